@@ -3,7 +3,6 @@
 import hashlib
 import json
 import random
-import string
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
@@ -12,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_plugins.records import Source, Stamp, convert_to_plain_json, get_value_at_path
+from rlx_plugins.templates import fill_template, list_template_fields
 
 __all__ = ["Dataset"]
 
@@ -56,7 +56,7 @@ class Dataset(Plugin):
     @classmethod
     def _check_templates(cls, value: Any) -> Any:
         for template in (value,) if isinstance(value, str) else value or ():
-            _list_template_fields(template)
+            list_template_fields(template)
         return value
 
     @model_validator(mode="after")
@@ -65,9 +65,9 @@ class Dataset(Plugin):
             raise ValueError("needs either `test` or `held_out`, the share to keep for testing")
         if self.fields is None:
             return self
-        used = {"prompt": _list_template_fields(self.prompt)}
+        used = {"prompt": list_template_fields(self.prompt)}
         used["demonstrations"] = [
-            n for t in self.demonstrations or () for n in _list_template_fields(t)
+            n for t in self.demonstrations or () for n in list_template_fields(t)
         ]
         used |= {o: [n] for o in ("system", "stratum", "id") if (n := getattr(self, o)) is not None}
         for option, names in used.items():
@@ -192,11 +192,11 @@ def _get_field_label(fields: Mapping[str, Any], name: str | None) -> str:
 def _build_demonstration(templates: Iterable[str], fields: Mapping[str, Any]) -> Demonstration:
     return Demonstration(
         tuple(
-            _fill_template(
+            fill_template(
                 t,
                 {
                     n: _format_field_text(n, get_value_at_path(fields, n))
-                    for n in _list_template_fields(t)
+                    for n in list_template_fields(t)
                 },
             )
             for t in templates
@@ -207,40 +207,16 @@ def _build_demonstration(templates: Iterable[str], fields: Mapping[str, Any]) ->
 # Templates ---------------------------------------------------------------------------------------
 
 
-def _list_template_fields(template: str) -> list[str]:
-    """The field names in a template.
-
-    Raises:
-        ValueError: it is malformed, or a field has a format or a conversion.
-    """
-    names = []
-    for _, name, form, conversion in string.Formatter().parse(template):
-        if name is None:
-            continue
-        if not name or form or conversion:
-            raise ValueError(f"{template!r}: a field is a name in braces; write {{{{ for a brace")
-        names.append(name)
-    return names
-
-
-def _fill_template(template: str, texts: Mapping[str, str]) -> str:
-    """Puts texts into a template; what they hold is never read as a template itself."""
-    pieces = string.Formatter().parse(template)
-    return "".join(
-        literal + (texts[name] if name is not None else "") for literal, name, _, _ in pieces
-    )
-
-
 def _fill_prompt(template: str, fields: Mapping[str, Any]) -> tuple[str, str]:
     """System message of a chat, "" without one, and the prompt."""
     texts, system = {}, ""
-    for name in _list_template_fields(template):
+    for name in list_template_fields(template):
         value = get_value_at_path(fields, name)
         if isinstance(value, list):
             system, texts[name] = _split_chat_messages(name, value)
         else:
             texts[name] = _format_field_text(name, value)
-    return system, _fill_template(template, texts)
+    return system, fill_template(template, texts)
 
 
 def _format_field_text(name: str, value: Any) -> str:

@@ -127,7 +127,7 @@ def _read_jsonl_rows(path: Path) -> Iterator[Row]:
                 record = json.loads(line.decode())
             except UnicodeDecodeError:
                 raise ValueError(f"{where}: not UTF-8") from None
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # also a number of too many digits
                 raise ValueError(f"{where}: not JSON: {error}") from None
             if not isinstance(record, dict):
                 raise ValueError(f"{where}: not a JSON object")

@@ -135,7 +135,40 @@ def test_rewards_agree_with_the_function(case):
     sample = Sample(id="a", problem=truth(case), turn="answer", number=1, response=case["response"])
     assert CountdownScore().score(sample).value == expected(case)
     assert CountdownVerify().score(sample).value == float(expected(case) == 1.0)
-    assert verify_equation_strict(case["response"], truth(case)) == (expected(case) == 1.0)
+
+
+# The probe's judgement ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_the_probe_judges_by_the_rule_of_the_source(case):
+    right = verify_equation_strict(case["response"], case["target"], case["numbers"])
+    assert right is (expected_of_source(case) == 1.0)
+
+
+def test_the_probe_takes_its_arguments_by_the_names_of_the_source():
+    solved = {"solution_str": answer("3*4-2"), "target_val": 10, "allowed_nums": [4, 2, 3]}
+    assert verify_equation_strict(**solved) is True
+    assert verify_equation_strict(**{**solved, "target_val": 11}) is False
+    assert verify_equation_strict(**{**solved, "allowed_nums": [2, 3]}) is False
+    vanishing = answer("50+.0000003+.0000008+.0000009")
+    assert verify_equation_strict(vanishing, 50, [3, 8, 9, 50]) is True
+    assert compute_score(vanishing, {"target": 50, "numbers": [3, 8, 9, 50]}) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "numbers"),
+    [
+        (None, 7, [3, 4]),
+        (answer("3+4"), None, [3, 4]),
+        (answer("3+4"), "7", [3, 4]),
+        (answer("3+4"), 7, None),
+        (answer("3+4"), 7, ["3", "4"]),
+        (answer("3+4"), math.nan, [3, 4]),
+    ],
+)
+def test_what_cannot_be_scored_is_not_right(text, target, numbers):
+    assert verify_equation_strict(text, target, numbers) is False
 
 
 @pytest.mark.parametrize(
@@ -164,9 +197,9 @@ def test_golden_g16():
     inputs, outputs = record["inputs"], record["outputs"]
     scores = [compute_score(text, inputs, **record["config"]) for text in inputs["solutions"]]
     assert scores == outputs["scores"]
-    assert [verify_equation_strict(text, inputs) for text in inputs["solutions"]] == outputs[
-        "probe_is_correct"
-    ]
+    truth = inputs["target"], inputs["numbers"]
+    right = [verify_equation_strict(text, *truth) for text in inputs["solutions"]]
+    assert right == outputs["probe_is_correct"]
 
 
 # Where the answer is -----------------------------------------------------------------------------
@@ -535,7 +568,6 @@ def test_options_reach_the_score():
     assert CountdownScore(**generous).score(sample(answer("3-4"))).value == 1.0
     assert CountdownVerify(**generous).score(sample(answer("3-4"))).value == 0.0
     assert CountdownVerify(**generous).score(sample(answer("3+4"))).value == 1.0
-    assert not verify_equation_strict(answer("3-4"), {"numbers": [3, 4], "target": 7}, **generous)
     assert CountdownVerify(ops="prompt").score(sample(answer("-3+4"), target=1)).value == 0.0
 
 

@@ -7,6 +7,8 @@ from collections import Counter
 from itertools import combinations_with_replacement
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from pydantic import ValidationError
 
 import rlx.plugin
 from rlx.plugin import Canonical, Corrupts, Task
+from rlx.testing.tasks import check_task
 from rlx_plugins.countdown import CountdownTask, compute_score, evaluate_equation
 from rlx_plugins.countdown.search import Rules, find_solutions, random_expression
 from rlx_plugins.countdown.task import is_held_out
@@ -417,12 +420,17 @@ def write(path, *lines):
     return path
 
 
-def from_files(tmp_path, train, test):
+def parquet(path, rows):
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def from_files(tmp_path, train, test, **options):
     files = {
         "train": write(tmp_path / "a.jsonl", *train),
         "test": write(tmp_path / "b.jsonl", *test),
     }
-    return CountdownTask(files=files)
+    return CountdownTask(files=files, **options)
 
 
 def test_problems_from_files(tmp_path):
@@ -457,14 +465,18 @@ def test_problems_from_files(tmp_path):
     [
         ("{", "line 2: not JSON"),
         ("[1]", "line 2: not a JSON object"),
-        ("{}", "line 2: numbers must be"),
-        ('{"nums": ["1", "2"], "target": 3}', "line 2: numbers must be"),
-        ('{"nums": [1, 2]}', "line 2: target must be"),
+        ("{}", r"line 2: there is no field nums \(or numbers\); there are no fields"),
+        ('{"n": [1]}', r"line 2: there is no field nums \(or numbers\); there are 'n'"),
+        ('{"nums": ["1", "2"], "target": 3}', "line 2: nums must be a list of whole"),
+        ('{"nums": "1 2", "target": 3}', "line 2: nums must be a list of whole"),
+        ('{"nums": [true, 2], "target": 3}', "line 2: nums must be a list of whole"),
+        ('{"nums": [1, 2]}', "line 2: there is no field target; there are 'nums'"),
+        (f'{{"nums": [{"1" * 5000}], "target": 3}}', "line 2: not JSON"),
         ('{"nums": [1, 2], "target": "3"}', "line 2: target must be"),
         ('{"nums": [1, 2], "target": NaN}', "line 2: target must be"),
-        ('{"nums": [], "target": 3}', "line 2: numbers must be whole"),
-        ('{"nums": [-1, 2], "target": 3}', "line 2: numbers must be whole"),
-        ('{"nums": [1.5, 2], "target": 3}', "line 2: numbers must be whole"),
+        ('{"nums": [], "target": 3}', "line 2: nums must be a list of whole"),
+        ('{"numbers": [-1, 2], "target": 3}', "line 2: numbers must be a list of whole"),
+        ('{"nums": [1.5, 2], "target": 3}', "line 2: nums must be a list of whole"),
     ],
 )
 def test_malformed_files_are_named_with_the_line(tmp_path, line, message):
@@ -479,8 +491,81 @@ def test_a_problem_in_both_files_is_an_error(tmp_path):
     task = from_files(
         tmp_path, ['{"nums": [1, 2], "target": 3}'], ['{"nums": [2, 1], "target": 3.0}']
     )
-    with pytest.raises(ValueError, match="also in"):
+    with pytest.raises(ValueError, match=r"b\.jsonl line 1: also in .*, at .*a\.jsonl line 1"):
         task.problem("test", 0, 0)
+
+
+HUB = [
+    {"target": a + b + c, "nums": [a, b, c]} for a in range(1, 9) for b in (2, 5) for c in (3, 7)
+]
+"""Rows of the shape of Jiayi-Pan/Countdown-Tasks-3to4."""
+
+
+def test_parquet_of_the_hub_is_split_by_the_rule_of_generated_problems(tmp_path):
+    train = parquet(tmp_path / "train.parquet", HUB)
+    task = CountdownTask(files={"train": train}, held_out=3)
+    tested = [(r["nums"], r["target"]) for r in HUB if is_held_out(r["nums"], r["target"], 3)]
+    assert 0 < len(tested) < len(HUB)
+    asked = [task.problem("test", i, 0).fields for i in range(len(tested))]
+    assert [(f["numbers"], f["target"]) for f in asked] == tested
+    trained = [task.problem("train", i, 0).fields for i in range(len(HUB) - len(tested))]
+    assert not any(is_held_out(f["numbers"], f["target"], 3) for f in trained)
+    check_task(task)
+
+
+def test_a_source_may_say_more_than_a_path(tmp_path):
+    parts = [parquet(tmp_path / f"{n}.parquet", HUB[n::2]) for n in (0, 1)]
+    files = {"train": {"path": parts[0], "limit": 5}, "test": {"path": [parts[1]]}}
+    task = CountdownTask.model_validate({"files": files})
+    assert len({task.problem("train", i, 0).id for i in range(40)}) == 5
+    assert task.problem("test", 0, 0).fields["numbers"] == HUB[1]["nums"]
+
+
+def test_malformed_rows_of_parquet_are_named(tmp_path):
+    rows = [*HUB[:2], {"target": 5, "nums": None}]
+    task = CountdownTask(files={"train": parquet(tmp_path / "a.parquet", rows)})
+    with pytest.raises(ValueError, match=r"a\.parquet row 3: nums must be a list of .*, got None"):
+        task.check()
+
+
+def test_a_split_without_a_problem_is_an_error(tmp_path):
+    (row,) = (r for r in HUB[:1])
+    task = CountdownTask(files={"train": parquet(tmp_path / "a.parquet", [row])})
+    with pytest.raises(ValueError, match=r"a\.parquet: no problem is left for the split"):
+        task.check()
+
+
+def test_a_file_that_changes_is_read_again(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"nums": [1, 2], "target": 3}')
+    test = write(tmp_path / "b.jsonl", '{"nums": [9, 2], "target": 11}')
+    task = CountdownTask(files={"train": path, "test": test})
+    assert task.problem("train", 0, 0).fields["target"] == 3
+    write(path, '{"nums": [1, 2, 100], "target": 103}')
+    assert task.problem("train", 0, 0).fields["target"] == 103
+
+
+def test_probes_spoil_files_within_the_range_of_their_numbers(tmp_path):
+    train = parquet(tmp_path / "a.parquet", [{"target": 5484, "nums": [1455, 1961, 2068]}, *HUB])
+    task = CountdownTask(files={"train": train})
+    made = {task.corruption("1455+1961=3416\n", seed) for seed in range(200)}
+    assert made == {f"1455+1961={n}\n" for n in range(3407, 3426) if n != 3416}
+    assert {task.corruption("=9999", seed) for seed in range(200)} == {
+        f"={n}" for n in range(5475, 5485)
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"numbers": [2]}, "numbers: has no effect with files"),
+        ({"number_range": (1, 9), "target_range": (1, 9)}, "number_range, target_range: has no"),
+        ({"held_out": 3}, "held_out: has no effect with files.test"),
+    ],
+)
+def test_options_without_effect_on_files_are_refused(tmp_path, options, message):
+    line = '{"nums": [1], "target": 1}'
+    with pytest.raises(ValidationError, match=message):
+        from_files(tmp_path, [line], [line], **options)
 
 
 def test_missing_and_empty_files_are_errors(tmp_path):

@@ -208,9 +208,15 @@ def _stand_ins(spec: ExperimentSpec, task: Task, count: int, seed: int, why: str
     note = f"task: its data are not on this machine ({why})"
     names = [use.plugin for use in spec.rewards.turn.values()]
     if names and all(name.startswith(("countdown", "rlcr.")) for name in names):
-        countdown = cast(Task, build_plugin(PluginUse(plugin="countdown"), "task"))
+        small = {"number_range": (1, 20), "target_range": (1, 99)}  # in every vocabulary
+        countdown = cast(Task, build_plugin(PluginUse(plugin="countdown", **small), "task"))
         problems = tuple(countdown.problem("train", i, seed) for i in range(count))
         return PlanProblems(problems, f"{note}; Countdown problems stand in")
+    if spec.task.plugin == "kg" and "files" in spec.task.options:
+        prompt = {"prompt": spec.task.options["prompt"]} if "prompt" in spec.task.options else {}
+        graph = cast(Task, build_plugin(PluginUse(plugin="kg", **prompt), "task"))
+        problems = tuple(graph.problem("train", i, seed) for i in range(count))
+        return PlanProblems(problems, f"{note}; questions about the shipped graph stand in")
     return PlanProblems(
         tuple(_build_generic_problem(task, number) for number in range(count)),
         f"{note}; problems that rlx made up stand in",

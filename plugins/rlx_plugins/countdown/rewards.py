@@ -18,7 +18,7 @@ from rlx_plugins.countdown.scorer import (
     grade_solution,
 )
 
-__all__ = ["CountdownScore", "CountdownVerify", "check_ground_truth"]
+__all__ = ["CountdownScore", "CountdownVerify", "check_ground_truth", "is_finite_number"]
 
 
 def check_ground_truth(problem: Mapping[str, Any]) -> None:
@@ -28,13 +28,14 @@ def check_ground_truth(problem: Mapping[str, Any]) -> None:
         ValueError: `numbers` is not a list of finite numbers, or `target` not a finite number.
     """
     numbers, target = problem.get("numbers"), problem.get("target")
-    if not isinstance(numbers, list | tuple) or not all(map(_is_number, numbers)):
+    if not isinstance(numbers, list | tuple) or not all(map(is_finite_number, numbers)):
         raise ValueError(f"numbers must be a list of finite numbers, got {numbers!r}")
-    if not _is_number(target):
+    if not is_finite_number(target):
         raise ValueError(f"target must be a finite number, got {target!r}")
 
 
-def _is_number(value: Any) -> bool:
+def is_finite_number(value: Any) -> bool:
+    """Whether a value is an int or a finite float; a bool is neither."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool)

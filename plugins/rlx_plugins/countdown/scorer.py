@@ -221,10 +221,22 @@ def compute_grade_points(verdict: Grade, format_score: float, score: float) -> f
 
 
 def verify_equation_strict(
-    solution_str: str, ground_truth: Mapping[str, Any], **options: Any
+    solution_str: str, target_val: float, allowed_nums: Sequence[float]
 ) -> bool:
-    """Whether `compute_score`, with the same arguments, is exactly 1.0 for a right answer.
+    """Whether an answer is right by TinyZero's own rule, as the source's probe asks (002, 2.2).
 
-    A format score never counts as correct, even if `format_score` is 1.
+    It is right if `compute_score` with `allow_decimals=True` is 1.0: a decimal uses its digits, and
+    a value within 1e-5 of the target reaches it. A format score never counts, and input that cannot
+    be scored, such as a target that is no number, is not right. The reward `countdown.verify` has
+    the stricter default.
+
+    Args:
+        solution_str: the response without the prompt; see `compute_score`.
+        target_val: the number to reach.
+        allowed_nums: the numbers to use, each once.
     """
-    return compute_score(solution_str, ground_truth, **{**options, "format_score": 0.0}) == 1.0
+    ground_truth = {"target": target_val, "numbers": allowed_nums}
+    try:
+        return compute_score(solution_str, ground_truth, allow_decimals=True) == 1.0
+    except (AttributeError, TypeError, ValueError):
+        return False

@@ -1,6 +1,5 @@
-"""The Countdown task: problems generated from a seed, or read from JSONL files."""
+"""The Countdown task: problems generated from a seed, or read from files."""
 
-import json
 import math
 import random
 import re
@@ -8,18 +7,17 @@ import string
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_plugins.countdown.expression import evaluate_expression
-from rlx_plugins.countdown.rewards import check_ground_truth
-from rlx_plugins.countdown.scorer import verify_equation_strict
+from rlx_plugins.countdown.files import CountdownFiles, FileProblems, is_held_out, read_files
+from rlx_plugins.countdown.scorer import compute_score
 from rlx_plugins.countdown.search import Rules, WorkedExpression, find_solutions, random_expression
 
-__all__ = ["CountdownFiles", "CountdownTask", "Demonstrations", "is_held_out", "read_files"]
+__all__ = ["CountdownTask", "Demonstrations", "is_held_out"]
 
 _MAX_NUMBERS = 100
 _MAX_DRAWS = 100_000
@@ -29,17 +27,7 @@ _MAX_SOLVED = 3  # counting the solutions of more numbers takes too long
 _NUMBER = re.compile(r"[0-9]+")
 
 Range = tuple[int, int]
-_Record = tuple[tuple[int, ...], float]
 _Trace = tuple[str, Sequence[str]]
-
-
-class CountdownFiles(BaseModel):
-    """JSONL files with one problem per line: `numbers` (or `nums`) and `target`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    train: Path
-    test: Path
 
 
 class Demonstrations(BaseModel):
@@ -80,12 +68,13 @@ class CountdownTask(Plugin):
     operators: str = "+-*/"
     intermediate_range: Range | Literal["auto"] | None = "auto"
     """Bounds of every intermediate result; null for none. `auto` is from 0 to the largest of 100,
-    the largest number and the largest target."""
+    the largest number and the largest target, of the ranges or of the files."""
     held_out: int = Field(7, ge=2)
     """One in `held_out` problems is held out for testing."""
     files: CountdownFiles | None = None
-    """Read problems from files instead; no problem may be in both splits. Training problems are
-    shuffled by the seed in every pass; test problems keep the file order."""
+    """Read problems from files or from the hub instead: `train`, and `test` or `held_out`. No
+    problem may be in both splits. Training problems are shuffled by the seed in every pass; test
+    problems keep the file order."""
     prompt: str = "nums: {numbers}\ntarget: {target}\n"
     demonstrations: Demonstrations = Demonstrations()
 
@@ -128,16 +117,28 @@ class CountdownTask(Plugin):
             raise ValueError("number_range: a number below 0 cannot be matched by the scorer")
         return self
 
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        if self.files is None:
+            return self
+        idle = ["numbers", "number_range", "target_range"] + ["held_out"] * bool(self.files.test)
+        fields = type(self).model_fields
+        changed = [name for name in idle if getattr(self, name) != fields[name].default]
+        if changed:
+            with_ = "files.test" if changed == ["held_out"] else "files"
+            raise ValueError(f"{', '.join(changed)}: has no effect with {with_}")
+        return self
+
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         """Returns problem number `index` of a split; the same for the same arguments.
 
         Raises:
-            OSError: a file cannot be read.
-            ValueError: the options leave (almost) no problem for this split, or a file is
-                malformed; the message then names file and line.
+            OSError, ImportError: this machine lacks a file, a dataset or a package.
+            ValueError: the options leave (almost) no problem for this split, or a record is
+                malformed; the message then names file and line or row.
         """
-        if self.files:
-            records = read_files(self.files)[split]
+        if read := self._read_files():
+            records = read.get_split(split)
             position = index % len(records)
             if split == "train":
                 position = _shuffle_countdown_indices(seed, index // len(records), len(records))[
@@ -150,11 +151,9 @@ class CountdownTask(Plugin):
         """Reads the files, if problems come from files.
 
         Raises:
-            OSError: a file cannot be read.
-            ValueError: as `problem`.
+            OSError, ImportError, ValueError: as `problem`.
         """
-        if self.files:
-            read_files(self.files)
+        self._read_files()
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         """Returns a worked answer, right or wrong, optionally with a confidence.
@@ -219,14 +218,19 @@ class CountdownTask(Plugin):
     def _confidence(self, problem: Problem, answer: str, rng: random.Random) -> str:
         tenths = rng.randrange(11)
         if rng.random() < self.demonstrations.informed:
-            right = verify_equation_strict(answer, dict(problem.fields))
+            right = compute_score(answer, problem.fields) == 1.0
             tenths = rng.randrange(6, 11) if right else rng.randrange(5)
         return f"<confidence>{tenths / 10:.1f}</confidence>"
+
+    def _read_files(self) -> FileProblems | None:
+        return read_files(self.files, self.held_out) if self.files else None
 
     def _rules(self) -> Rules:
         bounds = self.intermediate_range
         if bounds == "auto":
-            bounds = (0, max(100, self.number_range[1], self.target_range[1]))
+            read = self._read_files()
+            largest = read.largest if read else max(self.number_range[1], self.target_range[1])
+            bounds = (0, max(100, largest))
         low, high = bounds or (None, None)
         return Rules(self.operators, low, high)
 
@@ -284,68 +288,6 @@ class CountdownTask(Plugin):
             if worked is not None:
                 return worked.text, worked.steps
         raise ValueError(f"no expression over {numbers} stays within intermediate_range")
-
-
-def is_held_out(numbers: Sequence[int], target: float, one_in: int) -> bool:
-    """Whether a problem belongs to the test split, independent of the order of its numbers."""
-    key = repr((tuple(sorted(numbers)), target))
-    return zlib.crc32(key.encode()) % one_in == 0
-
-
-@lru_cache(maxsize=4)
-def read_files(files: CountdownFiles) -> dict[Split, tuple[_Record, ...]]:
-    """Reads both splits, once per process.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: a file has no problem, a line is malformed, or a test problem is also in the
-            training file.
-    """
-    train, test = _read_problem_file(files.train), _read_problem_file(files.test)
-    known = {_build_record_key(record) for record in train}
-    for number, record in enumerate(test, start=1):
-        if _build_record_key(record) in known:
-            raise ValueError(f"{files.test}, problem {number}: also in {files.train}")
-    return {"train": train, "test": test}
-
-
-def _build_record_key(record: _Record) -> tuple[tuple[int, ...], float]:
-    return tuple(sorted(record[0])), record[1]
-
-
-def _read_problem_file(path: Path) -> tuple[_Record, ...]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise OSError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: {error}") from None
-    records = tuple(
-        _parse_problem_line(line, f"{path} line {number}")
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    )
-    if not records:
-        raise ValueError(f"{path}: has no problems")
-    return records
-
-
-def _parse_problem_line(line: str, where: str) -> _Record:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: not a JSON object")
-    try:
-        check_ground_truth(record := {"numbers": record.get("nums"), **record})
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    numbers, target = record["numbers"], record["target"]
-    if not numbers or any(number != int(number) or number < 0 for number in numbers):
-        raise ValueError(f"{where}: numbers must be whole and not negative, got {numbers}")
-    whole = int(target) if target == int(target) else target
-    return tuple(map(int, numbers)), whole
 
 
 @lru_cache(maxsize=4)

@@ -187,6 +187,8 @@ def require_json_text(value: Any, what: str) -> str:
     """
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"expected non-empty text as {what}, got {value!r}")
+    if value.isprintable():  # the usual case, and much faster
+        return value
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError(f"a lone surrogate is not a character: {value!r}")
     if not has_visible_text(value):

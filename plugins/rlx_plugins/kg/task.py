@@ -8,12 +8,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
 from rlx_plugins.kg.demonstrations import MIX, Mode, next_turn
 from rlx_plugins.kg.environment import KgEnvironment
 from rlx_plugins.kg.graph import Graph
+from rlx_plugins.kg.prompts import check_prompt_template, fill_prompt
+from rlx_plugins.kg.question_files import KgQuestionFiles, load_file_problems
 from rlx_plugins.kg.questions import (
     KgQuestion,
     Type,
@@ -22,7 +24,7 @@ from rlx_plugins.kg.questions import (
     list_question_templates,
 )
 from rlx_plugins.kg.source import WORLD, load_named_graph, source_name
-from rlx_plugins.kg.subgraphs import FileQuestion, find_name_files, read_questions
+from rlx_plugins.kg.subgraphs import find_name_files
 from rlx_plugins.kg.view import GraphView
 
 __all__ = ["KgQuestionFiles", "KgTask"]
@@ -35,15 +37,6 @@ _LONGEST = 16
 
 _Asked = tuple[KgQuestion, str]
 """A question and the template that words it."""
-
-
-class KgQuestionFiles(BaseModel):
-    """Files of questions with their own graphs, in a format of `read_questions`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    train: Path
-    test: Path
 
 
 class KgTask(Plugin):
@@ -75,6 +68,9 @@ class KgTask(Plugin):
     files: KgQuestionFiles | None = None
     """Read questions of WebQSP or CWQ from files instead. Questions without an answer are left out,
     as are training questions that also occur in the test file."""
+    prompt: str = "{question}"
+    """Template of the prompt. `{entities}` shows the topic entities of the question, from which a
+    search can start, escaped and in quotes: `"Ada", "Bob"`; `none` if there is none."""
     curriculum: int = Field(12_800, ge=0)
     """Number of initial lessons: good episodes, with one-hop questions if `types` has any."""
     worlds: int = Field(512, ge=1)
@@ -93,9 +89,15 @@ class KgTask(Plugin):
                 raise ValueError(f"the weights{of} must be finite and above 0, and at least one")
         return value
 
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, value: str) -> str:
+        check_prompt_template(value)
+        return value
+
     @model_validator(mode="after")
     def _check_files(self) -> Self:
-        generated = self.model_fields_set - {"files"}
+        generated = self.model_fields_set - {"files", "prompt"}
         if self.files is not None and generated:
             raise ValueError(f"{', '.join(sorted(generated))}: has no effect with files")
         return self
@@ -114,7 +116,7 @@ class KgTask(Plugin):
         """
         for split in ("train", "test"):
             if self.files is not None:
-                _load_file_problems(self.files, split)
+                load_file_problems(self.files, split, self.prompt)
             else:
                 self._get_question_wordings(split)
 
@@ -134,11 +136,11 @@ class KgTask(Plugin):
             OSError, ValueError: as `check`.
         """
         if self.files is not None:
-            records = _load_file_problems(self.files, split)
+            records = load_file_problems(self.files, split, self.prompt)
             passes, position = divmod(index, len(records))
             if split == "train":
                 position = _shuffle_kg_indices(f"{seed}/file", passes, len(records))[position]
-            return records[position]
+            return records[position].unpack()
         rounds, slot = divmod(index, _ROUND)
         type_, rank, quota = _build_round_slots(tuple(self.types.items()), seed)[slot]
         wordings = self._get_question_wordings(split)[type_]
@@ -241,7 +243,8 @@ class KgTask(Plugin):
         if counted:
             fields["evidence"] = found
         id_ = f"kg/{world}/{text.removesuffix(' ?')}"
-        return Problem(id=id_, prompt=text, fields=fields, stratum=question.type)
+        prompt = fill_prompt(self.prompt, text, fields["start"])
+        return Problem(id=id_, prompt=prompt, fields=fields, stratum=question.type)
 
 
 def _sample_unseen_answer(view: GraphView, fields: Mapping[str, Any], rng: random.Random) -> str:
@@ -315,38 +318,3 @@ def _shuffle_kg_indices(purpose: str, passes: int, size: int) -> list[int]:
 def _compute_file_digest(path: Path) -> str:
     with path.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()
-
-
-@lru_cache(maxsize=4)
-def _load_file_problems(files: KgQuestionFiles, split: Split) -> tuple[Problem, ...]:
-    """The problems of a split's file.
-
-    Raises:
-        ValueError: the file is malformed, or no problem is left.
-    """
-    path = files.train if split == "train" else files.test
-    tested = _load_file_problems(files, "test") if split == "train" else ()
-    known = {problem.prompt for problem in tested} | {problem.id for problem in tested}
-    read = (
-        _build_file_problem(record, split, path)
-        for record in read_questions(path)
-        if record.answers
-    )
-    problems = tuple(problem for problem in read if not known & {problem.id, problem.prompt})
-    if not problems:
-        raise ValueError(f"{path}: holds no question with an answer for the split {split!r}")
-    return problems
-
-
-def _build_file_problem(record: FileQuestion, split: Split, path: Path) -> Problem:
-    fields = {
-        "question": record.question,
-        "answers": [list(names) for names in record.answers],
-        "any_of": False,
-        "type": "file",
-        "data_source": source_name(str(path)),
-        "split": split,
-        "start": list(record.entities),
-        "triples": [list(triple) for triple in record.triples],
-    }
-    return Problem(id=f"kg/{record.id}", prompt=record.question, fields=fields)

@@ -207,6 +207,31 @@ def test_questions_from_files_bring_their_graphs(tmp_path):
         task.demonstration(problem, 0)
 
 
+def test_a_question_file_that_changes_is_read_again(tmp_path):
+    train, test = (written(tmp_path / f"{s}.jsonl", [row(0, s, ["Bob"])]) for s in ("a", "b"))
+    task = KgTask(files=KgQuestionFiles(train=train, test=test))
+    with pytest.raises(ValueError, match=r"a\.jsonl: holds no question"):
+        task.check()  # both have the same id
+    written(train, [row(1, "another")])
+    assert task.problem("train", 0, 0).prompt == "another"
+    train.unlink()
+    with pytest.raises(OSError, match=r"cannot read .*a\.jsonl: No such file"):
+        task.problem("train", 0, 0)
+
+
+def test_a_prompt_may_show_the_entities_of_a_question(tmp_path):
+    same = row(8, "who is it") | {"q_entity": ["Someone else"]}
+    train = written(tmp_path / "train.jsonl", [row(0, "whom does Ada know"), same])
+    test = written(tmp_path / "test.jsonl", [row(9, "who is it") | {"q_entity": ["A, B", "</x>"]}])
+    files = KgQuestionFiles(train=train, test=test)
+    task = KgTask(files=files, prompt="{question}\n({entities})")
+    assert task.problem("test", 0, 0).prompt == 'who is it\n("A, B", "‹/x›")'
+    prompts = {task.problem("train", i, 0).prompt for i in range(9)}
+    assert prompts == {'whom does Ada know\n("Ada")'}, "the other is also in the test file"
+    plain = KgTask(files=files).problem("test", 0, 0)
+    assert (plain.prompt, plain.fields) == ("who is it", task.problem("test", 0, 0).fields)
+
+
 def test_what_cannot_be_shown_is_told_before_the_run(tmp_path):
     good = written(tmp_path / "good.jsonl", [row(0, "whom does Ada know")])
     bad = written(

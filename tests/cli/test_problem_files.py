@@ -1,0 +1,186 @@
+"""Problems from the published files of Countdown, WebQSP and CWQ, through the command line."""
+
+import gzip
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rlx.cli import main
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+CWQ = EXPERIMENTS / "kg_cwq_3b.yaml"
+
+
+def parquet(path, rows):
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def planned(capsys, *arguments):
+    """The first problem that `rlx plan` shows, and everything it says about what stands in."""
+    assert main(["plan", *map(str, arguments), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert not [f for f in said["findings"] if f["severity"] == "error"]
+    return said
+
+
+# Countdown ---------------------------------------------------------------------------------------
+
+
+COUNTDOWN = [{"target": a * b, "nums": [a, b]} for a in range(2, 9) for b in range(2, 9)]
+PROBE = EXPERIMENTS / "countdown_probe.yaml"
+
+
+def of_file(path):
+    options = ["plugin: countdown", f"files: {{train: {path}}}", 'operators: "+-*"']
+    return ["--set", f"task={{{', '.join(options)}}}"]
+
+
+def test_the_probe_plans_with_the_hubs_parquet(folder, capsys):
+    path = parquet(folder / "train.parquet", COUNTDOWN)
+    assert main(["validate", str(PROBE), *of_file(path)]) == 0
+    assert "ok" in capsys.readouterr().out
+    said = planned(capsys, PROBE, *of_file(path))
+    assert "nums: " in json.dumps(said)
+    assert not [note for note in said["notes"] if "task:" in note]
+
+
+@pytest.mark.parametrize("verb", ["plan", "submit"])
+def test_a_malformed_row_stops_every_verb_that_reads(verb, folder, capsys):
+    path = parquet(folder / "train.parquet", [*COUNTDOWN, {"target": 7, "nums": None}])
+    assert main([verb, str(PROBE), *of_file(path)]) == 2
+    assert "train.parquet row 50: nums must be a list of whole numbers" in capsys.readouterr().err
+
+
+def test_a_source_of_the_hub_needs_its_split(folder, capsys):
+    assert main(["validate", str(PROBE), *of_file("{hub: some/problems}")]) == 2
+    assert "`hub` needs a `split`" in capsys.readouterr().err
+
+
+def test_without_its_file_other_problems_stand_in(folder, capsys):
+    said = planned(capsys, PROBE, *of_file("nowhere.parquet"))
+    assert any("Countdown problems stand in" in note for note in said["notes"])
+
+
+# WebQSP and CWQ ----------------------------------------------------------------------------------
+
+
+def rog(number, **changes):
+    """A row as the hub has it."""
+    return {
+        "id": f"WebQTest-{number}",
+        "question": f"who made thing {number}",
+        "answer": ["Bob"],
+        "q_entity": ["Ada, <b> Inc."],
+        "a_entity": ["Bob"],
+        "graph": [["Ada, <b> Inc.", "business.made", "Bob"], ["Bob", "people.age", "41"]],
+        **changes,
+    }
+
+
+def script():
+    """The program that writes the data; it belongs to no package."""
+    found = spec_from_file_location("webqsp_cwq", EXPERIMENTS / "webqsp_cwq.py")
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def made(folder, capsys):
+    """The folder with CWQ of seven invented questions, as the script writes it."""
+    parquet(folder / "a.parquet", [rog(n) for n in range(3)])
+    parquet(folder / "b.parquet", [rog(3, answer=[]), rog(4, answer=["Eve"])])
+    (folder / "c.jsonl").write_text("".join(json.dumps(rog(n)) + "\n" for n in (5, 6)))
+    script().main(["cwq", "--train", "a.parquet", "b.parquet", "--test", "c.jsonl"])
+    return folder
+
+
+def test_the_script_writes_what_the_experiment_reads(made, capsys):
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith(
+        "train.jsonl.gz: 5 questions, 4 with an answer, 3 with an answer in their graph, "
+        "2 facts each"
+    )
+    folder = made / ".rlx" / "data" / "cwq"
+    assert sorted(path.name for path in folder.iterdir()) == ["test.jsonl.gz", "train.jsonl.gz"]
+    with gzip.open(folder / "test.jsonl.gz", "rt") as stream:
+        first = json.loads(stream.readline())
+    assert first == {k: v for k, v in rog(5).items() if k != "a_entity"}
+    assert main(["validate", str(CWQ)]) == 0
+    capsys.readouterr()
+    said = planned(capsys, CWQ)
+    assert not [note for note in said["notes"] if "task:" in note]
+    assert 'Entities in the question: \\"Ada, ‹b› Inc.\\"' in json.dumps(said, ensure_ascii=False)
+
+
+def test_the_script_always_writes_the_same(made):
+    path = made / ".rlx" / "data" / "cwq" / "test.jsonl.gz"
+    before = path.read_bytes()
+    script().main(["cwq", "--train", "a.parquet", "--test", "c.jsonl"])
+    assert path.read_bytes() == before
+
+
+def test_names_that_nobody_can_see_are_left_out_and_counted(folder, capsys):
+    odd = rog(
+        0,
+        answer=["Bob", ""],
+        q_entity=["\u200b", "Ada"],
+        graph=[["Ada", "made", "Bob"], ["Ada", "made", " "], ["Ada", None, "Bob"]],
+    )
+    parquet(folder / "a.parquet", [odd])
+    script().main(["webqsp", "--train", "a.parquet", "--test", "a.parquet", "--to", "here"])
+    assert "1 facts each, 2 facts left out, 2 names left out" in capsys.readouterr().out
+    with gzip.open(folder / "here" / "train.jsonl.gz", "rt") as stream:
+        row = json.loads(stream.read())
+    assert (row["answer"], row["q_entity"]) == (["Bob"], ["Ada"])
+    assert row["graph"] == [["Ada", "made", "Bob"]]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"id": "x"}, "there is no 'question'"),
+        (rog(1, question=""), "question: expected text, got ''"),
+        (rog(1, answer="Bob"), "answer: expected a list, got 'Bob'"),
+        (rog(1, q_entity=None), "q_entity: expected a list, got None"),
+        (rog(1, graph=[["a", "b"]]), "graph: expected three parts as fact 1, got ['a', 'b']"),
+    ],
+)
+def test_other_rows_are_refused_by_place_and_nothing_is_left(folder, row, message):
+    (folder / "a.jsonl").write_text(f"{json.dumps(rog(0))}\n{json.dumps(row)}\n")
+    with pytest.raises(SystemExit) as caught:
+        script().main(["cwq", "--train", "a.jsonl", "--test", "a.jsonl", "--to", "here"])
+    assert str(caught.value).startswith("a.jsonl line 2: not in the form of RoG: ")
+    assert message in str(caught.value)
+    assert not (folder / "here" / "train.jsonl.gz").exists()
+
+
+def test_a_source_without_questions_is_refused(folder):
+    (folder / "a.jsonl").write_text("")
+    with pytest.raises(SystemExit, match=r"train\.jsonl\.gz: its source holds no question"):
+        script().main(["cwq", "--train", "a.jsonl", "--test", "a.jsonl", "--to", "here"])
+
+
+def test_without_the_data_the_shipped_graph_stands_in(folder, capsys):
+    said = planned(capsys, CWQ)
+    assert any("the shipped graph stand in" in note for note in said["notes"])
+    assert "Entities in the question: " in json.dumps(said)
+
+
+def test_a_malformed_question_stops_the_plan(made, capsys):
+    (made / "bad.jsonl").write_text(json.dumps(rog(0, graph=[["a", "b"]])) + "\n")
+    files = "task.files={train: .rlx/data/cwq/train.jsonl.gz, test: bad.jsonl}"
+    capsys.readouterr()
+    assert main(["plan", str(CWQ), "--set", files]) == 2
+    assert "bad.jsonl line 1: expected a fact of three parts" in capsys.readouterr().err
+
+
+def test_a_prompt_needs_the_question(capsys):
+    prompt = "task.prompt='Entities: {entities}'"
+    assert main(["validate", str(CWQ), "--set", prompt]) == 2
+    assert "must hold {question}, perhaps {entities}" in capsys.readouterr().err
