@@ -249,6 +249,14 @@ class Queries:
             query = select(c.step).where(c.run_id == key, c.problem_id == problem_id)
             return sorted(connection.scalars(query.distinct()))
 
+    def turn_sizes(self, run_id: str, step: int) -> list[tuple[str, float | None, int]]:
+        """Returns kind of turn, weighted reward and length in tokens of every row of a step."""
+        c = models.rollout.c
+        query = select(c.turn, c.reward, c.n_tokens).order_by(c.row)
+        with self._database.open_run_reader(run_id) as (connection, key):
+            rows = connection.execute(query.where(c.run_id == key, c.step == step))
+            return [(turn, reward, tokens) for turn, reward, tokens in rows]
+
     def largest_advantages(self, run_id: str, step: int) -> dict[str, float]:
         """Returns the largest |advantage| of a step, by kind of turn."""
         c = models.rollout.c

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx_registry import ENDED, Curve, EvaluationRecord, Registry, RunRecord
+from rlx_web.pages.distributions import build_distributions
 from rlx_web.pages.runs import STRIP
 from rlx_web.pages.sections import build_metric_sections
 
@@ -56,6 +57,7 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
     record = registry.run(ref)
     evaluations = registry.queries.evaluation_figures(record.id)
     events = registry.queries.newest_events(record.id, EVENTS)
+    steps = registry.results.rollout_steps(record.id)
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         **run_sections(registry, record.id),
@@ -66,7 +68,8 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
         "events_left_out": registry.queries.count_events(record.id) - len(events),
         "figures": FIGURES,
         "history": [asdict(change) for change in registry.history(record.id)],
-        "rollout_steps": _summarize_steps(registry.results.rollout_steps(record.id)),
+        "rollout_steps": _summarize_steps(steps),
+        "distributions": build_distributions(registry, record.id, steps),
         "checkpoints": [asdict(c) for c in registry.results.checkpoints(record.id)],
         "artifacts": [asdict(a) for a in registry.results.artifacts(record.id)],
         "plugins": record.plugins,
