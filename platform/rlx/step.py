@@ -13,7 +13,7 @@ loss       = Σ weight · (surrogate(ratio, advantages) + penalty) - entropy bon
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -38,7 +38,15 @@ from rlx.loss import (
 )
 from rlx.spec import CreditSpec, LossSpec
 
-__all__ = ["Estimate", "RowRewards", "RowScores", "TokenStreams", "TrainBatch", "assign_credit"]
+__all__ = [
+    "Estimate",
+    "RowRewards",
+    "RowScores",
+    "TokenStreams",
+    "TrainBatch",
+    "assign_credit",
+    "split_mini_batches",
+]
 
 Estimate = Callable[[CreditInputs], Tensor | Credit]
 
@@ -202,6 +210,45 @@ def assign_credit(
         correction=correction,
         state=assigned.state,
     )
+
+
+def split_mini_batches(
+    train: TrainBatch, parts: int, *, loss: LossSpec, max_tokens: Mapping[str, int]
+) -> list[TrainBatch]:
+    """Splits a batch for several optimizer steps: parts of equally many prompts, in order.
+
+    A part has the whole batch's rows, advantages and returns, but only its own rows learn, and the
+    loss averages over these.
+
+    Args:
+        train: the batch of a step.
+        parts: how many; fewer if the batch has fewer prompts.
+        loss, max_tokens: as in `assign_credit`.
+
+    Reference:
+        PPO, arXiv 1707.06347, algorithm 1: minibatches.
+    """
+    if parts == 1:
+        return [train]
+    trees = train.batch.tree_ids
+    return [
+        _keep_rows(train, torch.isin(trees, own), loss, max_tokens)
+        for own in torch.tensor_split(trees.unique(), parts)
+        if len(own)
+    ]
+
+
+def _keep_rows(
+    train: TrainBatch, rows: Tensor, loss: LossSpec, max_tokens: Mapping[str, int]
+) -> TrainBatch:
+    """The batch with the loss of some rows, `[B]` bool."""
+    mask = train.mask & rows[:, None]
+    weights, bonus = _compute_loss_weights(train.batch, mask, loss, max_tokens)
+    if train.correction is not None:
+        factors = train.correction.weights
+        weights, bonus = weights * factors, bonus * factors
+    wanted = train.wanted & rows[:, None]
+    return replace(train, mask=mask, weights=weights, entropy_weights=bonus, wanted=wanted)
 
 
 def _check_credit(credit: Credit, mask: Tensor) -> Credit:

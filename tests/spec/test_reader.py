@@ -108,6 +108,17 @@ def test_reads_the_first_experiment():
     assert ExperimentSpec.model_validate(read.spec.dump_resolved()).digest == read.spec.digest
 
 
+def test_settings_that_came_later_leave_the_digests_of_experiments_alone():
+    tree = read_spec(RLCR, ["critic={}", "estimator={name: gae}"]).spec.dump_resolved()
+    spec = ExperimentSpec.model_validate(tree)
+    for section in ("optimizer", "critic"):
+        without = {**tree, section: {k: v for k, v in tree[section].items() if k != "mini_batches"}}
+        assert ExperimentSpec.model_validate(without).digest == spec.digest
+        other = {**tree, section: {**tree[section], "mini_batches": 2}}
+        assert ExperimentSpec.model_validate(other).digest != spec.digest
+    assert spec.dump_resolved()["optimizer"]["mini_batches"] == 1
+
+
 def test_every_value_knows_its_origin():
     read = read_spec(RLCR, ["loss.dual_clip=null", "runner.device=cpu"])
     lines = RLCR.read_text().splitlines()

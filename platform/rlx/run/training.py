@@ -25,7 +25,8 @@ from rlx.run.step_metrics import step_figures
 from rlx.run.trained_rows import build_trained_rows
 from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
-from rlx.step import TokenStreams, TrainBatch, assign_credit
+from rlx.spec import CriticSpec, OptimizerSpec
+from rlx.step import TokenStreams, TrainBatch, assign_credit, split_mini_batches
 
 __all__ = ["StepOutcome", "train_step"]
 
@@ -192,15 +193,25 @@ def _update_models(
     """
     spec, critic_stats = context.spec.critic, None
     if context.critic is not None and spec is not None and recipe.wants_values:
-        for _ in range(spec.updates_per_rollout):
-            critic_stats = context.critic.update(train, critic_rate(spec, critic_steps))
+        for part in _list_updates(recipe, train, spec):
+            rate_now = critic_rate(spec, critic_steps)
+            critic_stats = context.critic.update(part, rate_now) or critic_stats
         if critic_steps < spec.lead_steps:
             return [], critic_stats
-    counts = range(recipe.spec.optimizer.updates_per_rollout)
-    updates = [context.learner.update(train, recipe.spec.loss, rate) for _ in counts]
+    parts = _list_updates(recipe, train, recipe.spec.optimizer)
+    updates = [context.learner.update(part, recipe.spec.loss, rate) for part in parts]
     if not context.prefetcher.uses_sampler:
         synchronize_sampler(context)
     return [update for update in updates if update is not None], critic_stats
+
+
+def _list_updates(
+    recipe: Recipe, train: TrainBatch, spec: OptimizerSpec | CriticSpec
+) -> list[TrainBatch]:
+    """What each optimizer step on a batch of rollouts learns from, in order."""
+    loss, max_tokens = recipe.spec.loss, recipe.max_tokens
+    parts = split_mini_batches(train, spec.mini_batches, loss=loss, max_tokens=max_tokens)
+    return parts * spec.updates_per_rollout
 
 
 def _compute_step_figures(

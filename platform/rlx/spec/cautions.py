@@ -75,14 +75,15 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
             "expectation",
             help="k2 has the gradient of the KL; k1 belongs in the reward",
         )
-    if spec.loss.surrogate == "none" and spec.optimizer.updates_per_rollout > 1:
-        yield SpecProblem(
-            ("loss", "surrogate"),
-            "loss.surrogate is 'none', and optimizer.updates_per_rollout is "
-            f"{spec.optimizer.updates_per_rollout}: nothing bounds the ratio after the first "
-            "update",
-            against=("optimizer", "updates_per_rollout"),
-        )
+    for name in ("updates_per_rollout", "mini_batches"):
+        count = getattr(spec.optimizer, name)
+        if spec.loss.surrogate == "none" and count > 1:
+            yield SpecProblem(
+                ("loss", "surrogate"),
+                f"loss.surrogate is 'none', and optimizer.{name} is {count}: nothing bounds the "
+                "ratio after the first update",
+                against=("optimizer", name),
+            )
 
 
 def _off_policy(spec: ExperimentSpec) -> Iterator[SpecProblem]:

@@ -45,6 +45,18 @@ def _check_sizes(spec: ExperimentSections) -> Iterator[SpecProblem]:
         yield SpecProblem(
             ("phases",), f"phases have {spec.steps} steps together, and a run has at most {LARGEST}"
         )
+    prompts = spec.rollout.prompts_per_step
+    for section, parts in (
+        ("optimizer", spec.optimizer.mini_batches),
+        ("critic", spec.critic.mini_batches if spec.critic else 1),
+    ):
+        if parts > prompts:
+            yield SpecProblem(
+                (section, "mini_batches"),
+                f"{section}.mini_batches is {parts}, but rollout.prompts_per_step is {prompts}: "
+                "a part would have no prompt",
+                against=("rollout", "prompts_per_step"),
+            )
     if spec.rollout.rows_per_step > MOST_ROWS:
         counts = ", ".join(("prompts_per_step", *spec.rollout.counts.values()))
         yield SpecProblem(

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic import ValidationError, field_validator, model_validator
 from pydantic_core import to_json
@@ -22,6 +22,9 @@ from rlx.spec.training import (
 __all__ = ["ExperimentSpec"]
 
 _NOT_IN_DIGEST = ("name", "seed", "runner", "tracking")
+_LATER_DEFAULTS: Final = (("optimizer", "mini_batches", 1), ("critic", "mini_batches", 1))
+"""Settings that were added when runs had been recorded, and the value that those runs had. With it
+they are not part of the digest, so that an experiment keeps its own."""
 _FIXED_IN_PHASES = (
     "name",
     "seed",
@@ -154,6 +157,9 @@ class ExperimentSpec(ExperimentSections):
     def digest(self) -> str:
         """16 hex digits that identify everything that affects results, except the seed."""
         settings = {k: v for k, v in self.dump_resolved().items() if k not in _NOT_IN_DIGEST}
+        for section, name, default in _LATER_DEFAULTS:
+            if (settings[section] or {}).get(name) == default:
+                del settings[section][name]
         text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -36,7 +36,10 @@ class OptimizerSpec(StrictModel):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     updates_per_rollout: Count = Field(1, ge=1)
-    """Optimizer steps on each batch of rollouts."""
+    """Passes over each batch of rollouts."""
+    mini_batches: Count = Field(1, ge=1)
+    """Parts of equally many prompts into which a batch of rollouts is split, with one optimizer
+    step each. Advantages are those of the whole batch; the loss averages over one part."""
 
 
 class CriticSpec(StrictModel):
@@ -50,7 +53,9 @@ class CriticSpec(StrictModel):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     updates_per_rollout: Count = Field(1, ge=1)
-    """Optimizer steps of the critic on each batch of rollouts."""
+    """Passes of the critic over each batch of rollouts."""
+    mini_batches: Count = Field(1, ge=1)
+    """Parts of a batch of rollouts, with one optimizer step of the critic each."""
     value_clip: float | None = Field(0.5, gt=0)
     """PPO value clipping: the loss clips new values to within this distance of the values at
     sampling time; null disables it."""
