@@ -22,7 +22,7 @@ from rlx.record.rollouts import (
     TrainedRows,
 )
 from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree, Segment, Span
+from rlx.rollout import RolloutTree, Segment, Span, join_spans
 
 __all__ = ["StoredStep", "read_step"]
 
@@ -115,11 +115,10 @@ def _parse_segment(stored: Mapping[str, Any]) -> Segment:
 
 def _parse_hull(stored: list[int] | None, spans: Mapping[str, Span]) -> tuple[int, int] | None:
     """The hull of a turn; in a table that has none it covers the spans that are closed."""
-    if stored is not None:
-        first, last = stored
-        return first, last
-    outer = [span.outer for span in spans.values()]
-    return (min(outer)[0], max(last for _, last in outer)) if outer else None
+    if stored is None:
+        return join_spans(spans)
+    first, last = stored
+    return first, last
 
 
 def _parse_reward_table(records: Sequence[Mapping[str, Any]]) -> RewardTable:

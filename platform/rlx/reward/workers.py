@@ -15,12 +15,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
+from pebble.common import CONSTS
 
 from rlx.errors import EnvironmentFault
 from rlx.reward.job import UNPICKLABLE, JobOutcome, RewardJob, Work
 from rlx.reward.worker import ChunkReport, run_chunk, start_worker
 
 __all__ = ["JobOutcome", "RewardJob", "RewardPool"]
+
+CONSTS.term_timeout = 60.0
+"""Seconds in which a worker that is told to end may kill what its plugins started; the library's 3
+are too few on a busy machine."""
 
 _CHUNK = 64
 _RENEW_AFTER = 1000  # chunks; limits the damage of a scorer with a slow memory leak

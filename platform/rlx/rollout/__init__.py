@@ -16,7 +16,7 @@ from rlx.rollout.host import EnvironmentHost, HostFault, LocalHost, check_enviro
 from rlx.rollout.schedule import RolloutPlan, TurnLevel, build_rollout_plan, sample_rollout_trees
 from rlx.rollout.session import Completion, CompletionRequest, Sampler, SamplingSession
 from rlx.rollout.spans import find_hull, find_spans
-from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment, Span
+from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment, Span, join_spans
 
 __all__ = [
     "FAILED",
@@ -49,5 +49,6 @@ __all__ = [
     "find_hull",
     "find_spans",
     "is_fault_segment",
+    "join_spans",
     "sample_rollout_trees",
 ]

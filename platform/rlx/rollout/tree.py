@@ -4,14 +4,14 @@ The prompt is the root, and answers are its children. Below an answer come its c
 question and its confidences, or an observation and the next turn.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from rlx.errors import TreeError
 from rlx.plugin import Problem
 
-__all__ = ["NO_PARENT", "Author", "RolloutTree", "Segment", "Span"]
+__all__ = ["NO_PARENT", "Author", "RolloutTree", "Segment", "Span", "join_spans"]
 
 NO_PARENT = -1
 
@@ -33,6 +33,12 @@ class Span:
     text: str
 
 
+def join_spans(spans: Mapping[str, Span]) -> tuple[int, int] | None:
+    """The hull of closed spans, for turns that were stored without theirs."""
+    outer = [span.outer for span in spans.values()]
+    return (min(outer)[0], max(last for _, last in outer)) if outer else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A run of tokens written by one author.
@@ -48,10 +54,10 @@ class Segment:
         finish_reason: "stop" or "length" for policy segments, else "".
         text: the tokens decoded, without the token that ends the turn.
         spans: named spans found in the text.
-        hull: half-open range of tokens from the first of the declared spans to the last, see
-            `rlx.rollout.find_hull`; None if none is opened.
         seed: sampling seed of this segment; 0 for other authors.
         info: the environment's report on the turn.
+        hull: half-open range of tokens from the first of the declared spans to the last, see
+            `rlx.rollout.find_hull`; None if none is opened.
     """
 
     parent: int
@@ -63,9 +69,17 @@ class Segment:
     finish_reason: Literal["", "stop", "length"] = ""
     text: str = ""
     spans: Mapping[str, Span] = field(default_factory=dict)
-    hull: tuple[int, int] | None = None
     seed: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
+    hull: tuple[int, int] | None = None
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        # A checkpoint of an earlier version holds rollouts without the last field.
+        names = [field.name for field in fields(self)]
+        values = dict(zip(names, state, strict=False))
+        values.setdefault("hull", join_spans(values["spans"]))
+        for name in names:
+            object.__setattr__(self, name, values[name])
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids) if self.author == "policy" else 0
