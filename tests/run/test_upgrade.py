@@ -81,6 +81,10 @@ def test_its_model_is_evaluated(past):
     assert done.returncode == 0, done.stderr
 
 
+LATER = re.compile(r"metric (parts/\S+|rollout/len_\w+_std) at step \d+: \S+ and None")
+"""Curves that the earlier version did not have."""
+
+
 def test_a_killed_run_goes_on_to_the_same_numbers(past):
     assert past.run("r-0002").status in ("running", "lost")
     done = past.rlx("resume", "r-0002", "-q")
@@ -92,7 +96,8 @@ def test_a_killed_run_goes_on_to_the_same_numbers(past):
         events = {event.kind for event in registry.results.events("r-0002")}
         differences = list(find_run_differences(registry, "r-0002", "r-0003"))
     assert "resumed" in events
-    assert differences == []
+    assert [one for one in differences if not LATER.fullmatch(one)] == []
+    assert len(differences) < 40, "only the curves that came later"
 
 
 def test_a_lost_registry_is_imported_from_its_journals(past, tmp_path):

@@ -1,8 +1,10 @@
 """Compare two runs: every recorded number except timings must be equal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from rlx_registry import Registry, RunRecord, read_body
 
@@ -84,13 +86,27 @@ def _compare_rollouts(registry: Registry, first: RunRecord, second: RunRecord) -
         bodies = [registry.results.rollout_body(run.id, step) for run in runs]
         if bodies[0].statistics != bodies[1].statistics:
             yield f"the statistics of step {step} differ"
-        tables = [
-            read_body(_get_run_directory(run) / body.path, body.sha256)
-            for run, body in zip(runs, bodies, strict=True)
-        ]
+        tables = _drop_later_fields(
+            [
+                read_body(_get_run_directory(run) / body.path, body.sha256)
+                for run, body in zip(runs, bodies, strict=True)
+            ]
+        )
         if not tables[0].equals(tables[1]):
             names = [n for n in tables[0].column_names if not tables[0][n].equals(tables[1][n])]
             yield f"the rollouts of step {step} differ in {', '.join(names)}"
         indices = [registry.results.rollout_index(run.id, step) for run in runs]
         if indices[0] != indices[1]:
             yield f"the index of step {step}'s rollouts differs"
+
+
+def _drop_later_fields(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """Tables of a step without what an earlier version of rlx did not store of a segment."""
+    kinds = [table.schema.field("segments").type for table in tables]
+    earlier = min(kinds, key=lambda kind: kind.value_type.num_fields)
+    return [
+        table.set_column(
+            table.column_names.index("segments"), "segments", table["segments"].cast(earlier)
+        )
+        for table in tables
+    ]
