@@ -20,7 +20,13 @@ _PAUSE = 0.02
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of its descendants whose parents end."""
+    """Makes this process the parent of its descendants whose parents end.
+
+    What `kill_descendants` needs is imported here: a signal handler that calls it may interrupt
+    another call of it, and a half-done import would fail or wait for itself.
+    """
+    import psutil  # noqa: F401
+
     _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -83,6 +83,35 @@ def test_what_a_scorer_left_running_ends_with_the_pool(mark, how):
     assert marked(mark) == []
 
 
+INTERRUPTED = """
+import os, signal, subprocess, sys
+from rlx.descendants import adopt_orphans, kill_descendants
+
+class SignalsDuringImport:
+    def find_spec(self, name, *_):
+        if name == "psutil._common":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def leave(*_):
+    try:
+        kill_descendants()
+    finally:
+        os._exit(0)
+
+adopt_orphans()
+sys.meta_path.insert(0, SignalsDuringImport())
+signal.signal(signal.SIGTERM, leave)
+subprocess.Popen(["sleep", sys.argv[1]])
+kill_descendants()
+"""
+
+
+def test_a_signal_in_the_midst_of_an_end_leaves_nothing(mark):
+    """A worker whose pool closes while it ends its plugins' processes is told to end again."""
+    subprocess.run([sys.executable, "-c", INTERRUPTED, mark], check=True, timeout=600)
+    assert marked(mark) == []
+
+
 POOL = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -83,6 +83,7 @@ def test_a_chart_says_the_values_at_the_pointer(visit, real, known):
     page = visit(real)
     page.goto(f"/runs/{RLCR}")
     figure = page.locator("figure.chart", has_text="by component")
+    figure.scroll_into_view_if_needed()
     figure.locator("svg").wait_for()
     entry = figure.locator(".entry", has_text="accuracy").locator("b")
     assert float(entry.inner_text()) == pytest.approx(curve[-1][1], abs=1e-3), "the last at rest"
