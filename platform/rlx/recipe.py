@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.credit import Credit, CreditInputs
 from rlx.discovery import import_implementation, list_needed_streams, resolve_plugins
 from rlx.errors import PluginError
 from rlx.plugin import Environment, Estimator, Mask, Plugin, RewardPlugin, Task
 from rlx.reward import NamedReward, PooledHost, RewardPool
 from rlx.rollout import FAILED, RolloutPlan, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
+from rlx.train_batch import CreditRules, Estimate
 
 __all__ = ["Recipe", "build_environment_host", "build_recipe"]
 
@@ -42,7 +42,7 @@ class Recipe:
     variants: Mapping[str, Task]
     rewards: tuple[NamedReward, ...]
     mask: Callable[[TokenBatch], Tensor]
-    estimator: Callable[[CreditInputs], Tensor | Credit]
+    estimator: Estimate
     needs: frozenset[str]
 
     @property
@@ -66,6 +66,16 @@ class Recipe:
         spec = self.spec
         uses_kl = spec.credit.use_kl_in_reward or spec.loss.kl is not None
         return uses_kl or "reference_logprobs" in self.needs
+
+    @property
+    def rules(self) -> CreditRules:
+        """How the phase turns rewards into advantages and loss weights."""
+        return CreditRules(
+            estimator=self.estimator,
+            credit=self.spec.credit,
+            loss=self.spec.loss,
+            max_tokens=self.max_tokens,
+        )
 
     @property
     def max_tokens(self) -> dict[str, int]:

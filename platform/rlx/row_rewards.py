@@ -1,15 +1,70 @@
-"""Convert a step's reward table into per-row tensors."""
+"""Rows of tokens with their rewards and loss mask, from rollout trees and their reward table."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
+from torch import Tensor
 
-from rlx.batch import TokenBatch
+from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
+from rlx.recipe import Recipe
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
-from rlx.step import RowRewards
+from rlx.train_batch import RowRewards, ScoredRows
 
-__all__ = ["build_row_rewards"]
+__all__ = [
+    "build_row_rewards",
+    "build_scored_rows",
+    "compute_answer_scores",
+    "find_lost_rows",
+]
+
+Place = tuple[int, int]
+
+
+def build_scored_rows(
+    recipe: Recipe,
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    *,
+    without: Collection[Place],
+    mask: Tensor | None = None,
+) -> ScoredRows | None:
+    """Flattens trees into rows with rewards and loss mask; None if no row is left.
+
+    Args:
+        recipe: the phase's temperatures and mask strategy.
+        trees: the step's trees.
+        table: rewards of `trees`.
+        without: rows to leave out, each as `(tree, segment)` of its last turn.
+        mask: `[B, T]` bool a known loss mask, instead of the strategy's.
+    """
+    if all((row.tree, row.segment) in without for row in list_batch_rows(trees)):
+        return None
+    batch = build_token_batch(trees, temperatures=recipe.temperatures, without=without)
+    rewards = build_row_rewards(batch, trees, table)
+    return ScoredRows(
+        batch=batch, rewards=rewards, mask=recipe.mask(batch) if mask is None else mask
+    )
+
+
+def find_lost_rows(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
+    """Rows that were dropped or have no reward, each as `(tree, segment)` of its last turn."""
+    return {
+        (row.tree, row.segment)
+        for row in list_batch_rows(trees)
+        if (row.tree, row.segment) in table.dropped
+        or table.total_score(row.tree, row.turns) is None
+    }
+
+
+def compute_answer_scores(
+    trees: Sequence[RolloutTree], table: RewardTable, numbers: Sequence[int]
+) -> Tensor:
+    """`[B]` structured score of the first answer of each of these trees, by number."""
+    places = [(number, trees[number].policy_segments[0]) for number in numbers]
+    return torch.tensor(
+        [(table.get_turn_total(p) or 0.0) + (table.get_rollout_total(p) or 0.0) for p in places]
+    )
 
 
 def build_row_rewards(

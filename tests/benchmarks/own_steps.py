@@ -34,7 +34,8 @@ from rlx.spec import (
     TurnSpec,
     TwoTurnRolloutSpec,
 )
-from rlx.step import RowRewards, TokenStreams, assign_credit
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
 
 __all__ = ["OwnSteps", "reward"]
 
@@ -84,14 +85,14 @@ class OwnSteps:
             )
         batch = build_token_batch(trees)
         train = assign_credit(
-            batch,
-            _rewards(batch, trees),
-            batch.is_own,
+            ScoredRows(batch=batch, rewards=_rewards(batch, trees), mask=batch.is_own),
             TokenStreams(old_logprobs=batch.behaviour_logprobs),
-            estimator=self._estimator,
-            credit=CreditSpec(),
-            loss=LOSS,
-            max_tokens=self._rollout.budgets,
+            CreditRules(
+                estimator=self._estimator,
+                credit=CreditSpec(),
+                loss=LOSS,
+                max_tokens=self._rollout.budgets,
+            ),
         )
         assert self._learner.update(train, LOSS, RATE) is not None
         self._sampler.load(self._learner.weights())

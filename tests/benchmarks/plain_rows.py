@@ -16,7 +16,7 @@ from rlx.learner import Ranks
 from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
 from rlx.learner.terms import UpdateSums, UpdateTargets, policy_term
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
-from rlx.step import TrainBatch
+from rlx.train_batch import TrainBatch
 
 __all__ = ["ROWS", "PlainLearner", "row_batches"]
 

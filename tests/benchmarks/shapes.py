@@ -10,7 +10,8 @@ from rlx.credit import Credit
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams, TrainBatch
 
 __all__ = ["LONG", "LOSS", "SHORT", "Shape", "train_batch"]
 
@@ -48,14 +49,20 @@ def train_batch(shape: Shape, vocabulary: int) -> TrainBatch:
     old = -torch.rand(mask.shape, generator=generator) - 4
     none = torch.zeros(len(mask), 2)
     return assign_credit(
-        batch,
-        RowRewards(turn_rewards=none, turn_present=none.bool(), global_rewards=none[:, 0]),
-        mask,
+        ScoredRows(
+            batch=batch,
+            rewards=RowRewards(
+                turn_rewards=none, turn_present=none.bool(), global_rewards=none[:, 0]
+            ),
+            mask=mask,
+        ),
         TokenStreams(old_logprobs=old),
-        estimator=lambda _: Credit(advantages=_advantages(batch, generator) * mask),
-        credit=CreditSpec(),
-        loss=LOSS,
-        max_tokens={"answer": shape.answer, "confidence": shape.confidence},
+        CreditRules(
+            estimator=lambda _: Credit(advantages=_advantages(batch, generator) * mask),
+            credit=CreditSpec(),
+            loss=LOSS,
+            max_tokens={"answer": shape.answer, "confidence": shape.confidence},
+        ),
     )
 
 

@@ -42,8 +42,9 @@ with speed_up_imports():
         TinyModelSpec,
     )
     from rlx.spec.loss import EntropyBonus, KlPenalty
-    from rlx.step import RowRewards
-from rlx.step import TokenStreams, assign_credit
+    from rlx.train_batch import CreditRules, RowRewards, ScoredRows
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
 MODEL = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=96, initializer_range=0.1
@@ -129,16 +130,22 @@ def train_batch(seed, model, loss=LOSS):
     returns = torch.rand(shape, generator=generator).where(mask, 0.0)
     none = torch.zeros(shape[0], 2)
     return assign_credit(
-        batch,
-        RowRewards(turn_rewards=none, turn_present=none.bool(), global_rewards=none[:, 0]),
-        mask,
-        TokenStreams(old_logprobs=old, reference_logprobs=reference, values=values),
-        estimator=lambda _: Credit(
-            advantages=advantages.where(mask & ~silent, 0.0), returns=returns
+        ScoredRows(
+            batch=batch,
+            rewards=RowRewards(
+                turn_rewards=none, turn_present=none.bool(), global_rewards=none[:, 0]
+            ),
+            mask=mask,
         ),
-        credit=CreditSpec(),
-        loss=loss,
-        max_tokens={"answer": 30, "confidence": 4},
+        TokenStreams(old_logprobs=old, reference_logprobs=reference, values=values),
+        CreditRules(
+            estimator=lambda _: Credit(
+                advantages=advantages.where(mask & ~silent, 0.0), returns=returns
+            ),
+            credit=CreditSpec(),
+            loss=loss,
+            max_tokens={"answer": 30, "confidence": 4},
+        ),
     )
 
 

@@ -28,7 +28,8 @@ from rlx.row_rewards import build_row_rewards
 from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
 from rlx.run.trained_rows import build_trained_rows
 from rlx.spec import ExperimentSpec
-from rlx.step import TokenStreams, assign_credit
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 from rlx_registry import Registry, read_body, write_body
 
 pytestmark = pytest.mark.timeout(600)  # starting a run takes half a minute on a busy machine
@@ -143,14 +144,16 @@ def one_step(parts, step, pool):
         state={"mean_square": 0.25},
     )
     train = assign_credit(
-        batch,
-        build_row_rewards(batch, trees, table),
-        parts.mask(batch),
+        ScoredRows(
+            batch=batch, rewards=build_row_rewards(batch, trees, table), mask=parts.mask(batch)
+        ),
         streams,
-        estimator=parts.estimator,
-        credit=parts.spec.credit,
-        loss=parts.spec.loss,
-        max_tokens=parts.max_tokens,
+        CreditRules(
+            estimator=parts.estimator,
+            credit=parts.spec.credit,
+            loss=parts.spec.loss,
+            max_tokens=parts.max_tokens,
+        ),
     )
     statistics = {"beta": 0.05, "state_before": dict(streams.state), "max_tokens": parts.max_tokens}
     roles = ["trained"] * count + ["filtered"] * count

@@ -17,7 +17,8 @@ from rlx.row_rewards import build_row_rewards
 from rlx.run.environment_metrics import MOST_KEYS, MOST_VALUES, environment_figures
 from rlx.run.step_metrics import step_figures
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import TokenStreams, assign_credit
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
 
 def one(*infos):
@@ -64,14 +65,14 @@ def test_rewards_of_whole_rollouts_are_told_beside_those_of_turns():
     table = RewardTable(turns, frozenset(), {}, whole)
     batch = build_token_batch([tree])
     train = assign_credit(
-        batch,
-        build_row_rewards(batch, [tree], table),
-        batch.is_own,
+        ScoredRows(batch=batch, rewards=build_row_rewards(batch, [tree], table), mask=batch.is_own),
         TokenStreams(old_logprobs=batch.behaviour_logprobs),
-        estimator=estimate_grpo,
-        credit=CreditSpec(),
-        loss=LossSpec(),
-        max_tokens={"turn": 2, "query": 2, "answer": 2},
+        CreditRules(
+            estimator=estimate_grpo,
+            credit=CreditSpec(),
+            loss=LossSpec(),
+            max_tokens={"turn": 2, "query": 2, "answer": 2},
+        ),
     )
     seconds = dict.fromkeys(("rollout", "reward", "train", "step"), 1.0)
     found = step_figures([tree], table, train, None, None, seconds, "right", ("turn",))

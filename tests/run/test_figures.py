@@ -15,7 +15,8 @@ from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx.run.step_metrics import MOST_PARTS, _compute_part_figures, step_figures
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import RowRewards, TokenStreams, assign_credit
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
 
 SECONDS = {"rollout": 1.0, "reward": 0.5, "train": 2.0, "step": 4.0}
 
@@ -63,14 +64,14 @@ def figures(answers, *, faults=(), update=None, critic=None, mask=select_span_to
         global_rewards=torch.zeros(len(totals)),
     )
     train = assign_credit(
-        batch,
-        rewards,
-        mask(batch),
+        ScoredRows(batch=batch, rewards=rewards, mask=mask(batch)),
         TokenStreams(old_logprobs=batch.behaviour_logprobs),
-        estimator=centred,
-        credit=CreditSpec(),
-        loss=LossSpec(),
-        max_tokens={"answer": 4, "confidence": 1},
+        CreditRules(
+            estimator=centred,
+            credit=CreditSpec(),
+            loss=LossSpec(),
+            max_tokens={"answer": 4, "confidence": 1},
+        ),
     )
     return step_figures(
         [tree], table, train, update, critic, SECONDS, "accuracy", ("answer", "confidence")

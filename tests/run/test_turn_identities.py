@@ -19,7 +19,8 @@ from rlx.rollout import RolloutTree
 from rlx.row_rewards import build_row_rewards
 from rlx.run.trained_rows import build_trained_rows
 from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, RewardsSpec
-from rlx.step import TokenStreams, assign_credit
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
 COUNTDOWN = Path(__file__).parents[2] / "experiments" / "countdown.yaml"
 REWARDS = {
@@ -69,17 +70,16 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
     batch = build_token_batch(grown)
     budget = {"answer": 8, "query": 8}
     train = assign_credit(
-        batch,
-        build_row_rewards(batch, grown, table),
-        recipe.mask(batch),
+        ScoredRows(
+            batch=batch, rewards=build_row_rewards(batch, grown, table), mask=recipe.mask(batch)
+        ),
         TokenStreams(
             old_logprobs=batch.behaviour_logprobs,
             reference_logprobs=batch.behaviour_logprobs - 0.25,
         ),
-        estimator=recipe.estimator,
-        credit=spec.credit,
-        loss=spec.loss,
-        max_tokens=budget,
+        CreditRules(
+            estimator=recipe.estimator, credit=spec.credit, loss=spec.loss, max_tokens=budget
+        ),
     )
     return StepEvidence(
         step=1,

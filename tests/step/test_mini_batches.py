@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlx.assignment import split_mini_batches
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import RowRewards, TokenStreams, assign_credit, split_mini_batches
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
 
 LENGTHS = {"p": (3, 1), "q": (2, 2), "r": (1, 4), "s": (2,), "t": (5, 1)}
 """Tokens of the answers to each prompt."""
@@ -41,18 +43,17 @@ def step(names, loss):
     batch = build_token_batch(grow(names))
     rows = len(batch.rows)
     return assign_credit(
-        batch,
-        RowRewards(
-            turn_rewards=torch.ones(rows, 1),
-            turn_present=torch.ones(rows, 1, dtype=torch.bool),
-            global_rewards=torch.zeros(rows),
+        ScoredRows(
+            batch=batch,
+            rewards=RowRewards(
+                turn_rewards=torch.ones(rows, 1),
+                turn_present=torch.ones(rows, 1, dtype=torch.bool),
+                global_rewards=torch.zeros(rows),
+            ),
+            mask=batch.is_own,
         ),
-        batch.is_own,
         TokenStreams(old_logprobs=batch.behaviour_logprobs - 0.5),
-        estimator=by_length,
-        credit=CreditSpec(),
-        loss=loss,
-        max_tokens=MAX_TOKENS,
+        CreditRules(estimator=by_length, credit=CreditSpec(), loss=loss, max_tokens=MAX_TOKENS),
     )
 
 

@@ -13,7 +13,8 @@ from rlx.mask import select_span_tokens
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx.spec import CreditSpec, EntropyBonus, LossSpec
-from rlx.step import RowRewards, TokenStreams, assign_credit
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
 
 
 def prompt(parent, *ids):
@@ -79,14 +80,14 @@ estimator = partial(estimate_two_level, normalize="center", lambda_conf=4.0)
 def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, old=None, **loss):
     batch = build_token_batch(trees)
     return assign_credit(
-        batch,
-        rewards,
-        select_span_tokens(batch),
+        ScoredRows(batch=batch, rewards=rewards, mask=select_span_tokens(batch)),
         TokenStreams(old_logprobs=batch.behaviour_logprobs if old is None else old),
-        estimator=estimator,
-        credit=CreditSpec(),
-        loss=LossSpec(**loss),
-        max_tokens={"answer": 4, "confidence": 2},
+        CreditRules(
+            estimator=estimator,
+            credit=CreditSpec(),
+            loss=LossSpec(**loss),
+            max_tokens={"answer": 4, "confidence": 2},
+        ),
     )
 
 

@@ -23,7 +23,8 @@ from rlx.mask import (
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import RowRewards, TokenStreams, assign_credit
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
 
 
 def turn(parent, number, length, reason="stop"):
@@ -81,14 +82,14 @@ def step(
 ):
     batch = build_token_batch([tree])
     return assign_credit(
-        batch,
-        rewards,
-        mask(batch),
+        ScoredRows(batch=batch, rewards=rewards, mask=mask(batch)),
         streams or TokenStreams(old_logprobs=batch.behaviour_logprobs),
-        estimator=estimator,
-        credit=CreditSpec(**credit),
-        loss=LossSpec(),
-        max_tokens={"turn": 3},
+        CreditRules(
+            estimator=estimator,
+            credit=CreditSpec(**credit),
+            loss=LossSpec(),
+            max_tokens={"turn": 3},
+        ),
     )
 
 
@@ -269,14 +270,14 @@ def test_kl_is_measured_for_a_penalty_without_touching_the_reward():
 def learned(rewards=ALONE, **loss):
     batch = build_token_batch([SINGLE])
     return assign_credit(
-        batch,
-        rewards,
-        select_model_tokens(batch),
+        ScoredRows(batch=batch, rewards=rewards, mask=select_model_tokens(batch)),
         TokenStreams(old_logprobs=batch.behaviour_logprobs),
-        estimator=estimate_grpo,
-        credit=CreditSpec(),
-        loss=LossSpec(**loss),
-        max_tokens={"turn": 3},
+        CreditRules(
+            estimator=estimate_grpo,
+            credit=CreditSpec(),
+            loss=LossSpec(**loss),
+            max_tokens={"turn": 3},
+        ),
     )
 
 

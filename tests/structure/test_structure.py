@@ -25,31 +25,45 @@ MAY_IMPORT = {
     "credit": {"spec"},
     "kl": {"spec"},
     "loss": {"spec"},
-    "step": {"batch", "mask", "credit", "kl", "loss", "spec"},
-    "row_rewards": {"batch", "reward", "rollout", "step"},
-    "recipe": {"spec", "plugin", "discovery", "rollout", "reward", "batch", "credit"},
+    "train_batch": {"batch", "credit", "loss", "spec"},
+    "assignment": {"batch", "credit", "kl", "loss", "spec", "train_batch"},
+    "recipe": {"spec", "plugin", "discovery", "rollout", "reward", "batch", "train_batch"},
+    "row_rewards": {"batch", "recipe", "reward", "rollout", "train_batch"},
+    "step_actors": {"reward", "rollout", "train_batch"},
+    "step": {"assignment", "recipe", "row_rewards", "step_actors", "train_batch"},
     "home": set(),
     "sealing": {"home", "rlx_registry"},
     "model": {"spec", "plugin", "rollout", "sealing"},
     "sampler": {"spec", "rollout", "model"},
-    "learner": {"spec", "batch", "kl", "loss", "model", "step"},
+    "learner": {"spec", "batch", "kl", "loss", "model", "train_batch"},
     "evaluation": {"spec", "plugin", "rollout", "reward", "sampler"},
     "probe": {"spec", "plugin", "rollout", "reward", "sampler", "evaluation"},
     "record": {"spec", "plugin", "rollout", "reward", "probe", "rlx_registry"},
     "plan": {
         *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit"),
-        *("step", "row_rewards", "recipe", "model"),
+        *("step", "train_batch", "row_rewards", "recipe", "model"),
     },
     "checkpoint": {"spec", "home", "sealing", "model", "learner", "rlx_registry"},
     "run": {
         *("spec", "plugin", "rollout", "reward", "batch", "credit", "kl", "loss", "step"),
-        *("row_rewards", "recipe", "home", "model", "sampler", "learner", "evaluation", "probe"),
+        *(
+            "train_batch",
+            "assignment",
+            "row_rewards",
+            "recipe",
+            "home",
+            "model",
+            "sampler",
+            "learner",
+            "evaluation",
+            "probe",
+        ),
         *("record", "checkpoint", "sealing"),
     },
     "audit": {
         *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit", "step"),
         *("row_rewards", "recipe", "home", "model", "sampler", "evaluation", "probe", "record"),
-        *("run", "sealing", "rlx_registry"),
+        *("train_batch", "run", "sealing", "rlx_registry"),
     },
     "launch": {
         *("spec", "plugin", "discovery", "home", "model", "learner", "record", "checkpoint"),
@@ -224,3 +238,23 @@ def test_no_function_is_a_page_long():
 def test_no_file_is_a_chapter_long():
     lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in written()}
     assert {path: length for path, length in lengths.items() if length > 400} == {}
+
+
+def test_the_step_fits_on_one_page():
+    page = (ROOT / "platform/rlx/step.py").read_text()
+    assert len(page.splitlines()) <= 80
+    names = ("sample_and_score", "scored_rows", "compute_streams", "assign_credit", "update_models")
+    told = [page.index(name, page.index("def run_step")) for name in names]
+    assert told == sorted(told)
+    assert told[-1] < page.index("def assign_credit")
+
+
+def test_credit_is_assigned_by_one_function():
+    """Training, the plan, the check of stored runs and rescoring put no equation together."""
+    equations = {"place_row_rewards", "build_credit_inputs", "compute_token_weights"}
+    users = {
+        path.name
+        for path in (ROOT / "platform").rglob("*.py")
+        if equations & set(re.findall(r"\w+", path.read_text()))
+    }
+    assert users == {"assignment.py", "step.py"}

@@ -1,21 +1,22 @@
 """Recompute the credit assignment of a recorded step, and report violations of identities."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
+from rlx.batch import TokenBatch, list_batch_rows
 from rlx.plugin import Estimator, Mask
 from rlx.recipe import Recipe
 from rlx.record import StoredStep, TrainedRows
 from rlx.reward import RewardPool
-from rlx.row_rewards import build_row_rewards
-from rlx.run import collect_state_values
-from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
+from rlx.row_rewards import build_scored_rows
+from rlx.run import read_token_streams
+from rlx.step import assign_credit
+from rlx.train_batch import RowRewards, ScoredRows, TrainBatch
 
 __all__ = ["SHOWN", "IdentityResult", "StepEvidence", "Value", "Violation"]
 
@@ -89,49 +90,44 @@ class StepEvidence:
         return self.stored.rows
 
     @cached_property
-    def batch(self) -> TokenBatch:
-        """The trained rows, flattened again from the stored trees."""
+    def scored_rows(self) -> ScoredRows:
+        """The trained rows, flattened again from the stored trees, with their stored rewards."""
         trained = {(tree, segment) for tree, segment, *_ in self.rows.places}
         every = {(row.tree, row.segment) for row in list_batch_rows(self.stored.trees)}
-        return build_token_batch(
-            self.stored.trees, temperatures=self.recipe.temperatures, without=every - trained
+        rows = build_scored_rows(
+            self.recipe,
+            self.stored.trees,
+            self.stored.rewards,
+            without=every - trained,
+            mask=self.mask,
         )
+        if rows is None:
+            raise ValueError(f"step {self.step} has no trained rows")
+        return rows
 
-    @cached_property
+    @property
+    def batch(self) -> TokenBatch:
+        """The trained rows as tokens."""
+        return self.scored_rows.batch
+
+    @property
     def rewards(self) -> RowRewards:
         """Row rewards, summed from the stored scores."""
-        return build_row_rewards(self.batch, self.stored.trees, self.stored.rewards)
-
-    def _states(self) -> dict[str, Tensor]:
-        """Reasoning steps and Monte-Carlo state values; empty if the step has none."""
-        steps, values = self.rows.tokens["step_ids"], self.rows.tokens["mc_values"]
-        if steps is None or values is None:
-            return {}
-        steps = torch.where(self.batch.is_own, steps, -1)
-        return {"step_ids": steps, "mc_values": collect_state_values(steps, values)}
+        return self.scored_rows.rewards
 
     @cached_property
     def recomputed_batch(self) -> TrainBatch:
         """The step's credit assignment, recomputed."""
-        streams = TokenStreams(
-            old_logprobs=self.get_token_stream("old_logprobs"),
-            reference_logprobs=self.rows.tokens["reference_logprobs"],
-            values=self.rows.tokens["values"],
+        streams = read_token_streams(
+            self.rows,
+            self.batch,
+            torch.arange(len(self.rows.places)),
             greedy_scores=self.rows.scores.get("greedy_score"),
-            **self._states(),
             beta=self.beta,
             state=self.state,
         )
-        return assign_credit(
-            self.batch,
-            self.rewards,
-            self.mask,
-            streams,
-            estimator=self.recipe.estimator,
-            credit=self.recipe.spec.credit,
-            loss=self.recipe.spec.loss,
-            max_tokens=self.max_tokens,
-        )
+        rules = replace(self.recipe.rules, max_tokens=self.max_tokens)
+        return assign_credit(self.scored_rows, streams, rules)
 
     @cached_property
     def mask(self) -> Tensor:

@@ -5,22 +5,23 @@ figure bit for bit. Another experiment shows what it would have changed for the 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
-from rlx.errors import RegistryError, SpecError
+from rlx.batch import TokenBatch, list_batch_rows
+from rlx.errors import ShapeError, SpecError
 from rlx.recipe import Recipe, build_recipe
 from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.reward import RewardEntry, RewardPool, RewardTable, score_rollouts
-from rlx.row_rewards import build_row_rewards
-from rlx.run import ControllerState, build_trained_rows, collect_state_values, find_lost_rows
+from rlx.row_rewards import build_scored_rows, compute_answer_scores, find_lost_rows
+from rlx.run import ControllerState, build_trained_rows, read_token_streams
 from rlx.spec import ExperimentSpec
-from rlx.step import TokenStreams, TrainBatch, assign_credit
+from rlx.step import assign_credit
+from rlx.train_batch import TokenStreams, TrainBatch
 from rlx_registry import Registry, RunRecord, read_body
 
 __all__ = ["FigureChange", "RescoredStep", "RescoringSummary", "rescore_steps"]
@@ -268,64 +269,25 @@ def _recompute_step(
     rows = stored.rows
     number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(rows.places)}
     every = {(row.tree, row.segment) for row in list_batch_rows(trees)}
-    batch = build_token_batch(
-        trees,
-        temperatures=recipe.temperatures,
-        without=(every - number.keys()) | find_lost_rows(trees, table),
+    scored = build_scored_rows(
+        recipe, trees, table, without=(every - number.keys()) | find_lost_rows(trees, table)
     )
+    if scored is None:
+        raise ShapeError(f"step {step}: no row has all of its rewards")
+    batch = scored.batch
     kept = torch.tensor([number[row.tree, row.segment] for row in batch.rows], dtype=torch.int64)
-    streams = _build_stored_streams(step, stored, table, recipe, carried, batch, kept)
-    _check_required_streams(recipe, streams, step)
-    train = assign_credit(
+    streams = read_token_streams(
+        rows,
         batch,
-        build_row_rewards(batch, trees, table),
-        recipe.mask(batch),
-        streams,
-        estimator=recipe.estimator,
-        credit=recipe.spec.credit,
-        loss=recipe.spec.loss,
-        max_tokens={**max_tokens, **recipe.max_tokens},
-    )
-    return RescoredStep(step, phase, stored, table, build_trained_rows(train), kept, recipe), train
-
-
-def _build_stored_streams(
-    step: int,
-    stored: StoredStep,
-    table: RewardTable,
-    recipe: Recipe,
-    carried: ControllerState,
-    batch: TokenBatch,
-    kept: Tensor,
-) -> TokenStreams:
-    """Stored token streams of `batch`; `kept` holds the index of each row among the stored rows."""
-    rows, width = stored.rows, batch.is_own.shape[1]
-
-    def select_kept_tokens(name: str) -> Tensor | None:
-        found = rows.tokens[name]
-        return None if found is None else found[kept][:, :width]
-
-    old = select_kept_tokens("old_logprobs")
-    if old is None:
-        raise RegistryError(f"step {step} was stored without old_logprobs")
-    states: dict[str, Tensor] = {}
-    if (step_ids := select_kept_tokens("step_ids")) is not None and (
-        values := select_kept_tokens("mc_values")
-    ) is not None:
-        states["step_ids"] = torch.where(batch.is_own, step_ids, -1)
-        states["mc_values"] = collect_state_values(states["step_ids"], values)
-    greedy = rows.scores.get("greedy_score")
-    return TokenStreams(
-        old_logprobs=old,
-        reference_logprobs=select_kept_tokens("reference_logprobs"),
-        values=select_kept_tokens("values"),
-        greedy_scores=None
-        if greedy is None
-        else _compute_greedy_scores(stored, table, greedy[kept], batch),
-        **states,
+        kept,
+        greedy_scores=_rescore_greedy(stored, table, kept, batch),
         beta=carried.kl.beta,
         state=carried.states.get(recipe.spec.estimator.plugin, {}),
     )
+    _check_required_streams(recipe, streams, step)
+    rules = replace(recipe.rules, max_tokens={**max_tokens, **recipe.max_tokens})
+    train = assign_credit(scored, streams, rules)
+    return RescoredStep(step, phase, stored, table, build_trained_rows(train), kept, recipe), train
 
 
 def _score_stored_trees(stored: StoredStep, recipe: Recipe, pool: RewardPool) -> RewardTable:
@@ -340,19 +302,15 @@ def _score_stored_trees(stored: StoredStep, recipe: Recipe, pool: RewardPool) ->
     return RewardTable.merge_tables(tables, numbers)
 
 
-def _compute_greedy_scores(
-    stored: StoredStep, table: RewardTable, before: Tensor, batch: Any
-) -> Tensor:
-    """`[B]` score of the greedy answer to each row's prompt; `before` if there are none."""
+def _rescore_greedy(
+    stored: StoredStep, table: RewardTable, kept: Tensor, batch: TokenBatch
+) -> Tensor | None:
+    """`[B]` score of the greedy answer to each row's prompt; None if the step has none."""
+    before = stored.rows.scores.get("greedy_score")
     greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
-    if not greedy:
-        return before
-    found = []
-    for tree in batch.tree_ids.tolist():
-        number = greedy[tree]
-        place = (number, stored.trees[number].policy_segments[0])
-        found.append((table.get_turn_total(place) or 0.0) + (table.get_rollout_total(place) or 0.0))
-    return torch.tensor(found)
+    if before is None or not greedy:
+        return None if before is None else before[kept]
+    return compute_answer_scores(stored.trees, table, [greedy[t] for t in batch.tree_ids.tolist()])
 
 
 def _check_required_streams(recipe: Recipe, streams: TokenStreams, step: int) -> None:

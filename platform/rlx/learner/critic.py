@@ -20,7 +20,7 @@ from rlx.loss import value_loss
 from rlx.model import Policy, is_adapted
 from rlx.seeding import derive_seed
 from rlx.spec import CriticSpec, RunnerSpec
-from rlx.step import TrainBatch
+from rlx.train_batch import TrainBatch
 
 __all__ = ["Critic", "CriticStats", "critic_rate"]
 

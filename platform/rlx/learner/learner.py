@@ -18,7 +18,7 @@ from rlx.learner.share import RankMicroBatches
 from rlx.learner.terms import UpdateStats, UpdateSums, UpdateTargets, policy_term
 from rlx.model import Policy, adapter_weights, disable_adapters, merged_weights, save_adapter
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
-from rlx.step import TrainBatch
+from rlx.train_batch import TrainBatch
 
 __all__ = ["Learner", "learning_rate", "write_model"]
 

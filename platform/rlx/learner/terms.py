@@ -14,7 +14,7 @@ from rlx.loss import (
     sequence_log_ratio,
 )
 from rlx.spec import LossSpec
-from rlx.step import TrainBatch
+from rlx.train_batch import TrainBatch
 
 __all__ = ["UpdateStats", "UpdateSums", "UpdateTargets", "policy_term"]
 

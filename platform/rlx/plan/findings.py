@@ -13,7 +13,7 @@ from rlx.plan.trial import Place, PlanTrial
 from rlx.reward import NamedReward, RewardEntry
 from rlx.spec import EVERY_TURN, KeyPath, TurnReward
 from rlx.spec.reading import Diagnostic
-from rlx.step import RowRewards, TrainBatch
+from rlx.train_batch import RowRewards, TrainBatch
 
 __all__ = ["check_trial"]
 

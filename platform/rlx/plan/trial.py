@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import TurnWithoutTokens, structured_scores
 from rlx.errors import PluginError
 from rlx.plan.model_shape import ModelShape, load_model_shape
@@ -19,9 +17,10 @@ from rlx.plugin import Problem, Rehearsed
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
-from rlx.row_rewards import build_row_rewards
+from rlx.row_rewards import build_scored_rows, find_lost_rows
 from rlx.seeding import derive_seed
-from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
+from rlx.step import assign_credit
+from rlx.train_batch import RowRewards, ScoredRows, TokenStreams, TrainBatch
 
 __all__ = ["Place", "PlanTrial", "run_trial"]
 
@@ -182,34 +181,22 @@ class _TrialRunner:
 
 
 def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
-    recipe, table = trial.recipe, trial.table
-    rows = list_batch_rows(trial.trees)
-    out = {
-        (row.tree, row.segment)
-        for row in rows
-        if (row.tree, row.segment) in table.dropped
-        or table.total_score(row.tree, row.turns) is None
-    }
-    if len(out) == len(rows):
+    spec = trial.recipe.spec
+    recipe = replace(
+        trial.recipe,
+        mask=_wrap_plugin("mask", spec.mask.plugin, trial.recipe.mask),
+        estimator=_wrap_plugin("estimator", spec.estimator.plugin, trial.recipe.estimator),
+    )
+    lost = find_lost_rows(trial.trees, trial.table)
+    rows = build_scored_rows(recipe, trial.trees, trial.table, without=lost)
+    if rows is None:
         return replace(trial, stopped="no rollout could be scored")
-    batch = build_token_batch(trial.trees, temperatures=recipe.temperatures, without=out)
-    rewards = build_row_rewards(batch, trial.trees, table)
-    mask = _wrap_plugin("mask", recipe.spec.mask.plugin, recipe.mask)(batch)
-    streams, made_up = _sample_streams(recipe, batch.behaviour_logprobs, rewards)
+    streams, made_up = _sample_streams(recipe, rows)
     try:
-        train = assign_credit(
-            batch,
-            rewards,
-            mask,
-            streams,
-            estimator=_wrap_plugin("estimator", recipe.spec.estimator.plugin, recipe.estimator),
-            credit=recipe.spec.credit,
-            loss=recipe.spec.loss,
-            max_tokens=recipe.max_tokens,
-        )
+        train = assign_credit(rows, streams, recipe.rules)
     except TurnWithoutTokens as error:
-        return replace(trial, rewards=rewards, stopped=str(error))
-    return replace(trial, rewards=rewards, train=train, made_up=made_up)
+        return replace(trial, rewards=rows.rewards, stopped=str(error))
+    return replace(trial, rewards=rows.rewards, train=train, made_up=made_up)
 
 
 def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -228,12 +215,11 @@ def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable
     return call_plugin
 
 
-def _sample_streams(
-    recipe: Recipe, behaviour: Tensor, rewards: RowRewards
-) -> tuple[TokenStreams, tuple[str, ...]]:
+def _sample_streams(recipe: Recipe, rows: ScoredRows) -> tuple[TokenStreams, tuple[str, ...]]:
     """Synthetic model outputs, limited to the streams that the experiment needs."""
     draw = torch.Generator().manual_seed(derive_seed(recipe.spec.seed, "plan", "streams"))
-    rows, shape = len(behaviour), behaviour.shape
+    behaviour, rewards = rows.batch.behaviour_logprobs, rows.rewards
+    shape = behaviour.shape
     made_up = ["responses", "behaviour log-probabilities"]
     reference = values = greedy = None
     if recipe.wants_reference:
@@ -247,7 +233,7 @@ def _sample_streams(
         scores = structured_scores(
             rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
         )
-        greedy = scores.mean().expand(rows)
+        greedy = scores.mean().expand(len(behaviour))
     streams = TokenStreams(
         old_logprobs=behaviour,
         reference_logprobs=reference,

@@ -1,10 +1,9 @@
-from .collect import find_lost_rows
 from .controller_state import ControllerState
 from .loop import run_experiment
 from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results
 from .progress import Progress, ProgressFile, read_progress
 from .stop_request import RunStopped, StopRequest
-from .trained_rows import build_trained_rows, collect_state_values
+from .trained_rows import build_trained_rows, read_token_streams
 
 __all__ = [
     "ControllerState",
@@ -15,10 +14,9 @@ __all__ = [
     "build_probe_context",
     "build_probe_records",
     "build_trained_rows",
-    "collect_state_values",
-    "find_lost_rows",
     "probe_problems",
     "read_progress",
+    "read_token_streams",
     "record_probe_results",
     "run_experiment",
 ]

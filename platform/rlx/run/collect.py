@@ -10,7 +10,7 @@ from rlx.plugin import Problem
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, sample_rollout_trees
-from rlx.row_rewards import build_row_rewards
+from rlx.row_rewards import build_row_rewards, find_lost_rows
 from rlx.run.run_context import RunContext
 from rlx.seeding import derive_seed
 
@@ -18,7 +18,6 @@ __all__ = [
     "RolloutShare",
     "StepRollouts",
     "collect_rollouts",
-    "find_lost_rows",
     "sample_and_score",
     "sample_first_share",
 ]
@@ -79,16 +78,6 @@ class StepRollouts:
         return out | {
             (r.tree, r.segment) for r in list_batch_rows(self.trees) if r.tree in excluded
         }
-
-
-def find_lost_rows(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
-    """Rows that were dropped or have no reward, each as `(tree, segment)` of its last turn."""
-    return {
-        (row.tree, row.segment)
-        for row in list_batch_rows(trees)
-        if (row.tree, row.segment) in table.dropped
-        or table.total_score(row.tree, row.turns) is None
-    }
 
 
 def sample_first_share(context: RunContext, recipe: Recipe, cursor: int) -> RolloutShare:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from rlx.kl import AdaptiveKl, FixedKl, mean_kl
 from rlx.spec import CreditSpec, ExperimentSpec
-from rlx.step import TrainBatch
+from rlx.train_batch import TrainBatch
 
 __all__ = ["ControllerState"]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlx.batch import TokenBatch
 from rlx.loss import compute_sampler_mismatch
 from rlx.spec import LossSpec
-from rlx.step import TrainBatch
+from rlx.train_batch import TrainBatch
 
 if TYPE_CHECKING:
     from rlx.learner import UpdateStats  # brings DeepSpeed

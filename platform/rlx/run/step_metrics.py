@@ -18,7 +18,7 @@ from rlx.record import get_stored_score_name
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 from rlx.run.environment_metrics import environment_figures
-from rlx.step import TrainBatch
+from rlx.train_batch import TrainBatch
 
 if TYPE_CHECKING:
     from rlx.learner import CriticStats, UpdateStats  # bring DeepSpeed

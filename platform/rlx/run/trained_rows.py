@@ -1,12 +1,21 @@
-"""The record of a step's training rows, and the values of their states as tensors."""
+"""The record of a step's training rows, and the token streams that can be read from it."""
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from rlx.batch import TokenBatch
+from rlx.errors import RegistryError
 from rlx.record import TrainedRows, get_stored_score_name
-from rlx.step import TokenStreams, TrainBatch
+from rlx.train_batch import TokenStreams, TrainBatch
 
-__all__ = ["build_trained_rows", "collect_state_values", "spread_step_values"]
+__all__ = [
+    "build_trained_rows",
+    "collect_state_values",
+    "read_token_streams",
+    "spread_step_values",
+]
 
 
 def spread_step_values(step_ids: Tensor, values: Tensor) -> Tensor:
@@ -58,3 +67,47 @@ def _token_values(streams: TokenStreams) -> Tensor | None:
     if streams.step_ids is None or streams.mc_values is None:
         return None
     return spread_step_values(streams.step_ids, streams.mc_values)
+
+
+def read_token_streams(
+    rows: TrainedRows,
+    batch: TokenBatch,
+    kept: Tensor,
+    *,
+    greedy_scores: Tensor | None,
+    beta: float,
+    state: Mapping[str, float],
+) -> TokenStreams:
+    """The token streams of recorded rows.
+
+    Args:
+        rows: the record.
+        batch: some of the recorded rows, `[B, T]`.
+        kept: `[B]` index of each row of `batch` in the record.
+        greedy_scores, beta, state: as in `TokenStreams`.
+
+    Raises:
+        RegistryError: the step was recorded without the log-probabilities of the old policy.
+    """
+    width = batch.is_own.shape[1]
+    found = {
+        name: None if (all_rows := rows.tokens[name]) is None else all_rows[kept][:, :width]
+        for name in ("old_logprobs", "reference_logprobs", "values", "step_ids", "mc_values")
+    }
+    old, step_ids, values = found["old_logprobs"], found["step_ids"], found["mc_values"]
+    if old is None:
+        raise RegistryError("the step was recorded without old_logprobs")
+    states = None
+    if step_ids is not None and values is not None:
+        step_ids = torch.where(batch.is_own, step_ids, -1)
+        states = collect_state_values(step_ids, values)
+    return TokenStreams(
+        old_logprobs=old,
+        reference_logprobs=found["reference_logprobs"],
+        values=found["values"],
+        greedy_scores=greedy_scores,
+        step_ids=None if states is None else step_ids,
+        mc_values=states,
+        beta=beta,
+        state=state,
+    )

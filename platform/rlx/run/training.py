@@ -5,18 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
+from rlx.assignment import split_mini_batches
 from rlx.credit import fill_between_ends
 from rlx.errors import DivergedModelError, SpecError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
 from rlx.recipe import Recipe
 from rlx.record import Role
 from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree, build_piece_splitter, is_fault_segment
-from rlx.row_rewards import build_row_rewards
+from rlx.rollout import build_piece_splitter, is_fault_segment
+from rlx.row_rewards import compute_answer_scores
 from rlx.run.collect import StepRollouts, collect_rollouts
 from rlx.run.controller_state import ControllerState
 from rlx.run.off_policy import off_policy_figures
@@ -26,7 +25,8 @@ from rlx.run.trained_rows import build_trained_rows
 from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
 from rlx.spec import CriticSpec, OptimizerSpec
-from rlx.step import TokenStreams, TrainBatch, assign_credit, split_mini_batches
+from rlx.step import run_step
+from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
 
 __all__ = ["StepOutcome", "train_step"]
 
@@ -71,44 +71,67 @@ def train_step(
         carried: state from the previous step.
         more: whether the phase has another step, whose rollouts may be prefetched.
     """
+    actors = _RankActors(context, recipe, step, cursor, rate, carried, more)
     began = time.perf_counter()
-    rollouts = _take_rollouts(context, recipe, step, cursor)
-    sampled = time.perf_counter()
-    out = rollouts.find_untrained_rows()
-    if len(out) == len(list_batch_rows(rollouts.trees)):
+    rollouts, train, learned = run_step(actors, recipe)
+    if train is None or learned is None:
         _record_skipped_step(context, step, rollouts)
         return StepOutcome({}, rollouts.drawn, carried)
-    context.progress.show_activity("update")
-    batch = build_token_batch(rollouts.trees, temperatures=recipe.temperatures, without=out)
-    states = mc_streams(context, recipe, batch, rollouts.trees, cursor) if recipe.wants_mc else None
-    if more and recipe.spec.rollout.off_policy_steps:  # this step is done with the sampler
-        context.prefetcher.begin(context, recipe, cursor + rollouts.drawn, step - 1)
-    mask = recipe.mask(batch)
-    train = assign_credit(
-        batch,
-        build_row_rewards(batch, rollouts.trees, rollouts.table),
-        mask,
-        _build_streams(context, recipe, batch, mask, rollouts, carried, states),
-        estimator=recipe.estimator,
-        credit=recipe.spec.credit,
-        loss=recipe.spec.loss,
-        max_tokens=recipe.max_tokens,
-    )
-    updates, critic = _update_models(context, recipe, train, carried.critic, rate)
     ended = time.perf_counter()
     seconds = {
         "rollout": rollouts.sampled,
         "reward": rollouts.scored,
-        "wait": sampled - began,
-        "train": ended - sampled,
+        "wait": actors.waited,
+        "train": ended - began - actors.waited,
         "step": ended - began,
     }
+    updates, critic = learned
     figures = _compute_step_figures(
         context, recipe, step, rollouts, train, updates, critic, seconds
     )
     _record_training_step(context, phase, step, figures, rollouts, train, recipe)
     carried = carried.after(train, recipe.spec, with_critic=critic is not None)
     return StepOutcome(figures, rollouts.drawn, carried)
+
+
+@dataclass(slots=True)
+class _RankActors:
+    """What this rank does in a step, for `rlx.step.run_step`.
+
+    Attributes:
+        waited: seconds until the rollouts were there.
+    """
+
+    context: TrainingContext
+    recipe: Recipe
+    step: int
+    cursor: int
+    rate: float
+    carried: ControllerState
+    more: bool
+    waited: float = 0.0
+
+    def sample_and_score(self) -> StepRollouts:
+        """The step's rollouts: prefetched, or sampled now."""
+        began = time.perf_counter()
+        rollouts = _take_rollouts(self.context, self.recipe, self.step, self.cursor)
+        self.waited = time.perf_counter() - began
+        return rollouts
+
+    def compute_streams(self, rollouts: StepRollouts, rows: ScoredRows) -> TokenStreams:
+        """What the estimator reads; starts the next step's rollouts once the sampler is free."""
+        context, recipe, cursor = self.context, self.recipe, self.cursor
+        context.progress.show_activity("update")
+        states = None
+        if recipe.wants_mc:
+            states = mc_streams(context, recipe, rows.batch, rollouts.trees, cursor)
+        if self.more and recipe.spec.rollout.off_policy_steps:
+            context.prefetcher.begin(context, recipe, cursor + rollouts.drawn, self.step - 1)
+        return _build_streams(context, recipe, rows, rollouts, self.carried, states)
+
+    def update_models(self, train: TrainBatch) -> tuple[list[UpdateStats], CriticStats | None]:
+        """Updates the critic, then the policy."""
+        return _update_models(self.context, self.recipe, train, self.carried.critic, self.rate)
 
 
 def _take_rollouts(
@@ -128,13 +151,13 @@ def _take_rollouts(
 def _build_streams(
     context: TrainingContext,
     recipe: Recipe,
-    batch: TokenBatch,
-    mask: Tensor,
+    rows: ScoredRows,
     rollouts: StepRollouts,
     carried: ControllerState,
     states: tuple[Tensor, Tensor] | None,
 ) -> TokenStreams:
     """Computes log-probabilities and values of the trained tokens, each only if it is needed."""
+    batch, mask = rows.batch, rows.mask
     old = batch.behaviour_logprobs
     if recipe.spec.loss.old_logprobs == "learner":
         old = context.learner.logprobs(batch, mask)
@@ -147,11 +170,8 @@ def _build_streams(
     reference = context.reference if recipe.wants_reference else None
     greedy = None
     if rollouts.greedy is not None:
-        rewards = [
-            _greedy_score(rollouts.greedy.trees, rollouts.greedy.table, t)
-            for t in _list_tree_ids(batch)
-        ]
-        greedy = torch.tensor(rewards)
+        answers = batch.tree_ids.tolist()
+        greedy = compute_answer_scores(rollouts.greedy.trees, rollouts.greedy.table, answers)
     steps, values = states or (None, None)
     return TokenStreams(
         old_logprobs=old,
@@ -166,17 +186,6 @@ def _build_streams(
         beta=carried.kl.beta,
         state=carried.states.get(recipe.spec.estimator.plugin, {}),
     )
-
-
-def _list_tree_ids(batch: TokenBatch) -> list[int]:
-    trees: list[int] = batch.tree_ids.tolist()
-    return trees
-
-
-def _greedy_score(trees: Sequence[RolloutTree], table: RewardTable, tree: int) -> float:
-    """Structured score of the greedy answer to a tree's prompt."""
-    place = (tree, trees[tree].policy_segments[0])
-    return (table.get_turn_total(place) or 0.0) + (table.get_rollout_total(place) or 0.0)
 
 
 def _update_models(

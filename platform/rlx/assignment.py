@@ -1,0 +1,258 @@
+"""The equations between the rewards of a batch and the weights of its token losses.
+
+`rlx.step.assign_credit` calls them in order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlx.batch import TokenBatch
+from rlx.credit import (
+    Credit,
+    CreditInputs,
+    PlacedRewards,
+    place_rewards,
+    structured_scores,
+    sum_masked_returns,
+    sum_token_rewards,
+)
+from rlx.errors import PluginError, RlxError
+from rlx.kl import kl_terms, subtract_kl_penalty
+from rlx.loss import (
+    CorrectionWeights,
+    aggregation_weights,
+    compute_correction_weights,
+    entropy_weights,
+)
+from rlx.spec import CreditSpec, LossSpec
+from rlx.train_batch import (
+    CreditRules,
+    Estimate,
+    RowRewards,
+    RowScores,
+    ScoredRows,
+    TokenStreams,
+    TrainBatch,
+)
+
+__all__ = [
+    "TokenWeights",
+    "build_credit_inputs",
+    "compute_row_scores",
+    "compute_token_weights",
+    "estimate_credit",
+    "place_row_rewards",
+    "split_mini_batches",
+    "subtract_kl",
+]
+
+
+class TokenWeights(NamedTuple):
+    """Weights of token losses; the fields of `TrainBatch` with the same names."""
+
+    weights: Tensor
+    entropy_weights: Tensor
+    wanted: Tensor
+    correction: CorrectionWeights | None
+
+
+def place_row_rewards(rows: ScoredRows, credit: CreditSpec) -> PlacedRewards:
+    """Places rewards on tokens.
+
+    Raises:
+        ValueError: a reward is not finite.
+    """
+    rewards = rows.rewards
+    for tensor in (rewards.turn_rewards[rewards.turn_present], rewards.global_rewards):
+        if not torch.isfinite(tensor).all():
+            raise ValueError("a reward is not finite: scoring must have turned it into an absence")
+    return place_rewards(
+        rewards.turn_rewards,
+        rewards.turn_present,
+        rewards.global_rewards,
+        rows.batch.turn_ids,
+        rows.mask,
+        placement=credit.resolved_placement,
+        turn_reduce=credit.turn_reduce,
+        on_missing_turn=credit.on_missing_turn,
+    )
+
+
+def subtract_kl(
+    rewards: Tensor, mask: Tensor, streams: TokenStreams, credit: CreditSpec
+) -> tuple[Tensor, Tensor | None]:
+    """Token rewards as the estimator reads them, and the KL; None without a reference.
+
+    Raises:
+        RlxError: KL from the reference policy is not finite.
+    """
+    old, reference = streams.old_logprobs, streams.reference_logprobs
+    if reference is None:
+        return rewards, None
+    kl = torch.where(mask, kl_terms(old, reference, credit.kl_penalty), 0.0)
+    if not kl.isfinite().all():
+        raise RlxError("KL from the reference policy is not finite: a model gives no probability")
+    if not credit.use_kl_in_reward:
+        return rewards, kl
+    less = subtract_kl_penalty(
+        rewards, old, reference, mask, beta=streams.beta, kind=credit.kl_penalty
+    )
+    return less, kl
+
+
+def build_credit_inputs(
+    rows: ScoredRows, token_rewards: Tensor, streams: TokenStreams, credit: CreditSpec
+) -> CreditInputs:
+    """Collects everything that the estimator may read."""
+    batch, rewards = rows.batch, rows.rewards
+    return CreditInputs(
+        turn_rewards=rewards.turn_rewards,
+        turn_present=rewards.turn_present,
+        global_rewards=rewards.global_rewards,
+        token_rewards=token_rewards,
+        turn_ids=batch.turn_ids,
+        mask=rows.mask,
+        group_ids=batch.group_ids,
+        levels=batch.levels,
+        tree_ids=batch.tree_ids,
+        state_ids=batch.state_ids,
+        score_source=credit.score_source,
+        values=streams.values,
+        old_logprobs=streams.old_logprobs,
+        reference_logprobs=streams.reference_logprobs,
+        greedy_scores=streams.greedy_scores,
+        step_ids=streams.step_ids,
+        mc_values=streams.mc_values,
+        state=streams.state,
+    )
+
+
+def estimate_credit(estimator: Estimate, inputs: CreditInputs) -> Credit:
+    """Calls an estimator, and checks what every estimator must guarantee.
+
+    Raises:
+        PluginError: a tensor has a wrong shape, is not finite, or is nonzero outside the mask.
+    """
+    estimate, mask = estimator(inputs), inputs.mask
+    credit = estimate if isinstance(estimate, Credit) else Credit(advantages=estimate)
+    for name, tensor in (("advantages", credit.advantages), ("returns", credit.returns)):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor) or tensor.shape != mask.shape:
+            found = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise PluginError(
+                f"the estimator returned {name} of shape {found}, not [B, T] = {tuple(mask.shape)}"
+            )
+        wrong = ~tensor.isfinite() | (~mask & (tensor != 0))
+        if wrong.any():
+            row, token = wrong.nonzero()[0].tolist()
+            where = "" if mask[row, token] else ", which is outside the mask"
+            raise PluginError(
+                f"the estimator returned {float(tensor[row, token])} in its {name} for token "
+                f"{token} of row {row}{where}: `rlx plugins check` tests what an estimator must "
+                "guarantee"
+            )
+    return credit
+
+
+def compute_token_weights(
+    rows: ScoredRows, advantages: Tensor, streams: TokenStreams, rules: CreditRules
+) -> TokenWeights:
+    """Aggregation weights of a batch's token losses, times the correction weights if any."""
+    batch, mask, loss = rows.batch, rows.mask, rules.loss
+    weights, bonus = _aggregate(batch, mask, loss, rules.max_tokens)
+    correction = None
+    if loss.correction is not None:
+        old, behaviour, own = streams.old_logprobs, batch.behaviour_logprobs, mask & batch.is_own
+        correction = compute_correction_weights(old, behaviour, own, loss.correction)
+        weights, bonus = weights * correction.weights, bonus * correction.weights
+    wanted = _select_gradient_tokens(advantages, weights, bonus, mask, loss)
+    return TokenWeights(weights, bonus, wanted, correction)
+
+
+def compute_row_scores(
+    rewards: RowRewards, placed: PlacedRewards, returns: Tensor, mask: Tensor
+) -> RowScores:
+    """The three scores of each row."""
+    return RowScores(
+        total_score=structured_scores(
+            rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
+        ),
+        token_level_scores=sum_token_rewards(placed.token_rewards, mask),
+        masked_return_sum=sum_masked_returns(returns, mask),
+    )
+
+
+def split_mini_batches(
+    train: TrainBatch, parts: int, *, loss: LossSpec, max_tokens: Mapping[str, int]
+) -> list[TrainBatch]:
+    """Splits a batch for several optimizer steps: parts of equally many prompts, in order.
+
+    A part has the whole batch's rows, advantages and returns, but only its own rows learn, and the
+    loss averages over these.
+
+    Args:
+        train: the batch of a step.
+        parts: how many; fewer if the batch has fewer prompts.
+        loss, max_tokens: as in `CreditRules`.
+
+    Reference:
+        PPO, arXiv 1707.06347, algorithm 1: minibatches.
+    """
+    if parts == 1:
+        return [train]
+    trees = train.batch.tree_ids
+    return [
+        _keep_rows(train, torch.isin(trees, own), loss, max_tokens)
+        for own in torch.tensor_split(trees.unique(), parts)
+        if len(own)
+    ]
+
+
+def _keep_rows(
+    train: TrainBatch, rows: Tensor, loss: LossSpec, max_tokens: Mapping[str, int]
+) -> TrainBatch:
+    """The batch with the loss of some rows, `[B]` bool."""
+    mask = train.mask & rows[:, None]
+    weights, bonus = _aggregate(train.batch, mask, loss, max_tokens)
+    if train.correction is not None:
+        factors = train.correction.weights
+        weights, bonus = weights * factors, bonus * factors
+    wanted = train.wanted & rows[:, None]
+    return replace(train, mask=mask, weights=weights, entropy_weights=bonus, wanted=wanted)
+
+
+def _aggregate(
+    batch: TokenBatch, mask: Tensor, loss: LossSpec, max_tokens: Mapping[str, int]
+) -> tuple[Tensor, Tensor]:
+    """Weights of the token losses and of the entropy bonus."""
+    lengths = [loss.constant_length or max_tokens[row.kind] for row in batch.rows]
+    weights = aggregation_weights(
+        mask,
+        batch.levels,
+        aggregate=loss.aggregate,
+        per_turn=loss.per_turn,
+        constant_lengths=torch.tensor(lengths),
+    )
+    bonus = torch.zeros_like(weights)
+    if loss.entropy is not None:
+        span = loss.entropy.span
+        content = mask if span is None else batch.contents.get(span, torch.zeros_like(mask)) & mask
+        bonus = entropy_weights(content, loss.entropy.coefficient)
+    return weights, bonus
+
+
+def _select_gradient_tokens(
+    advantages: Tensor, weights: Tensor, bonus: Tensor, mask: Tensor, loss: LossSpec
+) -> Tensor:
+    """`[B, T]` bool tokens whose log-probability enters the loss with a gradient."""
+    signal = (advantages != 0) & (weights != 0)
+    if loss.kl is not None:
+        return mask.clone()
+    if loss.ratio == "sequence":  # a row's ratio is a mean over all of its masked-in tokens
+        signal = mask & signal.any(dim=1, keepdim=True)
+    return signal | (bonus != 0)

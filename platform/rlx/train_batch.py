@@ -1,0 +1,156 @@
+"""What a training step passes on: scored rows, token streams, rules, and the trained batch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from rlx.batch import TokenBatch
+from rlx.credit import Credit, CreditInputs, PlacedRewards
+from rlx.loss import CorrectionWeights
+from rlx.spec import CreditSpec, LossSpec
+
+__all__ = [
+    "CreditRules",
+    "Estimate",
+    "RowRewards",
+    "RowScores",
+    "ScoredRows",
+    "TokenStreams",
+    "TrainBatch",
+]
+
+Estimate = Callable[[CreditInputs], Tensor | Credit]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CreditRules:
+    """How a phase turns rewards into advantages and loss weights.
+
+    Attributes:
+        estimator: advantage estimator with its options bound.
+        credit: placement, and KL in the reward.
+        loss: aggregation, correction, and the entropy bonus.
+        max_tokens: token budget of each kind of turn; the divisor of `aggregate: constant` if
+            `constant_length` is not set.
+    """
+
+    estimator: Estimate
+    credit: CreditSpec
+    loss: LossSpec
+    max_tokens: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowRewards:
+    """Rewards of a batch as tensors, in row order.
+
+    Attributes:
+        turn_rewards: `[B, K]` weighted sums; 0 where not present.
+        turn_present: `[B, K]` bool.
+        global_rewards: `[B]` weighted sums; 0 where a row has none.
+    """
+
+    turn_rewards: Tensor
+    turn_present: Tensor
+    global_rewards: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScoredRows:
+    """Rows of tokens with their rewards and their loss mask.
+
+    Attributes:
+        batch: the rows.
+        rewards: rewards of the rows.
+        mask: `[B, T]` bool loss mask of the mask strategy.
+    """
+
+    batch: TokenBatch
+    rewards: RowRewards
+    mask: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenStreams:
+    """Model outputs for a batch's tokens: the inputs of credit assignment besides the rewards.
+
+    Attributes:
+        old_logprobs: `[B, T]` nats under the old policy; read only inside the mask.
+        reference_logprobs: `[B, T]` nats under the reference policy; None if not needed.
+        values: `[B, T]` the critic's estimate before a token; None without a critic.
+        greedy_scores: `[B]` score of the greedy answer to the row's prompt; None if not needed.
+        step_ids: `[B, T]` int64 reasoning step of a token, from 0, -1 outside; None if not needed.
+        mc_values: `[B, S + 1]` Monte-Carlo values at step boundaries; None if not needed.
+        beta: β of KL in the reward at this step.
+        state: estimator state carried over from the previous step.
+    """
+
+    old_logprobs: Tensor
+    reference_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    greedy_scores: Tensor | None = None
+    step_ids: Tensor | None = None
+    mc_values: Tensor | None = None
+    beta: float = 0.0
+    state: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowScores:
+    """The three scores of a row, `[B]` each.
+
+    Attributes:
+        total_score: mean(turn) + Σ global.
+        token_level_scores: Σ of the rewards as placed on tokens, before any KL.
+        masked_return_sum: Σ of returns over the mask (KG-R1, arXiv 2509.26383).
+    """
+
+    total_score: Tensor
+    token_level_scores: Tensor
+    masked_return_sum: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainBatch:
+    """Everything the learner needs for one step, and the intermediate results to record.
+
+    Attributes:
+        batch: the rows.
+        mask: `[B, T]` bool loss mask.
+        advantages: `[B, T]`, 0 outside the mask.
+        weights: `[B, T]` aggregation weights, times the correction weights if there are any; the
+            step's loss is Σ weights · token loss.
+        entropy_weights: `[B, T]` the same for the entropy bonus; all 0 without one.
+        wanted: `[B, T]` bool tokens whose log-probability enters the loss; the others need not be
+            computed.
+        streams: the input streams.
+        placed: rewards on tokens, before any KL.
+        token_rewards: `[B, T]` token rewards as the estimator reads them.
+        kl: `[B, T]` nats, KL from the reference policy by the estimator of `credit.kl_penalty`, 0
+            outside the mask; None without a reference.
+        returns: `[B, T]` targets of the critic; the advantages if the estimator has no returns.
+        scores: the three scores of each row.
+        correction: importance weights for the mismatch between sampler and learner; None if off.
+        state: estimator state for the next step.
+    """
+
+    batch: TokenBatch
+    mask: Tensor
+    advantages: Tensor
+    weights: Tensor
+    entropy_weights: Tensor
+    wanted: Tensor
+    streams: TokenStreams
+    placed: PlacedRewards
+    token_rewards: Tensor
+    kl: Tensor | None
+    returns: Tensor
+    scores: RowScores
+    correction: CorrectionWeights | None
+    state: Mapping[str, float]
+
+    @property
+    def sampled_mask(self) -> Tensor:
+        """`[B, T]` bool tokens in the loss mask that the policy sampled."""
+        return self.mask & self.batch.is_own
