@@ -251,7 +251,7 @@ def test_the_step_fits_on_one_page():
 
 def test_credit_is_assigned_by_one_function():
     """Training, the plan, the check of stored runs and rescoring put no equation together."""
-    equations = {"place_row_rewards", "build_credit_inputs", "compute_token_weights"}
+    equations = {"place_row_rewards", "estimate_credit", "compute_token_weights"}
     users = {
         path.name
         for path in (ROOT / "platform").rglob("*.py")
