@@ -33,11 +33,11 @@ FULL = [3.5, 3.6, 3.5]
     ],
 )
 def test_it_goes_off_when_many_turns_last(history, goes_off):
-    assert (find_over_querying(history, 4) is not None) == goes_off
+    assert (find_over_querying(history, 4, "duplicate") is not None) == goes_off
 
 
 def test_it_tells_what_it_saw_and_what_causes_it():
-    told = find_over_querying(steps(RISING, [0.0] * 4 + [0.2, 0.25, 0.3]), 4)
+    told = find_over_querying(steps(RISING, [0.0] * 4 + [0.2, 0.25, 0.3]), 4, "duplicate")
     assert "take 3.6 of 4 turns on average, up from 2.5" in told
     assert "25% of the queries repeat earlier ones" in told
     assert "summed" in told and "repeated query is rewarded" in told

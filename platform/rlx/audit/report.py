@@ -36,10 +36,9 @@ CURVES = (
     "environment/turns",
     "environment/tokens_per_turn",
     "environment/token_share",
-    "environment/info/valid",
-    "environment/info/duplicate",
 )
-"""Metrics drawn after the mean of every reward, if the run has them."""
+"""Metrics drawn after the mean of every reward, if the run has them; then what the environment
+reports of its turns."""
 
 COLUMNS = 60
 """Approximate number of evenly spaced steps whose distributions are drawn."""
@@ -58,8 +57,11 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> Non
         )
     spec = registry.run(run_id).spec["rewards"]
     rewards = [f"rewards/{name}/mean" for scope in ("turn", "global") for name in spec[scope]]
-    curves = registry.results.metrics(run_id, [*rewards, *CURVES])
-    drawn = {name: curves[name] for name in (*rewards, *CURVES) if len(curves.get(name, ())) > 1}
+    known = registry.queries.metric_names(run_id)
+    reported = [name for name in known if name.startswith("environment/info/")]
+    names = [*rewards, *CURVES, *reported]
+    curves = registry.results.metrics(run_id, names)
+    drawn = {name: curves[name] for name in names if len(curves.get(name, ())) > 1}
     if drawn:
         made += draw_learning_curves(drawn, folder.pictures / "curves")
     if kinds := _collect_spreads(registry, run_id):

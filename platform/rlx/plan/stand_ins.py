@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol, cast
 
-from rlx.discovery import build_plugin
 from rlx.errors import PluginError, SpecError
-from rlx.plugin import Problem, Task
+from rlx.plugin import Problem, StandsIn, Task
 from rlx.rollout import Dialogue, TurnPrompt
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, PluginUse, PretrainedModelSpec
+from rlx.spec import ExperimentSpec, PretrainedModelSpec
 
 __all__ = [
     "EncodingDialogue",
@@ -196,7 +195,7 @@ def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProb
     try:
         return PlanProblems(tuple(task.problem("train", i, seed) for i in range(count)))
     except (OSError, ImportError) as error:
-        return _stand_ins(spec, task, count, seed, _first_line(error))
+        return _stand_ins(task, count, seed, _first_line(error))
     except ValueError as error:
         raise SpecError(f"task: {_first_line(error)}") from error
     except Exception as error:
@@ -204,19 +203,11 @@ def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProb
         raise PluginError(f"task plugin {spec.task.plugin!r} failed on problem 0: {why}") from error
 
 
-def _stand_ins(spec: ExperimentSpec, task: Task, count: int, seed: int, why: str) -> PlanProblems:
+def _stand_ins(task: Task, count: int, seed: int, why: str) -> PlanProblems:
     note = f"task: its data are not on this machine ({why})"
-    names = [use.plugin for use in spec.rewards.turn.values()]
-    if names and all(name.startswith(("countdown", "rlcr.")) for name in names):
-        small = {"number_range": (1, 20), "target_range": (1, 99)}  # in every vocabulary
-        countdown = cast(Task, build_plugin(PluginUse(plugin="countdown", **small), "task"))
-        problems = tuple(countdown.problem("train", i, seed) for i in range(count))
-        return PlanProblems(problems, f"{note}; Countdown problems stand in")
-    if spec.task.plugin == "kg" and "files" in spec.task.options:
-        prompt = {"prompt": spec.task.options["prompt"]} if "prompt" in spec.task.options else {}
-        graph = cast(Task, build_plugin(PluginUse(plugin="kg", **prompt), "task"))
-        problems = tuple(graph.problem("train", i, seed) for i in range(count))
-        return PlanProblems(problems, f"{note}; questions about the shipped graph stand in")
+    if isinstance(task, StandsIn) and task.stand_ins:
+        problems = tuple(task.stand_in(i, seed) for i in range(count))
+        return PlanProblems(problems, f"{note}; {task.stand_ins} stand in")
     return PlanProblems(
         tuple(_build_generic_problem(task, number) for number in range(count)),
         f"{note}; problems that rlx made up stand in",

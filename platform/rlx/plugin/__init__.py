@@ -16,7 +16,16 @@ from rlx.plugin.base import API, Plugin, Use
 from rlx.plugin.credit import Estimator, Mask, Reading
 from rlx.plugin.environment import FAILED, Action, Environment, Episode, Step
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
-from rlx.plugin.task import Canonical, Corrupts, Demonstration, Problem, Rehearsed, Split, Task
+from rlx.plugin.task import (
+    Canonical,
+    Corrupts,
+    Demonstration,
+    Problem,
+    Rehearsed,
+    Split,
+    StandsIn,
+    Task,
+)
 
 __all__ = [
     "API",
@@ -40,6 +49,7 @@ __all__ = [
     "Scope",
     "Score",
     "Split",
+    "StandsIn",
     "Step",
     "Task",
     "Use",

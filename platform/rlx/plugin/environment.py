@@ -94,10 +94,13 @@ class Environment(Plugin, ABC):
     Attributes:
         kinds: every kind of turn that `step` may report; `rewards.turn.NAME.turn` names one.
         examples: example rollouts with promised results.
+        repeats: name of the `info` value that is true for a turn that repeats an earlier one; ""
+            for none. A policy that repeats itself until no turn is left raises an alarm.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
     examples: ClassVar[tuple[Episode, ...]] = ()
+    repeats: ClassVar[str] = ""
 
     @abstractmethod
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:

@@ -13,6 +13,7 @@ __all__ = [
     "Problem",
     "Rehearsed",
     "Split",
+    "StandsIn",
     "Task",
 ]
 
@@ -91,6 +92,20 @@ class Canonical(Protocol):
 
     def canonical(self, answer: str) -> str:
         """Returns a text that is the same for equivalent answers."""
+        ...
+
+
+@runtime_checkable
+class StandsIn(Protocol):
+    """A task that has problems to plan with where its data files are missing."""
+
+    @property
+    def stand_ins(self) -> str:
+        """What these problems are, in a few words; "" if the options need no data files."""
+        ...
+
+    def stand_in(self, index: int, seed: int) -> Problem:
+        """Returns problem number `index` (from 0), with the fields of those in the files."""
         ...
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from rlx.plugin import Environment
 from rlx.record import Recorder
 from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
 
@@ -14,10 +15,12 @@ SUSTAINED = 3
 FULL, RISE, REPEATS = 0.85, 1.4, 0.10
 """Thresholds: share of the allowed turns, growth of turns, share of turns that repeat others."""
 
-_TURNS, _REPEATED = "environment/turns", "environment/info/duplicate"
+_TURNS, _INFO = "environment/turns", "environment/info/"
 
 
-def find_over_querying(history: Sequence[Mapping[str, float]], max_turns: int) -> str | None:
+def find_over_querying(
+    history: Sequence[Mapping[str, float]], max_turns: int, repeats: str = ""
+) -> str | None:
     """Detects a policy that queries its environment excessively.
 
     That is the case if, for several steps in a row, rollouts use nearly all allowed turns, and
@@ -26,6 +29,7 @@ def find_over_querying(history: Sequence[Mapping[str, float]], max_turns: int) -
     Args:
         history: metrics of the phase's steps so far, from the first.
         max_turns: maximum number of regular turns of a rollout.
+        repeats: as `rlx.plugin.Environment.repeats`.
 
     Returns:
         A message with the observation and its usual cause; None if there is nothing to report.
@@ -35,23 +39,24 @@ def find_over_querying(history: Sequence[Mapping[str, float]], max_turns: int) -
         return None
     first, latest = steps[:SUSTAINED], steps[-SUSTAINED:]
     began = float(np.mean([figures[_TURNS] for figures in first]))
-    if not all(_is_over_querying(figures, began, max_turns) for figures in latest):
+    name = _INFO + repeats
+    if not all(_is_over_querying(f, began, max_turns, f.get(name)) for f in latest):
         return None
     turns = float(np.mean([figures[_TURNS] for figures in latest]))
-    repeated = [figures[_REPEATED] for figures in latest if _REPEATED in figures]
-    repeats = (
-        f", and {np.mean(repeated):.0%} of the queries repeat earlier ones" if repeated else ""
-    )
+    repeated = [figures[name] for figures in latest if name in figures]
+    also = f", and {np.mean(repeated):.0%} of the queries repeat earlier ones" if repeated else ""
     return (
         f"over-querying: rollouts now take {turns:.1f} of {max_turns} turns on average, up from "
-        f"{began:.1f} at the start of the phase{repeats}. The usual cause is that every extra "
+        f"{began:.1f} at the start of the phase{also}. The usual cause is that every extra "
         "turn earns reward: turn rewards are summed, not averaged (set credit.turn_reduce: mean "
         "to average them), or a repeated query is rewarded like a new one"
     )
 
 
-def _is_over_querying(figures: Mapping[str, float], began: float, max_turns: int) -> bool:
-    turns, repeated = figures[_TURNS], figures.get(_REPEATED)
+def _is_over_querying(
+    figures: Mapping[str, float], began: float, max_turns: int, repeated: float | None
+) -> bool:
+    turns = figures[_TURNS]
     repeats = repeated is not None and repeated >= REPEATS
     return turns >= FULL * max_turns and (repeats or turns >= RISE * began)
 
@@ -61,9 +66,11 @@ class AlarmWatch:
 
     Args:
         rollout: the phase's rollout settings; without an environment there is nothing to watch.
+        environment: the phase's environment; None without one.
     """
 
-    def __init__(self, rollout: RolloutSpec) -> None:
+    def __init__(self, rollout: RolloutSpec, environment: Environment | None) -> None:
+        self._repeats = environment.repeats if environment is not None else ""
         self._max_turns = rollout.max_turns if isinstance(rollout, EnvironmentRolloutSpec) else None
         self._history: list[Mapping[str, float]] = []
 
@@ -72,7 +79,7 @@ class AlarmWatch:
         if self._max_turns is None:
             return
         self._history.append(figures)
-        warning = find_over_querying(self._history, self._max_turns)
+        warning = find_over_querying(self._history, self._max_turns, self._repeats)
         if warning is None:
             return
         self._max_turns = None

@@ -190,7 +190,7 @@ def _train_phase(
         context.recorder.phase(phase.name)
     step, cursor, learned = at.step, at.cursor, at.learned
     carried = ControllerState.begin(recipe.spec.credit, at.carried)
-    watch = AlarmWatch(recipe.spec.rollout)
+    watch = AlarmWatch(recipe.spec.rollout, recipe.environment)
     for done in range(begun, phase.steps):
         step += 1
         rate = learning_rate(recipe.spec.optimizer, done, phase.steps)

@@ -147,6 +147,16 @@ class CountdownTask(Plugin):
             return self._problem(*records[position])
         return self._generate(split, random.Random(f"countdown/{seed}/{split}/{index}"))
 
+    @property
+    def stand_ins(self) -> str:
+        """What `rlx plan` takes where the files are missing."""
+        return "Countdown problems" if self.files is not None else ""
+
+    def stand_in(self, index: int, seed: int) -> Problem:
+        """Returns a generated problem with small numbers, which every vocabulary has."""
+        small = CountdownTask(number_range=(1, 20), target_range=(1, 99), prompt=self.prompt)
+        return small.problem("train", index, seed)
+
     def check(self) -> None:
         """Reads the files, if problems come from files.
 

@@ -103,6 +103,7 @@ class KgEnvironment(Environment):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("kg_query", "answer", "invalid")
+    repeats: ClassVar[str] = "duplicate"
 
     graph: str = WORLD
     """`world` for the shipped graph, or the path of a graph file."""

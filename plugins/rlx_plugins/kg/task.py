@@ -129,6 +129,15 @@ class KgTask(Plugin):
             paths |= {f"{split}/{beside.name}": beside for beside in find_name_files(path)}
         return {name: _compute_file_digest(path) for name, path in paths.items()}
 
+    @property
+    def stand_ins(self) -> str:
+        """What `rlx plan` takes where the files are missing."""
+        return "questions about the shipped graph" if self.files is not None else ""
+
+    def stand_in(self, index: int, seed: int) -> Problem:
+        """Returns a question about the shipped graph."""
+        return KgTask(prompt=self.prompt).problem("train", index, seed)
+
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         """Returns problem number `index` of a split; the same for the same arguments.
 
