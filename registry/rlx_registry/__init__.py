@@ -45,6 +45,16 @@ from rlx_registry.records import (
 )
 from rlx_registry.registry import Registry
 from rlx_registry.rollout_files import read_body, read_trees, search_body_trees, write_body
+from rlx_registry.rollout_records import (
+    RewardRecord,
+    RowRecord,
+    ScoreRecord,
+    SegmentRecord,
+    TreeRecord,
+    build_arrow_type,
+    get_token_values,
+    token_streams,
+)
 from rlx_registry.supervisors import forget_supervisor, is_supervisor_alive, record_supervisor
 
 __all__ = [
@@ -72,20 +82,28 @@ __all__ = [
     "PluginRecord",
     "Registry",
     "RegistryDatabaseError",
+    "RewardRecord",
     "RolloutIndex",
     "RolloutQuery",
+    "RowRecord",
     "RunRecord",
     "RunRow",
     "SchemaError",
+    "ScoreRecord",
+    "SegmentRecord",
     "StartedAttempt",
     "Status",
     "StatusChange",
+    "TreeRecord",
+    "build_arrow_type",
     "find_journal",
     "forget_supervisor",
+    "get_token_values",
     "is_supervisor_alive",
     "read_body",
     "read_trees",
     "record_supervisor",
     "search_body_trees",
+    "token_streams",
     "write_body",
 ]

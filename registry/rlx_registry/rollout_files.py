@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx_registry.errors import BodyError
+from rlx_registry.rollout_records import TreeRecord
 
 if TYPE_CHECKING:
     import pyarrow
@@ -66,9 +67,7 @@ def read_body(path: Path | str, sha256: str | None = None) -> "pyarrow.Table":
         return parquet.read_table(source)
 
 
-def read_trees(
-    path: Path | str, sha256: str | None, trees: Collection[int]
-) -> list[dict[str, Any]]:
+def read_trees(path: Path | str, sha256: str | None, trees: Collection[int]) -> list[TreeRecord]:
     """Reads the records of some trees of a step's rollouts.
 
     Raises:
@@ -78,7 +77,7 @@ def read_trees(
 
     with _open_body(Path(path), sha256) as source:
         table = parquet.read_table(source, filters=[("tree", "in", list(trees))])
-        found: list[dict[str, Any]] = table.to_pylist()
+        found: list[TreeRecord] = table.to_pylist()
         return found
 
 

@@ -4,28 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from rlx.reward import RewardEntry
+from rlx_registry import RewardRecord, build_arrow_type
 
 __all__ = ["ENTRIES", "encode_entries", "encode_values", "read_entries"]
 
-ENTRIES = pa.list_(
-    pa.struct(
-        [
-            ("name", pa.string()),
-            ("raw", pa.float64()),
-            ("weight", pa.float64()),
-            ("status", pa.string()),
-            ("reason", pa.string()),
-            ("parts", pa.string()),
-        ]
-    )
-)
+ENTRIES = build_arrow_type(list[RewardRecord])
 """Type of a column with the reward entries of a turn or rollout."""
 
 
-def encode_entries(entries: Mapping[str, RewardEntry]) -> list[dict[str, Any]]:
+def encode_entries(entries: Mapping[str, RewardEntry]) -> list[RewardRecord]:
     """Encodes reward entries as one cell of an `ENTRIES` column."""
     return [
         {
@@ -45,6 +33,11 @@ def encode_values(values: Mapping[str, Any]) -> str:
     return json.dumps(dict(values)) if values else "{}"
 
 
-def read_entries(stored: Sequence[Mapping[str, Any]]) -> dict[str, RewardEntry]:
+def read_entries(stored: Sequence[RewardRecord]) -> dict[str, RewardEntry]:
     """Decodes one cell of an `ENTRIES` column, by reward name."""
-    return {e["name"]: RewardEntry(**{**e, "parts": json.loads(e["parts"])}) for e in stored}
+    return {
+        e["name"]: RewardEntry(
+            e["name"], e["raw"], e["weight"], e["status"], e["reason"], json.loads(e["parts"])
+        )
+        for e in stored
+    }

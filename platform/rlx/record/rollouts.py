@@ -11,18 +11,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rlx.record.reward_entries import ENTRIES, encode_entries, encode_values
+from rlx.record.reward_entries import encode_entries, encode_values
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment
 from rlx.text import replace_surrogates
-from rlx_registry import RolloutIndex
+from rlx_registry import (
+    RolloutIndex,
+    RowRecord,
+    ScoreRecord,
+    SegmentRecord,
+    TreeRecord,
+    build_arrow_type,
+    token_streams,
+)
 
 __all__ = [
     "PIECES",
@@ -40,75 +48,19 @@ __all__ = [
 Role = Literal["trained", "filtered", "greedy"]
 """Role of a tree: trained on, filtered out for lack of signal, or sampled as a greedy baseline."""
 
-TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
-    "mask": torch.bool,
-    "weights": torch.float32,
-    "advantages": torch.float32,
-    "old_logprobs": torch.float32,
-    "reference_logprobs": torch.float32,
-    "values": torch.float32,
-    "placed": torch.float32,
-    "token_rewards": torch.float32,
-    "kl": torch.float32,
-    "returns": torch.float32,
-    "step_ids": torch.int64,
-    "mc_values": torch.float32,
-}
-"""Values stored per token of a row, under their names in `rlx.step`. `mc_values` is the value of
-the state in which the token's reasoning step begins."""
+SCHEMA = pa.schema(build_arrow_type(TreeRecord))
 
-SCORE_COLUMNS: Final = ("total_score", "token_level_scores", "seed_returns_score", "greedy_score")
-"""Scores stored per row; `greedy_score` is the score of its prompt's greedy answer."""
+_TORCH = {pa.bool_(): torch.bool, pa.float32(): torch.float32, pa.int64(): torch.int64}
+_ROW = SCHEMA.field("rows").type.value_type
+TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
+    name: _TORCH[_ROW.field(name).type.value_type] for name in token_streams()
+}
+"""Types of the values stored per token of a row, under their names in `rlx.train_batch`."""
+SCORE_COLUMNS: Final = tuple(ScoreRecord.__annotations__)
+"""Scores stored per row."""
 
 _STORED_NAMES = {"masked_return_sum": "seed_returns_score"}
 
-_ARROW = {torch.bool: pa.bool_(), torch.float32: pa.float32(), torch.int64: pa.int64()}
-_SEGMENT = pa.struct(
-    [
-        ("parent", pa.int32()),
-        ("author", pa.string()),
-        ("turn", pa.int32()),
-        ("kind", pa.string()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("behaviour_logprobs", pa.list_(pa.float32())),
-        ("finish_reason", pa.string()),
-        ("text", pa.string()),
-        ("spans", pa.string()),
-        ("hull", pa.list_(pa.int32())),
-        ("seed", pa.int64()),
-        ("info", pa.string()),
-        ("rewards", ENTRIES),
-        # Global rewards of the rollout that ends here; null if none does.
-        ("global_rewards", ENTRIES),
-        ("dropped", pa.bool_()),
-    ]
-)
-_ROW = pa.struct(
-    [
-        ("row", pa.int32()),
-        ("segment", pa.int32()),
-        ("parent", pa.int32()),
-        ("kind", pa.string()),
-        ("level", pa.int32()),
-        ("group", pa.int32()),
-        ("start", pa.int32()),
-        *((name, pa.list_(_ARROW[dtype])) for name, dtype in TOKEN_COLUMNS.items()),
-        ("scores", pa.struct([(name, pa.float32()) for name in SCORE_COLUMNS])),
-    ]
-)
-SCHEMA = pa.schema(
-    [
-        ("tree", pa.int32()),
-        ("role", pa.string()),
-        ("problem_id", pa.string()),
-        ("prompt", pa.string()),
-        ("system", pa.string()),
-        ("problem", pa.string()),
-        ("stratum", pa.string()),
-        ("segments", pa.list_(_SEGMENT)),
-        ("rows", pa.list_(_ROW)),
-    ]
-)
 PIECES = pa.field("pieces", pa.list_(pa.list_(pa.string())))
 """Text of each token of each segment, for readers without a tokenizer; not used in computations."""
 
@@ -165,11 +117,11 @@ class TrainedRows:
             return [{} for _ in self.places]
         return [dict(zip(self.scores, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def record(self, row: int) -> dict[str, Any]:
+    def record(self, row: int) -> RowRecord:
         """One row as a record of the schema."""
         _, segment, parent, kind, level = self.places[row]
         start, stop = self.ranges[row]
-        return {
+        record = {
             "row": row,
             "segment": segment,
             "parent": parent,
@@ -183,6 +135,7 @@ class TrainedRows:
             },
             "scores": self.get_row_scores(row),
         }
+        return cast("RowRecord", record)
 
     def get_row_scores(self, row: int) -> dict[str, float | None]:
         """The scores of one row, by name."""
@@ -203,10 +156,11 @@ def rollout_table(
         rows: the trained rows.
         roles: role of each tree; None means that all were trained on.
     """
-    trained: dict[int, list[dict[str, Any]]] = {}
+    all_trained: Sequence[Role] = ["trained"] * len(trees)
+    trained: dict[int, list[RowRecord]] = {}
     for row, place in enumerate(rows.places):
         trained.setdefault(place[0], []).append(rows.record(row))
-    records = [
+    records: list[TreeRecord] = [
         {
             "tree": t,
             "role": role,
@@ -220,7 +174,7 @@ def rollout_table(
             ],
             "rows": trained.get(t, []),
         }
-        for t, (tree, role) in enumerate(zip(trees, roles or ["trained"] * len(trees), strict=True))
+        for t, (tree, role) in enumerate(zip(trees, roles or all_trained, strict=True))
     ]
     return pa.Table.from_pylist(records, schema=SCHEMA)
 
@@ -236,7 +190,7 @@ def add_piece_column(table: pa.Table, trees: Sequence[RolloutTree], pieces: Piec
 
 def _build_segment_record(
     segment: Segment, place: tuple[int, int], rewards: RewardTable
-) -> dict[str, Any]:
+) -> SegmentRecord:
     spans = {
         name: {"outer": span.outer, "inner": span.inner, "text": span.text}
         for name, span in segment.spans.items()
@@ -247,12 +201,12 @@ def _build_segment_record(
         "author": segment.author,
         "turn": segment.turn,
         "kind": segment.kind,
-        "token_ids": segment.token_ids,
-        "behaviour_logprobs": segment.logprobs,
+        "token_ids": list(segment.token_ids),
+        "behaviour_logprobs": list(segment.logprobs),
         "finish_reason": segment.finish_reason,
         "text": replace_surrogates(segment.text),
         "spans": json.dumps(spans),
-        "hull": segment.hull,
+        "hull": None if segment.hull is None else list(segment.hull),
         "seed": segment.seed,
         "info": encode_values(segment.info),
         "rewards": encode_entries(rewards.turns.get(place, {})),

@@ -5,7 +5,15 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlx_registry import BodyError, Registry, RunRecord, read_trees, search_body_trees
+from rlx_registry import (
+    BodyError,
+    Registry,
+    RewardRecord,
+    RunRecord,
+    TreeRecord,
+    read_trees,
+    search_body_trees,
+)
 
 __all__ = [
     "Trees",
@@ -17,7 +25,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Trees = Mapping[int, Mapping[str, Any]]
+Trees = Mapping[int, TreeRecord]
 """Records of a rollout file by tree."""
 
 
@@ -56,7 +64,7 @@ def _read_rollout_body(
         return None, str(error)
 
 
-def list_path_segments(tree: Mapping[str, Any], segment: int) -> list[int]:
+def list_path_segments(tree: TreeRecord, segment: int) -> list[int]:
     """Segments from the root to `segment`, inclusive."""
     found = []
     while segment >= 0:
@@ -65,9 +73,7 @@ def list_path_segments(tree: Mapping[str, Any], segment: int) -> list[int]:
     return found[::-1]
 
 
-def list_messages_between(
-    tree: Mapping[str, Any], parent: int, segment: int
-) -> list[dict[str, Any]]:
+def list_messages_between(tree: TreeRecord, parent: int, segment: int) -> list[dict[str, Any]]:
     """The messages after `parent` up to `segment`: turns, observations and follow-up prompts."""
     path = list_path_segments(tree, segment)
     after = path.index(parent) + 1 if parent in path else 1
@@ -87,7 +93,7 @@ def list_messages_between(
     ]
 
 
-def build_reward_cells(entries: Collection[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+def build_reward_cells(entries: Collection[RewardRecord] | None) -> list[dict[str, Any]]:
     """Raw rewards and their weighted parts; None if a reward is absent."""
     return [
         {

@@ -6,7 +6,16 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
-from rlx_registry import NotFoundError, Registry, RolloutIndex, RunRecord
+from rlx_registry import (
+    NotFoundError,
+    Registry,
+    RolloutIndex,
+    RowRecord,
+    RunRecord,
+    TreeRecord,
+    get_token_values,
+    token_streams,
+)
 from rlx_web.pages.bodies import build_reward_cells, list_path_segments, load_tree_records
 from rlx_web.pages.run import build_run_summary, list_leaf_values
 
@@ -14,17 +23,9 @@ __all__ = ["CHANNELS", "build_credit_page"]
 
 CHANNELS = {
     "advantage": "advantages",
-    "weight": "weights",
-    "reward placed": "placed",
-    "KL from reference": "kl",
-    "token reward": "token_rewards",
-    "return": "returns",
-    "value": "values",
+    **{stream.title: name for name, stream in token_streams().items() if stream.title},
     "log-probability, sampler": "behaviour",
-    "log-probability, learner": "old_logprobs",
     "learner − sampler": "drift",
-    "log-probability, reference": "reference_logprobs",
-    "Monte-Carlo value": "mc_values",
 }
 """Fields by which tokens can be coloured, keyed by their titles."""
 WINDOW = 600
@@ -93,7 +94,7 @@ def _find_row_tree(registry: Registry, record: RunRecord, step: int, row: int) -
     return tree
 
 
-def _build_token_lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _build_token_lines(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]]:
     """All tokens of the row's sequence, including its prompt."""
     pieces = body.get("pieces")
     first, held = kept["start"], len(kept["mask"] or ())
@@ -104,7 +105,7 @@ def _build_token_lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list
         sampled = segment["behaviour_logprobs"] or ()
         for i, token in enumerate(segment["token_ids"]):
             at = len(lines)
-            line = {
+            line: dict[str, Any] = {
                 "position": at,
                 "text": texts[i],
                 "token": token,
@@ -124,10 +125,10 @@ def _build_token_lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list
     return lines
 
 
-def _get_token_figures(kept: Mapping[str, Any], at: int) -> dict[str, Any]:
-    names = [name for name in CHANNELS.values() if kept.get(name)]
-    figures = {name: kept[name][at] for name in names}
-    return figures | {"learns": bool(kept["mask"][at])}
+def _get_token_figures(kept: RowRecord, at: int) -> dict[str, Any]:
+    streams = {name: get_token_values(kept, name) for name in CHANNELS.values()}
+    figures = {name: values[at] for name, values in streams.items() if values}
+    return figures | {"learns": bool((kept["mask"] or ())[at])}
 
 
 def _compute_token_window(
@@ -169,7 +170,7 @@ def _build_comparison_group(own: RolloutIndex, mates: Sequence[RolloutIndex]) ->
     }
 
 
-def _list_row_turns(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _list_row_turns(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]]:
     """The row's own turns, each with its rewards."""
     path = list_path_segments(body, kept["segment"])
     after = path.index(kept["parent"]) + 1 if kept["parent"] in path else 0
