@@ -1,6 +1,7 @@
 """`rlx check`: checks that a run's stored rollouts and probes are consistent."""
 
 from dataclasses import asdict
+from itertools import count
 from typing import TYPE_CHECKING
 
 import click
@@ -28,10 +29,8 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     The exit code is 0 when every identity holds, 1 when one is violated, and 3 when every identity
     that could be checked holds but a reward plugin is missing.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from rlx.audit import check_run, probe_bodies
-    from rlx.cli.console import open_console
+    from rlx.cli.progress_bar import open_progress_bar
 
     with open_registry(url) as registry:
         found = registry.run(run)
@@ -46,18 +45,9 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
             )
         steps = recorded if step is None else [step]
         probes = probe_bodies(registry, found.id, step)
-        console = open_console(stderr=True)
-        bars = Progress(
-            TextColumn("checking steps and probes"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        with bars:
-            task = bars.add_task("", total=len(steps) + len(probes))
-            report = check_run(registry, found, steps, probes, show=lambda _: bars.advance(task))
+        done = count(1)
+        with open_progress_bar("checking", "steps and probes", len(steps) + len(probes)) as show:
+            report = check_run(registry, found, steps, probes, show=lambda _: show(next(done)))
     print_text(
         format_json(_build_check_json(report), indent=2) if as_json else _format_check_table(report)
     )

@@ -7,7 +7,7 @@ import click
 from rlx.cli.comparison import compare_recipes
 from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import open_registry, registry_option
-from rlx.errors import EnvironmentFault
+from rlx.cli.writing import write_text_file
 from rlx.text import escape_unprintable
 
 __all__ = ["compare"]
@@ -36,12 +36,7 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
     with open_registry(url) as registry:
         found = compare_recipes(registry, names)
     if page is not None:
-        try:
-            page.write_text(tables.render_comparison_html(found), encoding="utf-8")
-        except OSError as error:
-            raise EnvironmentFault(
-                f"cannot write {escape_unprintable(str(page))}: {error.strerror or error}"
-            ) from error
+        write_text_file(page, tables.render_comparison_html(found))
         print_text(escape_unprintable(str(page)), err=True)
     if form == "json":
         print_text(format_json(tables.build_comparison_json(found), indent=2))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.output import format_json, print_text
+from rlx.cli.progress_bar import open_progress_bar
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.cli.trained_model import (
     TrainedModel,
@@ -20,11 +21,11 @@ from rlx.cli.trained_model import (
     run_target,
     update_mlflow_mirror,
 )
+from rlx.cli.writing import explain_write_errors
 from rlx.discovery import check_read_spec
-from rlx.errors import EnvironmentFault, RewardError, SpecError
+from rlx.errors import RewardError, SpecError
 from rlx.home import format_path, get_rlx_home
 from rlx.launch import child_environment
-from rlx.run import Progress
 from rlx.spec import OWN_SUITE, ExperimentSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import (
     InvalidSpec,
@@ -250,41 +251,11 @@ def _answer_requested_suite(
     kept = (
         locate_run_folder(target.run).root if target.run else get_rlx_home() / "cache"
     ) / "evaluations"
-    with _open_answer_bar() as show:
-        return suite, answer_suite(spec, sets, suite, target.model, target.mark, kept, show)
-
-
-@contextmanager
-def _open_answer_bar() -> "Iterator[Any]":
-    """Shows a progress bar if stderr is a terminal; yields the function that updates it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    from rlx.cli.console import open_console
-
-    console = open_console(stderr=True)
-    bars = Bars(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("problems"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    with bars:
-        task = bars.add_task("starting", total=None)
-
-        def update_answer_bar(progress: Progress) -> None:
-            bars.update(
-                task,
-                description=escape_unprintable(progress.stage),
-                completed=progress.done,
-                total=progress.total,
-            )
-
-        yield update_answer_bar
+    with open_progress_bar("starting", "problems") as show:
+        return suite, answer_suite(
+            *(spec, sets, suite, target.model, target.mark, kept),
+            lambda at: show(at.done, at.total, at.stage),
+        )
 
 
 def _compute_suite_figures(
@@ -312,10 +283,8 @@ def _write_answers(answers: "Mapping[str, Sequence[ScoredAnswer]]", path: Path) 
         for name, own in answers.items()
         for answer in own
     )
-    try:
+    with explain_write_errors(path):
         path.write_text("".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise _build_write_fault(path, error) from error
 
 
 def _draw_suite_pictures(
@@ -326,34 +295,22 @@ def _draw_suite_pictures(
 ) -> list[Path]:
     from rlx.evaluation import draw_suite
 
-    try:
+    with explain_write_errors(folder):
         return draw_suite(answers, figures, outside, folder)
-    except OSError as error:
-        raise _build_write_fault(folder, error) from error
 
 
 def _require_places(out: Path | None, pictures: Path | None) -> None:
     """Checks, before any answer is sampled, that the output paths are writable."""
     if out is not None and not (out.is_fifo() or out.is_char_device()):
         new = not out.exists()
-        try:
+        with explain_write_errors(out):
             out.open("ab").close()
-        except OSError as error:
-            raise _build_write_fault(out, error) from error
         if new:
             out.resolve().unlink()
     if pictures is not None:
-        try:
+        with explain_write_errors(pictures):
             pictures.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=pictures).close()
-        except OSError as error:
-            raise _build_write_fault(pictures, error) from error
-
-
-def _build_write_fault(path: Path, error: OSError) -> EnvironmentFault:
-    return EnvironmentFault(
-        f"cannot write {escape_unprintable(str(path))}: {error.strerror or error}"
-    )
 
 
 def _record_suite(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from rlx.cli.output import format_json, print_report, print_text
+from rlx.cli.writing import write_text_file
 from rlx.discovery import check_file
-from rlx.errors import EnvironmentFault, SpecError
+from rlx.errors import SpecError
 from rlx.spec.reading import format_diagnostic
 from rlx.text import escape_unprintable
 
@@ -94,10 +95,5 @@ def _print_plan_findings(report: "PlanReport", spec: Path) -> None:
 def _write_plan_page(report: "PlanReport", selected: Sequence[Sequence[int]], file: Path) -> None:
     from rlx.plan import render_plan_page
 
-    where = escape_unprintable(str(file))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(render_plan_page(report, selected), encoding="utf-8")
-    except OSError as error:
-        raise EnvironmentFault(f"cannot write {where}: {error.strerror}") from error
-    print_text(f"wrote {where}", err=True)
+    write_text_file(file, render_plan_page(report, selected))
+    print_text(f"wrote {escape_unprintable(str(file))}", err=True)

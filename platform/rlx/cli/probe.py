@@ -3,8 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.output import format_json, print_text
+from rlx.cli.progress_bar import open_progress_bar
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.cli.trained_model import model_target, run_target, update_mlflow_mirror
+from rlx.cli.writing import explain_write_errors
 from rlx.discovery import check_read_spec
-from rlx.errors import EnvironmentFault, SpecError
+from rlx.errors import SpecError
 from rlx.launch import child_environment
-from rlx.run import Progress
 from rlx.spec import ExperimentSpec, ProbeSpec
 from rlx.spec.reading import YamlDocument, apply_overrides, validate_document
 from rlx.text import escape_unprintable
@@ -190,8 +190,8 @@ def _run_target_probe(target: _Target) -> "tuple[ProbeResult, list[RecordedProbe
 
     spec = target.spec
     settings = spec.probe or ProbeSpec()
-    with _open_probe_bar() as show:
-        found = probe_exported(spec, target.model, show)
+    with open_progress_bar("probing", "problems") as show:
+        found = probe_exported(spec, target.model, lambda at: show(at.done, at.total))
     probes = build_probe_records(found, settings, spec.seed, target.run.step if target.run else 0)
     if not probes:
         bare = sum(a.reasoning is None for a in found.answered)
@@ -224,34 +224,6 @@ def _rename_probe_suite(one: "RecordedProbe", digest: str) -> "RecordedProbe":
     from dataclasses import replace
 
     return replace(one, suite=f"{one.suite}/{digest}")
-
-
-@contextmanager
-def _open_probe_bar() -> "Iterator[Any]":
-    """Shows a progress bar if stderr is a terminal; yields the function that updates it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    from rlx.cli.console import open_console
-
-    console = open_console(stderr=True)
-    bars = Bars(
-        TextColumn("probing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("problems"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    with bars:
-        task = bars.add_task("", total=None)
-
-        def update_probe_bar(progress: Progress) -> None:
-            bars.update(task, completed=progress.done, total=progress.total)
-
-        yield update_probe_bar
 
 
 # Results ---------------------------------------------------------------------------------------
@@ -301,27 +273,19 @@ def _write_probe_samples(found: "ProbeResult", path: Path) -> None:
     from rlx.record import probe_table
     from rlx_registry import write_body
 
-    try:
+    with explain_write_errors(path):
         write_body(path, probe_table(found))
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot write {escape_unprintable(str(path))}: {error.strerror or error}"
-        ) from error
 
 
 def _draw_probe_pictures(probes: "Sequence[RecordedProbe]", path: Path) -> None:
     """Plots the probe curves, and stated against sampled confidence where it was stated."""
     from rlx.probe import draw_probe_curves, draw_verbal_against_sampled
 
-    try:
+    with explain_write_errors(path):
         draw_probe_curves(probes, path)
         if any(one.verbal for one in probes):
             stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
             draw_verbal_against_sampled(probes, stem.with_name(f"{stem.name}-verbal_conf"))
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot write {escape_unprintable(str(path))}: {error.strerror or error}"
-        ) from error
 
 
 def _show_probe_results(probes: "Sequence[RecordedProbe]") -> None:

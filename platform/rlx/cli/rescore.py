@@ -2,14 +2,15 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx.cli.output import format_json, print_text
+from rlx.cli.progress_bar import open_progress_bar
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.discovery import check_read_spec, describe_plugin_changes
 from rlx.errors import SpecError
@@ -79,8 +80,12 @@ def rescore(
         spec, own, notes = _build_rescore_spec(found, file, overrides)
         steps = _select_rescore_steps(found, registry.results.rollout_steps(found.id), requested)
         summary, most = RescoringSummary(found.id), _MostChangedRows(rows)
-        with _open_rescore_bar(len(steps)) as show:
-            for one in rescored(registry, found, spec, steps, own=own, show=show):
+        with open_progress_bar("rescoring", "steps", len(steps)) as show:
+            done = count(1)
+            changed = rescored(
+                registry, found, spec, steps, own=own, show=lambda _: show(next(done))
+            )
+            for one in changed:
                 summary.add(one)
                 most.keep_largest(one)
     if as_json:
@@ -152,29 +157,6 @@ class _MostChangedRows:
                 break
             self.rows = sorted([*self.rows, (gap, row, found)], key=lambda r: -r[0])
             self.rows = self.rows[: self._count]
-
-
-@contextmanager
-def _open_rescore_bar(total: int) -> "Iterator[Any]":
-    """Shows a progress bar if stderr is a terminal; yields the function that advances it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bars
-
-    from rlx.cli.console import open_console
-
-    console = open_console(stderr=True)
-    bars = Bars(
-        TextColumn("rescoring"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps"),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    with bars:
-        task = bars.add_task("", total=total)
-        yield lambda _: bars.advance(task)
 
 
 # Output ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 from rlx.checkpoint import CheckpointError, compute_manifest_digest, copy_checkpoint
 from rlx.cli.output import print_text
 from rlx.cli.registry import RUN_LIKE, locate_run_folder, open_registry
+from rlx.cli.writing import explain_write_errors
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path, get_rlx_home, tracking_url
 from rlx.model import check_model_files
@@ -90,12 +91,8 @@ def checkpoint_target(name: str, step: int, url: str) -> Iterator[TrainedModel]:
 
     folder = locate_run_folder(run)
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
-    try:
+    with explain_write_errors(folder.root):
         place = tempfile.TemporaryDirectory(dir=folder.root, prefix=".rlx-eval-")
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot write {format_path(folder.root)}: {error.strerror}"
-        ) from error
     with place as aside:
         model = Path(aside) / "model"
         try:

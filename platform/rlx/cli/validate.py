@@ -11,8 +11,9 @@ import click
 from rlx.cli.failures import format_error_text
 from rlx.cli.output import format_json, print_report, print_text
 from rlx.cli.text import format_columns
+from rlx.cli.writing import write_text_file
 from rlx.discovery import ExperimentPlugins, check_file, list_installed_plugins
-from rlx.errors import EnvironmentFault, RlxError, SpecError
+from rlx.errors import RlxError, SpecError
 from rlx.plugin import Plugin
 from rlx.spec import PROFILES, ExperimentSpec
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, format_diagnostic, format_key_path
@@ -212,10 +213,5 @@ def schema(output: Path | None) -> None:
         return
     if output.is_dir():
         raise SpecError(f"-o {escape_unprintable(str(output))} is a folder; name a file in it")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        where = escape_unprintable(str(output))
-        raise EnvironmentFault(f"cannot write {where}: {error.strerror}") from error
+    write_text_file(output, text)
     print_text(f"wrote {escape_unprintable(str(output))}", err=True)
