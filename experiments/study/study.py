@@ -135,14 +135,12 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
     "study-recipe": (
         _arm("centred", "center"),
         Recipe("no entropy bonus", "experiments/rlcr.yaml", suite=SUITE),
-        Recipe("coupled, no entropy bonus", f"{STUDY}/coupled.yaml", (NO_ENTROPY,)),
+        _arm("coupled", "coupled"),
     ),
     "study-push": (
         _asked("σ", "sigma"),
         _asked("σ, half the push", "sigma", "estimator.lambda_conf=0.825"),
         _asked("σ, no entropy bonus", "sigma", NO_ENTROPY),
-        _asked("coupled", "coupled"),
-        _asked("coupled, no entropy bonus", "coupled", NO_ENTROPY),
     ),
     "study-kg": (
         _asked("multi-turn GRPO", "kg"),
