@@ -11,7 +11,9 @@ APART = {
     "sigma": {"estimator.confidence.normalize", "estimator.lambda_conf"},
     "prompt_scale": {"estimator.second_level", "estimator.lambda_conf"},
     "ema_scale": {"estimator.second_level", "estimator.lambda_conf"},
-    "coupled": {"phases.1.name", "phases.1.set"},
+    "coupled": {
+        *("phases.1.name", "phases.1.set", "loss.entropy.coefficient", "loss.entropy.span"),
+    },
     "accuracy": {"phases.1.name", "phases.1.set"},
 }
 
