@@ -130,7 +130,9 @@ def test_a_confidence_is_scored_against_its_own_answer(finished):
             for row in tree["rows"]:
                 if row["kind"] != "confidence":
                     continue
-                (brier,) = tree["segments"][row["segment"]]["rewards"]
+                rewards = {r["name"]: r for r in tree["segments"][row["segment"]]["rewards"]}
+                assert set(rewards) == {"_form", "brier"}
+                brier = rewards["brier"]
                 label = {r["name"]: r["raw"] for r in tree["segments"][row["parent"]]["rewards"]}
                 confidence = json.loads(brier["parts"]).get("confidence")
                 if confidence is not None:
@@ -149,7 +151,11 @@ def test_advantages_follow_from_the_stored_rewards(finished):
             ((row, tree) for tree in trees for row in tree["rows"]), key=lambda pair: pair[0]["row"]
         )
         totals = [
-            sum(r["weight"] * r["raw"] for r in tree["segments"][row["segment"]]["rewards"])
+            sum(
+                r["weight"] * r["raw"]
+                for r in tree["segments"][row["segment"]]["rewards"]
+                if not r["name"].startswith("_")
+            )
             for row, tree in rows
         ]
         assert [item.reward for item in index] == pytest.approx(totals)

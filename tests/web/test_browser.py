@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from rlx_registry import Registry, read_body
 
@@ -82,14 +83,16 @@ def test_a_chart_says_the_values_at_the_pointer(visit, real, known):
     (curve,) = known.queries.curves(RLCR, ["rewards/accuracy/mean"]).values()
     page = visit(real)
     page.goto(f"/runs/{RLCR}")
+    for section in page.locator("[data-section]").all():  # what is drawn later moves what is here
+        section.scroll_into_view_if_needed()
+        section.locator("xpath=self::*[@data-ready]").wait_for()
     figure = page.locator("figure.chart", has_text="by component")
     figure.scroll_into_view_if_needed()
-    figure.locator("svg").wait_for()
     entry = figure.locator(".entry", has_text="accuracy").locator("b")
     assert float(entry.inner_text()) == pytest.approx(curve[-1][1], abs=1e-3), "the last at rest"
     width = figure.locator("svg").bounding_box()["width"]
     figure.locator("svg").hover(position={"x": width * 50 / 320, "y": 60})
-    assert figure.locator(".legend > .faint").inner_text() == f"step {curve[0][0]}"
+    expect(figure.locator(".legend > .faint")).to_have_text(f"step {curve[0][0]}")
     assert float(entry.inner_text()) == pytest.approx(curve[0][1], abs=1e-3)
     assert figure.locator("circle[visibility=visible]").count() >= 3
     page.mouse.move(2, 2)
