@@ -13,7 +13,13 @@ from rlx.discovery import Kind, list_installed_plugins
 from rlx.errors import SpecError
 from rlx.text import escape_unprintable
 
-__all__ = ["write_plugin_scaffold"]
+__all__ = ["KINDS", "write_plugin_scaffold"]
+
+KINDS: tuple[Kind, ...] = ("reward", "task", "environment", "estimator", "mask")
+"""Kinds that have templates."""
+
+_IMPLEMENTATIONS: dict[Kind, str] = {"estimator": "advantages.py", "mask": "tokens.py"}
+"""The file of the function that a descriptor names, for kinds that have one."""
 
 _is_name = re.compile(r"[a-z][a-z0-9_]*").fullmatch
 
@@ -23,7 +29,7 @@ def write_plugin_scaffold(name: str, kind: Kind, parent: Path) -> Path:
 
     Args:
         name: name of the plugin in YAML.
-        kind: "reward", "task" or "environment".
+        kind: one of `KINDS`.
         parent: folder to create the distribution's folder in.
 
     Raises:
@@ -42,13 +48,16 @@ def write_plugin_scaffold(name: str, kind: Kind, parent: Path) -> Path:
         "distribution": distribution,
         "version": __version__,
     }
+    words["usage"] = _fill_scaffold_template(f"usage_{kind}.yaml", words)
     written = {
         "pyproject.toml": "pyproject.toml",
-        "README.md": f"README_{kind}.md",
+        "README.md": "README.md",
         f"{package}/__init__.py": f"{kind}.py",
         f"{package}/py.typed": None,
-        f"tests/test_{name}.py": f"test_{kind}.py",
+        f"tests/test_{name}.py": "test.py",
     }
+    if code := _IMPLEMENTATIONS.get(kind):
+        written[f"{package}/{code}"] = f"{kind}_{code}"
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -79,11 +88,7 @@ def _check_name(name: str, kind: Kind, package: str) -> None:
             f"'{printable}' cannot name a plugin: use a to z, 0 to 9 and _, beginning with a letter"
             f"{hint}"
         )
-    if (
-        keyword.iskeyword(name)
-        or hasattr(builtins, name)
-        or name in ("reward", "task", "environment")
-    ):
+    if keyword.iskeyword(name) or hasattr(builtins, name) or name in KINDS:
         raise SpecError(f"'{printable}' cannot name a plugin: Python or rlx reserves it")
     if taken := [f for f in list_installed_plugins(kind) if f.name == name]:
         raise SpecError(

@@ -9,6 +9,7 @@ import click
 from rlx.cli.options import registry_option
 from rlx.cli.output import format_json, print_text
 from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
+from rlx.cli.plugins.scaffold import KINDS, write_plugin_scaffold
 from rlx.cli.text import format_columns
 from rlx.discovery import (
     Kind,
@@ -97,7 +98,7 @@ def check(
 @click.argument("name")
 @click.option(
     "--kind",
-    type=click.Choice(["reward", "task", "environment"]),
+    type=click.Choice(KINDS),
     default="reward",
     show_default=True,
 )
@@ -109,8 +110,6 @@ def check(
 )
 def new(name: str, kind: str, into: Path) -> None:
     """Write a distribution with a small plugin, its test and its README."""
-    from rlx.cli.plugins.scaffold import write_plugin_scaffold
-
     folder = write_plugin_scaffold(name, cast(Kind, kind), into)
     print_text(f"wrote {escape_unprintable(str(folder))}", err=True)
     print_text(
