@@ -11,6 +11,7 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -56,10 +57,14 @@ def rollouts() -> CreditInputs:
         levels=torch.zeros(4, dtype=torch.int64),
         tree_ids=torch.zeros(4, dtype=torch.int64),
         state_ids=torch.tensor([[0, 1], [0, 1], [0, 2], [0, -1]]),
-        values=values,
-        greedy_scores=torch.full((4,), 0.5),
-        step_ids=steps,
-        mc_values=torch.tensor([[0.5, 0.7, 0.0], [0.5, 0.6, 0.0], [0.5, 0.3, 0.0], [0.5, 0.0, 0]]),
+        streams={
+            "values": values,
+            "greedy_scores": torch.full((4,), 0.5),
+            "step_ids": steps,
+            "mc_values": torch.tensor(
+                [[0.5, 0.7, 0.0], [0.5, 0.6, 0.0], [0.5, 0.3, 0.0], [0.5, 0.0, 0]]
+            ),
+        },
     )
 
 
@@ -84,7 +89,7 @@ def answers() -> CreditInputs:
 RLCR = ((1.0, (0.9, 0.7, 0.5)), (0.0, (0.8, 0.5, 0.1)))
 
 
-def _placed(*, turn_rewards: torch.Tensor, **fields: torch.Tensor) -> CreditInputs:
+def _placed(*, turn_rewards: torch.Tensor, **fields: Any) -> CreditInputs:
     present, mask = ~turn_rewards.isnan(), fields["turn_ids"] > 0
     placed = place_rewards(
         turn_rewards,

@@ -90,7 +90,7 @@ def subtract_kl(
     Raises:
         RlxError: KL from the reference policy is not finite.
     """
-    old, reference = streams.old_logprobs, streams.reference_logprobs
+    old, reference = streams.old_logprobs, streams.get("reference_logprobs")
     if reference is None:
         return rewards, None
     kl = torch.where(mask, kl_terms(old, reference, credit.kl_penalty), 0.0)
@@ -121,12 +121,7 @@ def build_credit_inputs(
         tree_ids=batch.tree_ids,
         state_ids=batch.state_ids,
         score_source=credit.score_source,
-        values=streams.values,
-        old_logprobs=streams.old_logprobs,
-        reference_logprobs=streams.reference_logprobs,
-        greedy_scores=streams.greedy_scores,
-        step_ids=streams.step_ids,
-        mc_values=streams.mc_values,
+        streams={"old_logprobs": streams.old_logprobs, **streams.optional},
         state=streams.state,
     )
 

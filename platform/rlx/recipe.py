@@ -32,7 +32,7 @@ class Recipe:
         rewards: turn rewards and global rewards.
         mask: returns the loss mask of a batch.
         estimator: turns rewards into advantages.
-        needs: token streams that the estimator reads.
+        needs: streams, and other things, that the estimator or the loss reads.
     """
 
     spec: ExperimentSpec
@@ -44,28 +44,6 @@ class Recipe:
     mask: Callable[[TokenBatch], Tensor]
     estimator: Estimate
     needs: frozenset[str]
-
-    @property
-    def wants_values(self) -> bool:
-        """Whether the estimator reads a critic's values."""
-        return "values" in self.needs
-
-    @property
-    def wants_mc(self) -> bool:
-        """Whether the estimator reads Monte-Carlo values of intermediate states."""
-        return "mc_values" in self.needs
-
-    @property
-    def wants_greedy(self) -> bool:
-        """Whether a greedy answer is sampled for each prompt."""
-        return "greedy_scores" in self.needs
-
-    @property
-    def wants_reference(self) -> bool:
-        """Whether log-probabilities under the reference policy are needed."""
-        spec = self.spec
-        uses_kl = spec.credit.use_kl_in_reward or spec.loss.kl is not None
-        return uses_kl or "reference_logprobs" in self.needs
 
     @property
     def rules(self) -> CreditRules:
@@ -134,8 +112,14 @@ def build_recipe(spec: ExperimentSpec) -> Recipe:
         ),
         mask=_bind_options(plugins.mask),
         estimator=_bind_options(plugins.estimator),
-        needs=frozenset(list_needed_streams(plugins.estimator)),
+        needs=frozenset(list_needed_streams(plugins.estimator)) | _list_kl_streams(spec),
     )
+
+
+def _list_kl_streams(spec: ExperimentSpec) -> frozenset[str]:
+    """The streams that KL in the reward or in the loss reads."""
+    uses_kl = spec.credit.use_kl_in_reward or spec.loss.kl is not None
+    return frozenset({"reference_logprobs"} if uses_kl else ())
 
 
 def build_environment_host(recipe: Recipe, pool: RewardPool) -> PooledHost | None:

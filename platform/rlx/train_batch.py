@@ -77,23 +77,20 @@ class TokenStreams:
 
     Attributes:
         old_logprobs: `[B, T]` nats under the old policy; read only inside the mask.
-        reference_logprobs: `[B, T]` nats under the reference policy; None if not needed.
-        values: `[B, T]` the critic's estimate before a token; None without a critic.
-        greedy_scores: `[B]` score of the greedy answer to the row's prompt; None if not needed.
-        step_ids: `[B, T]` int64 reasoning step of a token, from 0, -1 outside; None if not needed.
-        mc_values: `[B, S + 1]` Monte-Carlo values at step boundaries; None if not needed.
+        optional: the streams that the estimator or the loss needs, by their names in
+            `rlx_registry.STREAMS`.
         beta: β of KL in the reward at this step.
         state: estimator state carried over from the previous step.
     """
 
     old_logprobs: Tensor
-    reference_logprobs: Tensor | None = None
-    values: Tensor | None = None
-    greedy_scores: Tensor | None = None
-    step_ids: Tensor | None = None
-    mc_values: Tensor | None = None
+    optional: Mapping[str, Tensor] = field(default_factory=dict)
     beta: float = 0.0
     state: Mapping[str, float] = field(default_factory=dict)
+
+    def get(self, name: str) -> Tensor | None:
+        """A stream by name; None if the step has none."""
+        return self.old_logprobs if name == "old_logprobs" else self.optional.get(name)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -149,6 +146,13 @@ class TrainBatch:
     scores: RowScores
     correction: CorrectionWeights | None
     state: Mapping[str, float]
+
+    def find_stream(self, name: str) -> Tensor | None:
+        """A stream of the step, whoever computed it, by its name in `rlx_registry.STREAMS`."""
+        if name == "placed":
+            return self.placed.token_rewards
+        stream: Tensor | None = getattr(self, name, self.streams.get(name))
+        return stream
 
     @property
     def sampled_mask(self) -> Tensor:

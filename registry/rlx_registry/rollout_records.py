@@ -1,13 +1,11 @@
 """The schema of rollout files: one record per tree, as writers, readers and the dashboard know it.
 
-The annotations are the schema. A stream that is stored per token of a row is one line of
-`RowRecord`, with the title under which tokens can be coloured by it.
+The annotations are the schema, and so are the streams of `rlx_registry.token_streams`: those per
+token are fields of `RowRecord`, before `scores`, and those per row end `ScoreRecord`.
 """
 
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -23,6 +21,8 @@ from typing import (
     is_typeddict,
 )
 
+from rlx_registry.token_streams import STREAMS
+
 if TYPE_CHECKING:
     import pyarrow
 
@@ -34,24 +34,12 @@ __all__ = [
     "TreeRecord",
     "build_arrow_type",
     "get_token_values",
-    "token_streams",
 ]
 
 Int32 = Annotated[int, "int32"]
 Int64 = Annotated[int, "int64"]
 Float32 = Annotated[float, "float32"]
 Float64 = Annotated[float, "float64"]
-
-
-@dataclass(frozen=True, slots=True)
-class PerToken:
-    """Marks a stream that is stored per token of a row.
-
-    Attributes:
-        title: what the dashboard calls it; "" if tokens are not coloured by it.
-    """
-
-    title: str = ""
 
 
 class RewardRecord(TypedDict):
@@ -89,19 +77,16 @@ class SegmentRecord(TypedDict):
 
 
 class ScoreRecord(TypedDict):
-    """Scores of a row; `greedy_score` is the score of its prompt's greedy answer."""
+    """Scores of a row, and its values of the streams of shape [B]."""
 
     total_score: Float32 | None
     token_level_scores: Float32 | None
     seed_returns_score: Float32 | None
-    greedy_score: Float32 | None
 
 
 class RowRecord(TypedDict):
-    """A trained row. Its streams start at token `start` of the row's sequence and cover its own
-    tokens and those between them; null where the step has no such stream.
-
-    `mc_values` is the value of the state in which the token's reasoning step begins.
+    """A trained row. `get_token_values` reads its streams, which start at token `start` of the
+    row's sequence and cover its own tokens and those between them.
     """
 
     row: Int32
@@ -111,18 +96,6 @@ class RowRecord(TypedDict):
     level: Int32
     group: Int32
     start: Int32
-    mask: Annotated[list[bool] | None, PerToken()]
-    weights: Annotated[list[Float32] | None, PerToken("weight")]
-    advantages: Annotated[list[Float32] | None, PerToken("advantage")]
-    old_logprobs: Annotated[list[Float32] | None, PerToken("log-probability, learner")]
-    reference_logprobs: Annotated[list[Float32] | None, PerToken("log-probability, reference")]
-    values: Annotated[list[Float32] | None, PerToken("value")]
-    placed: Annotated[list[Float32] | None, PerToken("reward placed")]
-    token_rewards: Annotated[list[Float32] | None, PerToken("token reward")]
-    kl: Annotated[list[Float32] | None, PerToken("KL from reference")]
-    returns: Annotated[list[Float32] | None, PerToken("return")]
-    step_ids: Annotated[list[Int64] | None, PerToken()]
-    mc_values: Annotated[list[Float32] | None, PerToken("Monte-Carlo value")]
     scores: ScoreRecord
 
 
@@ -144,17 +117,6 @@ class TreeRecord(TypedDict):
     pieces: NotRequired[list[list[str]]]
 
 
-@cache
-def token_streams() -> Mapping[str, PerToken]:
-    """The streams that are stored per token of a row, by name."""
-    found = {}
-    for name, hint in get_type_hints(RowRecord, include_extras=True).items():
-        marks = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, PerToken)]
-        if marks:
-            found[name] = marks[0]
-    return types.MappingProxyType(found)
-
-
 def get_token_values(row: RowRecord, name: str) -> Sequence[float | bool] | None:
     """The values of one stream of a row; None if the step has no such stream."""
     return cast("Mapping[str, Any]", row).get(name)
@@ -166,14 +128,13 @@ def build_arrow_type(hint: Any) -> "pyarrow.DataType":
 
     origin = get_origin(hint)
     if is_typeddict(hint):
-        fields = get_type_hints(hint, include_extras=True)
-        return pyarrow.struct(
-            [
-                (name, build_arrow_type(field))
-                for name, field in fields.items()
-                if get_origin(field) is not NotRequired
-            ]
-        )
+        fields = [
+            (name, build_arrow_type(field))
+            for name, field in get_type_hints(hint, include_extras=True).items()
+            if get_origin(field) is not NotRequired
+        ]
+        at = len(fields) - (hint is RowRecord)  # the streams of a row come before its scores
+        return pyarrow.struct([*fields[:at], *_list_stream_fields(hint), *fields[at:]])
     if origin is Annotated:
         inner, mark = get_args(hint)[:2]
         return pyarrow.type_for_alias(mark) if isinstance(mark, str) else build_arrow_type(inner)
@@ -184,3 +145,17 @@ def build_arrow_type(hint: Any) -> "pyarrow.DataType":
         return pyarrow.list_(build_arrow_type(get_args(hint)[0]))
     kind = type(get_args(hint)[0]) if origin is Literal else hint
     return pyarrow.type_for_alias({str: "string", bool: "bool"}[kind])
+
+
+def _list_stream_fields(hint: Any) -> "list[tuple[str, pyarrow.DataType]]":
+    """The streams that are fields of a record, in the order of their table."""
+    import pyarrow
+
+    stored = [stream for stream in STREAMS.values() if stream.is_stored]
+    types = {stream.stored_name: pyarrow.type_for_alias(stream.dtype) for stream in stored}
+    per_row = {stream.stored_name for stream in stored if stream.shape == "[B]"}
+    if hint is ScoreRecord:
+        return [(name, types[name]) for name in types if name in per_row]
+    if hint is RowRecord:
+        return [(name, pyarrow.list_(types[name])) for name in types if name not in per_row]
+    return []

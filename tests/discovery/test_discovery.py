@@ -19,11 +19,12 @@ from rlx.discovery import (
     resolve_plugins,
 )
 from rlx.discovery.lookup import PluginFault
-from rlx.discovery.streams import STREAMS
+from rlx.discovery.streams import NEEDS, PROVIDERS
 from rlx.errors import PluginError
 from rlx.spec import PluginUse
 from rlx.spec.reading.diagnostics import InvalidPlugins, InvalidSpec
 from rlx.spec.reading.reader import read_spec
+from rlx_registry import STREAMS
 
 GUEST = '''
 from typing import ClassVar, Literal
@@ -404,12 +405,21 @@ def test_a_warm_start_needs_demonstrations():
     assert str(error.diagnostics[0].position) == "guest.yaml:2:21"
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_every_stream_says_where_it_comes_from_and_what_to_do(name):
-    stream = STREAMS[name]
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_every_provider_says_what_it_is_and_what_to_do(name):
+    provider = PROVIDERS[name]
     assert name == name.lower()
-    assert stream.origin.split()[0] in ("a", "the")
-    assert not stream.help.endswith(".")
+    assert provider.origin.split()[0] in ("a", "the")
+    assert not provider.help.endswith(".")
+    if provider.implementation:
+        assert callable(import_implementation(provider.implementation))
+
+
+def test_every_stream_that_models_compute_has_a_provider():
+    optional = {s.provider for s in STREAMS.values() if s.is_optional}
+    assert optional == {name for name, one in PROVIDERS.items() if one.implementation}
+    assert {s.name for s in STREAMS.values() if s.is_output} <= NEEDS.keys()
+    assert "advantages" not in NEEDS, "an estimator cannot need what follows from its result"
 
 
 # Phases and warnings ---------------------------------------------------------------------------

@@ -137,7 +137,9 @@ def train_batch(seed, model, loss=LOSS):
             ),
             mask=mask,
         ),
-        TokenStreams(old_logprobs=old, reference_logprobs=reference, values=values),
+        TokenStreams(
+            old_logprobs=old, optional={"reference_logprobs": reference, "values": values}
+        ),
         CreditRules(
             estimator=lambda _: Credit(
                 advantages=advantages.where(mask & ~silent, 0.0), returns=returns
@@ -221,7 +223,11 @@ def plain_loss(model, train, loss):
     logprobs, entropy = plain_logprobs(model, train.batch)
     total, held, penalty = -(train.entropy_weights * entropy).sum(), 0, 0.0
     for b, own in enumerate(train.mask):
-        streams = train.streams.old_logprobs, train.streams.reference_logprobs, train.advantages
+        streams = (
+            train.streams.old_logprobs,
+            train.streams.get("reference_logprobs"),
+            train.advantages,
+        )
         row = plain_row(logprobs[b, own], *(stream[b, own] for stream in streams), loss)
         weights = train.weights[b, own]
         total = total + (weights * row[0]).sum()
@@ -274,7 +280,9 @@ def plain_critic(train, head, clip):
     weight, bias = (head[f"head.{name}"].requires_grad_() for name in ("weight", "bias"))
     states = decoder(input_ids=batch.token_ids, attention_mask=batch.is_token.long())
     values = torch.nn.functional.pad(states.last_hidden_state[:, :-1] @ weight + bias, (1, 0))
-    new, old, returns = (x[train.mask] for x in (values, train.streams.values, train.returns))
+    new, old, returns = (
+        x[train.mask] for x in (values, train.streams.get("values"), train.returns)
+    )
     squares = (new - returns) ** 2
     held = torch.zeros_like(squares, dtype=torch.bool)
     if clip is not None:

@@ -5,6 +5,7 @@ import math
 import struct
 
 import hypothesis.strategies as st
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -300,6 +301,21 @@ def test_what_another_version_kept_is_refused_in_words():
     older = rollout_table(trees, scored(), rows).drop_columns(["role"])
     with pytest.raises(RegistryError, match="recorded by another version of rlx"):
         read_step(older)
+
+
+def test_a_stream_that_an_earlier_version_did_not_know_is_read_as_missing():
+    trees = grown()
+    *_, rows = trained(trees)
+    now = rollout_table(trees, scored(), rows)
+    lists = now["rows"].combine_chunks()
+    fields = [field for field in lists.type.value_type if field.name != "mc_values"]
+    flat = lists.flatten()
+    fewer = pa.StructArray.from_arrays([flat.field(f.name) for f in fields], fields=fields)
+    older = pa.ListArray.from_arrays(lists.offsets, fewer)
+    at = now.column_names.index("rows")
+    stored = read_step(now.set_column(at, "rows", older))
+    assert stored.rows.tokens["mc_values"] is None
+    assert stored.rows.tokens["advantages"].equal(read_step(now).rows.tokens["advantages"])
 
 
 # The index ----------------------------------------------------------------------------------------

@@ -135,11 +135,14 @@ def one_step(parts, step, pool):
     batch = build_token_batch(trees, temperatures=parts.temperatures, without=filtered)
     rng = torch.Generator().manual_seed(step)
     shape = batch.token_ids.shape
+    drawn = {
+        "reference_logprobs": -torch.rand(shape, generator=rng),
+        "values": torch.randn(shape, generator=rng),
+        "greedy_scores": torch.rand(shape[:1], generator=rng),
+    }
     streams = TokenStreams(
         old_logprobs=batch.behaviour_logprobs,
-        reference_logprobs=-torch.rand(shape, generator=rng) if parts.wants_reference else None,
-        values=torch.randn(shape, generator=rng) if parts.wants_values else None,
-        greedy_scores=torch.rand(shape[:1], generator=rng) if parts.wants_greedy else None,
+        optional={name: drawn[name] for name in drawn if name in parts.needs},
         beta=0.05,
         state={"mean_square": 0.25},
     )

@@ -75,7 +75,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
         ),
         TokenStreams(
             old_logprobs=batch.behaviour_logprobs,
-            reference_logprobs=batch.behaviour_logprobs - 0.25,
+            optional={"reference_logprobs": batch.behaviour_logprobs - 0.25},
         ),
         CreditRules(
             estimator=recipe.estimator, credit=spec.credit, loss=spec.loss, max_tokens=budget

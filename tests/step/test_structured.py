@@ -115,7 +115,9 @@ TABLE = [
 def test_one_effective_mask_for_all_four(stage, state_masking, expected):
     ones = torch.ones(2, 6)
     streams = TokenStreams(
-        old_logprobs=-ones, reference_logprobs=-2 * ones, values=torch.zeros(2, 6), beta=0.1
+        old_logprobs=-ones,
+        optional={"reference_logprobs": -2 * ones, "values": torch.zeros(2, 6)},
+        beta=0.1,
     )
     train = step(
         mask=partial(select_effective_tokens, state_masking=state_masking),
@@ -209,7 +211,7 @@ def test_three_scores_of_each_row(credit, sums):
 
 def test_the_sources_score_grows_with_length():
     """γ = λ = 1: every token's return is what is still to come, so it is n · R."""
-    streams = TokenStreams(old_logprobs=torch.zeros(2, 6), values=torch.randn(2, 6))
+    streams = TokenStreams(old_logprobs=torch.zeros(2, 6), optional={"values": torch.randn(2, 6)})
     train = step(estimator=estimate_gae, streams=streams)
     assert train.scores.masked_return_sum.tolist() == pytest.approx([3 * 0.675, 3 * 0.3])
 
@@ -227,7 +229,11 @@ def test_seed000_places_by_whether_kl_is_on(use_kl_in_reward):
 
 LOGPROBS = TokenStreams(
     old_logprobs=torch.tensor([[9.0, -1.0, -0.5, 9.0, 9.0, -0.3], [9.0, -0.7, -0.7, -0.7, 9, 9]]),
-    reference_logprobs=torch.tensor([[0, -1.2, -0.5, 0, 0, -0.1], [0, -0.9, -0.7, -0.7, 0, 0]]),
+    optional={
+        "reference_logprobs": torch.tensor(
+            [[0, -1.2, -0.5, 0, 0, -0.1], [0, -0.9, -0.7, -0.7, 0, 0]]
+        )
+    },
     beta=0.5,
 )
 
@@ -328,7 +334,8 @@ def test_what_an_estimator_gives_is_looked_at(estimator, complaint):
 
 def test_a_reference_that_knows_no_probability_is_found():
     broken = TokenStreams(
-        old_logprobs=torch.zeros(2, 6), reference_logprobs=torch.full((2, 6), -torch.inf)
+        old_logprobs=torch.zeros(2, 6),
+        optional={"reference_logprobs": torch.full((2, 6), -torch.inf)},
     )
     with pytest.raises(RlxError, match="not finite"):
         step(streams=broken)

@@ -17,12 +17,12 @@ LEAVES = {"descendants", "errors", "importing", "seeding", "sources", "stopwatch
 MAY_IMPORT = {
     "plugin": set(),
     "spec": {"plugin"},
-    "discovery": {"spec", "plugin"},
+    "discovery": {"spec", "plugin", "rlx_registry"},
     "rollout": {"spec", "plugin", "discovery"},
     "reward": {"spec", "plugin", "discovery", "rollout"},
     "batch": {"rollout", "reward"},
     "mask": {"batch"},
-    "credit": {"spec"},
+    "credit": {"spec", "rlx_registry"},
     "kl": {"spec"},
     "loss": {"spec"},
     "train_batch": {"batch", "credit", "loss", "spec"},
@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "record": {"spec", "plugin", "rollout", "reward", "probe", "rlx_registry"},
     "plan": {
         *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit"),
-        *("step", "train_batch", "row_rewards", "recipe", "model"),
+        *("step", "train_batch", "row_rewards", "recipe", "model", "rlx_registry"),
     },
     "checkpoint": {"spec", "home", "sealing", "model", "learner", "rlx_registry"},
     "run": {
@@ -58,7 +58,7 @@ MAY_IMPORT = {
             "evaluation",
             "probe",
         ),
-        *("record", "checkpoint", "sealing"),
+        *("record", "checkpoint", "sealing", "discovery", "rlx_registry"),
     },
     "audit": {
         *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit", "step"),
@@ -71,7 +71,13 @@ MAY_IMPORT = {
     },
     "testing": {
         *("plugin", "spec", "discovery", "rollout", "reward", "batch", "mask", "credit"),
-        *("kl", "loss", "evaluation", "rlx_plugins"),  # the golden runner computes with all of them
+        *(
+            "kl",
+            "loss",
+            "evaluation",
+            "rlx_plugins",
+            "rlx_registry",
+        ),  # the golden runner computes with all of them
     },
 }
 

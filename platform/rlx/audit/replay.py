@@ -122,7 +122,7 @@ class StepEvidence:
             self.rows,
             self.batch,
             torch.arange(len(self.rows.places)),
-            greedy_scores=self.rows.scores.get("greedy_score"),
+            recomputed={},
             beta=self.beta,
             state=self.state,
         )

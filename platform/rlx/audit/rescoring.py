@@ -22,7 +22,7 @@ from rlx.run import ControllerState, build_trained_rows, read_token_streams
 from rlx.spec import ExperimentSpec
 from rlx.step import assign_credit
 from rlx.train_batch import TokenStreams, TrainBatch
-from rlx_registry import Registry, RunRecord, read_body
+from rlx_registry import STREAMS, Registry, RunRecord, read_body
 
 __all__ = ["FigureChange", "RescoredStep", "RescoringSummary", "rescore_steps"]
 
@@ -280,7 +280,7 @@ def _recompute_step(
         rows,
         batch,
         kept,
-        greedy_scores=_rescore_greedy(stored, table, kept, batch),
+        recomputed=_rescore_greedy(stored, table, batch),
         beta=carried.kl.beta,
         state=carried.states.get(recipe.spec.estimator.plugin, {}),
     )
@@ -303,14 +303,14 @@ def _score_stored_trees(stored: StoredStep, recipe: Recipe, pool: RewardPool) ->
 
 
 def _rescore_greedy(
-    stored: StoredStep, table: RewardTable, kept: Tensor, batch: TokenBatch
-) -> Tensor | None:
-    """`[B]` score of the greedy answer to each row's prompt; None if the step has none."""
-    before = stored.rows.scores.get("greedy_score")
+    stored: StoredStep, table: RewardTable, batch: TokenBatch
+) -> Mapping[str, Tensor]:
+    """`greedy_scores`, `[B]` score of the greedy answer to each row's prompt, if there are any."""
     greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
-    if before is None or not greedy:
-        return None if before is None else before[kept]
-    return compute_answer_scores(stored.trees, table, [greedy[t] for t in batch.tree_ids.tolist()])
+    if not greedy:
+        return {}
+    trees = [greedy[t] for t in batch.tree_ids.tolist()]
+    return {"greedy_scores": compute_answer_scores(stored.trees, table, trees)}
 
 
 def _check_required_streams(recipe: Recipe, streams: TokenStreams, step: int) -> None:
@@ -319,15 +319,9 @@ def _check_required_streams(recipe: Recipe, streams: TokenStreams, step: int) ->
     Raises:
         SpecError: a stream is missing.
     """
-    lacking = {
-        "values": recipe.wants_values and streams.values is None,
-        "reference_logprobs": recipe.wants_reference and streams.reference_logprobs is None,
-        "mc_values": recipe.wants_mc and streams.mc_values is None,
-        "greedy_scores": recipe.wants_greedy and streams.greedy_scores is None,
-    }
-    for name, lacks in lacking.items():
-        if lacks:
+    for stream in STREAMS.values():
+        if stream.is_optional and stream.name in recipe.needs - streams.optional.keys():
             raise SpecError(
-                f"estimator {recipe.spec.estimator.plugin!r} or KL reads {name}, which the run "
-                f"did not record in step {step}: the step cannot be rescored"
+                f"estimator {recipe.spec.estimator.plugin!r} or KL reads {stream.name}, which the "
+                f"run did not record in step {step}: the step cannot be rescored"
             )

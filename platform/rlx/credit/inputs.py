@@ -10,6 +10,7 @@ from rlx.credit.place import sum_token_rewards
 from rlx.credit.rows import map_row_blocks
 from rlx.errors import ShapeError
 from rlx.spec import ScoreSource
+from rlx_registry import STREAMS
 
 __all__ = ["Credit", "CreditInputs", "spread_over_mask", "structured_scores", "total_scores"]
 
@@ -17,8 +18,6 @@ __all__ = ["Credit", "CreditInputs", "spread_over_mask", "structured_scores", "t
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CreditInputs:
     """The inputs of an estimator.
-
-    Streams that are costly to compute are present only if the estimator's `needs` names them.
 
     Attributes:
         turn_rewards: `[B, K]` weighted sum of a turn's named rewards, turn k at index k - 1; 0
@@ -35,14 +34,8 @@ class CreditInputs:
         state_ids: `[B, K]` int64 state in which a turn began: within a tree, equal ids are the same
             state. -1 if the row has no such turn.
         score_source: how a row's score is computed; see `total_scores`.
-        values: `[B, T]` the critic's estimate before a token's reward; needs `values`.
-        old_logprobs: `[B, T]` nats under the old policy; read only in the mask.
-        reference_logprobs: `[B, T]` likewise under the reference policy; needs
-            `reference_logprobs`.
-        greedy_scores: `[B]` score of the greedy answer to the row's prompt; needs
-            `greedy_scores`.
-        step_ids: `[B, T]` int64 reasoning step of a token, from 0, -1 outside; needs `mc_values`.
-        mc_values: `[B, S + 1]` Monte-Carlo values at the step boundaries; needs `mc_values`.
+        streams: those of `rlx_registry.STREAMS` that the estimator's `needs` names, and
+            `old_logprobs`, by name; `stream` looks one up. Integers are -1 where a token has none.
         state: values that the estimator carries from one training step to the next.
     """
 
@@ -57,17 +50,12 @@ class CreditInputs:
     tree_ids: Tensor
     state_ids: Tensor
     score_source: ScoreSource = "structured"
-    values: Tensor | None = None
-    old_logprobs: Tensor | None = None
-    reference_logprobs: Tensor | None = None
-    greedy_scores: Tensor | None = None
-    step_ids: Tensor | None = None
-    mc_values: Tensor | None = None
+    streams: Mapping[str, Tensor] = field(default_factory=dict)
     state: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rows = len(self.global_rewards)
-        for name, value in vars(self).items():
+        for name, value in {**vars(self), **self.streams}.items():
             if isinstance(value, Tensor) and len(value) != rows:
                 raise ShapeError(f"{name} has {len(value)} rows, not {rows}")
         for one, other in (
@@ -75,13 +63,10 @@ class CreditInputs:
             ("state_ids", "turn_rewards"),
             ("turn_ids", "mask"),
             ("token_rewards", "mask"),
-            ("values", "mask"),
-            ("old_logprobs", "mask"),
-            ("reference_logprobs", "mask"),
-            ("step_ids", "mask"),
+            *((name, "mask") for name in self.streams if STREAMS[name].shape == "[B, T]"),
         ):
-            tensor = getattr(self, one)
-            if tensor is not None and tensor.shape != getattr(self, other).shape:
+            tensor = self.stream(one)
+            if tensor.shape != getattr(self, other).shape:
                 shapes = tuple(tensor.shape), tuple(getattr(self, other).shape)
                 raise ShapeError(f"{one} is {shapes[0]}, {other} is {shapes[1]}")
 
@@ -91,10 +76,10 @@ class CreditInputs:
         Raises:
             ShapeError: the stream is missing because the estimator's descriptor does not name it.
         """
-        tensor = getattr(self, name)
-        if tensor is None:
+        tensor = self.streams.get(name, getattr(self, name, None))
+        if not isinstance(tensor, Tensor):
             raise ShapeError(f"CreditInputs has no {name}: name it in the estimator's `needs`")
-        return torch.as_tensor(tensor)
+        return tensor
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

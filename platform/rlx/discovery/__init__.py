@@ -18,7 +18,7 @@ from rlx.discovery.lookup import (
     load_plugin,
 )
 from rlx.discovery.places import Provenance, build_plugin
-from rlx.discovery.streams import list_needed_streams
+from rlx.discovery.streams import list_needed_streams, list_providers
 
 __all__ = [
     "GROUPS",
@@ -36,6 +36,7 @@ __all__ = [
     "import_implementation",
     "list_installed_plugins",
     "list_needed_streams",
+    "list_providers",
     "load_plugin",
     "resolve_plugins",
 ]

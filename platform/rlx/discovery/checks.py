@@ -23,7 +23,7 @@ from rlx.discovery.places import (
     list_built_plugins,
     plugin_places,
 )
-from rlx.discovery.streams import STREAMS, list_needed_streams
+from rlx.discovery.streams import NEEDS, list_needed_streams
 from rlx.plugin import Environment, Estimator, Mask, Plugin
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, PhaseSpec
 from rlx.spec.reading import (
@@ -88,7 +88,7 @@ def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
         InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
     """
     plugins, faults = _resolve_all_phases(read.spec)
-    if plugins is not None and (read.spec.critic or read.spec.monte_carlo):
+    if plugins is not None:
         faults += check_unused_value_sources(read.spec, _list_phase_estimators(read.spec))
     if faults or plugins is None:
         raise build_refusal(
@@ -228,9 +228,9 @@ def _check_needed_streams(
         for name in list_needed_streams(plugin)
     ]
     for path, place, name in wanted:
-        if name not in STREAMS:
-            near = did_you_mean(name, STREAMS)
-            help_ = f"did you mean '{near}'?" if near else f"there are: {', '.join(STREAMS)}"
+        if name not in NEEDS:
+            near = did_you_mean(name, NEEDS)
+            help_ = f"did you mean '{near}'?" if near else f"there are: {', '.join(NEEDS)}"
             what = f"needs '{name}', which is not an rlx stream"
             yield replace(
                 build_plugin_diagnostic(
@@ -238,19 +238,19 @@ def _check_needed_streams(
                 ),
                 path=path,
             )
-    needs = [(path, place.label, name) for path, place, name in wanted if name in STREAMS]
+    needs = [(path, place.label, name) for path, place, name in wanted if name in NEEDS]
     if spec.model.warm_start is not None:
         wanted_of_task = (
             "lessons" if isinstance(spec.rollout, EnvironmentRolloutSpec) else "demonstrations"
         )
         needs.append((("model", "warm_start"), "model.warm_start", wanted_of_task))
     for path, who, name in needs:
-        stream = STREAMS[name]
-        if task is not None and not stream.provided(spec, task):
+        provider = NEEDS[name]
+        if task is not None and not provider.is_present(spec, task):
             message = (
-                f"{who} needs {name}, which {stream.origin} provides: this experiment has none"
+                f"{who} needs {name}, which {provider.origin} provides: this experiment has none"
             )
-            yield _build_plugin_conflict(path, message, stream.help)
+            yield _build_plugin_conflict(path, message, provider.help)
 
 
 def _build_plugin_conflict(path: KeyPath, message: str, *helps: str) -> Diagnostic:

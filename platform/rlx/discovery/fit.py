@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rlx.discovery.streams import PROVIDERS, list_needed_streams, list_providers
 from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin
 from rlx.spec import EVERY_TURN, PROFILES, EnvironmentRolloutSpec, ExperimentSpec, KeyPath
 from rlx.spec.reading import Diagnostic, did_you_mean
@@ -78,21 +79,24 @@ def check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[
 def check_unused_value_sources(
     spec: ExperimentSpec, estimators: Iterable[Estimator]
 ) -> Iterator[Diagnostic]:
-    """Reports a critic, or Monte Carlo values, that no phase's estimator uses."""
-    needs = {need for estimator in estimators for need in estimator.needs}
-    name = spec.estimator.plugin
-    if spec.critic is not None and "values" not in needs:
-        yield _build_fit_conflict(
-            ("critic",),
-            f"estimator '{name}' does not use a critic",
-            "drop `critic`, or use an estimator that needs values, such as gae",
-        )
-    if spec.monte_carlo is not None and "mc_values" not in needs:
-        yield _build_fit_conflict(
-            ("monte_carlo",),
-            f"estimator '{name}' does not use Monte-Carlo values",
-            "drop `monte_carlo`, or use an estimator that needs them, such as vineppo",
-        )
+    """Reports a section that provides streams, such as `critic`, if no phase's estimator uses
+    them."""
+    present = [
+        provider
+        for provider in PROVIDERS.values()
+        if provider.section and getattr(spec, provider.section) is not None
+    ]
+    if not present:
+        return
+    used = list_providers({need for one in estimators for need in list_needed_streams(one)})
+    for provider in present:
+        if provider not in used:
+            yield _build_fit_conflict(
+                (provider.section,),
+                f"estimator '{spec.estimator.plugin}' does not use {provider.origin}",
+                f"drop `{provider.section}`, or use an estimator that needs it, such as "
+                f"{provider.user}",
+            )
 
 
 def check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:

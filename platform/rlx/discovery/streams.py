@@ -1,101 +1,110 @@
-"""Optional inputs (streams) that plugins may need, and whether an experiment provides them."""
+"""What plugins may need, and what an experiment must have to provide it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from rlx.plugin import Estimator, Plugin, Rehearsed
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, SingleRolloutSpec
+from rlx_registry import STREAMS
 
-__all__ = ["STREAMS", "Stream", "list_needed_streams"]
-
-Provided = Callable[[ExperimentSpec, Plugin], bool]
-"""Predicate: whether an experiment with this task provides a stream."""
-
-
-def _is_never_provided(_: ExperimentSpec, __: Plugin) -> bool:
-    return False
-
-
-def _is_always_provided(_: ExperimentSpec, __: Plugin) -> bool:
-    return True
-
-
-def _has_critic(spec: ExperimentSpec, _: Plugin) -> bool:
-    return spec.critic is not None
-
-
-def _has_monte_carlo(spec: ExperimentSpec, _: Plugin) -> bool:
-    return spec.monte_carlo is not None and isinstance(spec.rollout, SingleRolloutSpec)
-
-
-def _is_single_turn(spec: ExperimentSpec, _: Plugin) -> bool:
-    return isinstance(spec.rollout, SingleRolloutSpec)
-
-
-def _has_demonstrations(_: ExperimentSpec, task: Plugin) -> bool:
-    return bool(getattr(task, "demonstrates", True))
-
-
-def _has_lessons(_: ExperimentSpec, task: Plugin) -> bool:
-    return isinstance(task, Rehearsed) and bool(getattr(task, "demonstrates", True))
-
-
-def _has_environment(spec: ExperimentSpec, _: Plugin) -> bool:
-    return isinstance(spec.rollout, EnvironmentRolloutSpec)
+__all__ = ["NEEDS", "PROVIDERS", "Provider", "list_needed_streams", "list_providers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """Data that a run produces only if a plugin needs it.
+class Provider:
+    """What computes streams, or has something else that a plugin may need.
 
     Attributes:
-        origin: what produces it.
+        origin: what provides it.
+        is_present: whether an experiment with this task has it.
         help: how to make the experiment provide it.
-        provided: whether an experiment provides it.
+        implementation: "module:function" that computes its streams in a training step, called with
+            `rlx.run.StepInputs`; "" if it provides no streams.
+        uses_sampler: whether it samples, which it must do before the next step's rollouts begin.
+        section: the section that exists only for its streams.
+        user: an estimator that needs its streams, named as an example.
     """
 
     origin: str
-    help: str
-    provided: Provided = _is_never_provided
+    is_present: Callable[[ExperimentSpec, Plugin], bool]
+    help: str = ""
+    implementation: str = ""
+    uses_sampler: bool = False
+    section: str = ""
+    user: str = ""
 
 
-STREAMS: Mapping[str, Stream] = MappingProxyType(
+def _demonstrates(task: Plugin) -> bool:
+    return bool(getattr(task, "demonstrates", True))
+
+
+def _is_single_turn(spec: ExperimentSpec) -> bool:
+    return isinstance(spec.rollout, SingleRolloutSpec)
+
+
+PROVIDERS: Mapping[str, Provider] = MappingProxyType(
     {
-        "values": Stream(
-            "a critic", "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`", _has_critic
+        "reference": Provider(
+            "a reference model",
+            lambda spec, task: True,
+            implementation="rlx.run.streams:compute_reference_logprobs",
         ),
-        "reference_logprobs": Stream("a reference model", "", _is_always_provided),
-        "token_rewards": Stream("a placement of rewards on tokens", "", _is_always_provided),
-        "mc_values": Stream(
+        "critic": Provider(
+            "a critic",
+            lambda spec, task: spec.critic is not None,
+            "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`",
+            implementation="rlx.run.streams:compute_critic_values",
+            section="critic",
+            user="gae",
+        ),
+        "monte_carlo": Provider(
             "a Monte-Carlo continuation of responses",
+            lambda spec, task: spec.monte_carlo is not None and _is_single_turn(spec),
             "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
-            _has_monte_carlo,
+            implementation="rlx.run.state_values:estimate_state_values",
+            uses_sampler=True,
+            section="monte_carlo",
+            user="vineppo",
         ),
-        "greedy_scores": Stream(
+        "greedy_answer": Provider(
             "a greedy answer next to the sampled ones",
+            lambda spec, task: _is_single_turn(spec),
             "use `rollout.schedule: single`",
-            _is_single_turn,
+            implementation="rlx.run.streams:compute_greedy_scores",
         ),
-        "environment": Stream(
+        "environment": Provider(
             "a schedule with an environment",
+            lambda spec, task: isinstance(spec.rollout, EnvironmentRolloutSpec),
             "use `rollout.schedule: environment`",
-            _has_environment,
         ),
-        "demonstrations": Stream(
+        "demonstrations": Provider(
             "the task",
+            lambda spec, task: _demonstrates(task),
             "choose a task that has demonstrations, or set model.warm_start: null",
-            _has_demonstrations,
         ),
-        "lessons": Stream(
+        "lessons": Provider(
             "the task",
+            lambda spec, task: isinstance(task, Rehearsed) and _demonstrates(task),
             "choose a task that can be rehearsed in the environment (your own task can implement "
             "rlx.plugin.Rehearsed), or set model.warm_start: null",
-            _has_lessons,
         ),
     }
 )
-"""Every stream by its name in `needs`. To add a provider, change the stream's entry."""
+"""Every provider: of streams, by its name in their table (`rlx_registry.STREAMS`), and of other
+things that a plugin may need."""
+
+_EVERY_STEP = Provider("every step", lambda spec, task: True)
+
+NEEDS: Mapping[str, Provider] = MappingProxyType(
+    {
+        stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
+        for stream in STREAMS.values()
+        if stream.provider != "credit"
+    }
+    | {name: one for name, one in PROVIDERS.items() if not one.implementation}
+)
+"""The provider of everything that `needs` may name."""
 
 ALIASES: Mapping[str, str] = MappingProxyType({"greedy_baseline": "greedy_scores"})
 """Former names of streams, which estimators of others may still ask for."""
@@ -106,3 +115,9 @@ def list_needed_streams(plugin: Plugin) -> list[str]:
     by_reading = {"token_rewards"} if getattr(plugin, "reads", "") == "token_rewards" else set()
     named = {ALIASES.get(need, need) for need in plugin.needs}
     return sorted({*named, *(by_reading if isinstance(plugin, Estimator) else ())})
+
+
+def list_providers(needs: Iterable[str]) -> list[Provider]:
+    """Returns those who compute the streams among `needs`, in the order of their table."""
+    names = {STREAMS[need].provider for need in needs if need in STREAMS}
+    return [one for name, one in PROVIDERS.items() if name in names]

@@ -145,7 +145,7 @@ class Critic:
 
         def compute_value_loss(packed: PackedBatch) -> Tensor:
             values, returns = self._engine(packed), packed.gather_targets(train.returns)
-            old = train.streams.values
+            old = train.streams.get("values")
             near = None if old is None else packed.gather_targets(old)
             losses = value_loss(values, near, returns, clip=self._clip)
             with torch.no_grad():

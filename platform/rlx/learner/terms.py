@@ -87,9 +87,10 @@ class UpdateTargets:
         """
         reference = None
         if spec.kl is not None:
-            if train.streams.reference_logprobs is None:
-                raise ValueError("loss.kl needs streams.reference_logprobs")
-            reference = packed.gather_targets(train.streams.reference_logprobs)
+            logprobs = train.streams.get("reference_logprobs")
+            if logprobs is None:
+                raise ValueError("loss.kl needs the stream reference_logprobs")
+            reference = packed.gather_targets(logprobs)
         return cls(
             rows=packed.rows,
             old=packed.gather_targets(train.streams.old_logprobs),

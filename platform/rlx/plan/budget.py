@@ -126,7 +126,7 @@ def _compute_mean_length(lengths: Sequence[int]) -> float:
 def _add_untrained_tokens(budget: TokenBudget, recipe: Recipe) -> TokenBudget:
     """Adds tokens that are sampled but not trained on: greedy answers and resampled trees."""
     made_up, at_most = budget.sampled
-    if recipe.wants_greedy:
+    if "greedy_scores" in recipe.needs:
         first = budget.levels[0]
         made_up += first.openings * first.made_up
         at_most += first.openings * first.at_most
@@ -206,10 +206,10 @@ def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) ->
     if isinstance(spec.sampler, VllmSamplerSpec):
         parts["weights on their way to the sampler"] = width * shape.parameters
     parts["the sampler's cache"] = _compute_cache_bytes(spec, shape, tokens, width)
-    if trial.recipe.wants_values:
+    if "values" in trial.recipe.needs:
         engine = _compute_engine_bytes(spec, shape.parameters, shape.parameters, width)
         parts["critic, with gradients and moments"] = sum(engine.values())
-    if trial.recipe.wants_reference and lora is None:
+    if "reference_logprobs" in trial.recipe.needs and lora is None:
         parts["reference policy"] = width * shape.parameters
     return MemoryEstimate(parameters=shape.parameters, learned=learned, parts=parts)
 

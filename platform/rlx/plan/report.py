@@ -51,6 +51,7 @@ from rlx.spec.reading import (
     locate_diagnostic,
     relocate_phase_fault,
 )
+from rlx_registry import STREAMS
 
 __all__ = ["PhaseReport", "PlanReport", "build_plan", "convert_to_json", "select_example_rows"]
 
@@ -265,16 +266,9 @@ def _build_row_accounts(trial: PlanTrial, speech: EncodingDialogue) -> tuple[Row
         trees=trial.trees,
         table=trial.table,
         tokens={
-            "mask": train.mask,
-            "weights": train.weights,
-            "advantages": train.advantages,
-            "old_logprobs": train.streams.old_logprobs,
-            "reference_logprobs": train.streams.reference_logprobs,
-            "values": train.streams.values,
-            "placed": train.placed.token_rewards,
-            "token_rewards": train.token_rewards,
-            "kl": train.kl,
-            "returns": train.returns,
+            stream.name: train.find_stream(stream.name)
+            for stream in STREAMS.values()
+            if stream.shape == "[B, T]"
         },
         named=place_named_rewards(
             batch.rows,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from rlx.credit import TurnWithoutTokens, structured_scores
 from rlx.errors import PluginError
@@ -21,6 +23,7 @@ from rlx.row_rewards import build_scored_rows, find_lost_rows
 from rlx.seeding import derive_seed
 from rlx.step import assign_credit
 from rlx.train_batch import RowRewards, ScoredRows, TokenStreams, TrainBatch
+from rlx_registry import STREAMS, TokenStream
 
 __all__ = ["Place", "PlanTrial", "run_trial"]
 
@@ -218,27 +221,31 @@ def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable
 def _sample_streams(recipe: Recipe, rows: ScoredRows) -> tuple[TokenStreams, tuple[str, ...]]:
     """Synthetic model outputs, limited to the streams that the experiment needs."""
     draw = torch.Generator().manual_seed(derive_seed(recipe.spec.seed, "plan", "streams"))
+    providers = {STREAMS[need].provider for need in recipe.needs if need in STREAMS}
+    optional = {
+        stream.name: _sample_stream(stream, rows, draw)
+        for stream in STREAMS.values()
+        if stream.is_optional and stream.provider in providers
+    }
+    streams = TokenStreams(
+        old_logprobs=rows.batch.behaviour_logprobs,
+        optional=optional,
+        beta=recipe.spec.credit.kl_coef,
+    )
+    return streams, ("responses", "behaviour log-probabilities", *optional)
+
+
+def _sample_stream(stream: TokenStream, rows: ScoredRows, draw: torch.Generator) -> Tensor:
+    """Synthetic values of one stream; every row is one reasoning step."""
     behaviour, rewards = rows.batch.behaviour_logprobs, rows.rewards
-    shape = behaviour.shape
-    made_up = ["responses", "behaviour log-probabilities"]
-    reference = values = greedy = None
-    if recipe.wants_reference:
-        made_up.append("reference log-probabilities")
-        reference = behaviour + 0.1 * torch.randn(shape, generator=draw)
-    if recipe.wants_values:
-        made_up.append("values of the critic")
-        values = 0.5 + 0.1 * torch.randn(shape, generator=draw)
-    if recipe.wants_greedy:
-        made_up.append("scores of greedy answers")
+    if stream.dtype == "int64":
+        return torch.where(rows.batch.is_own, 0, -1)
+    if stream.shape == "[B]":
         scores = structured_scores(
             rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
         )
-        greedy = scores.mean().expand(len(behaviour))
-    streams = TokenStreams(
-        old_logprobs=behaviour,
-        reference_logprobs=reference,
-        values=values,
-        greedy_scores=greedy,
-        beta=recipe.spec.credit.kl_coef,
-    )
-    return streams, tuple(made_up)
+        return scores.mean().expand(len(behaviour))
+    if stream.shape == "[B, S + 1]":  # nothing is left to gain in the last state
+        return pad(0.5 + 0.1 * torch.randn(len(behaviour), 1, generator=draw), (0, 1))
+    around = behaviour if stream.unit == "nats" else 0.5
+    return around + 0.1 * torch.randn(behaviour.shape, generator=draw)

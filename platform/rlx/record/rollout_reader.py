@@ -76,10 +76,17 @@ def read_step(table: pa.Table) -> StoredStep:
 
 
 def _add_missing_columns(table: pa.Table) -> pa.Table:
-    """A table of an earlier version, with nulls in the column that it does not have: `hull`."""
-    earlier = [field.name for field in table.schema.field("segments").type.value_type]
-    now = [field.name for field in SCHEMA.field("segments").type.value_type]
-    return table.cast(SCHEMA) if earlier == [name for name in now if name != "hull"] else table
+    """A table of an earlier version, with nulls for what it does not have: `hull`, or streams."""
+    earlier, now = _list_fields(table.schema), _list_fields(SCHEMA)
+    later = {"segments.hull", *(f"rows.{name}" for name in TOKEN_COLUMNS if name != "mask")}
+    return table.cast(SCHEMA) if earlier <= now <= earlier | later else table
+
+
+def _list_fields(schema: pa.Schema) -> set[str]:
+    """Names of the fields of each record, those of records in lists as "LIST.NAME"."""
+    lists = [field for field in schema if pa.types.is_list(field.type)]
+    inner = {f"{one.name}.{f.name}" for one in lists for f in one.type.value_type}
+    return {*schema.names, *inner}
 
 
 def _parse_problem(record: Mapping[str, Any]) -> Problem:

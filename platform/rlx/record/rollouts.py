@@ -23,13 +23,13 @@ from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment
 from rlx.text import replace_surrogates
 from rlx_registry import (
+    STREAMS,
     RolloutIndex,
     RowRecord,
     ScoreRecord,
     SegmentRecord,
     TreeRecord,
     build_arrow_type,
-    token_streams,
 )
 
 __all__ = [
@@ -50,13 +50,13 @@ Role = Literal["trained", "filtered", "greedy"]
 
 SCHEMA = pa.schema(build_arrow_type(TreeRecord))
 
-_TORCH = {pa.bool_(): torch.bool, pa.float32(): torch.float32, pa.int64(): torch.int64}
-_ROW = SCHEMA.field("rows").type.value_type
 TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
-    name: _TORCH[_ROW.field(name).type.value_type] for name in token_streams()
+    stream.stored_name: getattr(torch, stream.dtype)
+    for stream in STREAMS.values()
+    if stream.is_stored and stream.shape != "[B]"
 }
-"""Types of the values stored per token of a row, under their names in `rlx.train_batch`."""
-SCORE_COLUMNS: Final = tuple(ScoreRecord.__annotations__)
+"""Types of the values stored per token of a row."""
+SCORE_COLUMNS: Final = tuple(field.name for field in build_arrow_type(ScoreRecord))
 """Scores stored per row."""
 
 _STORED_NAMES = {"masked_return_sum": "seed_returns_score"}

@@ -127,7 +127,7 @@ def collect_rollouts(
     kept = set(good[:count]) or set(range(count))
     trees = [tree for parcel in parcels for tree in parcel.trees]
     greedy = None
-    if recipe.wants_greedy:
+    if "greedy_scores" in recipe.needs:
         plan, seeds = (
             recipe.plan.copy_with_sampling(1, top_k=1),
             _derive_seeds(context, "greedy", cursor, len(problems)),

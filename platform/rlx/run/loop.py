@@ -118,7 +118,7 @@ def _build_critic(
     spec: ExperimentSpec, policy: Policy, phases: Sequence[Recipe], ranks: Ranks
 ) -> Critic | None:
     """Builds the critic; None if no phase needs values."""
-    if spec.critic is None or not any(recipe.wants_values for recipe in phases):
+    if spec.critic is None or not any("values" in recipe.needs for recipe in phases):
         return None
     return Critic(policy, spec.runner, spec.critic, ranks, spec.seed)
 
@@ -132,7 +132,7 @@ def _build_learner(
 ) -> tuple[Learner, ReferencePolicy | None]:
     """Builds the learner, and the reference policy if some phase uses the KL divergence from it."""
     learned = adapt_policy(policy, spec.model, spec.seed)
-    if not any(recipe.wants_reference for recipe in phases):
+    if not any("reference_logprobs" in recipe.needs for recipe in phases):
         return Learner(learned, spec.runner, spec.optimizer, ranks), None
     learner, reference = build_learner_with_reference(learned, spec.runner, spec.optimizer, ranks)
     if recorder:

@@ -1,37 +1,32 @@
 """Monte-Carlo values of a step's responses, as tensors in row order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.probe import ProbeContext, StateValues, build_probe_response, state_values
-from rlx.recipe import Recipe
-from rlx.rollout import RolloutTree
-from rlx.run.run_context import RunContext
+from rlx.run.streams import StepInputs
 from rlx.seeding import derive_seed
 
-__all__ = ["mc_streams"]
+__all__ = ["estimate_state_values"]
 
 
-def mc_streams(
-    context: RunContext,
-    recipe: Recipe,
-    batch: TokenBatch,
-    trees: Sequence[RolloutTree],
-    cursor: int,
-) -> tuple[Tensor, Tensor]:
+def estimate_state_values(inputs: StepInputs) -> Mapping[str, Tensor]:
     """Estimates Monte-Carlo values of the states at the borders of each row's steps.
 
     Each rank estimates its share of the rows; all ranks get the result.
 
     Returns:
-        `[B, T]` step of each own token, -1 elsewhere, and `[B, S + 1]` values at step borders.
+        `step_ids`, `[B, T]` step of each own token, -1 elsewhere; and `mc_values`, `[B, S + 1]`
+        values at the borders of steps.
 
     Raises:
         ValueError: the experiment has no `monte_carlo` section.
     """
+    context, recipe, batch = inputs.context, inputs.recipe, inputs.rows.batch
+    trees, cursor = inputs.rollouts.trees, inputs.cursor
     spec = context.spec.monte_carlo
     if spec is None:
         raise ValueError("the experiment has no `monte_carlo` section")
@@ -56,7 +51,8 @@ def mc_streams(
     found = [
         shares[b % context.ranks.count][b // context.ranks.count] for b in range(len(batch.rows))
     ]
-    return _build_state_tensors(batch, found)
+    steps, values = _build_state_tensors(batch, found)
+    return {"step_ids": steps, "mc_values": values}
 
 
 def _build_state_tensors(batch: TokenBatch, found: Sequence[StateValues]) -> tuple[Tensor, Tensor]:

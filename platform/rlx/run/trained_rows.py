@@ -9,6 +9,7 @@ from rlx.batch import TokenBatch
 from rlx.errors import RegistryError
 from rlx.record import TrainedRows, get_stored_score_name
 from rlx.train_batch import TokenStreams, TrainBatch
+from rlx_registry import STREAMS
 
 __all__ = [
     "build_trained_rows",
@@ -39,34 +40,22 @@ def build_trained_rows(train: TrainBatch) -> TrainedRows:
     """Builds the record of a step's training rows."""
     batch, streams, scores = train.batch, train.streams, train.scores
     row_scores = {get_stored_score_name(name): values for name, values in vars(scores).items()}
-    if streams.greedy_scores is not None:
-        row_scores["greedy_score"] = streams.greedy_scores
+    per_token: dict[str, Tensor | None] = {}
+    for stream in (stream for stream in STREAMS.values() if stream.is_stored):
+        values = train.find_stream(stream.name)
+        if values is not None and stream.shape == "[B]":
+            row_scores[stream.stored_name] = values
+        elif values is not None and stream.shape == "[B, S + 1]":
+            per_token[stream.stored_name] = spread_step_values(streams.optional["step_ids"], values)
+        elif stream.shape != "[B]":
+            per_token[stream.stored_name] = values
     return TrainedRows(
         [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
         batch.group_ids,
         batch.is_own,
-        {
-            "mask": train.mask,
-            "weights": train.weights,
-            "advantages": train.advantages,
-            "old_logprobs": streams.old_logprobs,
-            "reference_logprobs": streams.reference_logprobs,
-            "values": streams.values,
-            "placed": train.placed.token_rewards,
-            "token_rewards": train.token_rewards,
-            "kl": train.kl,
-            "returns": train.returns,
-            "step_ids": streams.step_ids,
-            "mc_values": _token_values(streams),
-        },
+        per_token,
         row_scores,
     )
-
-
-def _token_values(streams: TokenStreams) -> Tensor | None:
-    if streams.step_ids is None or streams.mc_values is None:
-        return None
-    return spread_step_values(streams.step_ids, streams.mc_values)
 
 
 def read_token_streams(
@@ -74,7 +63,7 @@ def read_token_streams(
     batch: TokenBatch,
     kept: Tensor,
     *,
-    greedy_scores: Tensor | None,
+    recomputed: Mapping[str, Tensor],
     beta: float,
     state: Mapping[str, float],
 ) -> TokenStreams:
@@ -84,30 +73,30 @@ def read_token_streams(
         rows: the record.
         batch: some of the recorded rows, `[B, T]`.
         kept: `[B]` index of each row of `batch` in the record.
-        greedy_scores, beta, state: as in `TokenStreams`.
+        recomputed: streams that replace recorded ones, by name.
+        beta, state: as in `TokenStreams`.
 
     Raises:
         RegistryError: the step was recorded without the log-probabilities of the old policy.
     """
     width = batch.is_own.shape[1]
-    found = {
-        name: None if (all_rows := rows.tokens[name]) is None else all_rows[kept][:, :width]
-        for name in ("old_logprobs", "reference_logprobs", "values", "step_ids", "mc_values")
-    }
-    old, step_ids, values = found["old_logprobs"], found["step_ids"], found["mc_values"]
+    old = rows.tokens["old_logprobs"]
     if old is None:
         raise RegistryError("the step was recorded without old_logprobs")
-    states = None
-    if step_ids is not None and values is not None:
-        step_ids = torch.where(batch.is_own, step_ids, -1)
-        states = collect_state_values(step_ids, values)
+    found: dict[str, Tensor] = {}
+    for stream in (one for one in STREAMS.values() if one.is_stored and one.is_optional):
+        columns = rows.scores if stream.shape == "[B]" else rows.tokens
+        values = columns.get(stream.stored_name)
+        if values is None:
+            continue
+        found[stream.name] = values[kept] if stream.shape == "[B]" else values[kept][:, :width]
+        if stream.dtype == "int64":
+            found[stream.name] = torch.where(batch.is_own, found[stream.name], -1)
+        if stream.shape == "[B, S + 1]":
+            found[stream.name] = collect_state_values(found["step_ids"], found[stream.name])
     return TokenStreams(
-        old_logprobs=old,
-        reference_logprobs=found["reference_logprobs"],
-        values=found["values"],
-        greedy_scores=greedy_scores,
-        step_ids=None if states is None else step_ids,
-        mc_values=states,
+        old_logprobs=old[kept][:, :width],
+        optional={**found, **recomputed},
         beta=beta,
         state=state,
     )

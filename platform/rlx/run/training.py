@@ -5,22 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from rlx.assignment import split_mini_batches
-from rlx.credit import fill_between_ends
-from rlx.errors import DivergedModelError, SpecError
+from rlx.errors import DivergedModelError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
 from rlx.recipe import Recipe
 from rlx.record import Role
 from rlx.reward import RewardTable
 from rlx.rollout import build_piece_splitter, is_fault_segment
-from rlx.row_rewards import compute_answer_scores
 from rlx.run.collect import StepRollouts, collect_rollouts
 from rlx.run.controller_state import ControllerState
 from rlx.run.off_policy import off_policy_figures
-from rlx.run.state_values import mc_streams
 from rlx.run.step_metrics import step_figures
+from rlx.run.streams import StepInputs, compute_old_logprobs, compute_optional_streams
 from rlx.run.trained_rows import build_trained_rows
 from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
@@ -122,12 +118,16 @@ class _RankActors:
         """What the estimator reads; starts the next step's rollouts once the sampler is free."""
         context, recipe, cursor = self.context, self.recipe, self.cursor
         context.progress.show_activity("update")
-        states = None
-        if recipe.wants_mc:
-            states = mc_streams(context, recipe, rows.batch, rollouts.trees, cursor)
+        inputs = StepInputs(context, recipe, rows, rollouts, cursor)
+        sampled = compute_optional_streams(inputs, by_sampling=True)
         if self.more and recipe.spec.rollout.off_policy_steps:
             context.prefetcher.begin(context, recipe, cursor + rollouts.drawn, self.step - 1)
-        return _build_streams(context, recipe, rows, rollouts, self.carried, states)
+        return TokenStreams(
+            old_logprobs=compute_old_logprobs(inputs),
+            optional=sampled | compute_optional_streams(inputs, by_sampling=False),
+            beta=self.carried.kl.beta,
+            state=self.carried.states.get(recipe.spec.estimator.plugin, {}),
+        )
 
     def update_models(self, train: TrainBatch) -> tuple[list[UpdateStats], CriticStats | None]:
         """Updates the critic, then the policy."""
@@ -148,46 +148,6 @@ def _take_rollouts(
         ) from error
 
 
-def _build_streams(
-    context: TrainingContext,
-    recipe: Recipe,
-    rows: ScoredRows,
-    rollouts: StepRollouts,
-    carried: ControllerState,
-    states: tuple[Tensor, Tensor] | None,
-) -> TokenStreams:
-    """Computes log-probabilities and values of the trained tokens, each only if it is needed."""
-    batch, mask = rows.batch, rows.mask
-    old = batch.behaviour_logprobs
-    if recipe.spec.loss.old_logprobs == "learner":
-        old = context.learner.logprobs(batch, mask)
-    elif (mask & ~batch.is_own).any():
-        raise SpecError(
-            f"mask strategy {recipe.spec.mask.plugin!r} trains on tokens that the policy did not "
-            "generate and that have no behaviour log-probabilities: set loss.old_logprobs: "
-            "learner"
-        )
-    reference = context.reference if recipe.wants_reference else None
-    greedy = None
-    if rollouts.greedy is not None:
-        answers = batch.tree_ids.tolist()
-        greedy = compute_answer_scores(rollouts.greedy.trees, rollouts.greedy.table, answers)
-    steps, values = states or (None, None)
-    return TokenStreams(
-        old_logprobs=old,
-        reference_logprobs=reference.logprobs(batch, mask) if reference else None,
-        # Also between two trained tokens, where the literal recursion of GAE reads them.
-        values=context.critic.values(batch, fill_between_ends(mask))
-        if context.critic and recipe.wants_values
-        else None,
-        greedy_scores=greedy,
-        step_ids=steps,
-        mc_values=values,
-        beta=carried.kl.beta,
-        state=carried.states.get(recipe.spec.estimator.plugin, {}),
-    )
-
-
 def _update_models(
     context: TrainingContext, recipe: Recipe, train: TrainBatch, critic_steps: int, rate: float
 ) -> tuple[list[UpdateStats], CriticStats | None]:
@@ -201,7 +161,7 @@ def _update_models(
         those of the critic's last update.
     """
     spec, critic_stats = context.spec.critic, None
-    if context.critic is not None and spec is not None and recipe.wants_values:
+    if context.critic is not None and spec is not None and "values" in recipe.needs:
         for part in _list_updates(recipe, train, spec):
             rate_now = critic_rate(spec, critic_steps)
             critic_stats = context.critic.update(part, rate_now) or critic_stats

@@ -24,6 +24,7 @@ from rlx.testing.promise import (
     common_checks,
     run_checks,
 )
+from rlx_registry import STREAMS, TokenStream
 
 __all__ = ["check_estimator", "estimator_checks", "example_inputs"]
 
@@ -70,14 +71,31 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
         levels=levels,
         tree_ids=tree_ids,
         state_ids=torch.where(has_turn, torch.randint(0, 3, (rows, _TURNS), generator=rng), -1),
-        values=torch.randn(rows, _LENGTH, generator=rng, dtype=dtype),
-        old_logprobs=-torch.rand(rows, _LENGTH, generator=rng, dtype=dtype),
-        reference_logprobs=-torch.rand(rows, _LENGTH, generator=rng, dtype=dtype),
-        greedy_scores=torch.randn(len(_GROUP_SIZES), generator=rng, dtype=dtype)[tree_ids],
-        step_ids=torch.where(turn_ids > 0, torch.arange(_LENGTH) // 3, -1),
-        mc_values=torch.rand(rows, _LENGTH // 3 + 2, generator=rng, dtype=dtype),
+        streams={
+            stream.name: _draw_stream(stream, tree_ids, turn_ids, rng, dtype)
+            for stream in STREAMS.values()
+            if stream.is_output
+        },
     )
     return _select_input_rows(_fill_token_rewards(inputs), torch.randperm(rows, generator=rng))
+
+
+def _draw_stream(
+    stream: TokenStream,
+    tree_ids: Tensor,
+    turn_ids: Tensor,
+    rng: torch.Generator,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Random values of a stream, with reasoning steps of three tokens."""
+    if stream.dtype == "int64":
+        return torch.where(turn_ids > 0, torch.arange(_LENGTH) // 3, -1)
+    if stream.shape == "[B]":
+        return torch.randn(len(_GROUP_SIZES), generator=rng, dtype=dtype)[tree_ids]
+    if stream.shape == "[B, S + 1]":
+        return torch.rand(len(tree_ids), _LENGTH // 3 + 2, generator=rng, dtype=dtype)
+    values = torch.randn(turn_ids.shape, generator=rng, dtype=dtype)
+    return -values.abs() if stream.unit == "nats" else values
 
 
 def _fill_token_rewards(inputs: CreditInputs) -> CreditInputs:
@@ -225,11 +243,14 @@ def _check_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
 
 
 def _check_outside_ignored(estimator: Estimator, inputs: CreditInputs) -> None:
-    names = ("token_rewards", "values", "old_logprobs", "reference_logprobs")
-    outside: dict[str, Any] = {
-        name: torch.where(inputs.mask, inputs.stream(name), torch.nan) for name in names
-    }
-    poisoned = replace(inputs, **outside)
+    poisoned = replace(
+        inputs,
+        token_rewards=torch.where(inputs.mask, inputs.token_rewards, torch.nan),
+        streams={
+            name: torch.where(inputs.mask, tensor, torch.nan) if _is_token_figure(name) else tensor
+            for name, tensor in inputs.streams.items()
+        },
+    )
     _assert_same_values(
         estimator(poisoned), estimator(inputs), "depends on values outside the mask"
     )
@@ -254,10 +275,12 @@ def _check_estimator_padding(estimator: Estimator, inputs: CreditInputs) -> None
         mask=_pad_input_tensor(inputs.mask, False),
         turn_ids=_pad_input_tensor(inputs.turn_ids, NO_TURN),
         token_rewards=_pad_input_tensor(inputs.token_rewards, 0.0),
-        values=_pad_input_tensor(inputs.stream("values"), 0.0),
-        old_logprobs=_pad_input_tensor(inputs.stream("old_logprobs"), 0.0),
-        reference_logprobs=_pad_input_tensor(inputs.stream("reference_logprobs"), 0.0),
-        step_ids=_pad_input_tensor(inputs.stream("step_ids"), -1),
+        streams={
+            name: _pad_input_tensor(tensor, 0.0 if tensor.is_floating_point() else -1)
+            if STREAMS[name].shape == "[B, T]"
+            else tensor
+            for name, tensor in inputs.streams.items()
+        },
     )
     more_turns = replace(
         inputs,
@@ -286,13 +309,21 @@ def _assert_same_values(actual: Tensor, expected: Tensor, complaint: str) -> Non
     torch.testing.assert_close(actual, expected, msg=complaint)
 
 
+def _is_token_figure(name: str) -> bool:
+    """Whether a stream has a figure per token, which outside the mask may be anything."""
+    return STREAMS[name].shape == "[B, T]" and STREAMS[name].dtype == "float32"
+
+
 def _get_input_tensors(inputs: CreditInputs) -> dict[str, Tensor]:
-    return {name: value for name, value in vars(inputs).items() if isinstance(value, Tensor)}
+    own = {name: value for name, value in vars(inputs).items() if isinstance(value, Tensor)}
+    return {**own, **inputs.streams}
 
 
 def _select_input_rows(inputs: CreditInputs, which: Tensor) -> CreditInputs:
-    chosen: dict[str, Any] = {name: t[which] for name, t in _get_input_tensors(inputs).items()}
-    return replace(inputs, **chosen)
+    chosen = {name: tensor[which] for name, tensor in _get_input_tensors(inputs).items()}
+    streams = {name: chosen.pop(name) for name in inputs.streams}
+    parts: dict[str, Any] = {**chosen, "streams": streams}
+    return replace(inputs, **parts)
 
 
 def _pad_input_tensor(tensor: Tensor, fill: float) -> Tensor:

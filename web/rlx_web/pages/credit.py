@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from rlx_registry import (
+    STREAMS,
     NotFoundError,
     Registry,
     RolloutIndex,
@@ -14,7 +15,6 @@ from rlx_registry import (
     RunRecord,
     TreeRecord,
     get_token_values,
-    token_streams,
 )
 from rlx_web.pages.bodies import build_reward_cells, list_path_segments, load_tree_records
 from rlx_web.pages.run import build_run_summary, list_leaf_values
@@ -23,7 +23,7 @@ __all__ = ["CHANNELS", "build_credit_page"]
 
 CHANNELS = {
     "advantage": "advantages",
-    **{stream.title: name for name, stream in token_streams().items() if stream.title},
+    **{s.title: s.stored_name for s in STREAMS.values() if s.title and s.shape != "[B]"},
     "log-probability, sampler": "behaviour",
     "learner − sampler": "drift",
 }
@@ -97,7 +97,7 @@ def _find_row_tree(registry: Registry, record: RunRecord, step: int, row: int) -
 def _build_token_lines(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]]:
     """All tokens of the row's sequence, including its prompt."""
     pieces = body.get("pieces")
-    first, held = kept["start"], len(kept["mask"] or ())
+    first, held = kept["start"], len(get_token_values(kept, "mask") or ())
     lines: list[dict[str, Any]] = []
     for s in list_path_segments(body, kept["segment"]):
         segment = body["segments"][s]
@@ -128,7 +128,7 @@ def _build_token_lines(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]
 def _get_token_figures(kept: RowRecord, at: int) -> dict[str, Any]:
     streams = {name: get_token_values(kept, name) for name in CHANNELS.values()}
     figures = {name: values[at] for name, values in streams.items() if values}
-    return figures | {"learns": bool((kept["mask"] or ())[at])}
+    return figures | {"learns": bool((get_token_values(kept, "mask") or ())[at])}
 
 
 def _compute_token_window(

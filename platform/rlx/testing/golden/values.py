@@ -12,6 +12,7 @@ from rlx.batch import NO_TURN, TokenBatch
 from rlx.credit import CreditInputs
 from rlx.errors import SpecError
 from rlx.plugin import Sample
+from rlx_registry import STREAMS
 
 __all__ = [
     "build_credit_inputs",
@@ -67,7 +68,9 @@ def build_credit_inputs(given: Mapping[str, Any]) -> CreditInputs:
     Raises:
         SpecError: nothing tells the number of rows, or a name is unknown.
     """
-    known = [field.name for field in fields(CreditInputs)]
+    outputs = {stream.name for stream in STREAMS.values() if stream.is_output}
+    own = [field.name for field in fields(CreditInputs) if field.name != "streams"]
+    known = [*own, *sorted(outputs)]
     if unknown := sorted(given.keys() - set(known)):
         raise SpecError(f"{unknown[0]!r} is none of an estimator's inputs: {', '.join(known)}")
     named: dict[str, Any] = {
@@ -91,7 +94,8 @@ def build_credit_inputs(given: Mapping[str, Any]) -> CreditInputs:
         "tree_ids": groups,
         "state_ids": torch.full(rewards.shape, NO_TURN),
     }
-    return CreditInputs(**{**defaults, **named})
+    streams = {name: named.pop(name) for name in outputs & named.keys()}
+    return CreditInputs(**{**defaults, **named}, streams=streams)
 
 
 def build_mask_batch(given: Mapping[str, Any]) -> TokenBatch:

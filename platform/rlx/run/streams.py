@@ -1,0 +1,103 @@
+"""Computes the token streams of a training step, each only if the estimator or the loss reads it.
+
+`rlx_registry.STREAMS` lists the streams, and `rlx.discovery` names the function of each provider.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlx.credit import fill_between_ends
+from rlx.discovery import import_implementation, list_providers
+from rlx.errors import SpecError
+from rlx.recipe import Recipe
+from rlx.row_rewards import compute_answer_scores
+from rlx.run.collect import StepRollouts
+from rlx.run.training_context import TrainingContext
+from rlx.train_batch import ScoredRows
+
+__all__ = [
+    "StepInputs",
+    "compute_critic_values",
+    "compute_greedy_scores",
+    "compute_old_logprobs",
+    "compute_optional_streams",
+    "compute_reference_logprobs",
+]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepInputs:
+    """What the provider of a stream reads.
+
+    Attributes:
+        context: models, sampler and ranks.
+        recipe: the phase.
+        rows: the rows that are trained on.
+        rollouts: what the rows were made of.
+        cursor: number of problems drawn before the step.
+    """
+
+    context: TrainingContext
+    recipe: Recipe
+    rows: ScoredRows
+    rollouts: StepRollouts
+    cursor: int
+
+
+def compute_optional_streams(inputs: StepInputs, *, by_sampling: bool) -> dict[str, Tensor]:
+    """Computes the streams that the phase needs, by name.
+
+    Args:
+        by_sampling: those whose provider samples, or all others.
+    """
+    streams: dict[str, Tensor] = {}
+    for provider in list_providers(inputs.recipe.needs):
+        if provider.uses_sampler == by_sampling:
+            streams |= import_implementation(provider.implementation)(inputs)
+    return streams
+
+
+def compute_old_logprobs(inputs: StepInputs) -> Tensor:
+    """`[B, T]` nats under the old policy: as sampled, or as the learner computes them.
+
+    Raises:
+        SpecError: tokens are trained on that were not sampled and are not computed either.
+    """
+    rows, recipe = inputs.rows, inputs.recipe
+    if recipe.spec.loss.old_logprobs == "learner":
+        return inputs.context.learner.logprobs(rows.batch, rows.mask)
+    if (rows.mask & ~rows.batch.is_own).any():
+        raise SpecError(
+            f"mask strategy {recipe.spec.mask.plugin!r} trains on tokens that the policy did not "
+            "generate and that have no behaviour log-probabilities: set loss.old_logprobs: "
+            "learner"
+        )
+    return rows.batch.behaviour_logprobs
+
+
+def compute_reference_logprobs(inputs: StepInputs) -> Mapping[str, Tensor]:
+    """`reference_logprobs`: `[B, T]` nats under the reference policy."""
+    reference = inputs.context.reference
+    if reference is None:
+        raise ValueError("the run has no reference policy")
+    return {"reference_logprobs": reference.logprobs(inputs.rows.batch, inputs.rows.mask)}
+
+
+def compute_critic_values(inputs: StepInputs) -> Mapping[str, Tensor]:
+    """`values`: `[B, T]`, also between two trained tokens, where the literal recursion of GAE reads
+    them."""
+    critic = inputs.context.critic
+    if critic is None:
+        raise ValueError("the run has no critic")
+    return {"values": critic.values(inputs.rows.batch, fill_between_ends(inputs.rows.mask))}
+
+
+def compute_greedy_scores(inputs: StepInputs) -> Mapping[str, Tensor]:
+    """`greedy_scores`: `[B]` score of the greedy answer to each row's prompt."""
+    greedy = inputs.rollouts.greedy
+    if greedy is None:
+        raise ValueError("the step has no greedy answers")
+    trees = inputs.rows.batch.tree_ids.tolist()
+    return {"greedy_scores": compute_answer_scores(greedy.trees, greedy.table, trees)}
