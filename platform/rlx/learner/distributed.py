@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rlx.errors import EnvironmentFault
 from rlx.spec import RunnerSpec
@@ -40,6 +41,17 @@ class Ranks:
         items: list[Any] = [None] * self.count
         dist.all_gather_object(items, item)
         return items
+
+    def sum_tensors(self, tensor: Tensor) -> Tensor:
+        """Sums a CPU tensor over the ranks; the result is the same on every rank.
+
+        Only the sum travels, so memory does not grow with the number of ranks.
+        """
+        if self.count == 1:
+            return tensor
+        total = tensor.to(self.device)  # NCCL has no CPU tensors
+        dist.all_reduce(total)
+        return total.cpu()
 
     def barrier(self) -> None:
         """Waits until every rank reaches this call."""

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from rlx.batch import build_token_batch
 from rlx.errors import RlxError
+from rlx.kl import kl_terms
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Completion, CompletionRequest, RolloutTree, Segment
 from rlx.run.run_context import RunContext
-from rlx.sampler import SamplingEngine, VllmSampler
+from rlx.sampler import SamplerDrift, SamplingEngine, VllmSampler
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
@@ -28,7 +29,9 @@ LENGTH = 72
 CHECK_TURN = TurnSpec(max_new_tokens=8)
 SEEDS = ((0, 1), (2, 3))
 """Seeds of the two rounds; the second round finds the prompts in the prefix cache."""
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+"""Mean |Δ| in nats. Correct bfloat16 engines differ by a σ of about .05 a token, thus .04 in the
+mean of |Δ| (TRL issue 6789)."""
 
 
 def synchronize_sampler(context: RunContext) -> None:
@@ -50,23 +53,29 @@ def synchronize_sampler(context: RunContext) -> None:
         for share in context.ranks.gather(_sample_completions(context.sampler, prompts, SEEDS))
         for one in share
     ]
-    context.sampler.drift = _compute_drift(context, completions)
+    drift = context.sampler.drift = _compute_drift(context, completions)
     tolerance = spec.tolerance or TOLERANCE[context.spec.runner.dtype]
-    if not context.sampler.drift <= tolerance:  # NaN raises too
+    if not drift.mean <= tolerance:  # NaN raises too
         raise RlxError(
-            "after a weight update, vLLM's log-probabilities differ from the learner's by up to "
-            f"{context.sampler.drift:.3g} nats; sampler.tolerance is {tolerance:g}. vLLM samples "
-            "from a different policy than the one being trained: it still holds old weights "
-            "(tied embeddings, prefix cache), or it computes this model differently. Set "
-            "sampler.engine: transformers to sample without vLLM"
+            "after a weight update, vLLM's log-probabilities differ from the learner's by "
+            f"{drift.mean:.3g} nats in the mean and {drift.largest:.3g} at most; sampler.tolerance "
+            f"is {tolerance:g} for the mean. vLLM samples from a different policy than the one "
+            "being trained: it still holds old weights (tied embeddings, prefix cache), or it "
+            "computes this model differently. Set sampler.engine: transformers to sample without "
+            "vLLM"
         )
 
 
 def compute_sync_figures(sampler: SamplingEngine) -> dict[str, float]:
     """Metrics of the last synchronisation and of the sampler's process; empty without vLLM."""
-    if not isinstance(sampler, VllmSampler):
+    if not isinstance(sampler, VllmSampler) or sampler.drift is None:
         return {}
-    return {"sampler/drift": sampler.drift, "sampler/restarts": float(sampler.restarts)}
+    return {
+        "sampler/drift": sampler.drift.largest,
+        "sampler/drift_mean": sampler.drift.mean,
+        "sampler/drift_k3": sampler.drift.k3,
+        "sampler/restarts": float(sampler.restarts),
+    }
 
 
 _PromptCompletion = tuple[tuple[int, ...], Completion]
@@ -98,13 +107,18 @@ def _sample_completions(
     return completions
 
 
-def _compute_drift(context: RunContext, completions: Sequence[_PromptCompletion]) -> float:
-    """The largest absolute difference of sampler and learner log-probabilities, in nats."""
+def _compute_drift(context: RunContext, completions: Sequence[_PromptCompletion]) -> SamplerDrift:
     batch = build_token_batch(
         [_build_completion_tree(prompt, completion) for prompt, completion in completions]
     )
-    learned = context.learner.logprobs(batch, batch.is_own)
-    return float((learned - batch.behaviour_logprobs).abs()[batch.is_own].max())
+    learned = context.learner.logprobs(batch, batch.is_own)[batch.is_own]
+    sampled = batch.behaviour_logprobs[batch.is_own]
+    difference = (learned - sampled).abs()
+    return SamplerDrift(
+        largest=float(difference.max()),
+        mean=float(difference.mean()),
+        k3=float(kl_terms(sampled, learned, "k3").mean()),
+    )
 
 
 def _build_completion_tree(prompt: tuple[int, ...], completion: Completion) -> RolloutTree:

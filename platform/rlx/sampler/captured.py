@@ -60,12 +60,26 @@ class CapturedSteps:
             self._warm_up -= 1
             return self._step()
         if self._graph is None:
-            self._angles = self._decoder.angles  # keeps the tensor alive while the graph uses it
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):  # records without computing
-                self._logits = self._step()
+            self._graph = self._capture()
         self._graph.replay()
         return self._logits
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Records one step without computing it.
+
+        Another thread may train meanwhile, so only this thread's calls may not break the capture.
+        `torch.cuda.graph` would synchronize and empty the memory cache, and a failed capture would
+        leave the thread on the capturing stream.
+        """
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        self._angles = self._decoder.angles  # keeps the tensor alive while the graph uses it
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._logits = self._step()
+            finally:
+                graph.capture_end()
+        return graph
 
     def _step(self) -> Tensor:
         attention = self._attention

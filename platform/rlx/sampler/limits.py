@@ -7,10 +7,13 @@ from rlx.errors import SpecError
 from rlx.rollout import CompletionRequest
 from rlx.spec import TurnSpec
 
-__all__ = ["Read", "completes_stop_string", "require_context_room"]
+__all__ = ["Read", "StopStringDetector", "require_context_room"]
 
 Read = Callable[[Sequence[int]], tuple[str, tuple[int, ...]]]
 """See `rlx.rollout.Dialogue.read`."""
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What part of a character decodes to."""
 
 
 def require_context_room(
@@ -44,8 +47,32 @@ def require_context_room(
     )
 
 
-def completes_stop_string(read: Read, stop: Sequence[str], tokens: Sequence[int]) -> bool:
-    """Whether the newest tokens of a turn complete one of its stop strings."""
-    longest = max(len(text.encode()) for text in stop)  # a token may be a single byte
-    text, _ = read(tokens[-longest - 4 :])
-    return any(stop_string in text for stop_string in stop)
+class StopStringDetector:
+    """Finds the token that completes a stop string.
+
+    Decoding a row costs far more than sampling its token. A row is therefore decoded only when its
+    newest token may contain the last character of a stop string.
+
+    Args:
+        read: decodes the tokens of a turn.
+        stop: stop strings; none of them is empty.
+    """
+
+    def __init__(self, read: Read, stop: Sequence[str]) -> None:
+        self._read, self._stop = read, tuple(stop)
+        self._window = max(len(text.encode()) for text in stop) + 4  # a token may be a single byte
+        self._last = {*(text[-1] for text in stop), INCOMPLETE}
+        self._may_complete: dict[int, bool] = {}
+
+    def completes(self, tokens: Sequence[int]) -> bool:
+        """Whether the newest of the tokens of a turn completes a stop string."""
+        newest = tokens[-1]
+        if newest not in self._may_complete:
+            # A tokenizer may drop the space before the first token of a text, never later ones.
+            text, _ = self._read((newest, newest))
+            self._may_complete[newest] = not self._last.isdisjoint(text)
+        return self._may_complete[newest] and self._is_in_text(tokens[-self._window :])
+
+    def _is_in_text(self, tokens: Sequence[int]) -> bool:
+        text, _ = self._read(tokens)
+        return any(stop_string in text for stop_string in self._stop)

@@ -262,7 +262,8 @@ class StepAttention:
         self._stop += self._grows
         if self._columns is not None and self._bias is not None:
             self._columns += 1
-            self._bias[self._rows, self._seen.shared + self._columns] = 0
+            # `bias[rows, columns] = 0` would copy a scalar to the device: no graph can record that.
+            self._bias.scatter_(1, (self._seen.shared + self._columns)[:, None], 0.0)
         self._step_bias = None
         if self._bias is not None:
             self._step_bias = self._bias[:, None, : self._seen.shared + self._stop]

@@ -20,7 +20,7 @@ from rlx.sampler.draw import (
     sample_tokens,
     sample_uniforms,
 )
-from rlx.sampler.limits import completes_stop_string, require_context_room
+from rlx.sampler.limits import StopStringDetector, require_context_room
 from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows
 from rlx.spec import TurnSpec
 
@@ -209,7 +209,10 @@ class _DecodingLoop:
         self._drawn: list[tuple[Tensor, Tensor]] = []  # tokens of the current rows, log-probs
         self._tokens: list[list[int]] = [[] for _ in range(count)]
         self._logprobs: list[list[float]] = [[] for _ in range(count)]
-        self._heard: list[list[int]] = [[] for _ in range(count)]  # only used with stop strings
+        self._stop = (
+            StopStringDetector(policy.dialogue.read, sampling.stop) if sampling.stop else None
+        )
+        self._searched: list[list[int]] = [[] for _ in range(count)]  # tokens, for stop strings
         self._lengths = [0] * count
         self._ended = [False] * count
         self.places: list[tuple[DialogueRows, int]] = [(rows, 0)] * count
@@ -217,10 +220,12 @@ class _DecodingLoop:
     def run(self, logits: Tensor) -> list[Completion]:
         """Samples completions, starting from the logits of their first tokens, `[R, V]`."""
         limit = self._sampling.max_new_tokens
-        looks = 1 if self._sampling.stop else LOOK_EVERY
+        looks = 1 if self._stop and not logits.is_cuda else LOOK_EVERY
         for step in range(limit):
             token = self._draw(logits, step)
             if step == limit - 1 or step % looks == looks - 1:
+                if self._stop:
+                    self._end_at_stop_strings(self._stop, (step % looks) + 1)
                 runs = self._runs.tolist()
                 if not any(runs) or step == limit - 1:
                     break
@@ -242,18 +247,24 @@ class _DecodingLoop:
         self._drawn.append((token, logprobs.gather(1, token[:, None])[:, 0]))
         self._said += self._runs
         self._runs &= ~torch.isin(token, self._ends)
-        if self._sampling.stop:
-            self._runs &= torch.tensor(self._find_running_rows(token.tolist()), device=token.device)
         return token
 
-    def _find_running_rows(self, tokens: list[int]) -> list[bool]:
-        """Returns which rows are still running and have not completed a stop string."""
-        read, unstopped = self._policy.dialogue.read, []
-        for row, token, runs in zip(self._live, tokens, self._runs.tolist(), strict=True):
-            sampled = self._heard[row]
-            sampled.append(token)
-            unstopped.append(runs and not completes_stop_string(read, self._sampling.stop, sampled))
-        return unstopped
+    def _end_at_stop_strings(self, stop: StopStringDetector, fresh: int) -> None:
+        """Ends each row with the first of its `fresh` newest tokens that completes a stop string.
+
+        Tokens that were sampled after it are discarded.
+        """
+        newest = torch.stack([token for token, _ in self._drawn[-fresh:]], dim=1).tolist()
+        lengths, runs = self._said.tolist(), self._runs.tolist()
+        for row, tokens in enumerate(newest):
+            searched = self._searched[self._live[row]]
+            for token in tokens[: lengths[row] - len(searched)]:
+                searched.append(token)
+                if stop.completes(searched):
+                    lengths[row], runs[row] = len(searched), False
+                    break
+        self._said.copy_(torch.tensor(lengths))
+        self._runs.copy_(torch.tensor(runs))
 
     def _drop(self, runs: list[bool], token: Tensor, step: int) -> Tensor:
         """Drops finished rows; returns the tokens of the remaining rows."""

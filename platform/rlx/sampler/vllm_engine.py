@@ -8,7 +8,6 @@ repeated, which gives the same result since every row has its own seed.
 
 import copy
 import importlib.util
-import math
 import os
 import secrets
 import shutil
@@ -17,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from rlx.spec import COLDEST, RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 from rlx.text import escape_unprintable
 
-__all__ = ["VllmSampler", "require_vllm"]
+__all__ = ["SamplerDrift", "VllmSampler", "require_vllm"]
 
 WORKER = "rlx.sampler.vllm_worker"
 LEAVING = 10.0
@@ -64,6 +64,24 @@ def require_vllm() -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SamplerDrift:
+    """Differences between the sampler's and the learner's log-probabilities of the same tokens.
+
+    In bfloat16, single tokens differ by several tenths of a nat although both sides are right, so a
+    sampler is judged by the mean.
+
+    Attributes:
+        largest: max |Δ|, nats.
+        mean: mean |Δ|, nats.
+        k3: mean of r - 1 - log r with r = learner / sampler, an estimate of the KL, nats.
+    """
+
+    largest: float
+    mean: float
+    k3: float
+
+
 class VllmSampler:
     """Samples completions; its worker owns its own copy of the weights.
 
@@ -77,8 +95,8 @@ class VllmSampler:
         limits: maximum dialogue length of the model, and the one that fits into the KV cache, both
             in tokens.
         restarts: how often a killed worker was restarted.
-        drift: largest difference in nats from the learner's log-probabilities since the last
-            `load`; NaN before the first comparison.
+        drift: how far its log-probabilities are from the learner's since the last `load`; None
+            before the first comparison.
 
     Raises:
         EnvironmentFault: vLLM is not installed.
@@ -92,7 +110,7 @@ class VllmSampler:
     ) -> None:
         require_vllm()
         self.restarts = 0
-        self.drift = math.nan
+        self.drift: SamplerDrift | None = None
         self._way, self._device = spec.weight_transfer, device
         self._dtype: torch.dtype = getattr(torch, runner.dtype)
         self._weights: PublishedWeights | None = None
@@ -152,7 +170,7 @@ class VllmSampler:
         self._weights = publish_weights(
             self._way, weights, self._dtype, self._device, self._folders
         )
-        self.drift = math.nan
+        self.drift = None
         self._ask({"ask": "load"}, "take the learner's weights")
 
     @contextmanager

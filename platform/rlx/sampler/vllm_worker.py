@@ -23,7 +23,7 @@ from torch import nn
 from rlx.importing import speed_up_imports
 from rlx.model import PlainDialogue, pretrained_tokenizer
 from rlx.sampler.channel import Channel
-from rlx.sampler.limits import completes_stop_string
+from rlx.sampler.limits import StopStringDetector
 from rlx.sampler.transfer import Group, join_process_group, receive_weights
 
 __all__ = ["VllmWorker", "main"]
@@ -132,7 +132,8 @@ class VllmWorker:
         self, rows: list[tuple[list[int], int]], sampling: Mapping[str, Any]
     ) -> list[tuple[list[int], list[float], str]]:
         """Returns one completion per (context, seed)."""
-        engine, stop = self._llm.llm_engine, sampling["stop"]
+        engine = self._llm.llm_engine
+        stop = StopStringDetector(self._read, sampling["stop"]) if sampling["stop"] else None
         pending = {str(number): _PendingCompletion() for number in range(len(rows))}
         for number, (context, seed) in enumerate(rows):
             params = self._params(sampling, seed)
@@ -147,7 +148,7 @@ class VllmWorker:
                     row.token_ids.append(token)
                     row.logprobs.append(logprobs[token].logprob)
                     at_end = token in self._ends
-                    if at_end or (stop and completes_stop_string(self._read, stop, row.token_ids)):
+                    if at_end or (stop and stop.completes(row.token_ids)):
                         row.finish_reason = "stop"
                         ended.add(output.request_id)
                         if not output.finished:

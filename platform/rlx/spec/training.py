@@ -159,8 +159,8 @@ class VllmSamplerSpec(StrictModel):
     the rank's copy on the GPU that both use. nccl: as a broadcast to a GPU that is not
     colocated."""
     tolerance: float | None = Field(None, gt=0)
-    """Maximum difference, in nats, between vLLM's log-probabilities and the learner's under the
-    same weights; null: 0.001 in float32, 0.2 in bfloat16."""
+    """Maximum mean difference, in nats, between vLLM's log-probabilities and the learner's under
+    the same weights; null: 0.001 in float32, 0.1 in bfloat16."""
 
     @property
     def needs_gpu(self) -> bool:
