@@ -217,7 +217,7 @@ def came_of(group: str, open_registry: Registry) -> "Group | None":
 
 def digest(recipe: Recipe) -> str:
     """The digest of a recipe's experiment, which does not depend on the seed."""
-    from rlx.discovery import check_file
+    from rlx.checks import check_file
 
     read, _ = check_file(ROOT / recipe.spec, recipe.sets)
     return read.spec.digest

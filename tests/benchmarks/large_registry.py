@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Table, insert
 
-from rlx.spec.reading.reader import read_spec
+from rlx.checks import read_spec
 from rlx_registry import Registry, models, write_body
 from rlx_registry.queries import EXACT
 

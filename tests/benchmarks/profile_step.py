@@ -192,7 +192,7 @@ def run_of(name: str) -> Iterator[Callable[[], None]]:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RLX_RUN_ATTEMPT="1")
 
-    from rlx.discovery import check_file
+    from rlx.checks import check_file
     from rlx.home import RunFolder
     from rlx.learner import join_ranks
     from rlx.record.recorder import Recorder

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.spec.reading.reader import read_spec
+from rlx.checks import read_spec
 
 STUDY = Path(__file__).parents[2] / "experiments" / "study"
 APART = {

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from rlx.checks import read_spec
 from rlx.cli import main
 from rlx.cli.evaluate import _build_requested_suite, _require_places, build_set_spec
 from rlx.cli.trained_model import TrainedModel
 from rlx.errors import SpecError
-from rlx.plan.stand_ins import load_speech
 from rlx.recipe import build_recipe
 from rlx.spec.reading import read_suite
-from rlx.spec.reading.reader import read_document, read_spec
+from rlx.spec.reading.reader import read_document
+from rlx.trial.stand_ins import load_speech
 from rlx_plugins.countdown.search import Rules, find_solutions
 from rlx_plugins.countdown.task import is_held_out
 

@@ -163,12 +163,12 @@ def test_show_looks_into_plugins_that_hold_others(tmp_path, capsys):
 
 
 def test_warnings_stop_nothing(capsys):
-    one = "rollout={schedule: single, num_generations_answer: 1}"
+    one = "rollout={schedule: single, answer: {top_k: 5}}"
     assert main(["validate", "good.yaml", "--set", one]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("good.yaml: ok")
-    assert "warning: rollout.num_generations_answer is 1" in err
-    assert "--> <override>:1:52" in err
+    assert "warning: rollout.answer.top_k is 5" in err
+    assert "--> <override>:1:44" in err
 
 
 def test_failures_are_json_where_json_was_asked_for(capsys):

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from patience import LIMIT
 
+from rlx.checks import check_file, check_read_spec, read_spec
 from rlx.discovery import (
     build_plugin,
-    check_file,
-    check_read_spec,
     find_installed_plugin,
     import_implementation,
     list_installed_plugins,
@@ -23,7 +22,6 @@ from rlx.discovery.streams import NEEDS, PROVIDERS
 from rlx.errors import PluginError
 from rlx.spec import PluginUse
 from rlx.spec.reading.diagnostics import InvalidPlugins, InvalidSpec
-from rlx.spec.reading.reader import read_spec
 from rlx_registry import STREAMS
 
 GUEST = '''

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.spec.reading.reader import read_spec
+from rlx.checks import read_spec
 from rlx_registry import Registry
 
 STUDY = Path(__file__).parents[2] / "experiments" / "study"

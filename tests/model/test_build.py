@@ -18,11 +18,11 @@ from transformers import (
     Qwen2Config,
 )
 
+from rlx.checks import read_spec
 from rlx.errors import SpecError
 from rlx.model import build_policy
 from rlx.sampler import copy_policy
 from rlx.spec import PretrainedModelSpec, TinyModelSpec
-from rlx.spec.reading.reader import read_spec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 SMALL = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlx.checks import read_spec
 from rlx.model import build_policy, warm_start_policy
 from rlx.recipe import build_recipe
 from rlx.spec import ExperimentSpec
-from rlx.spec.reading.reader import read_spec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 SMALL = (

@@ -95,7 +95,7 @@ def test_a_weight_on_a_reward_that_nothing_produces(plan, guests, reward):
 
 def test_groups_without_signal(plan):
     weights = [f"rewards.turn.{n}.weight=0" for n in ("accuracy", "format", "arithmetic")]
-    (fault,) = plan("rlcr", *weights).findings
+    (fault,) = plan("rlcr", *weights, "phases=[{name: both, steps: 1}]").findings
     assert "no group of synthetic answers has a signal" in fault.message
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlx.run.alarms import find_over_querying
+from rlx.run.alarms import AlarmWatch, find_no_gradient, find_over_querying
+from rlx.spec import SingleRolloutSpec
 
 
 def steps(turns, duplicates=None):
@@ -42,3 +43,38 @@ def test_it_tells_what_it_saw_and_what_causes_it():
     assert "25% of the queries repeat earlier ones" in told
     assert "summed" in told and "repeated query is rewarded" in told
     assert "repeat earlier ones" not in find_over_querying(steps(RISING), 4)
+
+
+IDLE = {"rollout/zero_signal_answer": 1.0, "rollout/zero_signal_confidence": 1.0}
+LEARNS = {"rollout/zero_signal_answer": 0.9, "train/grad_norm": 0.1}
+BONUS = {**IDLE, "train/grad_norm": 0.2}
+LEADS = {"rollout/zero_signal_answer": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("history", "goes_off"),
+    [
+        ([IDLE] * 5, True),
+        ([LEARNS, *[IDLE] * 4, {}], True),  # a step that could not be scored
+        ([IDLE] * 4, False),
+        ([*[IDLE] * 5, LEARNS], False),
+        ([*[IDLE] * 4, BONUS], False),  # an entropy bonus needs no advantage
+        ([*[IDLE] * 4, LEADS], False),  # the critic leads: the policy has a signal, and waits
+    ],
+)
+def test_steps_without_a_gradient(history, goes_off):
+    assert (find_no_gradient(9, history) is not None) == goes_off
+
+
+def test_each_stretch_without_a_gradient_is_recorded_once():
+    events = []
+
+    class Kept:
+        def event(self, kind, message, level):
+            events.append((kind, message.split(" changed")[0], level))
+
+    watch = AlarmWatch(SingleRolloutSpec(), None)
+    for step, figures in enumerate([*[IDLE] * 7, LEARNS, *[IDLE] * 6], 1):
+        watch.look(step, figures, Kept())
+    first, second = (f"no gradient: steps {steps}" for steps in ("1 to 5", "9 to 13"))
+    assert events == [("no_gradient", m, "warning") for m in (first, second)]

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlx.audit.run_comparison import find_run_differences
 from rlx.checkpoint.fork import pin_checkpoint
+from rlx.checks import read_spec
 from rlx.spec.reading.diagnostics import InvalidSpec
-from rlx.spec.reading.reader import read_spec
 
 pytestmark = pytest.mark.timeout(900)
 

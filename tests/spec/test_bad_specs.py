@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.discovery import check_file
+from rlx.checks import check_file
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx.spec.reading.yaml_source import MAX_BYTES
 

@@ -18,7 +18,7 @@ TYPO = Diagnostic(
     position=SourceLocation("experiments/rlcr.yaml", 7, 3, 7, "  epsilom: 0.2"),
     helps=("did you mean 'epsilon'?",),
 )
-PLUGIN = Diagnostic(kind="plugin", message="no reward plugin named 'briar'", exit_code=3)
+PLUGIN = Diagnostic(kind="plugin", message="no reward plugin named 'briar'")
 
 
 def test_reads_like_a_compiler():

@@ -7,10 +7,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlx.checks import read_spec, validate_document
 from rlx.errors import SpecError
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
-from rlx.spec.reading.reader import read_document, read_spec, validate_document
+from rlx.spec.reading.reader import read_document
 from rlx.spec.reading.yaml_source import MAX_BYTES, parse_yaml_document, read_text
 
 ROOT = Path(__file__).parents[2]

@@ -39,9 +39,9 @@ MAY_IMPORT = {
     "evaluation": {"spec", "plugin", "rollout", "reward", "sampler"},
     "probe": {"spec", "plugin", "rollout", "reward", "sampler", "evaluation"},
     "record": {"spec", "plugin", "rollout", "reward", "probe", "rlx_registry"},
-    "plan": {
-        *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit"),
-        *("step", "train_batch", "row_rewards", "recipe", "model", "rlx_registry"),
+    "trial": {
+        *("spec", "plugin", "rollout", "reward", "batch", "credit", "step", "train_batch"),
+        *("row_rewards", "recipe", "model", "rlx_registry"),
     },
     "checkpoint": {"spec", "home", "sealing", "model", "learner", "rlx_registry"},
     "run": {
@@ -68,6 +68,14 @@ MAY_IMPORT = {
     "launch": {
         *("spec", "plugin", "discovery", "home", "model", "learner", "record", "checkpoint"),
         *("run", "audit", "rlx_registry"),
+    },
+    "checks": {
+        *("spec", "plugin", "discovery", "rollout", "reward", "batch", "train_batch", "trial"),
+        *("home", "model", "launch"),
+    },
+    "plan": {
+        *("spec", "discovery", "rollout", "reward", "batch", "credit", "row_rewards", "recipe"),
+        *("model", "trial", "checks", "rlx_registry"),
     },
     "testing": {
         *("plugin", "spec", "discovery", "rollout", "reward", "batch", "mask", "credit"),

@@ -19,6 +19,7 @@ from rlx.spec import ExperimentSpec, KeyPath
 from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
+    build_error,
     build_refusal,
     format_key_path,
     locate_diagnostic,
@@ -50,7 +51,7 @@ def pin_checkpoint(registry: Registry, read: LoadedSpec) -> LoadedSpec:
         why = escape_unprintable(str(error)).removesuffix(".")
         name = escape_unprintable(reference)
         message = f"from_checkpoint is '{name}', which is not available: {why}"
-        faults = [Diagnostic(kind="value", message=message, path=HERE)]
+        faults = [build_error(HERE, message, kind="value")]
     else:
         faults = [
             *_check_origin_fit(read.spec, run, state),
@@ -104,7 +105,9 @@ def _check_origin_fit(
             f"phases have {spec.steps} steps, but {run.id} had already taken {state.step} at the "
             "checkpoint: no steps remain"
         )
-        yield _build_conflict(("phases",), message, "steps are counted from that run's first step")
+        yield build_error(
+            ("phases",), message, "steps are counted from that run's first step", against=HERE
+        )
     ours, theirs = spec.dump_resolved()["model"], run.spec["model"]
     for path in sorted(_find_differing_paths(ours, theirs)):
         name, mine, other = (
@@ -113,25 +116,23 @@ def _check_origin_fit(
             _get_section_value(theirs, path),
         )
         message = f"{name} is {mine!r}, but {run.id} trained a model with {other!r}"
-        yield _build_conflict(("model", *path), message, "use the checkpoint's model")
+        yield build_error(("model", *path), message, "use the checkpoint's model", against=HERE)
     if refused := state.find_load_conflict(spec.runner):
         key, why = refused
-        yield _build_conflict(("runner", key), f"runner.{key} {why}", f"use the {key} of {run.id}")
+        yield build_error(
+            ("runner", key), f"runner.{key} {why}", f"use the {key} of {run.id}", against=HERE
+        )
 
 
 def _check_critic_match(spec: ExperimentSpec, run: RunRecord, folder: Path) -> Iterator[Diagnostic]:
     if has_critic(folder) and spec.critic is None:
         message = f"the checkpoint of {run.id} has a critic, but the experiment has none"
-        yield _build_conflict(("critic",), message, "add `critic`, as in that run")
+        yield build_error(("critic",), message, "add `critic`, as in that run", against=HERE)
     if spec.critic is not None and not has_critic(folder):
         message = f"the experiment has a critic, but the checkpoint of {run.id} has none"
-        yield _build_conflict(
-            ("critic",), message, "remove `critic`, or start from a run that had one"
+        yield build_error(
+            ("critic",), message, "remove `critic`, or start from a run that had one", against=HERE
         )
-
-
-def _build_conflict(path: KeyPath, message: str, help_: str) -> Diagnostic:
-    return Diagnostic(kind="conflict", message=message, path=path, against=HERE, helps=(help_,))
 
 
 def _find_differing_paths(

@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 
+from rlx.checks import check_read_spec, read_spec
 from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import open_registry, registry_option
 from rlx.cli.text import format_columns
-from rlx.discovery import check_read_spec
 from rlx.launch import collect_code_version, collect_environment_versions
-from rlx.spec.reading import read_spec
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 

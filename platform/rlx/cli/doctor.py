@@ -11,6 +11,7 @@ from typing import Literal
 import click
 from packaging.specifiers import SpecifierSet
 
+from rlx.checks import find_cuda_lack, vllm_package
 from rlx.cli.options import DEFAULT
 from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import open_registry
@@ -18,16 +19,7 @@ from rlx.cli.text import format_columns
 from rlx.discovery import PluginFault, list_installed_plugins, load_plugin
 from rlx.errors import RlxError
 from rlx.home import format_path, get_rlx_home, tracking_url
-from rlx.launch import (
-    LITTLE,
-    DeviceShortage,
-    Package,
-    find_cuda_lack,
-    format_disk_space,
-    free_bytes,
-    list_packages,
-    vllm_package,
-)
+from rlx.launch import LITTLE, DeviceShortage, Package, format_disk_space, free_bytes, list_packages
 
 __all__ = ["doctor"]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.checks import check_read_spec, validate_document
 from rlx.cli.output import format_json, print_text
 from rlx.cli.progress_bar import open_progress_bar
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
@@ -22,18 +23,11 @@ from rlx.cli.trained_model import (
     update_mlflow_mirror,
 )
 from rlx.cli.writing import explain_write_errors
-from rlx.discovery import check_read_spec
 from rlx.errors import RewardError, SpecError
 from rlx.home import format_path, get_rlx_home
 from rlx.launch import child_environment
 from rlx.spec import OWN_SUITE, ExperimentSpec, SetSpec, SuiteSpec
-from rlx.spec.reading import (
-    InvalidSpec,
-    apply_overrides,
-    label_refusal,
-    read_suite,
-    validate_document,
-)
+from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
 from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:

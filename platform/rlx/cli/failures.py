@@ -6,7 +6,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from io import StringIO
 from itertools import pairwise
 from threading import current_thread, main_thread
@@ -102,7 +101,7 @@ def build_error_json(error: RlxError) -> dict[str, Any]:
     if diagnostics is None and (one := getattr(error, "diagnostic", None)) is not None:
         diagnostics = (one,)
     if diagnostics is not None:
-        fields["diagnostics"] = [asdict(d) for d in diagnostics]
+        fields["diagnostics"] = [found.to_json() for found in diagnostics]
     return {"error": redact_values(fields)}
 
 

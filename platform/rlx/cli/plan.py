@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rlx.checks import check_file
 from rlx.cli.output import format_json, print_report, print_text
 from rlx.cli.writing import write_text_file
-from rlx.discovery import check_file
 from rlx.errors import SpecError
 from rlx.spec.reading import format_diagnostic
 from rlx.text import escape_unprintable

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.checks import check_read_spec, validate_document
 from rlx.cli.output import format_json, print_text
 from rlx.cli.progress_bar import open_progress_bar
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.cli.trained_model import model_target, run_target, update_mlflow_mirror
 from rlx.cli.writing import explain_write_errors
-from rlx.discovery import check_read_spec
 from rlx.errors import SpecError
 from rlx.launch import child_environment
 from rlx.spec import ExperimentSpec, ProbeSpec
-from rlx.spec.reading import YamlDocument, apply_overrides, validate_document
+from rlx.spec.reading import YamlDocument, apply_overrides
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 

@@ -9,19 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.checks import check_read_spec, read_spec, validate_document
 from rlx.cli.output import format_json, print_text
 from rlx.cli.progress_bar import open_progress_bar
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
-from rlx.discovery import check_read_spec, describe_plugin_changes
+from rlx.discovery import describe_plugin_changes
 from rlx.errors import SpecError
 from rlx.spec import ExperimentSpec
-from rlx.spec.reading import (
-    apply_overrides,
-    label_refusal,
-    parse_yaml_document,
-    read_spec,
-    validate_document,
-)
+from rlx.spec.reading import apply_overrides, label_refusal, parse_yaml_document
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 

@@ -4,18 +4,13 @@ import json
 
 import click
 
+from rlx.checks import check_file, run_preflight_checks
 from rlx.cli.output import print_text
 from rlx.cli.registry import BROKEN_OFF, locate_run_folder, open_registry, registry_option
-from rlx.discovery import check_file, describe_plugin_changes, resolve_plugins
+from rlx.discovery import describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.home import tracking_url
-from rlx.launch import (
-    continue_run,
-    is_abandoned,
-    is_half_made,
-    reconcile_slurm_run,
-    run_preflight_checks,
-)
+from rlx.launch import continue_run, is_abandoned, is_half_made, reconcile_slurm_run
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord

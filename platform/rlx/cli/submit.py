@@ -10,6 +10,7 @@ from types import FrameType
 
 import click
 
+from rlx.checks import check_file, run_preflight_checks
 from rlx.cli.output import print_text
 from rlx.cli.registry import (
     BROKEN_OFF,
@@ -20,7 +21,6 @@ from rlx.cli.registry import (
     registry_option,
 )
 from rlx.cli.text import print_warnings
-from rlx.discovery import check_file
 from rlx.errors import RlxError, SpecError
 from rlx.launch import (
     cancel_slurm_job,
@@ -30,7 +30,6 @@ from rlx.launch import (
     read_job_id,
     reconcile_slurm_run,
     registry_url,
-    run_preflight_checks,
     this_machine,
 )
 from rlx.launch import submit_run as record

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlx.checks import check_file, run_preflight_checks
 from rlx.cli.output import print_text
 from rlx.cli.registry import RUN_LIKE, open_registry
 from rlx.cli.text import format_columns, print_warnings
 from rlx.cli.worker import run_queue
-from rlx.discovery import ExperimentPlugins, check_file
+from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError
-from rlx.launch import registry_url, run_preflight_checks
+from rlx.launch import registry_url
 from rlx.launch import submit_run as record
 from rlx.spec import SlurmLauncherSpec
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, build_refusal, parse_yaml_document

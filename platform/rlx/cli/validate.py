@@ -2,21 +2,21 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rlx.checks import check_file
 from rlx.cli.failures import format_error_text
 from rlx.cli.output import format_json, print_report, print_text
 from rlx.cli.text import format_columns
 from rlx.cli.writing import write_text_file
-from rlx.discovery import ExperimentPlugins, check_file, list_installed_plugins
+from rlx.discovery import ExperimentPlugins, list_installed_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.plugin import Plugin
 from rlx.spec import PROFILES, ExperimentSpec
-from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, format_diagnostic, format_key_path
+from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, format_diagnostic
 from rlx.text import escape_unprintable
 
 __all__ = ["schema", "show", "validate"]
@@ -86,10 +86,7 @@ def _list_spec_diagnostics(outcome: Outcome) -> tuple[Diagnostic, ...]:
 
 
 def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
-    diagnostics = [
-        asdict(d) | {"path": format_key_path(d.path), "against": format_key_path(d.against)}
-        for d in _list_spec_diagnostics(outcome)
-    ]
+    diagnostics = [found.to_json() for found in _list_spec_diagnostics(outcome)]
     entry: dict[str, Any] = {"file": str(path), "ok": not isinstance(outcome, RlxError)}
     if isinstance(outcome, RlxError):
         return entry | {"exit_code": outcome.exit_code, "diagnostics": diagnostics}

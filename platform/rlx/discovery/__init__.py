@@ -5,7 +5,12 @@ experiment names it, so a broken plugin affects only the experiments that use it
 """
 
 from rlx.discovery.changes import describe_plugin_changes
-from rlx.discovery.checks import ExperimentPlugins, check_file, check_read_spec, resolve_plugins
+from rlx.discovery.experiment_plugins import (
+    BuiltPlugins,
+    ExperimentPlugins,
+    build_named_plugins,
+    resolve_plugins,
+)
 from rlx.discovery.lookup import (
     GROUPS,
     InstalledPlugin,
@@ -18,19 +23,21 @@ from rlx.discovery.lookup import (
     load_plugin,
 )
 from rlx.discovery.places import Provenance, build_plugin
-from rlx.discovery.streams import list_needed_streams, list_providers
+from rlx.discovery.streams import NEEDS, PROVIDERS, list_needed_streams, list_providers
 
 __all__ = [
     "GROUPS",
+    "NEEDS",
+    "PROVIDERS",
+    "BuiltPlugins",
     "ExperimentPlugins",
     "InstalledPlugin",
     "Kind",
     "PluginFault",
     "Provenance",
+    "build_named_plugins",
     "build_plugin",
     "build_plugin_diagnostic",
-    "check_file",
-    "check_read_spec",
     "describe_plugin_changes",
     "find_installed_plugin",
     "import_implementation",

@@ -282,11 +282,7 @@ def _diagnose_unknown_plugin(kind: Kind, name: str) -> Diagnostic:
         "reinstall it after its entry points change, then run `rlx plugins`",
     )
     return Diagnostic(
-        kind="plugin",
-        message=f"no {kind} plugin named '{name}'",
-        helps=tuple(helps),
-        notes=notes,
-        exit_code=3,
+        kind="plugin", message=f"no {kind} plugin named '{name}'", helps=tuple(helps), notes=notes
     )
 
 
@@ -297,7 +293,6 @@ def _diagnose_name_clash(kind: Kind, name: str, offers: Sequence[InstalledPlugin
         kind="plugin",
         message=f"{kind} plugin '{name}' is provided by {sources}",
         helps=(f"choose one: {either}",),
-        exit_code=3,
     )
 
 
@@ -311,7 +306,6 @@ def build_plugin_diagnostic(
         message=f"{plugin.kind} plugin '{plugin.name}' {what}",
         helps=helps,
         notes=(cause, origin) if cause else (origin,),
-        exit_code=3,
     )
 
 

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
-from rlx.discovery.fit import fill_profile_options
 from rlx.discovery.lookup import (
     Kind,
     PluginFault,
@@ -18,6 +17,7 @@ from rlx.discovery.lookup import (
 )
 from rlx.plugin import Plugin
 from rlx.spec import (
+    PROFILES,
     EnvironmentUse,
     EstimatorUse,
     GlobalReward,
@@ -35,6 +35,7 @@ __all__ = [
     "build_all_plugins",
     "build_plugin",
     "build_provenance",
+    "fill_profile_options",
     "list_built_plugins",
     "plugin_places",
 ]
@@ -143,6 +144,29 @@ def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
         if isinstance(use, dict) and isinstance(_get_plugin_name(model, use), str):
             made = _build_plugin_place(path, kind, model, use)
             yield replace(made, profile=str(profile)) if kind in _PROFILED else made
+
+
+def fill_profile_options(
+    cls: type[Plugin], options: Mapping[str, Any], profile: str
+) -> dict[str, Any]:
+    """Returns a plugin's options, with those that are omitted filled in from a profile."""
+    conventions = next((options for name, options in PROFILES.items() if name == profile), {})
+    return _fill_conventions(cls, options, conventions) if conventions else dict(options)
+
+
+def _fill_conventions(
+    model: type[BaseModel], options: Mapping[str, Any], conventions: Mapping[str, Any]
+) -> dict[str, Any]:
+    filled = dict(options)
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if name in conventions:
+            filled.setdefault(name, conventions[name])
+        elif isinstance(inner, type) and issubclass(inner, BaseModel):
+            inner_options = filled.get(name, {})
+            if isinstance(inner_options, Mapping):
+                filled[name] = _fill_conventions(inner, inner_options, conventions)
+    return filled
 
 
 _PROFILED: tuple[Kind, ...] = ("estimator", "mask")

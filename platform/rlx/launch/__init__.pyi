@@ -1,9 +1,9 @@
-from .device_slots import build_device_request
-from .devices import DeviceShortage
-from .disk import LITTLE, format_disk_space, free_bytes
+from .device_slots import build_device_request, gpus_here
+from .devices import DeviceShortage, diagnose_devices, query_nvidia_driver, torch_build
+from .disk import LITTLE, format_disk_space, free_bytes, hold_reserve
 from .failures import convert_to_rlx_error
+from .launchers import check_hostfile, ranks_here
 from .packages import Package, list_packages
-from .preflight import find_cuda_lack, run_preflight_checks, vllm_package
 from .processes import (
     has_lost_supervisor,
     is_abandoned,
@@ -31,15 +31,18 @@ __all__ = [
     "attempts_used",
     "build_device_request",
     "cancel_slurm_job",
+    "check_hostfile",
     "child_environment",
     "collect_code_version",
     "collect_environment_versions",
     "continue_run",
     "convert_to_rlx_error",
-    "find_cuda_lack",
+    "diagnose_devices",
     "format_disk_space",
     "free_bytes",
+    "gpus_here",
     "has_lost_supervisor",
+    "hold_reserve",
     "is_abandoned",
     "is_half_made",
     "is_supervised",
@@ -48,12 +51,13 @@ __all__ = [
     "list_live_ranks",
     "list_packages",
     "on_slurm",
+    "query_nvidia_driver",
+    "ranks_here",
     "read_job_id",
     "reconcile_slurm_run",
     "registry_url",
-    "run_preflight_checks",
     "submit_run",
     "take_over_run",
     "this_machine",
-    "vllm_package",
+    "torch_build",
 ]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.spec import HostsLauncherSpec, LocalLauncherSpec, RunnerSpec, SlurmLauncherSpec
-from rlx.spec.reading import Diagnostic, SourceLocation
+from rlx.spec.reading import Diagnostic, SourceLocation, build_error
 
 __all__ = [
     "HostSlots",
@@ -118,7 +118,7 @@ def check_hostfile(runner: RunnerSpec) -> Iterator[Diagnostic]:
     if not faults and not _is_local_host(hosts[0].name):
         message = f"the first host, {hosts[0].name}, is not this machine"
         help_ = "submit there, or list this machine first: it runs the supervisor and rank 0"
-        yield Diagnostic(kind="machine", message=message, path=_PATH, helps=(help_,), exit_code=4)
+        yield build_error(_PATH, message, help_, kind="machine")
 
 
 def write_end_reason(folder: RunFolder, message: str, exit_code: int, *, again: bool) -> None:
@@ -143,7 +143,7 @@ def _read_hostfile(path: Path) -> tuple[list[HostSlots], list[Diagnostic]]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        return [], [Diagnostic(kind="file", message=f"cannot read {path}: {reason}", path=_PATH)]
+        return [], [build_error(_PATH, f"cannot read {path}: {reason}", kind="file")]
     hosts: dict[str, HostSlots] = {}
     faults = []
     for number, line in enumerate(lines, 1):
@@ -169,7 +169,7 @@ def _check_host_slots(hosts: list[HostSlots], runner: RunnerSpec) -> list[Diagno
     assert isinstance(runner.launcher, HostsLauncherSpec)
     message = f"runner.ranks is {runner.ranks}, but {runner.launcher.hostfile} has {slots} slots"
     path = ("runner", "ranks")
-    return [Diagnostic(kind="conflict", message=message, path=path, against=_PATH)]
+    return [build_error(path, message, against=_PATH)]
 
 
 def _is_local_host(name: str) -> bool:

@@ -4,13 +4,13 @@
 
     file, name, digest, seed, ok, exit_code
     notes      placeholders for what is not on this machine
-    findings   [{severity, kind, message, path, line, helps, notes}]
+    findings   see `rlx.spec.reading.Diagnostic.to_json`
     phases     [{names, steps, schedule, estimator, settings, made_up, stopped, shown,
                  rows       [{row, parent, tree, group, kind, level, problem, score, advantage,
                               gradient_weight, lost, finish_reason, turns, context, rewards,
                               tokens}]
                  groups, kinds, counts       see `rlx.plan.statistics`
-                 tokens                      see `rlx.plan.budget.TokenBudget`
+                 tokens                      see `rlx.trial.TokenBudget`
                  memory                      see `MemoryEstimate`, plus its total; or null}]
 
 A turn has number, kind, finish_reason and advantage. A token has position, token, text, author,
@@ -22,15 +22,13 @@ assignment failed, `stopped` states the reason and `rows` is empty.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from rlx.checks import check_trial
 from rlx.discovery import ExperimentPlugins, resolve_plugins
-from rlx.plan.budget import MemoryEstimate, TokenBudget, estimate_memory, token_budget
-from rlx.plan.findings import check_trial
 from rlx.plan.row_report import RowAccount, RowAccountBuilder, place_named_rewards
-from rlx.plan.stand_ins import EncodingDialogue, load_plan_problems, load_speech
 from rlx.plan.statistics import (
     GroupStatistics,
     KindStatistics,
@@ -39,7 +37,6 @@ from rlx.plan.statistics import (
     list_group_statistics,
     list_kinds,
 )
-from rlx.plan.trial import PlanTrial, run_trial
 from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
 from rlx.rollout import build_piece_splitter
@@ -47,9 +44,19 @@ from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
 from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
-    format_key_path,
     locate_diagnostic,
     relocate_phase_fault,
+)
+from rlx.trial import (
+    EncodingDialogue,
+    MemoryEstimate,
+    PlanTrial,
+    TokenBudget,
+    estimate_memory,
+    load_plan_problems,
+    load_speech,
+    run_trial,
+    token_budget,
 )
 from rlx_registry import STREAMS
 
@@ -114,7 +121,7 @@ class PlanReport:
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values under the keys listed in the module docstring."""
         values = convert_to_json(self)
-        findings = [_convert_diagnostic(f) for f in self.findings]
+        findings = [finding.to_json() for finding in self.findings]
         code = self.exit_code
         for phase, made in zip(values["phases"], self.phases, strict=True):
             if made.memory is not None:
@@ -138,17 +145,6 @@ def convert_to_json(value: Any) -> Any:
 
 def _convert_dataclass_fields(value: Any) -> dict[str, Any]:
     return {f.name: convert_to_json(getattr(value, f.name)) for f in fields(value)}
-
-
-def _convert_diagnostic(finding: Diagnostic) -> dict[str, Any]:
-    values = asdict(finding)
-    line = None if finding.position is None else finding.position.line
-    keys = ("severity", "kind", "message", "helps", "notes")
-    return {
-        **{k: convert_to_json(values[k]) for k in keys},
-        "path": format_key_path(finding.path),
-        "line": line,
-    }
 
 
 # Building the report -----------------------------------------------------------------------------

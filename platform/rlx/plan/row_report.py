@@ -24,7 +24,6 @@ __all__ = [
     "TokenLine",
     "TokenStretch",
     "TurnAccount",
-    "describe_row_kind",
     "place_named_rewards",
 ]
 
@@ -180,13 +179,6 @@ class RowAccount:
 def _mean_advantage(tokens: Sequence[TokenLine]) -> float:
     learned = [t.advantage for t in tokens if t.learns]
     return sum(learned) / len(learned) if learned else 0.0
-
-
-def describe_row_kind(rows: Sequence[BatchRow] | Sequence[RowAccount]) -> str:
-    """Names comparable rows: by the kind of their turns, or "rollout"."""
-    kinds = {row.kind for row in rows}
-    alone = all(len(row.turns) == 1 for row in rows)
-    return kinds.pop() if alone and len(kinds) == 1 else "rollout"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from rlx.batch import list_batch_rows
-from rlx.plan.row_report import RowAccount, TokenStretch, describe_row_kind
-from rlx.plan.trial import PlanTrial
+from rlx.plan.row_report import RowAccount, TokenStretch
+from rlx.trial import PlanTrial, describe_row_kind
 
 __all__ = [
     "GroupStatistics",

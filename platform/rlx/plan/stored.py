@@ -11,11 +11,11 @@ from torch import Tensor
 from rlx.batch import build_token_batch
 from rlx.errors import RegistryError
 from rlx.plan.row_report import RowAccount, RowAccountBuilder, place_named_rewards
-from rlx.plan.stand_ins import EncodingDialogue
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, build_piece_splitter
 from rlx.row_rewards import build_row_rewards
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
+from rlx.trial import EncodingDialogue
 
 __all__ = ["TrainedRowsLike", "load_phase_spec", "load_run_speech", "stored_accounts"]
 

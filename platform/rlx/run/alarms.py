@@ -8,8 +8,10 @@ from rlx.plugin import Environment
 from rlx.record import Recorder
 from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
 
-__all__ = ["AlarmWatch", "find_over_querying"]
+__all__ = ["AlarmWatch", "find_no_gradient", "find_over_querying"]
 
+IDLE = 5
+"""Consecutive steps without a gradient after which a run says so."""
 SUSTAINED = 3
 """Consecutive steps that must show the pattern, and first steps that form the baseline."""
 FULL, RISE, REPEATS = 0.85, 1.4, 0.10
@@ -61,11 +63,33 @@ def _is_over_querying(
     return turns >= FULL * max_turns and (repeats or turns >= RISE * began)
 
 
-class AlarmWatch:
-    """Watches the metrics of a phase and raises its alarm once.
+def find_no_gradient(step: int, history: Sequence[Mapping[str, float]]) -> str | None:
+    """Detects that the latest steps changed nothing: no token of any group had an advantage.
 
     Args:
-        rollout: the phase's rollout settings; without an environment there is nothing to watch.
+        step: number of the latest step.
+        history: metrics of the phase's steps so far, from the first.
+    """
+    latest = history[-IDLE:]
+    if len(latest) < IDLE or not all(map(_has_no_gradient, latest)):
+        return None
+    return (
+        f"no gradient: steps {step - IDLE + 1} to {step} changed nothing, as no token had an "
+        "advantage. The usual cause is that all responses to a problem score alike: look at them "
+        "with rlx samples, and at the credit of each token with rlx plan"
+    )
+
+
+def _has_no_gradient(figures: Mapping[str, float]) -> bool:
+    silent = [v for name, v in figures.items() if name.startswith("rollout/zero_signal_")]
+    return not figures.get("train/grad_norm") and all(share == 1 for share in silent)
+
+
+class AlarmWatch:
+    """Watches the metrics of a phase and raises an alarm when what it warns of begins.
+
+    Args:
+        rollout: the phase's rollout settings.
         environment: the phase's environment; None without one.
     """
 
@@ -73,16 +97,21 @@ class AlarmWatch:
         self._repeats = environment.repeats if environment is not None else ""
         self._max_turns = rollout.max_turns if isinstance(rollout, EnvironmentRolloutSpec) else None
         self._history: list[Mapping[str, float]] = []
+        self._raised: set[str] = set()
 
-    def look(self, figures: Mapping[str, float], recorder: Recorder | None) -> None:
+    def look(self, step: int, figures: Mapping[str, float], recorder: Recorder | None) -> None:
         """Adds the metrics of a step; an alarm is recorded if there is a recorder."""
-        if self._max_turns is None:
-            return
         self._history.append(figures)
-        warning = find_over_querying(self._history, self._max_turns, self._repeats)
-        if warning is None:
-            return
-        self._max_turns = None
-        if recorder is not None:
-            recorder.event("over_querying", warning, level="warning")
-            print(warning, flush=True)
+        alarms = {"no_gradient": find_no_gradient(step, self._history)}
+        if self._max_turns is not None and "over_querying" not in self._raised:
+            alarms["over_querying"] = find_over_querying(
+                self._history, self._max_turns, self._repeats
+            )
+        for kind, warning in alarms.items():
+            if warning is None:
+                self._raised.discard(kind)
+            elif kind not in self._raised:
+                self._raised.add(kind)
+                if recorder is not None:
+                    recorder.event(kind, warning, level="warning")
+                    print(warning, flush=True)

@@ -1,7 +1,6 @@
 """Pydantic models of an experiment file. Reading a spec never imports torch."""
 
-from rlx.spec.base import KeyPath, list_yaml_keys
-from rlx.spec.cautions import find_cautions
+from rlx.spec.base import LARGEST, KeyPath, list_yaml_keys
 from rlx.spec.credit import (
     PROFILES,
     AdaptiveBeta,
@@ -32,7 +31,7 @@ from rlx.spec.estimator import (
     TwoLevel,
     Uniform,
 )
-from rlx.spec.experiment import ExperimentSpec
+from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.field_docs import read_field_meanings
 from rlx.spec.json_schema import experiment_schema
 from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
@@ -59,7 +58,6 @@ from rlx.spec.rollout import (
     TurnSpec,
     TwoTurnRolloutSpec,
 )
-from rlx.spec.sections import EstimatorUse, MaskUse
 from rlx.spec.suite import OWN_SUITE, SetSpec, SuiteSpec
 from rlx.spec.training import (
     COLDEST,
@@ -77,6 +75,7 @@ from rlx.spec.training import (
 __all__ = [
     "COLDEST",
     "EVERY_TURN",
+    "LARGEST",
     "OWN_SUITE",
     "PROFILES",
     "AdaptiveBeta",
@@ -156,7 +155,6 @@ __all__ = [
     "VllmSamplerSpec",
     "WarmStart",
     "experiment_schema",
-    "find_cautions",
     "list_yaml_keys",
     "read_field_meanings",
 ]

@@ -3,23 +3,37 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Final, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator
 from pydantic_core import to_json
 
-from rlx.spec.base import Contradiction, SpecProblem
-from rlx.spec.consistency import find_contradictions
-from rlx.spec.reward import EVERY_TURN
-from rlx.spec.rollout import EnvironmentRolloutSpec, SingleRolloutSpec, TwoTurnRolloutSpec
-from rlx.spec.sections import ExperimentSections
+from rlx.spec.base import StrictModel
+from rlx.spec.credit import CreditSpec
+from rlx.spec.loss import LossSpec
+from rlx.spec.model import ModelSpec
+from rlx.spec.probe import MonteCarloSpec, ProbeSpec
+from rlx.spec.reward import EVERY_TURN, PluginUse, RewardsSpec
+from rlx.spec.rollout import (
+    EnvironmentRolloutSpec,
+    RolloutSpec,
+    SingleRolloutSpec,
+    TwoTurnRolloutSpec,
+)
 from rlx.spec.training import (
+    CriticSpec,
+    EvaluationSpec,
+    OptimizerSpec,
     PhaseSpec,
+    RunnerSpec,
+    SamplerSpec,
+    TrackingSpec,
+    TransformersSamplerSpec,
 )
 
-__all__ = ["ExperimentSpec"]
+__all__ = ["EstimatorUse", "ExperimentSpec", "MaskUse", "MisplacedSetting"]
 
 _NOT_IN_DIGEST = ("name", "seed", "runner", "tracking")
 _LATER_DEFAULTS: Final = (("optimizer", "mini_batches", 1), ("critic", "mini_batches", 1))
@@ -40,8 +54,67 @@ _FIXED_IN_PHASES = (
 )
 
 
-class ExperimentSpec(ExperimentSections):
-    """One experiment. Experiments with equal digests are the same; a run is a digest and a seed."""
+class EstimatorUse(PluginUse):
+    """An advantage estimator by `name`; every other key is an option of the estimator."""
+
+    plugin: str = Field("grpo", alias="name")
+
+
+class MaskUse(PluginUse):
+    """A mask strategy by `strategy`; every other key is an option of the strategy."""
+
+    plugin: str = Field("turn_spans", alias="strategy")
+
+
+@dataclass(frozen=True, slots=True)
+class MisplacedSetting:
+    """An entry of a phase's `set` whose path does not exist, or is fixed for the whole run.
+
+    Attributes:
+        path: the entry.
+        message: what is wrong with it.
+        choices: paths that do exist, if there is a short list of them.
+    """
+
+    path: str
+    message: str
+    choices: tuple[str, ...] = ()
+
+
+class ExperimentSpec(StrictModel):
+    """One experiment. Experiments with equal digests are the same; a run is a digest and a seed.
+
+    Each value is valid on its own; `rlx.checks` says whether they fit each other.
+    """
+
+    # `model_construct` skips validation of defaults, which would build their schemas at import.
+    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = Field(0, ge=0, lt=2**31)
+    from_checkpoint: str | None = None
+    """A checkpoint of another run to start from, `RUN@STEP` or `RUN@latest`; null starts from
+    `model`."""
+    model: ModelSpec
+    task: PluginUse
+    rollout: RolloutSpec = SingleRolloutSpec.model_construct()
+    rewards: RewardsSpec
+    mask: MaskUse = MaskUse.model_construct()
+    credit: CreditSpec = CreditSpec.model_construct()
+    estimator: EstimatorUse = EstimatorUse.model_construct()
+    critic: CriticSpec | None = None
+    monte_carlo: MonteCarloSpec | None = None
+    loss: LossSpec = LossSpec.model_construct()
+    optimizer: OptimizerSpec = OptimizerSpec.model_construct()
+    phases: tuple[PhaseSpec, ...] = Field(min_length=1)
+    runner: RunnerSpec = RunnerSpec.model_construct()
+    sampler: SamplerSpec = TransformersSamplerSpec.model_construct()
+    evaluation: EvaluationSpec = EvaluationSpec.model_construct()
+    probe: ProbeSpec | None = None
+    tracking: TrackingSpec = TrackingSpec.model_construct()
+
+    @property
+    def steps(self) -> int:
+        """Total training steps of all phases."""
+        return sum(phase.steps for phase in self.phases)
 
     @field_validator("from_checkpoint")
     @classmethod
@@ -49,32 +122,6 @@ class ExperimentSpec(ExperimentSections):
         if name is not None and not re.fullmatch(r"[^@\s]+@(latest|[0-9]{1,9})", name):
             raise ValueError("a checkpoint is named as RUN@STEP or RUN@latest")
         return name
-
-    @model_validator(mode="after")
-    def _check_consistency(self) -> Self:
-        problems = [*find_contradictions(self), *self._phase_problems()]
-        if problems:
-            raise Contradiction(*problems)
-        return self
-
-    def _phase_problems(self) -> Iterator[SpecProblem]:
-        names: set[str] = set()
-        for number, phase in enumerate(self.phases):
-            path = ("phases", number)
-            if phase.name in names:
-                message = f"phases.{number}.name is {phase.name!r}, the name of an earlier phase"
-                yield SpecProblem((*path, "name"), message)
-            names.add(phase.name)
-            tree, misplaced = self._apply_phase(phase)
-            for problem in misplaced:
-                message = f"{problem.message} (phase '{phase.name}')"
-                yield replace(problem, path=(*path, *problem.path), message=message)
-            try:
-                if phase.set:
-                    ExperimentSpec.model_validate_json(to_json(tree), strict=True)
-            except ValidationError as error:
-                message = f"phases.{number}.set is invalid: {error}"
-                yield SpecProblem(path, message, cause=error, data=tree)
 
     def place(self, step: int) -> tuple[int, int]:
         """Returns the index (from 0) of a step's phase and the steps of that phase completed by it.
@@ -98,14 +145,14 @@ class ExperimentSpec(ExperimentSections):
         Raises:
             ValueError: a path does not exist, or is fixed for the whole run.
         """
-        tree, misplaced = self._apply_phase(phase)
+        tree, misplaced = self.apply_phase(phase)
         if misplaced:
-            raise Contradiction(*misplaced)
+            raise ValueError("; ".join(setting.message for setting in misplaced))
         return ExperimentSpec.model_validate_json(to_json(tree), strict=True)
 
-    def _apply_phase(self, phase: PhaseSpec) -> tuple[dict[str, Any], list[SpecProblem]]:
-        """Returns the resolved spec with the phase's values applied, not yet validated, and a
-        problem for each value whose path does not exist."""
+    def apply_phase(self, phase: PhaseSpec) -> tuple[dict[str, Any], list[MisplacedSetting]]:
+        """Returns the resolved spec with the phase's values applied, not yet validated, and those
+        that cannot be applied."""
         tree = self.dump_resolved()
         misplaced = [
             p for path, value in phase.set.items() if (p := _set_phase_value(tree, path, value))
@@ -171,19 +218,18 @@ _SCHEDULES: dict[str, type[SingleRolloutSpec | TwoTurnRolloutSpec | EnvironmentR
 }
 
 
-def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> SpecProblem | None:
-    """Sets one of a phase's values in the resolved tree; returns a problem if that is impossible.
+def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> MisplacedSetting | None:
+    """Sets one of a phase's values in the resolved tree; returns it if that is impossible.
 
     Missing mappings are created, as by `--set`; validation decides whether they are allowed.
     """
     head, *rest = path.split(".")
-    place = ("set", path)
     if head in _FIXED_IN_PHASES:
-        return SpecProblem(place, f"{path!r} cannot differ between phases", kind="unknown_key")
+        return MisplacedSetting(path, f"{path!r} cannot differ between phases")
     if head not in ExperimentSpec.model_fields or not all(rest):
         names = (key for key in ExperimentSpec.model_fields if key not in _FIXED_IN_PHASES)
         near = tuple(".".join((name, *rest)) for name in names)
-        return SpecProblem(place, f"there is no {path!r}", near, kind="unknown_key")
+        return MisplacedSetting(path, f"there is no {path!r}", near)
     node = tree
     for number, key in enumerate((head, *rest)[:-1], 1):
         if node.get(key) is None:
@@ -191,7 +237,7 @@ def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> SpecProblem
         if not isinstance(node[key], dict):
             above = ".".join((head, *rest)[:number])
             message = f"there is no {path!r}: {above!r} has no keys"
-            return SpecProblem(place, message, kind="unknown_key")
+            return MisplacedSetting(path, message)
         node = node[key]
     node[(head, *rest)[-1]] = value
     return None

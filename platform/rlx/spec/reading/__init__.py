@@ -6,13 +6,17 @@ Pydantic errors for authors of YAML. Input: files and overrides. Output: a spec 
 
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
+    FaultKind,
     InvalidSpec,
     SourceLocation,
+    build_error,
     build_refusal,
+    build_warning,
     did_you_mean,
     format_diagnostic,
     format_key_path,
     label_refusal,
+    suggest_name,
 )
 from rlx.spec.reading.explain import explain_validation_error
 from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
@@ -20,20 +24,21 @@ from rlx.spec.reading.reader import (
     LoadedSpec,
     apply_overrides,
     read_document,
-    read_spec,
-    validate_document,
 )
 from rlx.spec.reading.suite_reader import read_suite
 from rlx.spec.reading.yaml_source import YamlDocument, parse_yaml_document
 
 __all__ = [
     "Diagnostic",
+    "FaultKind",
     "InvalidSpec",
     "LoadedSpec",
     "SourceLocation",
     "YamlDocument",
     "apply_overrides",
+    "build_error",
     "build_refusal",
+    "build_warning",
     "did_you_mean",
     "explain_validation_error",
     "format_diagnostic",
@@ -42,8 +47,7 @@ __all__ = [
     "locate_diagnostic",
     "parse_yaml_document",
     "read_document",
-    "read_spec",
     "read_suite",
     "relocate_phase_fault",
-    "validate_document",
+    "suggest_name",
 ]

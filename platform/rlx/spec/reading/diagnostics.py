@@ -7,8 +7,8 @@ plain text; the command line adds color. Control characters from a file never re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
 
 from rlx.errors import EnvironmentFault, PluginError, SpecError
 from rlx.spec.base import FaultKind, KeyPath
@@ -16,16 +16,20 @@ from rlx.text import escape_unprintable, redact_passwords
 
 __all__ = [
     "Diagnostic",
+    "FaultKind",
     "InvalidMachine",
     "InvalidPlugins",
     "InvalidSpec",
     "SourceLocation",
+    "build_error",
     "build_refusal",
+    "build_warning",
     "did_you_mean",
     "format_diagnostic",
     "format_diagnostic_report",
     "format_key_path",
     "label_refusal",
+    "suggest_name",
 ]
 
 _ORDER: tuple[FaultKind, ...] = get_args(FaultKind)
@@ -68,7 +72,6 @@ class Diagnostic:
         position: location in the file, or None.
         helps: what to do about it.
         notes: additional information; each may have several lines.
-        exit_code: 2 for the spec, 3 for a plugin, 4 for the machine.
         severity: warnings do not stop a run.
     """
 
@@ -80,12 +83,46 @@ class Diagnostic:
     position: SourceLocation | None = None
     helps: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    exit_code: Literal[2, 3, 4] = 2
     severity: Literal["error", "warning"] = "error"
 
-    def with_location(self, path: KeyPath, position: SourceLocation | None) -> "Diagnostic":
-        """Returns the same diagnostic at another location."""
-        return replace(self, path=path, position=position)
+    @property
+    def exit_code(self) -> Literal[2, 3, 4]:
+        """2 for the spec, 3 for a plugin, 4 for the machine."""
+        return 3 if self.kind == "plugin" else 4 if self.kind == "machine" else 2
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values: the attributes, `exit_code`, and the position's `line`."""
+        return {
+            **asdict(self),
+            "path": format_key_path(self.path),
+            "against": format_key_path(self.against),
+            "line": self.position and self.position.line,
+            "exit_code": self.exit_code,
+        }
+
+
+def build_error(
+    path: KeyPath,
+    message: str,
+    *helps: str,
+    against: KeyPath = (),
+    kind: FaultKind = "conflict",
+    notes: tuple[str, ...] = (),
+) -> Diagnostic:
+    """Returns an error at `path`: no run should start with it. Empty helps are left out."""
+    return Diagnostic(
+        kind=kind,
+        message=message,
+        path=path,
+        against=against,
+        helps=tuple(filter(None, helps)),
+        notes=notes,
+    )
+
+
+def build_warning(path: KeyPath, message: str, *helps: str, against: KeyPath = ()) -> Diagnostic:
+    """Returns a warning at `path`: a run may go ahead, but its author should know."""
+    return replace(build_error(path, message, *helps, against=against), severity="warning")
 
 
 class InvalidSpec(SpecError):
@@ -147,6 +184,12 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     folded = {choice.lower(): choice for choice in choices}
     near = get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
     return folded[near[0]] if near else None
+
+
+def suggest_name(word: str, choices: Iterable[str], otherwise: str = "") -> str:
+    """Returns the help for a name that is not one of `choices`: the closest, else `otherwise`."""
+    near = did_you_mean(word, choices)
+    return f"did you mean '{near}'?" if near else otherwise
 
 
 def _count_columns(text: str) -> int:

@@ -8,9 +8,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlx.spec.base import LARGEST, Contradiction, KeyPath, SpecProblem, list_yaml_keys
-from rlx.spec.reading.diagnostics import Diagnostic, did_you_mean, format_key_path
-from rlx.spec.reading.locations import relocate_phase_fault
+from rlx.spec.base import LARGEST, KeyPath, list_yaml_keys
+from rlx.spec.reading.diagnostics import (
+    Diagnostic,
+    build_error,
+    did_you_mean,
+    format_key_path,
+)
 from rlx.spec.reading.schema_paths import (
     ErrorLocation,
     list_choices,
@@ -95,7 +99,7 @@ def explain_validation_error(
             if missing.path not in misspelt:
                 diagnostics.append(missing)
         else:
-            diagnostics += explainer.explain_other_fault(group[0])
+            diagnostics.append(explainer.explain_other_fault(group[0]))
     return diagnostics
 
 
@@ -208,12 +212,12 @@ class _Explainer:
             kind="value", message=message, path=path, helps=_suggest_fixes(value, names, "")
         )
 
-    def explain_other_fault(self, fault: _Fault) -> list[Diagnostic]:
+    def explain_other_fault(self, fault: _Fault) -> Diagnostic:
         error, place = fault.error, fault.place
         if fault.type in ("value_error", "assertion_error"):
             return self._explain_raised_error(error["ctx"]["error"], place.path)
         if fault.type in ("union_tag_invalid", "union_tag_not_found"):
-            return [self._tag(fault)]
+            return self._tag(fault)
         path = (*self.at, *place.path)
         wanted = _describe_expected(error)
         if wanted:
@@ -223,7 +227,7 @@ class _Explainer:
         else:
             message = f"'{format_key_path(path)}': {error['msg'][:1].lower()}{error['msg'][1:]}"
         helps = _suggest_fixes(error["input"], list_choices(place.expected), fault.type)
-        return [Diagnostic(kind="value", message=message, path=path, helps=helps)]
+        return Diagnostic(kind="value", message=message, path=path, helps=helps)
 
     def _tag(self, fault: _Fault) -> Diagnostic:
         place = fault.place
@@ -247,53 +251,18 @@ class _Explainer:
         helps = _suggest_fixes(mapping[key], names, "")
         return Diagnostic(kind="value", message=message, path=path, helps=helps)
 
-    def _explain_raised_error(self, error: Exception, path: KeyPath) -> list[Diagnostic]:
+    def _explain_raised_error(self, error: Exception, path: KeyPath) -> Diagnostic:
         """Explains an exception raised by a validator of rlx or of a plugin."""
-        if isinstance(error, Contradiction):
-            return self._contradictions(error)
         text = str(error)
         word = (re.match(r"[A-Za-z_][\w.-]*", text) or [""])[0]
         steps = tuple(int(s) if s.isdigit() else s for s in word.split("."))
         if _has_path(self.data, steps) and len(steps) > 1:
-            return [Diagnostic(kind="conflict", message=text, path=(*self.at, *steps))]
+            return build_error((*self.at, *steps), text)
         here = (*self.at, *path)
         message = f"'{format_key_path(here)}': {text}" if here else text
         there = (*path, *steps)
         path = (*self.at, *there) if _has_path(self.data, there) else here
-        return [Diagnostic(kind="conflict", message=message, path=path)]
-
-    def _contradictions(self, error: Contradiction) -> list[Diagnostic]:
-        """Explains every problem, skipping those of a phase that the experiment itself has too."""
-        diagnostics = [self._problem(p) for p in error.problems if p.cause is None]
-        places = {d.path for d in diagnostics}
-        messages = {d.message for d in diagnostics}
-        for problem in error.problems:
-            if problem.cause is None:
-                continue
-            for fault in explain_validation_error(problem.cause, self.model, problem.data):
-                mine = relocate_phase_fault(
-                    fault, problem.path, _get_at_path(self.data, problem.path)
-                )
-                set_here = mine.path != problem.path
-                if fault.message not in messages and (set_here or fault.path not in places):
-                    diagnostics.append(mine)
-        return diagnostics
-
-    def _problem(self, problem: SpecProblem) -> Diagnostic:
-        value = (
-            problem.path[-1]
-            if problem.kind == "unknown_key"
-            else _get_at_path(self.data, problem.path)
-        )
-        near = did_you_mean(value, problem.choices) if isinstance(value, str) else None
-        help_ = f"did you mean '{near}'?" if near else problem.help
-        return Diagnostic(
-            kind=problem.kind,
-            message=problem.message,
-            path=problem.path,
-            against=problem.against,
-            helps=(help_,) if help_ else (),
-        )
+        return build_error(path, message)
 
 
 def _describe_expected(error: ErrorDetails) -> str:

@@ -1,14 +1,10 @@
-"""Reads one YAML file and its overrides into an `ExperimentSpec`, and records where each value
-comes from. All errors are reported at once, with line numbers."""
+"""Reads one YAML file and its overrides, and records where each value comes from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
-from pydantic_core import to_json
+from typing import Any, Self
 
 from rlx.spec.base import KeyPath
 from rlx.spec.experiment import ExperimentSpec
@@ -19,10 +15,9 @@ from rlx.spec.reading.diagnostics import (
     build_refusal,
     format_key_path,
 )
-from rlx.spec.reading.locations import locate_diagnostic
 from rlx.spec.reading.yaml_source import YamlDocument, parse_yaml_document, read_text
 
-__all__ = ["LoadedSpec", "apply_overrides", "read_document", "read_spec", "validate_document"]
+__all__ = ["LoadedSpec", "apply_overrides", "read_document"]
 
 _OVERRIDE = "<override>"
 
@@ -48,19 +43,12 @@ class LoadedSpec:
     paths: Mapping[str, KeyPath]
     document: YamlDocument
 
-
-def read_spec(path: Path, overrides: Sequence[str] = ()) -> LoadedSpec:
-    """Reads and validates one experiment, without its plugins and their options.
-
-    Args:
-        path: a YAML file.
-        overrides: `path.to.key=value`, applied in order; values are YAML.
-
-    Raises:
-        InvalidSpec: lists every error in the file or the overrides.
-        SpecError: the file cannot be opened.
-    """
-    return validate_document(read_document(path, overrides), path)
+    @classmethod
+    def from_document(cls, path: Path, document: YamlDocument, spec: ExperimentSpec) -> Self:
+        """Returns the experiment `spec` that was validated from `document`."""
+        paths = {format_key_path(at): at for at in _list_leaf_paths(spec.dump_resolved(), ())}
+        origins = {name: _describe_origin(at, document) for name, at in paths.items()}
+        return cls(path, document.text, spec, origins, paths, document)
 
 
 def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
@@ -77,31 +65,6 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
         help_ = "an experiment starts with `name: ...`"
         raise build_refusal([Diagnostic(kind="syntax", message=message, helps=(help_,))], str(path))
     return apply_overrides(document, overrides)
-
-
-def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
-    """Validates a document as an experiment.
-
-    Raises:
-        InvalidSpec: lists every error in the document.
-    """
-    try:
-        # Strict JSON mode accepts a list for a tuple, but rejects "5" or true for a number.
-        spec = ExperimentSpec.model_validate_json(to_json(document.tree), strict=True)
-    except ValidationError as error:
-        from rlx.spec.reading.explain import (
-            explain_validation_error,  # imported only after an error
-        )
-        from rlx.spec.reading.recovery import find_hidden_contradictions
-
-        faults = explain_validation_error(error, ExperimentSpec, document.tree)
-        faults += find_hidden_contradictions(error, document.tree, faults)
-        raise build_refusal(
-            [locate_diagnostic(f, document) for f in faults], document.file
-        ) from None
-    paths = {format_key_path(at): at for at in _list_leaf_paths(spec.dump_resolved(), ())}
-    origins = {name: _describe_origin(at, document) for name, at in paths.items()}
-    return LoadedSpec(path, document.text, spec, origins, paths, document)
 
 
 def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
@@ -198,8 +161,10 @@ def _parse_override_value(value: str, number: int, text: str, start: int) -> Yam
     try:
         read = parse_yaml_document(value, _OVERRIDE)
     except InvalidSpec as error:
-        places = [d.position and move_position(d.position) for d in error.diagnostics]
-        faults = [d.with_location((), p) for d, p in zip(error.diagnostics, places, strict=True)]
+        faults = [
+            replace(d, path=(), position=d.position and move_position(d.position))
+            for d in error.diagnostics
+        ]
         raise build_refusal(faults, _OVERRIDE) from None
     return replace(
         read,

@@ -14,17 +14,29 @@ from pathlib import Path
 from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.home import format_path, get_rlx_home
-from rlx.launch.device_slots import gpus_here
-from rlx.launch.devices import DeviceShortage, diagnose_devices, query_nvidia_driver, torch_build
-from rlx.launch.disk import LITTLE, format_disk_space, free_bytes, hold_reserve
-from rlx.launch.failures import convert_to_rlx_error
-from rlx.launch.launchers import check_hostfile, ranks_here
-from rlx.launch.packages import Package, list_packages
+from rlx.launch import (
+    LITTLE,
+    DeviceShortage,
+    Package,
+    check_hostfile,
+    convert_to_rlx_error,
+    diagnose_devices,
+    format_disk_space,
+    free_bytes,
+    gpus_here,
+    hold_reserve,
+    list_packages,
+    query_nvidia_driver,
+    ranks_here,
+    torch_build,
+)
 from rlx.plugin import Plugin
 from rlx.spec import ExperimentSpec, KeyPath, PretrainedModelSpec, VllmSamplerSpec
 from rlx.spec.reading import (
     Diagnostic,
+    FaultKind,
     LoadedSpec,
+    build_error,
     build_refusal,
     format_key_path,
     locate_diagnostic,
@@ -129,13 +141,14 @@ def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
         return  # it falls back to the CPU
     alone = " --set sampler.colocate=true --set sampler.weight_transfer=file" if needs_gpu else ""
     path: KeyPath = ("runner", "ranks") if lack.count else ("runner", "device")
-    yield _build_machine_diagnostic(
+    yield build_error(
         path,
         f"{_describe_device_demand(here, apart=here > ranks_here(runner))}, found {lack.count}",
         lack.help,
         f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
         f"queue it for another machine: rlx submit {read.document.file} --queue",
         "details of this machine: rlx doctor",
+        kind="machine",
         notes=(f"found: {lack.found}",),
     )
 
@@ -153,28 +166,27 @@ def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if spec.model.lora is not None and not (peft := list_packages()["peft"]).fits:
         found = f"peft {peft.installed}" if peft.installed else "none"
         message = f"model.lora needs the package peft{peft.range}, found {found}"
-        yield _build_machine_diagnostic(("model", "lora"), message, peft.command)
+        yield build_error(("model", "lora"), message, peft.command, kind="machine")
     from rlx.model import check_model_files  # imported only if it is needed
 
     try:
         check_model_files(spec.model)
     except RlxError as error:
         path = ("model", "path")
-        if isinstance(error, EnvironmentFault):
-            yield _build_machine_diagnostic(path, _first_line(error))
-        else:
-            yield Diagnostic(kind="value", message=_first_line(error), path=path)
+        kind: FaultKind = "machine" if isinstance(error, EnvironmentFault) else "value"
+        yield build_error(path, _first_line(error), kind=kind)
 
 
 def _check_sampler_package(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if not isinstance(spec.sampler, VllmSamplerSpec) or (vllm := vllm_package()).fits:
         return
     found = f"{vllm.name} {vllm.installed}" if vllm.installed else "none"
-    yield _build_machine_diagnostic(
+    yield build_error(
         ("sampler", "engine"),
         f"sampler.engine needs the package {vllm.name}{vllm.range}, found {found}",
         f"pip install 'rlx[{vllm.extra}]'",
         "or use transformers: --set sampler.engine=transformers",
+        kind="machine",
     )
 
 
@@ -196,12 +208,12 @@ def _check_torchvision() -> Iterator[Diagnostic]:
     except PackageNotFoundError:
         return
     if not found.endswith("+cpu"):
-        yield Diagnostic(
-            kind="machine",
-            message=f"torchvision {found} was built for a torch other than {build.version}, so "
+        yield build_error(
+            (),
+            f"torchvision {found} was built for a torch other than {build.version}, so "
             "transformers cannot be imported",
-            helps=("pip uninstall torchvision torchaudio torchcodec: rlx does not need them",),
-            exit_code=4,
+            "pip uninstall torchvision torchaudio torchcodec: rlx does not need them",
+            kind="machine",
         )
 
 
@@ -236,13 +248,7 @@ def _check_shared_data(plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
         if theirs[name] != ours[name]:
             message = f"task and rollout.environment use different values of `{name}`"
             help_ = f"give both the same `{name}`"
-            yield Diagnostic(
-                kind="conflict",
-                message=message,
-                path=("rollout", "environment"),
-                against=("task",),
-                helps=(help_,),
-            )
+            yield build_error(("rollout", "environment"), message, help_, against=("task",))
 
 
 def _list_plugin_paths(plugins: ExperimentPlugins) -> Iterator[tuple[KeyPath, Plugin]]:
@@ -259,14 +265,14 @@ def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
     try:
         plugin.check()
     except (OSError, ImportError) as error:
-        yield _build_machine_diagnostic(path, _first_line(error))
+        yield build_error(path, _first_line(error), kind="machine")
     except ValueError as error:
-        yield Diagnostic(kind="value", message=_first_line(error), path=path)
+        yield build_error(path, _first_line(error), kind="value")
     except Exception as error:  # noqa: BLE001  (third-party code)
         message = (
             f"{format_key_path(path)}: {type(plugin).__name__}.check() failed: {_first_line(error)}"
         )
-        yield Diagnostic(kind="plugin", message=message, path=path, exit_code=3)
+        yield build_error(path, message, kind="plugin")
 
 
 def _first_line(error: Exception) -> str:
@@ -275,11 +281,3 @@ def _first_line(error: Exception) -> str:
         return f"cannot read {error.filename}: {error.strerror}"
     message = str(error).strip() or type(error).__name__
     return message.splitlines()[0].removesuffix(".")
-
-
-def _build_machine_diagnostic(
-    path: KeyPath, message: str, *helps: str, notes: tuple[str, ...] = ()
-) -> Diagnostic:
-    return Diagnostic(
-        kind="machine", message=message, path=path, helps=helps, notes=notes, exit_code=4
-    )

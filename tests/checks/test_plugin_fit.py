@@ -5,8 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
-from rlx.discovery import check_file, describe_plugin_changes, load_plugin
-from rlx.discovery.fit import fill_profile_options
+from rlx.checks import check_file
+from rlx.discovery import describe_plugin_changes, load_plugin
+from rlx.discovery.places import fill_profile_options
 from rlx.spec import PROFILES, CreditSpec
 
 SPEC = """\
@@ -18,6 +19,9 @@ rewards:
     accuracy: {plugin: countdown.verify, turn: answer}
 phases: [{name: all, steps: 3}]
 """
+TWO_TURNS = (
+    "rollout: {{schedule: two_turn, confidence: {{template: sure, spans: [confidence]}}, {}}}"
+)
 
 
 @pytest.fixture
@@ -170,7 +174,7 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
         (
             [
                 "mask: {strategy: turn_spans, fallback: none}",
-                "rollout: {schedule: single, answer: {spans: []}}",
+                TWO_TURNS.format("answer: {spans: []}"),
             ],
             "mask.fallback",
             "no answer ever learns",
@@ -178,13 +182,13 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
         (
             [
                 "estimator: {name: pass_at_k, singleton: raw}",
-                "rollout: {schedule: single, num_generations_answer: 1}",
+                TWO_TURNS.format("num_generations_answer: 1"),
             ],
             "rollout.num_generations_answer",
             "a group of one has no signal",
         ),
         (
-            ["rollout: {schedule: single, num_generations_answer: 1}"],
+            [TWO_TURNS.format("num_generations_answer: 1")],
             "rollout.num_generations_answer",
             "a group of one has no signal",
         ),

@@ -1,16 +1,20 @@
 """Checks that the values of an experiment are consistent with each other, without plugins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from rlx.spec.base import LARGEST, SpecProblem
-from rlx.spec.model import TinyModelSpec
-from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
-from rlx.spec.rollout import EnvironmentRolloutSpec
-from rlx.spec.sections import ExperimentSections
-from rlx.spec.training import COLDEST, VllmSamplerSpec
+from rlx.spec import (
+    COLDEST,
+    EVERY_TURN,
+    LARGEST,
+    EnvironmentRolloutSpec,
+    ExperimentSpec,
+    GlobalReward,
+    TinyModelSpec,
+    TurnReward,
+    VllmSamplerSpec,
+)
+from rlx.spec.reading import Diagnostic, build_error, did_you_mean, suggest_name
 
 __all__ = ["find_contradictions"]
 
@@ -23,7 +27,7 @@ HELD_OUT = "held_out"
 _AnyReward = TurnReward | GlobalReward
 
 
-def find_contradictions(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields contradictions between sections; contradictions introduced by a phase's `set` are not
     covered."""
     yield from _check_sizes(spec)
@@ -40,9 +44,9 @@ def find_contradictions(spec: ExperimentSections) -> Iterator[SpecProblem]:
 # Sizes -----------------------------------------------------------------------------------------
 
 
-def _check_sizes(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def _check_sizes(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if spec.steps > LARGEST:
-        yield SpecProblem(
+        yield build_error(
             ("phases",), f"phases have {spec.steps} steps together, and a run has at most {LARGEST}"
         )
     prompts = spec.rollout.prompts_per_step
@@ -51,7 +55,7 @@ def _check_sizes(spec: ExperimentSections) -> Iterator[SpecProblem]:
         ("critic", spec.critic.mini_batches if spec.critic else 1),
     ):
         if parts > prompts:
-            yield SpecProblem(
+            yield build_error(
                 (section, "mini_batches"),
                 f"{section}.mini_batches is {parts}, but rollout.prompts_per_step is {prompts}: "
                 "a part would have no prompt",
@@ -59,11 +63,11 @@ def _check_sizes(spec: ExperimentSections) -> Iterator[SpecProblem]:
             )
     if spec.rollout.rows_per_step > MOST_ROWS:
         counts = ", ".join(("prompts_per_step", *spec.rollout.counts.values()))
-        yield SpecProblem(
+        yield build_error(
             ("rollout", "prompts_per_step"),
             f"rollout has {spec.rollout.rows_per_step} rows per step, and at most {MOST_ROWS} are "
             "possible",
-            help=f"lower one of {counts}",
+            f"lower one of {counts}",
             against=("rollout",),
         )
 
@@ -71,25 +75,31 @@ def _check_sizes(spec: ExperimentSections) -> Iterator[SpecProblem]:
 # Rewards ---------------------------------------------------------------------------------------
 
 
-def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def _check_reward_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     turn, whole = spec.rewards.turn, spec.rewards.global_
     if not turn and not whole:
-        yield SpecProblem(("rewards",), "rewards is empty: name at least one under rewards.turn")
+        yield build_error(("rewards",), "rewards is empty: name at least one under rewards.turn")
         return
     if all(name.startswith("_") for name in (*turn, *whole)):
-        yield SpecProblem(
+        yield build_error(
             ("rewards", "turn" if turn else "global"),
             "nothing to learn from: every reward's name begins with '_', and those are never "
             "summed",
-            help="remove the '_' from each reward that should count",
+            "remove the '_' from each reward that should count",
+        )
+    elif spec.loss.entropy is None and not any(_list_summed_weights(spec)):
+        yield build_error(
+            ("rewards", "turn" if turn else "global"),
+            "nothing to learn from: every reward that is summed has a weight of 0",
+            "give the rewards that should count another weight",
         )
     for name in whole:
         if name in turn:
-            yield SpecProblem(
+            yield build_error(
                 ("rewards", "global", name),
                 f"rewards.global.{name} has the name of a turn reward, so records could not tell "
                 "them apart",
-                help="rename one of them",
+                "rename one of them",
                 against=("rewards", "turn", name),
             )
     turns = spec.rollout.turns
@@ -102,7 +112,9 @@ def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
                 f"rewards.turn.{name}.turn is {reward.turn!r}, but schedule "
                 f"{spec.rollout.schedule!r} has only {', '.join(turns)}"
             )
-            yield SpecProblem(("rewards", "turn", name, "turn"), message, turns)
+            yield build_error(
+                ("rewards", "turn", name, "turn"), message, suggest_name(reward.turn, turns)
+            )
     all_rewards: dict[str, _AnyReward] = {**whole, **turn}
     for name, one in all_rewards.items():
         for key, other in _list_read_rewards(one).items():
@@ -110,11 +122,16 @@ def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
     yield from _check_reward_cycles(all_rewards)
     yield from _check_evaluation_judge(spec)
     if HELD_OUT in spec.evaluation.variants:
-        yield SpecProblem(
+        yield build_error(
             ("evaluation", "variants", HELD_OUT),
             f"evaluation.variants.{HELD_OUT} has the name of the task's own held-out set",
-            help="choose another name",
+            "choose another name",
         )
+
+
+def _list_summed_weights(spec: ExperimentSpec) -> list[float]:
+    rewards = {**spec.rewards.turn, **spec.rewards.global_}
+    return [one.weight for name, one in rewards.items() if not name.startswith("_")]
 
 
 def _list_read_rewards(reward: _AnyReward) -> dict[str, str]:
@@ -129,7 +146,7 @@ def _get_reward_path(name: str, reward: _AnyReward) -> tuple[str, str, str]:
 
 def _check_reward_reference(
     name: str, key: str, other: str, rewards: Mapping[str, _AnyReward], turns: tuple[str, ...]
-) -> Iterator[SpecProblem]:
+) -> Iterator[Diagnostic]:
     """Checks one `of` or `requires`; cycles are checked separately."""
     mine, theirs = rewards[name], rewards.get(other)
     path = (*_get_reward_path(name, mine), key)
@@ -137,13 +154,13 @@ def _check_reward_reference(
     within = isinstance(mine, TurnReward)
     known = [n for n, r in rewards.items() if not within or isinstance(r, TurnReward)]
     if other == name:
-        yield SpecProblem(
-            path, f"{label} is the reward itself", help=f"name another reward, or drop `{key}`"
+        yield build_error(
+            path, f"{label} is the reward itself", f"name another reward, or drop `{key}`"
         )
     elif theirs is None or (within and not isinstance(theirs, TurnReward)):
         what = "a turn reward" if within else "a reward"
         message = f"{label} is {other!r}, which is not {what}; there are: {', '.join(known)}"
-        yield SpecProblem(path, message, tuple(n for n in known if n != name))
+        yield build_error(path, message, suggest_name(other, (n for n in known if n != name)))
     elif isinstance(mine, TurnReward) and isinstance(theirs, TurnReward):
         known_turns = mine.turn in turns and theirs.turn in turns
         if known_turns and turns.index(theirs.turn) > turns.index(mine.turn):
@@ -151,10 +168,10 @@ def _check_reward_reference(
                 f"{label} is {other!r}, which scores a later turn: {theirs.turn} after {mine.turn}"
             )
             help_ = "a reward reads rewards of its own turn and of earlier ones"
-            yield SpecProblem(path, message, help=help_)
+            yield build_error(path, message, help_)
 
 
-def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[SpecProblem]:
+def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[Diagnostic]:
     """Yields one problem per cycle of `of` and `requires`, located at its first reward."""
     reads = {
         name: {
@@ -169,9 +186,7 @@ def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[SpecProb
         key = reads[first][names[1]]
         path = (*_get_reward_path(first, rewards[first]), key)
         message = f"{'.'.join(path)} forms a cycle: {' → '.join(names)}"
-        yield SpecProblem(
-            path, message, help="a reward is computed after the rewards that it reads"
-        )
+        yield build_error(path, message, "a reward is computed after the rewards that it reads")
         reads = {name: others for name, others in reads.items() if name not in circle}
 
 
@@ -184,7 +199,7 @@ def _find_cycle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
     return []
 
 
-def _check_evaluation_judge(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     rewards, judge = spec.rewards.turn, spec.evaluation.correct
     first = spec.rollout.turns[0]
     path = ("evaluation", "correct")
@@ -194,24 +209,27 @@ def _check_evaluation_judge(spec: ExperimentSections) -> Iterator[SpecProblem]:
             f"evaluation.correct is {judge!r}, which is not a reward; "
             f"there are: {', '.join(names) or 'none'}"
         )
-        yield SpecProblem(path, message, names)
+        yield build_error(path, message, suggest_name(judge, names))
     elif judge in rewards and isinstance(spec.rollout, EnvironmentRolloutSpec):
         message = f"evaluation.correct is {judge!r}, which scores turns"
         help_ = "it must say whether a whole rollout is right: name one of rewards.global"
-        yield SpecProblem(path, message, tuple(spec.rewards.global_), help=help_)
+        yield build_error(path, message, suggest_name(judge, spec.rewards.global_, help_))
     elif judge in rewards and rewards[judge].turn in spec.rollout.turns[1:]:
         message = f"evaluation.correct is {judge!r}, which scores {rewards[judge].turn} turns"
         good = tuple(name for name, reward in rewards.items() if reward.turn == first)
         help_ = f"it must say whether an {first} is correct"
-        yield SpecProblem(
-            path, message, good, help=help_, against=("rewards", "turn", judge, "turn")
+        yield build_error(
+            path,
+            message,
+            suggest_name(judge, good, help_),
+            against=("rewards", "turn", judge, "turn"),
         )
 
 
 # The rest --------------------------------------------------------------------------------------
 
 
-def _check_entropy_bonus(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def _check_entropy_bonus(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     bonus = spec.loss.entropy
     spans = [s for turn in spec.rollout.turn_specs.values() for s in turn.spans]
     if bonus is not None and bonus.span is not None and bonus.span not in spans:
@@ -219,89 +237,90 @@ def _check_entropy_bonus(spec: ExperimentSections) -> Iterator[SpecProblem]:
             f"loss.entropy.span is {bonus.span!r}, but the turns declare "
             f"{', '.join(spans) or 'no spans'}"
         )
-        yield SpecProblem(("loss", "entropy", "span"), message, tuple(spans))
+        yield build_error(("loss", "entropy", "span"), message, suggest_name(bonus.span, spans))
 
 
-def _check_loss_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def _check_loss_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     loss = spec.loss
     if loss.kl is not None and spec.credit.use_kl_in_reward:
-        yield SpecProblem(
+        yield build_error(
             ("loss", "kl"),
             "loss.kl and credit.use_kl_in_reward are both on: KL would be penalized twice",
-            help="keep one of them: KL as a penalty in the loss, or as part of the reward",
+            "keep one of them: KL as a penalty in the loss, or as part of the reward",
             against=("credit", "use_kl_in_reward"),
         )
     if loss.correction is not None and loss.old_logprobs != "learner":
-        yield SpecProblem(
+        yield build_error(
             ("loss", "correction"),
             "loss.correction weighs the learner's old log-probabilities against the sampler's, but "
             f"loss.old_logprobs is {loss.old_logprobs!r}: they would be identical",
-            help="`old_logprobs: learner` computes them",
+            "`old_logprobs: learner` computes them",
             against=("loss", "old_logprobs"),
         )
     if loss.constant_length is not None and loss.aggregate != "constant":
-        yield SpecProblem(
+        yield build_error(
             ("loss", "constant_length"),
             f"loss.constant_length is {loss.constant_length}, but loss.aggregate "
             f"{loss.aggregate!r} does not divide by a constant",
-            help="use `aggregate: constant`, or drop `constant_length`",
+            "use `aggregate: constant`, or drop `constant_length`",
             against=("loss", "aggregate"),
         )
 
 
-def _check_probe_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if spec.probe is None:
         return
     first, *_ = spec.rollout.turns
     spans = spec.rollout.turn_specs[first].spans
     if isinstance(spec.rollout, EnvironmentRolloutSpec):
-        yield SpecProblem(
+        yield build_error(
             ("probe",),
             "probe needs the reasoning and the answer in one turn: schedule "
             f"{spec.rollout.schedule!r} has several turns",
-            help="drop `probe`, or choose another schedule",
+            "drop `probe`, or choose another schedule",
             against=("rollout", "schedule"),
         )
         return
-    if spec.probe.span not in spans:
+    span: str | None = spec.probe.span
+    if span not in spans:
         message = (
-            f"probe.span is {spec.probe.span!r}, but rollout.{first}.spans has "
+            f"probe.span is {span!r}, but rollout.{first}.spans has "
             f"{', '.join(spans) or 'none'}: there would be no reasoning to cut"
         )
-        yield SpecProblem(("probe", "span"), message, tuple(spans))
-    if f"</{spec.probe.span}>" not in spec.probe.force:
-        yield SpecProblem(
+        yield build_error(("probe", "span"), message, suggest_name(spec.probe.span, spans))
+        span = did_you_mean(spec.probe.span, spans)  # what was probably meant
+    if span is not None and f"</{span}>" not in spec.probe.force:
+        yield build_error(
             ("probe", "force"),
-            f"probe.force is {spec.probe.force!r}, which does not end the reasoning with "
-            f"</{spec.probe.span}>",
-            help=f"force: '</{spec.probe.span}><answer>'",
+            f"probe.force is {spec.probe.force!r}, which does not end the reasoning with </{span}>",
+            f"force: '</{span}><answer>'",
             against=("probe", "span"),
         )
     name = spec.probe.close.strip("</>")
     if spec.probe.close != f"</{name}>" or not spec.probe.force.rstrip().endswith(f"<{name}>"):
-        yield SpecProblem(
+        yield build_error(
             ("probe", "close"),
             f"probe.close is {spec.probe.close!r}, which is not the closing tag of what probe.force"
             f" opens, {spec.probe.force!r}",
-            help="force: '</think><answer>' goes with close: '</answer>'",
+            "force: '</think><answer>' goes with close: '</answer>'",
             against=("probe", "force"),
         )
 
 
-def _check_kl_horizon(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def _check_kl_horizon(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     adaptive = spec.credit.kl_adaptive
     rows = spec.rollout.rows_per_step
     if adaptive is not None and 0.2 * rows >= adaptive.horizon:
-        yield SpecProblem(
+        yield build_error(
             ("credit", "kl_adaptive", "horizon"),
             f"credit.kl_adaptive.horizon is {adaptive.horizon:g}, but a step has up to {rows} "
             "rollouts: β would be multiplied by 1 - 0.2 · rollouts / horizon, which is not "
             "positive",
-            help="the horizon counts rollouts, not steps; the original method uses 10000",
+            "the horizon counts rollouts, not steps; the original method uses 10000",
         )
 
 
-def _check_rank_counts(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def _check_rank_counts(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     ranks = spec.runner.ranks
     shared = {("evaluation", "problems"): spec.evaluation.problems}
     if spec.probe is not None:
@@ -316,55 +335,55 @@ def _check_rank_counts(spec: ExperimentSections) -> Iterator[SpecProblem]:
                 "sample"
             )
             help_ = f"set {name} to {ranks} or more, or runner.ranks to {count} or fewer"
-            yield SpecProblem(path, message, help=help_, against=("runner", "ranks"))
+            yield build_error(path, message, help_, against=("runner", "ranks"))
 
 
-def _check_position_budget(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def _check_position_budget(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if not isinstance(spec.model, TinyModelSpec):
         return
     budgets = spec.rollout.budgets
     total, room = sum(budgets.values()), spec.model.max_position
     first = next(iter(budgets.values()))
     if spec.probe is not None and first + spec.probe.max_new_tokens >= room > total:
-        yield SpecProblem(
+        yield build_error(
             ("probe", "max_new_tokens"),
             f"probe.max_new_tokens is {spec.probe.max_new_tokens}, after reasoning of up to "
             f"{first} tokens: with a prompt, they do not fit into model.max_position "
             f"{room}",
-            help="lower it, or raise model.max_position",
+            "lower it, or raise model.max_position",
             against=("model", "max_position"),
         )
     if total >= room:
         turns = ", ".join(f"{turn} {budget}" for turn, budget in budgets.items())
         longest = max(budgets, key=lambda turn: budgets[turn])
-        yield SpecProblem(
+        yield build_error(
             ("model", "max_position"),
             f"model.max_position is {room}, but the turns may take {total} tokens ({turns}), which "
             "leaves no room for a prompt",
-            help=f"set max_position to {total} plus the length of the longest prompt, or lower "
+            f"set max_position to {total} plus the length of the longest prompt, or lower "
             "max_new_tokens",
             against=("rollout", longest, "max_new_tokens"),
         )
 
 
-def _check_engine_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
+def _check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields settings that vLLM would silently change or cannot honor on the CPU."""
     if not isinstance(spec.sampler, VllmSamplerSpec):
         return
     if spec.runner.device == "cpu" and spec.sampler.needs_gpu:
         key = "colocate" if not spec.sampler.colocate else "weight_transfer"
-        yield SpecProblem(
+        yield build_error(
             ("sampler", key),
             f"sampler.{key} is {str(getattr(spec.sampler, key)).lower()}, which needs a GPU",
-            help="remove it",
+            "remove it",
             against=("runner", "device"),
         )
     for kind, turn in spec.rollout.turn_specs.items():
         if turn.temperature < COLDEST:
-            yield SpecProblem(
+            yield build_error(
                 ("rollout", kind, "temperature"),
                 f"rollout.{kind}.temperature is {turn.temperature:g}, but vLLM allows none below "
                 f"{COLDEST:g}",
-                help="for greedy decoding, use top_k: 1",
+                "for greedy decoding, use top_k: 1",
                 against=("sampler", "engine"),
             )

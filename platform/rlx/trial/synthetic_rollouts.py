@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,10 +11,6 @@ from torch.nn.functional import pad
 
 from rlx.credit import TurnWithoutTokens, structured_scores
 from rlx.errors import PluginError
-from rlx.plan.model_shape import ModelShape, load_model_shape
-from rlx.plan.rehearsal import Rehearsal, ScriptedPolicy
-from rlx.plan.responses import FakeSession, ResponseAuthor
-from rlx.plan.stand_ins import EncodingDialogue, PlanProblems, fit_to_vocabulary
 from rlx.plugin import Problem, Rehearsed
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
@@ -23,9 +19,13 @@ from rlx.row_rewards import build_scored_rows, find_lost_rows
 from rlx.seeding import derive_seed
 from rlx.step import assign_credit
 from rlx.train_batch import RowRewards, ScoredRows, TokenStreams, TrainBatch
+from rlx.trial.model_shape import ModelShape, load_model_shape
+from rlx.trial.rehearsal import Rehearsal, ScriptedPolicy
+from rlx.trial.responses import FakeSession, ResponseAuthor
+from rlx.trial.stand_ins import EncodingDialogue, PlanProblems, fit_to_vocabulary
 from rlx_registry import STREAMS, TokenStream
 
-__all__ = ["Place", "PlanTrial", "run_trial"]
+__all__ = ["Place", "PlanTrial", "describe_row_kind", "run_trial"]
 
 Place = tuple[int, int]
 """(tree, segment)."""
@@ -102,6 +102,21 @@ class PlanTrial:
 
 def _is_late(fault: str) -> bool:
     return fault.startswith("deadline")
+
+
+class _RowOfTurns(Protocol):
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def turns(self) -> Sequence[Any]: ...
+
+
+def describe_row_kind(rows: Sequence[_RowOfTurns]) -> str:
+    """Names comparable rows: by the kind of their turns, or "rollout"."""
+    kinds = {row.kind for row in rows}
+    alone = all(len(row.turns) == 1 for row in rows)
+    return kinds.pop() if alone and len(kinds) == 1 else "rollout"
 
 
 def run_trial(

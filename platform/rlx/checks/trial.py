@@ -6,14 +6,13 @@ from dataclasses import replace
 import torch
 
 from rlx.batch import NO_TURN
-from rlx.plan import turns
-from rlx.plan.messages import build_plan_error, build_plan_warning, format_quote, plugin_fault
-from rlx.plan.row_report import describe_row_kind
-from rlx.plan.trial import Place, PlanTrial
+from rlx.checks.messages import build_plugin_fault, format_quote
+from rlx.checks.trial_turns import check_trial_environment, check_turn_level
 from rlx.reward import NamedReward, RewardEntry
 from rlx.spec import EVERY_TURN, KeyPath, TurnReward
-from rlx.spec.reading import Diagnostic
+from rlx.spec.reading import Diagnostic, build_error, build_warning
 from rlx.train_batch import RowRewards, TrainBatch
+from rlx.trial import Place, PlanTrial, describe_row_kind
 
 __all__ = ["check_trial"]
 
@@ -27,9 +26,9 @@ def check_trial(trial: PlanTrial, *, stand_ins: bool) -> Iterator[Diagnostic]:
     """
     plan = trial.recipe.plan
     for number, level in enumerate(plan.levels):
-        yield from turns.check_turn_level(trial, level, is_first=number == 0)
+        yield from check_turn_level(trial, level, is_first=number == 0)
     if plan.talk is not None:
-        yield from turns.check_trial_environment(trial, plan.talk, stand_ins=stand_ins)
+        yield from check_trial_environment(trial, plan.talk, stand_ins=stand_ins)
     for reward in trial.recipe.rewards:
         yield from _check_trial_reward(trial, reward, stand_ins)
     if trial.train is None or trial.rewards is None:
@@ -44,8 +43,8 @@ def check_trial(trial: PlanTrial, *, stand_ins: bool) -> Iterator[Diagnostic]:
 
 def _build_stop_diagnostic(trial: PlanTrial) -> Diagnostic:
     if trial.rewards is None:
-        return build_plan_error(("rewards",), f"nothing can be learned: {trial.stopped}")
-    return build_plan_error(("credit", "on_missing_turn"), trial.stopped)
+        return build_error(("rewards",), f"nothing can be learned: {trial.stopped}")
+    return build_error(("credit", "on_missing_turn"), trial.stopped)
 
 
 # Rewards -----------------------------------------------------------------------------------------
@@ -64,7 +63,7 @@ def _check_trial_reward(
     if absent and not trial.is_faulty and not reward.name.startswith("_"):
         kind = reward.use.turn if isinstance(reward.use, TurnReward) else "rollout"
         where = "turn" if kind == EVERY_TURN else kind
-        yield build_plan_warning(
+        yield build_warning(
             path,
             f"rewards.{reward.scope}.{reward.name} has a weight of {reward.use.weight:g} on a "
             f"reward that no synthetic {where} produces",
@@ -94,7 +93,7 @@ def _build_reward_diagnostic(
     stand_ins: bool,
 ) -> Diagnostic:
     segment = trial.trees[place[0]].segments[place[1]]
-    fault = plugin_fault(
+    fault = build_plugin_fault(
         f"reward plugin {reward.use.plugin!r} (rewards.{reward.scope}.{reward.name})",
         entry.reason or "it returned nothing",
         f"its input: {format_quote(segment.text)}",
@@ -114,7 +113,7 @@ def _check_trial_mask(
 ) -> Iterator[Diagnostic]:
     name = trial.recipe.spec.mask.plugin
     if not train.mask.any():
-        yield build_plan_error(
+        yield build_error(
             ("mask",),
             f"mask strategy {name!r} selects no token of any synthetic response",
             "check the spans that the turns declare, and the strategy's `fallback`",
@@ -123,11 +122,11 @@ def _check_trial_mask(
     for kind, learns in _find_learning_kinds(trial, train).items():
         if not learns:
             message = f"mask strategy {name!r} selects no token of a synthetic {kind}"
-            yield build_plan_warning(("mask",), message)
+            yield build_warning(("mask",), message)
     lost = float(train.placed.lost.abs().sum())
     total = float(rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum())
     if lost and total:
-        yield build_plan_warning(
+        yield build_warning(
             ("credit", "on_missing_turn"),
             f"{lost / total:.0%} of the reward is placed on no token: the mask selects no token "
             "of the turns that earned it",
@@ -135,7 +134,7 @@ def _check_trial_mask(
         )
     foreign = train.mask & (train.batch.turn_ids == NO_TURN)
     if foreign.any() and trial.recipe.spec.loss.old_logprobs == "behaviour":
-        yield build_plan_error(
+        yield build_error(
             ("mask",),
             f"mask strategy {name!r} selects tokens that the policy did not write: their "
             "behaviour log-probabilities are unknown",
@@ -158,10 +157,10 @@ def _check_trial_advantages(trial: PlanTrial, train: TrainBatch) -> Iterator[Dia
     name = trial.recipe.spec.estimator.plugin
     if not torch.isfinite(train.advantages).all():
         message = f"estimator plugin {name!r} returns advantages that are not finite"
-        yield Diagnostic(kind="plugin", message=message, path=("estimator",), exit_code=3)
+        yield build_error(("estimator",), message, kind="plugin")
     elif (train.advantages[~train.mask] != 0).any():
         message = f"estimator plugin {name!r} returns advantages for tokens outside the mask"
-        yield Diagnostic(kind="plugin", message=message, path=("estimator",), exit_code=3)
+        yield build_error(("estimator",), message, kind="plugin")
 
 
 def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
@@ -180,7 +179,7 @@ def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
         scores = train.scores.total_score[rows]
         alike = bool((scores == scores[0]).all())
         why = f"every {kind} scored {float(scores[0]):g}" if alike else "all groups are tied"
-        yield build_plan_warning(
+        yield build_warning(
             ("rewards",),
             f"no group of synthetic {kind}s has a signal: {why}, so every advantage is 0",
             "check the rewards below: do they distinguish good responses from poor ones?",

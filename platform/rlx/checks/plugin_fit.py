@@ -1,57 +1,52 @@
 """Checks that estimator, mask, task and environment fit the spec and silently ignore no setting."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import cast
 
-from pydantic import BaseModel
-
-from rlx.discovery.streams import PROVIDERS, list_needed_streams, list_providers
+from rlx.discovery import PROVIDERS, BuiltPlugins, list_needed_streams, list_providers
 from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin
-from rlx.spec import EVERY_TURN, PROFILES, EnvironmentRolloutSpec, ExperimentSpec, KeyPath
-from rlx.spec.reading import Diagnostic, did_you_mean
+from rlx.spec import (
+    EVERY_TURN,
+    PROFILES,
+    EnvironmentRolloutSpec,
+    ExperimentSpec,
+    KeyPath,
+    TurnSpans,
+    TwoLevel,
+)
+from rlx.spec.reading import Diagnostic, build_error, suggest_name
 
 __all__ = [
-    "check_correctness_judge",
-    "check_estimator_fit",
-    "check_mask_reach",
-    "check_reward_turns",
-    "check_task_corruption",
+    "check_plugin_fit",
     "check_unused_value_sources",
-    "fill_profile_options",
     "find_ignored_settings",
     "list_singleton_turns",
 ]
 
 
-def fill_profile_options(
-    cls: type[Plugin], options: Mapping[str, Any], profile: str
-) -> dict[str, Any]:
-    """Returns a plugin's options, with those that are omitted filled in from a profile."""
-    conventions = next((options for name, options in PROFILES.items() if name == profile), {})
-    return _fill_conventions(cls, options, conventions) if conventions else dict(options)
+def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+    """Yields conflicts between the spec and those of its plugins that could be built."""
+    built = plugins.built
+    if estimator := built.get(("estimator",)):
+        yield from _check_estimator_fit(spec, cast(Estimator, estimator))
+        if spec.loss.entropy is None:  # which needs no advantage
+            yield from _check_signal(spec, cast(Estimator, estimator))
+    if task := built.get(("task",)):
+        yield from _check_task_corruption(spec, task)
+    if mask := built.get(("mask",)):
+        yield from _check_mask_reach(spec, cast(Mask, mask))
+        yield from _check_empty_mask(spec, cast(Mask, mask))
+    yield from _check_correctness_judge(spec, plugins.get_reward(spec.evaluation.correct))
+    if environment := built.get(("rollout", "environment")):
+        yield from _check_reward_turns(spec, cast(Environment, environment))
 
 
-def _fill_conventions(
-    model: type[BaseModel], options: Mapping[str, Any], conventions: Mapping[str, Any]
-) -> dict[str, Any]:
-    filled = dict(options)
-    for name, field in model.model_fields.items():
-        inner = field.annotation
-        if name in conventions:
-            filled.setdefault(name, conventions[name])
-        elif isinstance(inner, type) and issubclass(inner, BaseModel):
-            inner_options = filled.get(name, {})
-            if isinstance(inner_options, Mapping):
-                filled[name] = _fill_conventions(inner, inner_options, conventions)
-    return filled
-
-
-def check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     """Reports settings that the estimator would ignore or does not support."""
     name, reading, credit = spec.estimator.plugin, estimator.reading(), spec.credit
     reads = {"turns": "the named rewards", "token_rewards": "token rewards"}
     if credit.use_kl_in_reward and reading == "turns":
-        yield _build_fit_conflict(
+        yield build_error(
             ("credit", "use_kl_in_reward"),
             f"credit.use_kl_in_reward is on, but estimator '{name}' reads only {reads['turns']}: "
             "the KL would be ignored",
@@ -59,7 +54,7 @@ def check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[
             "as gae or reinforce_plus_plus",
         )
     if credit.use_kl_in_reward and reading == "scores" and credit.score_source == "structured":
-        yield _build_fit_conflict(
+        yield build_error(
             ("credit", "use_kl_in_reward"),
             f"credit.use_kl_in_reward is on, but estimator '{name}' reads only structured scores: "
             "the KL would be ignored",
@@ -67,7 +62,7 @@ def check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[
             "rewards, KL included; or use a penalty in the loss, `loss.kl`",
         )
     if credit.score_source == "token_rewards" and reading != "scores":
-        yield _build_fit_conflict(
+        yield build_error(
             ("credit", "score_source"),
             f"credit.score_source is 'token_rewards', but estimator '{name}' reads "
             f"{reads[reading]}, not scores",
@@ -91,7 +86,7 @@ def check_unused_value_sources(
     used = list_providers({need for one in estimators for need in list_needed_streams(one)})
     for provider in present:
         if provider not in used:
-            yield _build_fit_conflict(
+            yield build_error(
                 (provider.section,),
                 f"estimator '{spec.estimator.plugin}' does not use {provider.origin}",
                 f"drop `{provider.section}`, or use an estimator that needs it, such as "
@@ -99,10 +94,10 @@ def check_unused_value_sources(
             )
 
 
-def check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+def _check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
     """Reports the probe scheme `mistake` if the task cannot corrupt sentences."""
     if spec.probe and "mistake" in spec.probe.schemes and not isinstance(task, Corrupts):
-        yield _build_fit_conflict(
+        yield build_error(
             ("probe", "schemes"),
             f"probe.schemes has 'mistake', but task '{spec.task.plugin}' has no `corruption` to "
             "alter a sentence",
@@ -110,11 +105,11 @@ def check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagno
         )
 
 
-def check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Iterator[Diagnostic]:
+def _check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Iterator[Diagnostic]:
     """Reports an `evaluation.correct` reward whose value 1 does not mean correct."""
     if getattr(judge, "graded", False):
         name = spec.evaluation.correct
-        yield _build_fit_conflict(
+        yield build_error(
             ("evaluation", "correct"),
             f"evaluation.correct is {name!r}, whose options scale its value: 1 would not mean "
             "correct",
@@ -123,17 +118,16 @@ def check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Itera
         )
 
 
-def check_reward_turns(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
+def _check_reward_turns(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
     """Reports rewards for kinds of turn that the environment does not have."""
     kinds = environment.kinds
     for name, reward in spec.rewards.turn.items():
         if reward.turn not in (*kinds, EVERY_TURN):
-            near = did_you_mean(reward.turn, kinds)
-            yield _build_fit_conflict(
+            yield build_error(
                 ("rewards", "turn", name, "turn"),
                 f"rewards.turn.{name}.turn is {reward.turn!r}, but turns of environment "
                 f"'{_environment_name(spec)}' are {', '.join(kinds)}",
-                f"did you mean '{near}'?" if near else f'or "{EVERY_TURN}": every turn',
+                suggest_name(reward.turn, kinds, f'or "{EVERY_TURN}": every turn'),
             )
 
 
@@ -143,16 +137,52 @@ def _environment_name(spec: ExperimentSpec) -> str:
     )
 
 
-def check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+def _check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
     """Reports a mask that includes environment tokens if their log-probabilities are unknown."""
     learns = isinstance(spec.rollout, EnvironmentRolloutSpec) and mask.reaches_beyond()
     if learns and spec.loss.old_logprobs != "learner":
-        yield _build_fit_conflict(
+        yield build_error(
             ("mask",),
             f"mask strategy '{spec.mask.plugin}' trains on the environment's tokens, which were "
             "not sampled: their behaviour log-probabilities are unknown",
             "`loss.old_logprobs: learner` computes them",
         )
+
+
+def _check_empty_mask(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+    """Reports a mask that selects no token of any turn, whatever the model generates."""
+    bare = not any(turn.spans for turn in spec.rollout.turn_specs.values())
+    if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
+        yield build_error(
+            ("mask", "fallback"),
+            "mask.fallback is 'none', and no turn declares spans: nothing ever learns",
+            "name the tags of a turn under its `spans`, or `fallback: response`",
+        )
+
+
+def _check_signal(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Reports settings with which every advantage is 0, whatever the rewards are."""
+    keys = {turn: f"rollout.{key}" for turn, key in list_singleton_turns(spec)}
+    alone = [turn for turn in keys if estimator.compares(turn) and not estimator.refuses_one(turn)]
+    if len(alone) == len(spec.rollout.counts):
+        yield build_error(
+            tuple(keys[alone[0]].split(".")),
+            f"{' and '.join(keys.values())} {'is' if len(keys) == 1 else 'are'} 1, and estimator "
+            f"'{spec.estimator.plugin}' compares siblings: a group of one has no signal, so "
+            "nothing learns",
+            "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
+        )
+    if isinstance(estimator, TwoLevel):
+        factors = {"answer": "lambda_ans", "confidence": "lambda_conf"}
+        used = {factors[turn] for turn in spec.rollout.turns if turn in factors}
+        zeros = [name for name in factors.values() if getattr(estimator, name) == 0]
+        if used and used <= set(zeros):
+            names = " and ".join(f"estimator.{name}" for name in zeros)
+            yield build_error(
+                ("estimator", zeros[0]),
+                f"{names} {'is' if len(zeros) == 1 else 'are'} 0: every advantage would be 0",
+                "give one of the levels a factor other than 0",
+            )
 
 
 def list_singleton_turns(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
@@ -170,7 +200,7 @@ def list_singleton_turns(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
 def _check_refused_singletons(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     for turn, key in list_singleton_turns(spec):
         if estimator.refuses_one(turn):
-            yield _build_fit_conflict(
+            yield build_error(
                 ("rollout", key),
                 f"rollout.{key} is 1, and `singleton: refuse` of estimator "
                 f"'{spec.estimator.plugin}' does not allow a group of one",
@@ -215,7 +245,3 @@ def find_ignored_settings(
             f"the reward is {state}: a rollout's tokens carry {mass} of its turn rewards, and "
             "turning KL on or off would change that; set `credit.placement` to fix it",
         )
-
-
-def _build_fit_conflict(path: KeyPath, message: str, help_: str) -> Diagnostic:
-    return Diagnostic(kind="conflict", message=message, path=path, helps=(help_,))

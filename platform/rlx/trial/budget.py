@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from rlx.plan.model_shape import ModelShape
-from rlx.plan.trial import PlanTrial
 from rlx.recipe import Recipe
 from rlx.rollout import NO_PARENT, EnvironmentPlan
 from rlx.spec import ExperimentSpec, VllmSamplerSpec
+from rlx.trial.model_shape import ModelShape
+from rlx.trial.synthetic_rollouts import PlanTrial
 
 __all__ = ["LevelTokens", "MemoryEstimate", "TokenBudget", "estimate_memory", "token_budget"]
 

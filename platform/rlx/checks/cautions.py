@@ -1,45 +1,40 @@
 """Warnings about settings that are valid but probably unintended, independent of plugins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from rlx.spec.base import SpecProblem
-
-if TYPE_CHECKING:
-    from rlx.spec.experiment import ExperimentSpec
+from rlx.spec import ExperimentSpec
+from rlx.spec.reading import Diagnostic, build_warning, suggest_name
 
 __all__ = ["find_cautions"]
 
 
-def find_cautions(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields warnings about the experiment as it stands in phases without `set`."""
     plain = [phase for phase in spec.phases if not phase.set]
     warmup = spec.optimizer.warmup_steps
     for phase in plain:
         if warmup >= phase.steps:
-            yield SpecProblem(
+            yield build_warning(
                 ("optimizer", "warmup_steps"),
                 f"optimizer.warmup_steps is {warmup}, but phase '{phase.name}' ends after "
                 f"{phase.steps} steps: the learning rate never leaves its warm-up",
             )
     critic = spec.critic
     if critic is not None and critic.lead_steps >= spec.steps:
-        yield SpecProblem(
+        yield build_warning(
             ("critic", "lead_steps"),
             f"critic.lead_steps is {critic.lead_steps}, and the run takes {spec.steps} steps: the "
             "policy never learns",
         )
     if critic is not None and critic.warmup_steps >= spec.steps:
-        yield SpecProblem(
+        yield build_warning(
             ("critic", "warmup_steps"),
             f"critic.warmup_steps is {critic.warmup_steps}, and the run takes {spec.steps} steps: "
             "the critic's learning rate never leaves its warm-up",
         )
     warm = spec.model.warm_start
     if warm is not None and warm.warmup_steps >= warm.steps:
-        yield SpecProblem(
+        yield build_warning(
             ("model", "warm_start", "warmup_steps"),
             f"model.warm_start.warmup_steps is {warm.warmup_steps}, but the warm start ends after "
             f"{warm.steps} steps: the learning rate never leaves its warm-up",
@@ -52,33 +47,33 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[SpecProblem]:
         yield from _check_probe_close(spec)
 
 
-def _check_kl_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     credit, penalty = spec.credit, spec.loss.kl
     if not credit.use_kl_in_reward:
         for key in ("kl_penalty", "kl_coef", "kl_adaptive"):
             if getattr(credit, key) != type(credit).model_fields[key].default:
-                yield SpecProblem(
+                yield build_warning(
                     ("credit", key),
                     f"credit.{key} has no effect: KL is not part of the reward",
-                    help="set `credit.use_kl_in_reward: true` to include it",
+                    "set `credit.use_kl_in_reward: true` to include it",
                 )
     elif credit.kl_coef == 0:
-        yield SpecProblem(
+        yield build_warning(
             ("credit", "kl_coef"),
             "credit.kl_coef is 0, so KL does not affect the reward"
             + (": β is adapted by multiplication and stays 0" if credit.kl_adaptive else ""),
         )
     if penalty is not None and penalty.kl_penalty in ("k1", "kl"):
-        yield SpecProblem(
+        yield build_warning(
             ("loss", "kl", "kl_penalty"),
             f"loss.kl.kl_penalty is {penalty.kl_penalty!r}: as a loss, its gradient is 0 in "
             "expectation",
-            help="k2 has the gradient of the KL; k1 belongs in the reward",
+            "k2 has the gradient of the KL; k1 belongs in the reward",
         )
     for name in ("updates_per_rollout", "mini_batches"):
         count = getattr(spec.optimizer, name)
         if spec.loss.surrogate == "none" and count > 1:
-            yield SpecProblem(
+            yield build_warning(
                 ("loss", "surrogate"),
                 f"loss.surrogate is 'none', and optimizer.{name} is {count}: nothing bounds the "
                 "ratio after the first update",
@@ -86,56 +81,56 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
             )
 
 
-def _off_policy(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _off_policy(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     loss = spec.loss
     if not spec.rollout.off_policy_steps or loss.correction is not None:
         return
     steps = ("rollout", "off_policy_steps")
     if loss.old_logprobs == "learner":
-        yield SpecProblem(
+        yield build_warning(
             steps,
             "rollout.off_policy_steps is 1, and loss.old_logprobs is 'learner' without a "
             "correction: nothing corrects for the older weights that sampled the rollouts",
-            help="`old_logprobs: behaviour`, or a `loss.correction`",
+            "`old_logprobs: behaviour`, or a `loss.correction`",
             against=("loss", "old_logprobs"),
         )
     elif loss.surrogate == "none":
-        yield SpecProblem(
+        yield build_warning(
             steps,
             "rollout.off_policy_steps is 1, and loss.surrogate is 'none': nothing bounds the ratio "
             "to the older weights that sampled the rollouts",
-            help="`surrogate: clip` or `cispo`, or `old_logprobs: learner` and a `correction`",
+            "`surrogate: clip` or `cispo`, or `old_logprobs: learner` and a `correction`",
             against=("loss", "surrogate"),
         )
 
 
-def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     first, *_ = spec.rollout.turns
     for kind, turn in spec.rollout.turn_specs.items():
         for key, full in (("top_p", 1.0), ("top_k", 0)):
             if getattr(turn, key) != full:
-                yield SpecProblem(
+                yield build_warning(
                     ("rollout", kind, key),
                     f"rollout.{kind}.{key} is {getattr(turn, key)}: the learner's log-probabilities"
                     " are of the full distribution, so ratios and KL are not exact",
-                    help=f"{key}: {full} samples from the full distribution",
+                    f"{key}: {full} samples from the full distribution",
                 )
         if kind == first and "{prompt}" not in turn.template:
-            yield SpecProblem(
+            yield build_warning(
                 ("rollout", kind, "template"),
                 f"rollout.{kind}.template has no {{prompt}}: the model never sees the problem",
             )
 
 
-def _check_probe_close(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_probe_close(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if spec.probe is None:
         return
     first, *_ = spec.rollout.turns
     spans, name = spec.rollout.turn_specs[first].spans, spec.probe.close.strip("</>")
     if name not in spans:
-        yield SpecProblem(
+        yield build_warning(
             ("probe", "close"),
             f"probe.close ends a span {name!r}, but rollout.{first}.spans has "
             f"{', '.join(spans) or 'none'}: rewards may look for the answer elsewhere",
-            tuple(f"</{span}>" for span in spans),
+            suggest_name(spec.probe.close, (f"</{span}>" for span in spans)),
         )

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlx.plan.stand_ins import EncodingDialogue, fit_to_vocabulary
 from rlx.plugin import Problem, Task
 from rlx.rollout import Completion, CompletionRequest, RolloutPlan
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
+from rlx.trial.stand_ins import EncodingDialogue, fit_to_vocabulary
 
 __all__ = ["ROLES", "FakeSession", "ResponseAuthor", "Role", "find_right_answers"]
 

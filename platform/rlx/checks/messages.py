@@ -1,10 +1,10 @@
-"""Builders of findings, with the wording that all checks share."""
+"""Words for a plugin that failed on synthetic rollouts."""
 
 from rlx.spec import KeyPath
 from rlx.spec.reading import Diagnostic
 from rlx.text import escape_unprintable
 
-__all__ = ["build_plan_error", "build_plan_warning", "format_quote", "plugin_fault"]
+__all__ = ["build_plugin_fault", "format_quote"]
 
 SHOWN = 160
 """Characters of a response that a message quotes."""
@@ -12,31 +12,12 @@ LONGEST = 300
 """Maximum characters of a plugin's own message."""
 
 
-def build_plan_error(path: KeyPath, message: str, *helps: str) -> Diagnostic:
-    """An error: no run should start with it."""
-    return Diagnostic(kind="conflict", message=message, path=path, helps=helps)
-
-
-def build_plan_warning(
-    path: KeyPath, message: str, *helps: str, against: KeyPath = ()
-) -> Diagnostic:
-    """A warning: a run may go ahead, but the author should know."""
-    return Diagnostic(
-        kind="conflict",
-        message=message,
-        path=path,
-        helps=helps,
-        against=against,
-        severity="warning",
-    )
-
-
 def format_quote(text: str) -> str:
     """Quotes the beginning of untrusted text."""
     return repr(text[:SHOWN]) + ("…" if len(text) > SHOWN else "")
 
 
-def plugin_fault(
+def build_plugin_fault(
     who: str,
     why: str,
     plugin_input: str,
@@ -64,6 +45,5 @@ def plugin_fault(
         message=f"{who} failed on {on}: {escape_unprintable(why.splitlines()[0][:LONGEST])}",
         path=path,
         notes=(plugin_input, "a run would continue, as `on_error` is set" if lenient else ends),
-        exit_code=3,
         severity="warning" if lenient or stand_ins else "error",
     )

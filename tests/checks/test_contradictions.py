@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from rlx.spec import ExperimentSpec
-from rlx.spec.base import Contradiction
+from rlx.checks import read_spec
+from rlx.checks.spec import check_spec_tree
 from rlx.spec.reading.diagnostics import InvalidSpec
-from rlx.spec.reading.reader import read_spec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 
@@ -26,13 +24,9 @@ def problems(**changes):
         "phases": [{"name": "all", "steps": 3}],
         **changes,
     }
-    try:
-        ExperimentSpec.model_validate(said)
-    except ValidationError as error:
-        (only,) = error.errors()
-        assert isinstance(only["ctx"]["error"], Contradiction)
-        return only["ctx"]["error"].problems
-    return ()
+    spec, found = check_spec_tree(said)
+    assert spec is not None
+    return tuple(found)
 
 
 NAMES = st.sampled_from("abcd")

@@ -1,40 +1,39 @@
 """Collects warnings about settings that are allowed but probably unintended."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import cast
 
-from rlx.discovery.fit import find_ignored_settings, list_singleton_turns
+from rlx.checks.cautions import find_cautions
+from rlx.checks.plugin_fit import find_ignored_settings, list_singleton_turns
+from rlx.discovery import BuiltPlugins
 from rlx.plugin import Estimator, Mask, Plugin
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TurnSpans, find_cautions
-from rlx.spec.reading import Diagnostic
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TurnSpans
+from rlx.spec.reading import Diagnostic, build_warning
 
 __all__ = ["collect_spec_warnings"]
 
 
-def collect_spec_warnings(
-    spec: ExperimentSpec,
-    estimator: Estimator,
-    mask: Mask,
-    plugins: Iterable[tuple[KeyPath, Plugin]],
-) -> Iterator[Diagnostic]:
+def collect_spec_warnings(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
     """Yields the plugins' own warnings, and those about the spec, estimator and mask."""
-    for path, plugin in plugins:
+    estimator = cast(Estimator, plugins.built["estimator",])
+    mask = cast(Mask, plugins.built["mask",])
+    for place, plugin in plugins.list_all():
         for text in plugin.warnings():
-            yield _build_warning(_find_option_path(path, plugin, text), text)
+            yield build_warning(_find_option_path(place.path, plugin, text), text)
     yield from _check_singleton_groups(spec, estimator)
     for path, text in find_ignored_settings(spec, estimator):
-        yield _build_warning(path, text)
+        yield build_warning(path, text)
     yield from _check_mask_spans(spec, mask)
     forced = (
         spec.rollout.forced_answer if isinstance(spec.rollout, EnvironmentRolloutSpec) else None
     )
     if forced is not None and "{prompt}" in forced.template:
-        yield _build_warning(
+        yield build_warning(
             ("rollout", "forced_answer", "template"),
             "rollout.forced_answer.template has {prompt}, which is not filled in here: the "
             "problem was shown before the first turn",
         )
-    for problem in find_cautions(spec):
-        yield _build_warning(problem.path, problem.message, problem.help, problem.against)
+    yield from find_cautions(spec)
 
 
 def _find_option_path(path: KeyPath, plugin: Plugin, text: str) -> KeyPath:
@@ -51,7 +50,7 @@ def _check_mask_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
     for turn, turn_spec in spec.rollout.turn_specs.items():
         bare = not turn_spec.spans
         if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
-            yield _build_warning(
+            yield build_warning(
                 ("mask", "fallback"),
                 f"mask.fallback is 'none', and rollout.{turn} declares no spans: no {turn} ever "
                 "learns",
@@ -63,20 +62,9 @@ def _check_singleton_groups(spec: ExperimentSpec, estimator: Estimator) -> Itera
     """Warns about groups of one if the estimator compares siblings."""
     for turn, key in list_singleton_turns(spec):
         if estimator.compares(turn):
-            yield _build_warning(
+            yield build_warning(
                 ("rollout", key),
                 f"rollout.{key} is 1, and estimator '{spec.estimator.plugin}' compares siblings: "
                 f"a group of one has no signal, so no {turn} learns",
                 "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
             )
-
-
-def _build_warning(path: KeyPath, text: str, help_: str = "", against: KeyPath = ()) -> Diagnostic:
-    return Diagnostic(
-        kind="conflict",
-        message=text,
-        path=path,
-        against=against,
-        helps=(help_,) if help_ else (),
-        severity="warning",
-    )

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlx.errors import PluginError
-from rlx.plan.responses import ROLES, ResponseAuthor, Role
-from rlx.plan.stand_ins import TAGS, fit_to_vocabulary
 from rlx.plugin import Action, Problem, Rehearsed, Step
 from rlx.rollout import Completion, CompletionRequest, EnvironmentHost, EnvironmentPlan, HostFault
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, TurnSpec
+from rlx.trial.responses import ROLES, ResponseAuthor, Role
+from rlx.trial.stand_ins import TAGS, fit_to_vocabulary
 
 __all__ = ["Rehearsal", "ScriptedPolicy"]
 

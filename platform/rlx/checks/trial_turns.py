@@ -3,12 +3,11 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from rlx.plan.budget import token_budget
-from rlx.plan.messages import build_plan_error, build_plan_warning, format_quote, plugin_fault
-from rlx.plan.trial import Place, PlanTrial
+from rlx.checks.messages import build_plugin_fault, format_quote
 from rlx.rollout import EnvironmentPlan, Segment, TurnLevel
 from rlx.spec import EnvironmentRolloutSpec, KeyPath, TinyModelSpec
-from rlx.spec.reading import Diagnostic, format_key_path
+from rlx.spec.reading import Diagnostic, build_error, build_warning, format_key_path
+from rlx.trial import Place, PlanTrial, token_budget
 
 __all__ = ["check_trial_environment", "check_turn_level"]
 
@@ -26,7 +25,7 @@ def check_turn_level(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> I
     cut = list(_check_token_limit(trial, path, level.turn.max_new_tokens, turns))
     yield from cut
     if not cut and level.turn.spans and turns and not any(s.spans for s in turns):
-        yield build_plan_warning(
+        yield build_warning(
             (*path, "spans"),
             f"no synthetic {level.kind} has any of the spans {', '.join(level.turn.spans)}",
             "use the tags of the task's demonstrations, or have the prompt ask for these",
@@ -52,14 +51,14 @@ def _check_template_tags(
         if opened > closed and not (is_first and name == "think"):
             ends_so = template.rstrip().endswith(f"<{name}>")
             what = "ends with" if ends_so else "opens"
-            yield (build_plan_error if ends_so else build_plan_warning)(
+            yield (build_error if ends_so else build_warning)(
                 path,
                 f"{label} {what} <{name}> and never closes it: the generated text then has no "
                 f"<{name}> of its own, so its span {name!r} is not found",
                 f"let the model write <{name}> itself, or close it in the template",
             )
         elif closed > opened:
-            yield build_plan_warning(
+            yield build_warning(
                 path,
                 f"{label} closes <{name}>, which it never opened",
                 f"write <{name}> before </{name}>, or omit both",
@@ -75,7 +74,7 @@ def _check_token_limit(
         cut = sum(s.finish_reason == "length" and len(s.token_ids) == budget for s in turns)
     if cut > len(turns) * (0.1 if trial.is_scripted else 0.5):
         at = (*path, "max_new_tokens")
-        yield build_plan_warning(
+        yield build_warning(
             at,
             f"{format_key_path(at)} is {budget}, and {cut} of {len(turns)} synthetic "
             f"{path[-1]}s need more",
@@ -116,7 +115,7 @@ def _build_environment_diagnostic(trial: PlanTrial, stand_ins: bool) -> Diagnost
     if segment.author == "prompt":
         problem = trial.trees[tree].problem.id
         plugin_input = f"its input: the start of problem {problem}: {format_quote(segment.text)}"
-    return plugin_fault(
+    return build_plugin_fault(
         f"environment plugin {name!r}",
         why,
         plugin_input,
@@ -147,7 +146,7 @@ def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[D
             f"that the model holds, and end early; {may_take}"
         )
     tiny = isinstance(trial.recipe.spec.model, TinyModelSpec)
-    yield build_plan_warning(
+    yield build_warning(
         ("model", "max_position") if tiny else ("rollout", "max_turns"),
         message,
         "shorten observations, allow fewer turns or smaller `max_new_tokens`",
@@ -160,7 +159,7 @@ def _check_turn_limit(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagn
     undone = sum(_get_turn_number(trial, place) == talk.last for place in trial.unfinished_turns)
     if trial.is_scripted and 2 * undone > _count_rollouts(trial):
         after = "the forced answer" if talk.forced_answer else f"{talk.max_turns} turns"
-        yield build_plan_warning(
+        yield build_warning(
             ("rollout", "max_turns"),
             f"{undone} of {_count_rollouts(trial)} synthetic rollouts are not done after {after}",
             "raise it" if talk.forced_answer else "raise it, or add a `forced_answer`",

@@ -1,0 +1,14 @@
+from .experiment import check_file, check_read_spec, read_spec, validate_document
+from .machine import find_cuda_lack, run_preflight_checks, vllm_package
+from .trial import check_trial
+
+__all__ = [
+    "check_file",
+    "check_read_spec",
+    "check_trial",
+    "find_cuda_lack",
+    "read_spec",
+    "run_preflight_checks",
+    "validate_document",
+    "vllm_package",
+]
