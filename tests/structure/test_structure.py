@@ -272,3 +272,18 @@ def test_credit_is_assigned_by_one_function():
         if equations & set(re.findall(r"\w+", path.read_text()))
     }
     assert users == {"assignment.py", "step.py"}
+
+
+def test_the_engine_names_no_task_environment_or_reward():
+    """Only records of golden values, which are about what rlx ships, name Countdown's functions."""
+    shipped = re.compile(r"(countdown|kg)(\.\w+)?|rlcr\.\w+")
+    named = {
+        f"{path.relative_to(ROOT)}: {node.value}"
+        for path in (ROOT / "platform").rglob("*.py")
+        if "golden" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and shipped.fullmatch(node.value)
+    }
+    assert named == set()
