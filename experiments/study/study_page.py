@@ -12,7 +12,7 @@ import jinja2
 import numpy as np
 from study_rescore import read_rescored
 
-from rlx.cli.comparison import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
+from rlx.comparison import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
 from rlx.evaluation import compute_expected_calibration_error, compute_seed_mean
 from rlx_registry import Registry
 

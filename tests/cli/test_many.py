@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rlx.api import parse_grid, parse_seeds
 from rlx.cli import main
-from rlx.cli.submit_group import parse_grid, parse_seeds
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry

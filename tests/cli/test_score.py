@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -288,20 +289,26 @@ def test_a_table_for_people(folder):
     assert "ValueError" in second
 
 
+def read_terminal(terminal):
+    """What is written to a terminal until its other end is closed."""
+    with suppress(OSError):
+        while shown := os.read(terminal, 4096):
+            yield shown
+
+
 def test_the_bar_is_for_terminals_alone(folder):
     path = written(folder, *[RIGHT] * 10)
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-c", MAIN, "score", "--reward=countdown", "--json", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm"},
-    ) as process:
-        out, _ = process.communicate()
-    os.close(theirs)
-    shown = os.read(ours, 100_000).decode()
+    command = [sys.executable, "-c", MAIN, "score", "--reward=countdown", "--json", str(path)]
+    environment, out = {**os.environ, "TERM": "xterm"}, folder / "scores"
+    with (
+        out.open("wb") as file,
+        subprocess.Popen(command, stdout=file, stderr=theirs, env=environment) as process,
+    ):
+        os.close(theirs)
+        shown = b"".join(read_terminal(ours)).decode()
     os.close(ours)
-    assert process.returncode == 0 and len(out.splitlines()) == 10
+    assert process.returncode == 0 and len(out.read_bytes().splitlines()) == 10
     assert "scoring" in shown and "10 lines" in shown and "10 scored" in shown
     assert b"scoring" not in rlx(folder, "--reward=countdown", path).stderr
 

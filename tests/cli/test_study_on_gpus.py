@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlx.assess import TrainedModel, build_set_spec
 from rlx.checks import check_file
-from rlx.cli.evaluate import build_set_spec
-from rlx.cli.trained_model import TrainedModel
 from rlx.plan.report import build_plan
 from rlx.plugin import Sample
 from rlx.recipe import build_recipe

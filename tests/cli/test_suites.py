@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from rlx.assess import EvaluationRequest, TrainedModel, build_requested_suite, build_set_spec
 from rlx.checks import read_spec
 from rlx.cli import main
-from rlx.cli.evaluate import _build_requested_suite, _require_places, build_set_spec
-from rlx.cli.trained_model import TrainedModel
+from rlx.cli.evaluate import require_places
+from rlx.cli.output import print_text
 from rlx.errors import SpecError
 from rlx.recipe import build_recipe
 from rlx.spec.reading import read_suite
@@ -64,12 +65,13 @@ def test_what_departs_from_a_suite_is_part_of_its_name(tmp_path, asked, name):
     path = tmp_path / "suite.yaml"
     path.write_text("{name: shifted, problems: 70, samples: 2, sets: {a: {}, b: {problems: 20}}}")
     spec = read_spec(ROOT / "experiments" / "rlcr.yaml").spec
-    options = dict.fromkeys(("problems", "samples", "greedy", "seed")) | asked
-    assert _build_requested_suite(spec, path, options).name == name
-    assert _build_requested_suite(spec, None, options).name.startswith("own")
+    request = EvaluationRequest(target="latest", suite=path, **asked)
+    assert build_requested_suite(spec, request, print_text).name == name
+    own = EvaluationRequest(target="latest", **asked)
+    assert build_requested_suite(spec, own, print_text).name.startswith("own")
     path.write_text("{name: own, sets: {a: {}}}")
     with pytest.raises(SpecError, match="choose another name"):
-        _build_requested_suite(spec, path, options)
+        build_requested_suite(spec, request, print_text)
 
 
 @pytest.mark.parametrize("option", ["--out", "--pictures"])
@@ -83,15 +85,15 @@ def test_where_nothing_can_be_written_nothing_is_answered(tmp_path, capsys, opti
 def test_places_that_can_be_written_are_left_as_they_were(tmp_path):
     (tmp_path / "old").write_text("kept")
     for name in ("old", "new"):
-        _require_places(tmp_path / name, tmp_path / "drawn" / "here")
+        require_places(tmp_path / name, tmp_path / "drawn" / "here")
     assert (tmp_path / "old").read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["drawn", "old"]
 
 
 def test_greedy_answers_are_taken_once(capsys):
     spec = read_spec(ROOT / "experiments" / "rlcr.yaml").spec
-    asked = {"problems": None, "samples": 3, "greedy": True, "seed": None}
-    suite = _build_requested_suite(spec, None, asked)
+    request = EvaluationRequest(target="latest", samples=3, greedy=True)
+    suite = build_requested_suite(spec, request, print_text)
     assert (suite.samples, suite.name) == (1, "own.greedy")
     assert "3 greedy answers would be identical" in capsys.readouterr().err
 

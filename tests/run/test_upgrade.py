@@ -9,32 +9,19 @@ smaller, at that commit.
 import json
 import re
 import shutil
-import sqlite3
-import tarfile
-from contextlib import closing
-from pathlib import Path
 
 import pytest
+from stored_home import unpack_home
 
 from rlx.audit import find_run_differences
 
 pytestmark = pytest.mark.timeout(900)
-STORED = Path(__file__).parent / "stored" / "home_550b2e0.tar.xz"
-WRITTEN_AT = "/tmp/past_home"
 
 
 @pytest.fixture(scope="module")
 def past(own_home):
     """The stored home, moved to where the test runs."""
-    with tarfile.open(STORED) as archive:
-        archive.extractall(own_home.folder, filter="data")
-    with closing(sqlite3.connect(own_home.path / "registry.db")) as database, database:
-        database.execute(
-            "UPDATE rlx_run SET directory = replace(directory, ?, ?)",
-            (WRITTEN_AT, str(own_home.path)),
-        )
-    for journal in own_home.path.glob("runs/*/journal.jsonl"):
-        journal.write_text(journal.read_text().replace(WRITTEN_AT, str(own_home.path)))
+    assert unpack_home(own_home.folder) == own_home.path
     return own_home
 
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rlx.assess import select_rollout_steps
+from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.cli.text import format_columns
-from rlx.errors import SpecError
+from rlx.launch import locate_run_folder, open_registry
 from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ __all__ = ["check"]
 @click.command()
 @click.argument("run")
 @click.option("--step", type=click.IntRange(min=1), help="Check only this step.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @registry_option
 def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     """Check that RUN's records are consistent: scores, masks, rewards, advantages, probes.
@@ -35,15 +36,7 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     with open_registry(url) as registry:
         found = registry.run(run)
         locate_run_folder(found)
-        recorded = registry.results.rollout_steps(found.id)
-        if not recorded:
-            raise SpecError(f"{found.id} has recorded no rollouts that can be checked")
-        if step is not None and step not in recorded:
-            raise SpecError(
-                f"{found.id} has no rollouts of step {step}; it has steps "
-                f"{recorded[0]} to {recorded[-1]}"
-            )
-        steps = recorded if step is None else [step]
+        steps = select_rollout_steps(registry, found, () if step is None else (step,))
         probes = probe_bodies(registry, found.id, step)
         done = count(1)
         with open_progress_bar("checking", "steps and probes", len(steps) + len(probes)) as show:

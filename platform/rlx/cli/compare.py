@@ -4,11 +4,12 @@ from pathlib import Path
 
 import click
 
-from rlx.cli.comparison import compare_recipes
+from rlx import comparison
+from rlx.cli.options import registry_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.registry import open_registry, registry_option
-from rlx.cli.writing import write_text_file
+from rlx.launch import open_registry
 from rlx.text import escape_unprintable
+from rlx.writing import write_text_file
 
 __all__ = ["compare"]
 
@@ -31,20 +32,32 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
     exact paired permutation test: p is at least .25 with 3 seeds and .0625 with 5. Where two
     recipes were evaluated on the same problems, per-problem differences are shown as well.
     """
-    from rlx.cli import comparison_tables as tables
-
     with open_registry(url) as registry:
-        found = compare_recipes(registry, names)
+        found = comparison.compare_recipes(registry, names)
     if page is not None:
-        write_text_file(page, tables.render_comparison_html(found))
+        write_text_file(page, comparison.render_comparison_html(found))
         print_text(escape_unprintable(str(page)), err=True)
     if form == "json":
-        print_text(format_json(tables.build_comparison_json(found), indent=2))
+        print_text(format_json(comparison.build_comparison_json(found), indent=2))
     elif form == "csv":
-        print_text(tables.format_comparison_csv(found), nl=False)
-        for line in tables.describe_exclusions(found):
+        print_text(comparison.format_comparison_csv(found), nl=False)
+        for line in comparison.describe_exclusions(found):
             print_text(line, err=True)
     elif form == "md":
-        print_text(tables.format_comparison_markdown(found), nl=False)
+        print_text(comparison.format_comparison_markdown(found), nl=False)
     elif page is None:
-        tables.show_comparison(found)
+        _show_comparison(found)
+
+
+def _show_comparison(found: comparison.Comparison) -> None:
+    from rlx.cli.console import build_table, open_console
+
+    console = open_console()
+    for title, (head, *rows) in comparison.build_comparison_tables(found):
+        table = build_table(*map(escape_unprintable, head), title=title, padding=(0, 1))
+        for row in rows:
+            table.add_row(*map(escape_unprintable, row))
+        console.print(table)
+        console.print()
+    for line in comparison.list_comparison_notes(found):
+        console.print(line, style="dim")

@@ -7,13 +7,16 @@ as escapes, in strings before the layout is computed, and in all else as a last 
 from collections.abc import Iterable
 from typing import Any
 
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import PaddingDimensions
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from rlx.text import escape_lines
 
-__all__ = ["open_console"]
+__all__ = ["build_table", "open_console"]
 
 
 def open_console(*, stderr: bool = False, quiet: bool = False) -> Console:
@@ -24,6 +27,32 @@ def open_console(*, stderr: bool = False, quiet: bool = False) -> Console:
         quiet: print nothing.
     """
     return _PrintableConsole(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False)
+
+
+def build_table(
+    *heads: str,
+    title: str | None = None,
+    padding: PaddingDimensions = (0, 1, 0, 0),
+) -> Table:
+    """Returns a table without edges: its first column to the left, all others to the right.
+
+    Args:
+        heads: headings of the columns.
+        title: printed bold above the table.
+        padding: cells around a cell, as `rich.table.Table` takes them.
+    """
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE,
+        show_edge=False,
+        pad_edge=False,
+        padding=padding,
+    )
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left")
+    return table
 
 
 class _PrintableConsole(Console):

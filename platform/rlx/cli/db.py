@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 
 import rlx_registry
+from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
-from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import RegistryError
 from rlx.home import RunFolder, format_path, tracking_url
-from rlx.launch import convert_to_rlx_error
+from rlx.launch import convert_to_rlx_error, open_registry
 from rlx.text import escape_unprintable
 from rlx_registry import ImportedRun, find_journal
 

@@ -12,14 +12,21 @@ import click
 from packaging.specifiers import SpecifierSet
 
 from rlx.checks import find_cuda_lack, vllm_package
-from rlx.cli.options import DEFAULT
+from rlx.cli.options import DEFAULT, json_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.registry import open_registry
 from rlx.cli.text import format_columns
 from rlx.discovery import PluginFault, list_installed_plugins, load_plugin
 from rlx.errors import RlxError
 from rlx.home import format_path, get_rlx_home, tracking_url
-from rlx.launch import LITTLE, DeviceShortage, Package, format_disk_space, free_bytes, list_packages
+from rlx.launch import (
+    LITTLE,
+    DeviceShortage,
+    Package,
+    format_disk_space,
+    free_bytes,
+    list_packages,
+    open_registry,
+)
 
 __all__ = ["doctor"]
 
@@ -47,7 +54,7 @@ class DoctorFinding:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def doctor(as_json: bool) -> int:
     """Show what this machine has and lacks, and how to fix it.
 

@@ -15,11 +15,13 @@ from rlx.checkpoint import (
     list_checkpoint_steps,
     read_state,
 )
+from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
-from rlx.cli.registry import locate_run_folder, open_registry, registry_option
-from rlx.errors import DivergedModelError, EnvironmentFault, SpecError
+from rlx.errors import DivergedModelError, SpecError
+from rlx.launch import locate_run_folder, open_registry
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable
+from rlx.writing import explain_write_errors
 
 __all__ = ["export"]
 
@@ -50,22 +52,21 @@ def export(run: str, folder: Path, url: str) -> None:
     from rlx.checkpoint import write_weights
 
     spec = ExperimentSpec.model_validate_json(json.dumps(found.spec))
-    folder = folder.absolute()
+    target = folder.absolute()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".rlx-export-") as aside:
-            copy = partial(copy_checkpoint, root, recorded=recorded, aside=Path(aside))
-            if at:
-                written = copy(step=step)
-                write_weights(spec, written, Path(aside) / "model")
-            else:
-                written = _write_last_sound_weights(spec, root, copy, Path(aside) / "model")
-            step = str(read_state(written).step)
-            (Path(aside) / "model").replace(folder)
+        with explain_write_errors(folder):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".rlx-export-") as aside:
+                copy = partial(copy_checkpoint, root, recorded=recorded, aside=Path(aside))
+                if at:
+                    written = copy(step=step)
+                    write_weights(spec, written, Path(aside) / "model")
+                else:
+                    written = _write_last_sound_weights(spec, root, copy, Path(aside) / "model")
+                step = str(read_state(written).step)
+                (Path(aside) / "model").replace(target)
     except (CheckpointError, DivergedModelError) as error:
         raise SpecError(f"no checkpoint of {found.id} can be exported: {error}") from error
-    except OSError as error:
-        raise EnvironmentFault(f"cannot write {name}: {error.strerror or error}") from error
     print_text(f"✓ {found.id} after step {step}: {name}")
 
 

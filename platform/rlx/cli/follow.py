@@ -8,24 +8,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rlx.cli.console import open_console
-from rlx.cli.registry import end_orphaned_run, get_run_exit_code, locate_run_folder, open_registry
 from rlx.cli.summary import show_run_summary
 from rlx.launch import (
-    has_lost_supervisor,
-    is_abandoned,
+    get_run_exit_code,
     is_supervisor,
-    reconcile_slurm_run,
+    locate_run_folder,
+    open_registry,
+    watch_run,
 )
 from rlx.run import Progress as Stage
-from rlx.run import read_progress
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, RunRecord
+from rlx_registry import RunRecord
 
 __all__ = ["follow_run"]
 
 EVERY = 0.3
-ASK_EVERY = 3.0
-"""Seconds between two queries of Slurm for a run that is a Slurm job."""
 LINE_EVERY = 15.0
 """Seconds between two progress lines when the output is not a terminal."""
 MIRROR_WAIT = 60.0
@@ -42,11 +39,8 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
         KeyboardInterrupt: the user stopped following; the run continues.
     """
     progress = open_console(stderr=True, quiet=quiet)
-    run = _watch_run(run_id, url, progress)
-    while has_lost_supervisor(run):
-        run = _record_lost_run(run, url)
-        if run.status not in ENDED:  # another process took the run over, and it continues
-            run = _watch_run(run_id, url, progress)
+    with _ProgressBars(progress) if progress.is_terminal else _ProgressLines(progress) as bars:
+        run = watch_run(run_id, url, show=bars.show_stage)
     with suppress(KeyboardInterrupt):
         _await_supervisor(run)
     with open_registry(url) as registry:
@@ -60,34 +54,6 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
     console = open_console(stderr=True)
     console.print(f"✗ {run.id} {run.effective_status}: {reason}\n  log  {where}")
     return code or 1
-
-
-def _watch_run(run_id: str, url: str, console: Console) -> RunRecord:
-    show = _ProgressBars(console) if console.is_terminal else _ProgressLines(console)
-    last_query = time.monotonic()
-    with open_registry(url) as registry, show:
-        while True:
-            run = registry.run(run_id)
-            if time.monotonic() - last_query > ASK_EVERY:
-                run, last_query = reconcile_slurm_run(registry, run), time.monotonic()
-            stage = read_progress(locate_run_folder(run).progress)
-            if stage is not None:
-                show.show_stage(stage)
-            if run.effective_status in ENDED:
-                return run
-            if not is_abandoned(run):
-                time.sleep(EVERY)
-            elif registry.run(run_id).status == run.status:  # it did not end in between
-                return run
-
-
-def _record_lost_run(run: RunRecord, url: str) -> RunRecord:
-    """Records a run as lost, since its dead supervisor cannot."""
-    ended = "was killed" if run.status == "running" else "ended before the run had begun"
-    reason = f"its supervisor, process {run.pid}, {ended}"
-    with open_registry(url, read_only=False) as registry:
-        end_orphaned_run(registry, run, "lost", reason)
-        return registry.run(run.id)
 
 
 def _await_supervisor(run: RunRecord) -> None:

@@ -8,18 +8,21 @@ from typing import Any
 
 import click
 
+from rlx.assess import load_step_accounts, select_rollout_steps
+from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.registry import (
+from rlx.cli.run_json import run_json
+from rlx.cli.text import format_columns
+from rlx.errors import SpecError
+from rlx.launch import (
     BROKEN_OFF,
+    is_abandoned,
+    is_half_made,
     list_group_runs,
     locate_run_folder,
     open_registry,
-    registry_option,
-    run_json,
+    reconcile_slurm_run,
 )
-from rlx.cli.text import format_columns
-from rlx.errors import SpecError
-from rlx.launch import is_abandoned, is_half_made, reconcile_slurm_run
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED, STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
 
@@ -27,8 +30,6 @@ __all__ = ["logs", "runs", "samples", "status"]
 
 SHOWN = 20
 """Default number of table rows."""
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def _print_json_value(value: Any) -> None:
@@ -40,7 +41,7 @@ def _print_json_value(value: Any) -> None:
 @click.option("--group", metavar="NAME", help="Only runs of this group.")
 @click.option("--status", type=click.Choice(STATUSES), help="Only runs with this status.")
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of runs, newest first.")
-@as_json
+@json_option
 @registry_option
 def runs(
     name: str | None,
@@ -98,7 +99,7 @@ def _format_run_age(created: float) -> str:
 
 @click.command()
 @click.argument("run")
-@as_json
+@json_option
 @registry_option
 def status(run: str, as_json: bool, url: str) -> None:
     """Show the status of RUN, given by its id, its number or `latest`."""
@@ -212,7 +213,7 @@ def _print_lines(text: str) -> None:
     metavar="FILE",
     help="Write the rows with all their tokens as JSON Lines; `-` is stdout.",
 )
-@as_json
+@json_option
 @registry_option
 def samples(
     run: str,
@@ -261,14 +262,7 @@ def _load_rollout_step(
     """Returns a run, a step (the last one by default), and the step's rollout index and body."""
     with open_registry(url) as registry:
         found = registry.run(run)
-        steps = registry.results.rollout_steps(found.id)
-        if not steps:
-            raise SpecError(f"{found.id} has recorded no rollouts{_format_absence_suffix(found)}")
-        at = steps[-1] if step is None else step
-        if at not in steps:
-            raise SpecError(
-                f"{found.id} has no rollouts of step {at}; it has steps {steps[0]} to {steps[-1]}"
-            )
+        at = select_rollout_steps(registry, found, () if step is None else (step,))[-1]
         rows = registry.results.rollout_index(found.id, at)
         return found, at, rows, registry.results.rollout_body(found.id, at)
 
@@ -314,27 +308,18 @@ def _show_credit_rows(
     """
 
     from rlx.cli.console import open_console
-    from rlx.plan import (
-        convert_to_json,
-        load_phase_spec,
-        load_run_speech,
-        select_example_rows,
-        show_rows,
-        stored_accounts,
-    )
-    from rlx.record import read_step
+    from rlx.plan import convert_to_json, select_example_rows, show_rows
 
     if missing := sorted(set(numbers) - there):
         raise SpecError(f"--row {missing[0]}: step {step} of {run.id} has no such row here")
-    folder, phase = locate_run_folder(run), str(body.statistics["phase"])
-    spec = load_phase_spec(run.spec, phase)
-    speech = load_run_speech(spec.model, folder.model)
-    stored = read_step(read_body(folder.root / body.path, body.sha256))
-    accounts = stored_accounts(stored.trees, stored.rewards, stored.rows, spec.credit, speech)
+    found, phase = load_step_accounts(run, body), str(body.statistics["phase"])
+    accounts = found.rows
     selected = numbers or select_example_rows(
-        [a for a in accounts if a.row in there], spec.evaluation.correct
+        [a for a in accounts if a.row in there], found.spec.evaluation.correct
     )
-    note = "" if speech else "the run's tokenizer is not on this machine: token ids are shown"
+    note = (
+        "" if found.decoded else "the run's tokenizer is not on this machine: token ids are shown"
+    )
     if as_json:
         rows = [convert_to_json(a) for a in accounts if a.row in (set(numbers) or there)]
         return _print_json_value(
@@ -344,12 +329,6 @@ def _show_credit_rows(
     if note:
         print_text(note, err=True)
     return show_rows(accounts, selected, open_console())
-
-
-def _format_absence_suffix(run: RunRecord) -> str:
-    if run.spec.get("tracking", {}).get("rollouts") == "none":
-        return ": its spec says `tracking.rollouts: none`"
-    return "" if run.effective_status in ENDED else " yet"
 
 
 def _tree_order(row: RolloutIndex) -> tuple[int, int, int]:

@@ -1,8 +1,13 @@
 """Click options that several commands share."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import click
 
-__all__ = ["DEFAULT", "registry_option"]
+__all__ = ["DEFAULT", "json_option", "overrides_option", "registry_option"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT = "sqlite:///{home}/registry.db"
 
@@ -14,3 +19,12 @@ registry_option = click.option(
     default=DEFAULT,
     help="URL of the registry of runs; by default the one in RLX_HOME.",
 )
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def overrides_option(
+    metavar: str = "PATH=VALUE", help: str = "Override a value; can be repeated."
+) -> Callable[[Command], Command]:
+    """Returns the option `--set`, which can be repeated."""
+    return click.option("--set", "overrides", multiple=True, metavar=metavar, help=help)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from rlx.checks import check_file
+from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_report, print_text
-from rlx.cli.writing import write_text_file
 from rlx.errors import SpecError
 from rlx.spec.reading import format_diagnostic
 from rlx.text import escape_unprintable
+from rlx.writing import write_text_file
 
 if TYPE_CHECKING:
     from rlx.plan import PhaseReport, PlanReport
@@ -25,13 +26,7 @@ _FILE = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("spec", type=_FILE, metavar="SPEC")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="PATH.TO.KEY=VALUE",
-    help="Override a value; can be repeated.",
-)
+@overrides_option("PATH.TO.KEY=VALUE")
 @click.option("--row", "numbers", type=int, multiple=True, help="Show this row; can be repeated.")
 @click.option("--rows", "every", type=click.Choice(["all"]), help="Show all rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")

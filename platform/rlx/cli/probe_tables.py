@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlx.cli.console import build_table
 from rlx.probe import GRID, MeanInterval, RecordedProbe, agreement_line, compute_agreement
 from rlx.text import escape_unprintable
 
@@ -44,18 +44,10 @@ def _build_probe_steps_table(steps: Sequence[RecordedProbe]) -> Table:
         _describe_probe_settings(steps[-1].settings),
     )
     title = f"probe {suite}: mc_p_correct by share of reasoning\n{settings}"
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
     heads = [f"\nat {share:g}" for share in SHARES]
-    for heading in ("\nstep", *heads, "area over\nsame", "whole\nright", "\nwrapped", "\nproblems"):
-        table.add_column(heading, justify="right")
+    headings = ("\nstep", *heads, "area over\nsame", "whole\nright", "\nwrapped", "\nproblems")
+    table = build_table(*headings, title=title)
+    table.columns[0].justify = "right"
     places = [GRID.index(share) for share in SHARES]
     for probe in steps:
         figures = probe.figures

@@ -5,12 +5,20 @@ import json
 import click
 
 from rlx.checks import check_file, run_preflight_checks
+from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
-from rlx.cli.registry import BROKEN_OFF, locate_run_folder, open_registry, registry_option
 from rlx.discovery import describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.home import tracking_url
-from rlx.launch import continue_run, is_abandoned, is_half_made, reconcile_slurm_run
+from rlx.launch import (
+    BROKEN_OFF,
+    continue_run,
+    is_abandoned,
+    is_half_made,
+    locate_run_folder,
+    open_registry,
+    reconcile_slurm_run,
+)
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
@@ -23,13 +31,7 @@ RESUMABLE = ("failed", "stopped", "lost", "queued")
 @click.command()
 @click.argument("run")
 @registry_option
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="Override a value of `runner` or `tracking`; can be repeated.",
-)
+@overrides_option("PATH=VALUE", "Override a value of `runner` or `tracking`; can be repeated.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
 def resume(run: str, url: str, overrides: tuple[str, ...], detach: bool, quiet: bool) -> int:

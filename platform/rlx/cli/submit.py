@@ -4,51 +4,36 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import click
 
 from rlx.checks import check_file, run_preflight_checks
+from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
-from rlx.cli.registry import (
-    BROKEN_OFF,
-    KILLED,
-    end_orphaned_run,
-    locate_run_folder,
-    open_registry,
-    registry_option,
-)
 from rlx.cli.text import print_warnings
-from rlx.errors import RlxError, SpecError
+from rlx.errors import SpecError
 from rlx.launch import (
-    cancel_slurm_job,
-    is_abandoned,
-    launch_run,
+    locate_run_folder,
     on_slurm,
+    open_registry,
     read_job_id,
-    reconcile_slurm_run,
     registry_url,
-    this_machine,
+    start_experiment,
+    stop_run,
 )
-from rlx.launch import submit_run as record
 from rlx.spec import SlurmLauncherSpec
 from rlx.spec.reading import LoadedSpec
-from rlx_registry import ENDED, Registry, RunRecord
+from rlx_registry import RunRecord
 
 __all__ = ["stop", "submit"]
 
 
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path))
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="Override a value; can be repeated.",
-)
+@overrides_option()
 @click.option(
     "--from-checkpoint",
     metavar="RUN@STEP",
@@ -119,17 +104,12 @@ def _submit_one(
 ) -> int:
     read, plugins = check_file(spec, overrides)
     url = registry_url(read)
-    job = isinstance(read.spec.runner.launcher, SlurmLauncherSpec)
-    waits = queue or job
+    waits = queue or isinstance(read.spec.runner.launcher, SlurmLauncherSpec)
     print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
     run, created = None, False
     try:
         with open_registry(url, read_only=False) as registry, _delay_interrupts():
-            run, created = record(registry, read, plugins, again=again, queue=waits)
-            if not created and _is_over(registry, run):
-                run, created = record(registry, read, plugins, again=again, queue=waits)
-            if created and (job or not queue):
-                launch_run(registry, run, url)
+            run, created = start_experiment(registry, read, plugins, again=again, queue=queue)
         if quiet:
             print_text(run.id)
         elif created:
@@ -147,15 +127,6 @@ def _submit_one(
         look = f"rlx logs -f {run.id}  ·  rlx stop {run.id}"
         print_text(f"\ndetached; {run.id} keeps running.  {look}", err=True)
         return 130
-
-
-def _is_over(registry: Registry, run: RunRecord) -> bool:
-    """Returns whether a run has ended; records it as lost if its supervisor died silently."""
-    run = reconcile_slurm_run(registry, run)
-    if run.status in ("failed", "stopped", "lost"):
-        return True
-    reason = BROKEN_OFF if run.status == "queued" else KILLED
-    return is_abandoned(run) and end_orphaned_run(registry, run, "lost", reason)
 
 
 @contextmanager
@@ -229,29 +200,4 @@ def stop(run: str, url: str) -> None:
     with open_registry(url) as reading:  # read-only: creates no registry
         run_id = reading.run(run).id
     with open_registry(url, read_only=False) as registry:
-        found = reconcile_slurm_run(registry, registry.run(run_id))
-        if found.status in ENDED and found.status != "lost":
-            raise SpecError(f"{found.id} is not running: it is {found.status}")
-        if found.status == "running" and not is_abandoned(found):
-            _request_run_stop(registry, found)
-            return
-        # A supervisor that has not begun yet sees the changed status and exits.
-        why = KILLED if found.status in ("running", "lost") else "it had not begun"
-        if not end_orphaned_run(registry, found, "stopped", why):
-            raise RlxError(f"{found.id} has just started: try again")
-        if found.directory is not None:
-            cancel_slurm_job(locate_run_folder(found))
-        print_text(f"{found.id}: {why}; marked as stopped", err=True)
-
-
-def _request_run_stop(registry: Registry, run: RunRecord) -> None:
-    """Leaves a request for the run's supervisor; on this machine a signal delivers it at once."""
-    again = run.request is not None
-    registry.leave_request(run.id, "kill" if again else "stop")
-    if run.host in (None, this_machine()) and run.pid is not None:
-        with suppress(ProcessLookupError):
-            os.kill(run.pid, signal.SIGTERM)
-    if again:
-        print_text(f"{run.id}: asked to stop immediately, without a checkpoint")
-    else:
-        print_text(f"{run.id}: asked to stop (repeat to stop it immediately)")
+        stop_run(registry, run_id, report=print_text)

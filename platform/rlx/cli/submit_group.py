@@ -1,95 +1,16 @@
 """`rlx submit --seeds --grid`: submits a group of runs and runs it as devices become free."""
 
-import itertools
 import json
-import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rlx.checks import check_file, run_preflight_checks
+from rlx.api import GroupMember, check_group, read_group, record_group, require_group_name
 from rlx.cli.output import print_text
-from rlx.cli.registry import RUN_LIKE, open_registry
 from rlx.cli.text import format_columns, print_warnings
-from rlx.cli.worker import run_queue
-from rlx.discovery import ExperimentPlugins
-from rlx.errors import SpecError
-from rlx.launch import registry_url
-from rlx.launch import submit_run as record
-from rlx.spec import SlurmLauncherSpec
-from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, build_refusal, parse_yaml_document
-from rlx.text import escape_unprintable
-from rlx_registry import Registry, RunRecord
+from rlx.launch import open_registry, registry_url, run_queue
+from rlx_registry import RunRecord
 
-__all__ = ["parse_grid", "parse_seeds", "require_group_name", "submit_many"]
-
-GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-GOES_ON = {"queued", "submitted", "running", "lost", "finished"}
-"""Statuses of a run that a group reuses; a run with any other status is submitted again."""
-MOST = 10_000
-"""Maximum number of runs in a group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One run of the group.
-
-    Attributes:
-        cell: the values that distinguish it from other members, by path.
-    """
-
-    cell: dict[str, Any]
-    read: LoadedSpec
-    plugins: ExperimentPlugins
-
-
-def parse_seeds(text: str) -> list[int]:
-    """Parses `0..4`, `0,3,7`, or a mixture.
-
-    Raises:
-        SpecError: the text is neither, or names more seeds than a group may have runs.
-    """
-    found: list[int] = []
-    for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part)
-        if ends is None or (ends[2] is not None and int(ends[2]) < int(ends[1])):
-            raise SpecError(f"--seeds {escape_unprintable(text)}: write 0..4, or 0,3,7")
-        span = range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-        _require_few(len(found) + len(span))
-        found += span
-    return list(dict.fromkeys(found))
-
-
-def parse_grid(texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Parses `path=a,b` into every combination of values, the last path changing fastest.
-
-    Values are parsed like those of the experiment and `--set`; repeated values count once.
-
-    Raises:
-        InvalidSpec: the values cannot be parsed.
-        SpecError: a path has no values, occurs twice, or is `name`; or there are more combinations
-            than a group may have runs.
-    """
-    axes: dict[str, list[Any]] = {}
-    for text in texts:
-        path, equals, values = text.partition("=")
-        found = parse_yaml_document(f"[{values}]", f"--grid {path}").tree if equals else None
-        if not path or not found or path in axes:
-            raise SpecError(f"--grid {escape_unprintable(text)}: write path=a,b, each path once")
-        if path == "name":
-            raise SpecError(
-                "--grid name: a name does not change the experiment; use --group to name the group"
-            )
-        axes[path] = list({json.dumps(value): value for value in found}.values())
-    _require_few(math.prod(map(len, axes.values())))
-    return [dict(zip(axes, cell, strict=True)) for cell in itertools.product(*axes.values())]
-
-
-def _require_few(runs: int) -> None:
-    if runs > MOST:
-        raise SpecError(f"--seeds and --grid ask for {runs} runs: a group has at most {MOST}")
+__all__ = ["submit_many"]
 
 
 def submit_many(
@@ -122,22 +43,11 @@ def submit_many(
     """
     if group is not None:
         require_group_name(group)
-    members = _build_group_members(spec, overrides, seeds, grid)
+    members = read_group(spec, overrides, seeds, grid)
     url = registry_url(members[0].read)
-    if isinstance(members[0].read.spec.runner.launcher, SlurmLauncherSpec):
-        raise SpecError("--seeds and --grid do not support Slurm: submit its jobs one by one")
-    warnings: dict[Diagnostic, None] = {}  # warnings that members share are printed once
-    for member in members:
-        warnings |= dict.fromkeys(member.plugins.warnings)
-        warnings |= dict.fromkeys(
-            run_preflight_checks(member.read, member.plugins, elsewhere=returns)
-        )
-    print_warnings(tuple(warnings))
+    print_warnings(check_group(members, elsewhere=returns))
     with open_registry(url, read_only=False) as registry:
-        if group is not None:
-            _require_unused_name(registry, members, group)
-        name = group or _own_name(registry, members)
-        runs = _record_group_runs(registry, members, name)
+        name, runs = record_group(registry, members, group)
         print_text(f"group {name}")
         print_text(_format_group_table(members, [registry.run(run.id) for run in runs]))
         ids = list(dict.fromkeys(run.id for run in runs))
@@ -146,91 +56,14 @@ def submit_many(
         print_text(
             "Ctrl-C leaves runs running; repeat the command to run what is missing", err=True
         )
-        run_queue(registry, url, at_once, once=True, only=set(ids))
+        run_queue(registry, url, at_once, once=True, only=set(ids), report=print_text)
         ended = [registry.run(run) for run in ids]
         print_text(_format_group_table(members, [registry.run(run.id) for run in runs]))
     print_text(f"compare them:  rlx compare {name}")
     return int(any(run.status != "finished" for run in ended))
 
 
-def _build_group_members(
-    spec: Path, overrides: Sequence[str], seeds: str | None, grid: Sequence[str]
-) -> list[Member]:
-    faults: list[Diagnostic] = []
-    members: list[Member] = []
-    every = [{"seed": seed} for seed in parse_seeds(seeds)] if seeds is not None else [{}]
-    cells = parse_grid(grid)
-    if seeds is not None and "seed" in cells[0]:
-        raise SpecError("--seeds and --grid seed=... both set the seed: use one of them")
-    _require_few(len(cells) * len(every))
-    for cell in cells:
-        for seed in every:
-            own: dict[str, Any] = {**cell, **seed}
-            settings = [f"{p}={json.dumps(value, ensure_ascii=False)}" for p, value in own.items()]
-            try:
-                members.append(Member(own, *check_file(spec, (*overrides, *settings))))
-            except InvalidSpec as error:
-                faults += [d for d in error.diagnostics if d not in faults]
-    if faults:
-        raise build_refusal(faults, str(spec))
-    return members
-
-
-def require_group_name(group: str) -> None:
-    """Checks that a name is valid for a group.
-
-    Raises:
-        SpecError: the name is invalid, or could be mistaken for a run.
-    """
-    if not GROUP_NAME.fullmatch(group):
-        raise SpecError(
-            f"--group {escape_unprintable(group)}: write letters, digits, '.', '_' and '-', "
-            "at most 80"
-        )
-    if RUN_LIKE.fullmatch(group):
-        raise SpecError(f"--group {group}: a run could have this name; choose another name")
-
-
-def _require_unused_name(registry: Registry, members: Sequence[Member], group: str) -> None:
-    """Rejects the name of an experiment: for `rlx compare`, a name must be unambiguous."""
-    if group == members[0].read.spec.name or registry.runs(name=group):
-        raise SpecError(f"--group {group}: an experiment has this name; choose another one")
-
-
-def _own_name(registry: Registry, members: Sequence[Member]) -> str:
-    """Builds a name from the experiment and the last keys of what varies, as `rlcr-normalize`.
-
-    The name stays the same when seeds or values are added. If another group or experiment has it,
-    a number is appended.
-    """
-    paths = list(dict.fromkeys(path for member in members for path in member.cell))
-    varied = [path.rpartition(".")[2] for path in paths if path != "seed"] or ["seeds"]
-    stem = re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([members[0].read.spec.name, *varied]))[:72]
-    digests = {member.read.spec.digest for member in members}
-    for name in itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2))):
-        own = all(run.digest in digests for run in registry.runs(group=name))
-        if own and not registry.runs(name=name):
-            return name
-    raise AssertionError("numbers have no end")
-
-
-def _record_group_runs(
-    registry: Registry, members: Sequence[Member], group: str
-) -> list[RunRecord]:
-    """Returns the run of each member: the newest existing one, or a new one in the queue."""
-    oldest_first = reversed(registry.runs())
-    there = {(r.digest, r.seed): r for r in oldest_first if r.effective_status in GOES_ON}
-    runs = []
-    for member in members:
-        which = member.read.spec.digest, member.read.spec.seed
-        if which not in there:
-            there[which] = record(registry, member.read, member.plugins, again=True, queue=True)[0]
-        registry.join(there[which].id, group)
-        runs.append(there[which])
-    return runs
-
-
-def _format_group_table(members: Sequence[Member], runs: Sequence[RunRecord]) -> str:
+def _format_group_table(members: Sequence[GroupMember], runs: Sequence[RunRecord]) -> str:
     paths = list(dict.fromkeys(path for member in members for path in member.cell))
     rows = [
         (run.id, *(json.dumps(m.cell.get(p)) for p in paths), f"{run.step}", run.effective_status)

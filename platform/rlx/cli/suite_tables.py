@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
-from rlx.cli.console import open_console
+from rlx.cli.console import build_table, open_console
 from rlx.spec import SuiteSpec
 from rlx.text import escape_unprintable
 
@@ -44,6 +43,9 @@ ROWS = (
 """Label and figure of each table row."""
 
 
+PADDING = (0, 2, 0, 0)
+
+
 def get_suite_figure(figures: Mapping[str, Any], name: str) -> float | None:
     """Returns a figure by its path, such as `accuracy_at.0.5`; None if absent."""
     first, _, rest = name.partition(".")
@@ -70,7 +72,8 @@ def show_suite(suite: SuiteSpec, figures: Mapping[str, Mapping[str, Any]]) -> No
         "± to the farther end of the 95 % interval over problems",
         style="bold",
     )
-    table = _build_empty_table()
+    table = build_table("", padding=PADDING)
+    table.columns[0].no_wrap = True
     for name, found in figures.items():
         table.add_column(f"{escape_unprintable(name)}\n{found['distribution']}", justify="right")
     for label, name in (("problems", "problems"), ("answers", "n")):
@@ -94,7 +97,8 @@ def _format_figure_cell(figures: Mapping[str, Any], place: str) -> str:
 
 
 def _build_vote_table(scaled: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = _build_empty_table()
+    table = build_table("", padding=PADDING)
+    table.columns[0].no_wrap = True
     for column in ("k", "pass@k", "majority", "by confidence", "most confident", "vote ECE"):
         table.add_column(column, justify="right")
     rules = ("pass_at", "majority", "weighted", "most_confident", "vote_share_ece")
@@ -102,10 +106,4 @@ def _build_vote_table(scaled: Mapping[str, Mapping[str, Any]]) -> Table:
         for i, k in enumerate(scaling["k"]):
             cells = ["–" if scaling[r] is None else f"{scaling[r][i]:.3f}" for r in rules]
             table.add_row("" if i else escape_unprintable(name), str(k), *cells)
-    return table
-
-
-def _build_empty_table() -> Table:
-    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
     return table

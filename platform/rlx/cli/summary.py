@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlx.cli.registry import locate_run_folder
+from rlx.launch import locate_run_folder
 from rlx.text import escape_unprintable
 from rlx_registry import EvaluationRecord, Registry, RunRecord
 

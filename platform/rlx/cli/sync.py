@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 import click
 
+from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
-from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import SpecError
 from rlx.home import get_rlx_home, tracking_url
+from rlx.launch import get_mlflow_uri, open_registry
 from rlx_registry import ENDED, Registry, RunRecord
 
-__all__ = ["get_mlflow_uri", "sync"]
+__all__ = ["sync"]
 
 
 @click.command()
@@ -89,9 +90,3 @@ def _send_run(registry: Registry, uri: str, run: RunRecord) -> None:
 def _has_ended_mirror(run: RunRecord) -> bool:
     """Whether a run is mirrored and has ended; MLflow is sent other runs by their supervisors."""
     return get_mlflow_uri(run) is not None and run.effective_status in ENDED
-
-
-def get_mlflow_uri(run: RunRecord) -> str | None:
-    """Returns the URI of MLflow in the run's spec."""
-    uri: str | None = run.spec.get("tracking", {}).get("mlflow")
-    return uri

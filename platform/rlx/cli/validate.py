@@ -9,26 +9,21 @@ import click
 
 from rlx.checks import check_file
 from rlx.cli.failures import format_error_text
+from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_report, print_text
 from rlx.cli.text import format_columns
-from rlx.cli.writing import write_text_file
 from rlx.discovery import ExperimentPlugins, list_installed_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.plugin import Plugin
 from rlx.spec import PROFILES, ExperimentSpec
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, format_diagnostic
 from rlx.text import escape_unprintable
+from rlx.writing import write_text_file
 
 __all__ = ["schema", "show", "validate"]
 
 _SPEC = click.Path(path_type=Path)
-_OVERRIDES = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="PATH.TO.KEY=VALUE",
-    help="Override a value; can be repeated.",
-)
+_OVERRIDES = overrides_option("PATH.TO.KEY=VALUE")
 
 
 @click.command()

@@ -1,66 +1,24 @@
 """`rlx verify-resume`: kills runs and compares their records with an uninterrupted run."""
 
-import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import click
-import psutil
-from rich.table import Table
 
-from rlx.audit import find_run_differences
 from rlx.cli.console import open_console
+from rlx.cli.options import overrides_option
 from rlx.cli.output import print_text
-from rlx.cli.registry import locate_run_folder
-from rlx.cli.sync import get_mlflow_uri
-from rlx.errors import RlxError, SpecError
-from rlx.launch import is_supervisor, list_live_ranks
-from rlx.record import MlflowMirror, is_mirror_behind
-from rlx.run import read_progress
-from rlx_registry import Registry, RunRecord
+from rlx.launch import VICTIMS, KillResult, run_resume_trial
 
 __all__ = ["verify_resume"]
-
-VICTIMS = ("rank", "supervisor", "scorer", "worker")
-ENDS = ("finished", "failed", "stopped")
-RLX = (sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())")
-PATIENCE = 1800.0
-"""Seconds that a run may take; without a limit, a run lost for good would block forever."""
-LOOK = 0.02
-"""Seconds between two attempts to find a process to kill."""
-
-
-class KillResult(NamedTuple):
-    """A killed run: the process killed, when, during which work, and the differences found."""
-
-    run: str
-    victim: str
-    moment: float
-    work: str
-    found: tuple[str, ...]
 
 
 @click.command(name="verify-resume")
 @click.argument("spec", type=click.Path(path_type=Path, exists=True))
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="Override a value; can be repeated.",
-)
+@overrides_option()
 @click.option(
     "--kills", default=4, type=click.IntRange(1), help="Number of runs, each killed once."
 )
@@ -88,230 +46,35 @@ def verify_resume(
     or a run does not finish.
     """
     home = Path(tempfile.mkdtemp(prefix="rlx-verify-"))
-    with _KillTrial(home, spec, overrides, url, at_once) as trial:
-        unbroken = trial.run_unbroken()
-        done = trial.kill(unbroken, kills, random.Random(seed))
-        unequal = trial.compare_with_mlflow()
-    odd = [kill for kill in done if kill.found]
-    _show_kill_table(done)
-    print_text(
-        f"{len(done) - len(odd)} of {len(done)} killed runs have the same numbers as the "
-        "uninterrupted run"
+    found = run_resume_trial(
+        spec,
+        home,
+        overrides=overrides,
+        kills=kills,
+        at_once=at_once,
+        seed=seed,
+        registry=url,
+        report=print_text,
     )
-    if odd or unequal or keep:
+    _show_kill_table(found.kills)
+    print_text(
+        f"{len(found.kills) - len(found.differing)} of {len(found.kills)} killed runs have the "
+        "same numbers as the uninterrupted run"
+    )
+    wrong = bool(found.differing or found.unequal)
+    if wrong or keep:
         print_text(f"the runs are in {home}")
     else:
         shutil.rmtree(home, ignore_errors=True)
-    return 1 if odd or unequal else 0
+    return int(wrong)
 
 
 def _show_kill_table(done: Sequence[KillResult]) -> None:
     """Prints how often each victim was killed during which work."""
+    from rich.table import Table
+
     counts = Counter((kill.work, kill.victim) for kill in done)
     table = Table("killed during", *VICTIMS, title=None)
     for work in sorted({kill.work for kill in done}):
         table.add_row(work, *(str(counts[work, victim] or "") for victim in VICTIMS))
     open_console().print(table)
-
-
-class _KillTrial:
-    """A separate RLX_HOME with a worker, in which runs are queued and killed."""
-
-    def __init__(
-        self, home: Path, spec: Path, overrides: tuple[str, ...], url: str | None, at_once: int
-    ) -> None:
-        self._url = url or f"sqlite:///{home}/registry.db"
-        self._environment = {**os.environ, "RLX_HOME": str(home), "RLX_REGISTRY": self._url}
-        sets = [word for value in overrides for word in ("--set", value)]
-        self._home = home
-        self._submit = ["submit", str(spec.absolute()), "--again", "-q", "--queue"]
-        self._sets = [*sets, "--set", "tracking.pictures=false"]
-        self._log = home / "worker.log"
-        self._at_once = at_once
-        self._lock = threading.Lock()
-        self._length = 0.0
-        self._runs: list[str] = []
-
-    def __enter__(self) -> "_KillTrial":
-        with Registry.open(self._url) as registry:
-            if registry.runs(limit=1):
-                raise SpecError(
-                    "the registry has runs, which a worker would start: use an empty one"
-                )
-            self._worker = self._begin_worker()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._worker.kill()
-        self._worker.wait()
-        with (
-            self._registry() as registry
-        ):  # after an aborted trial; ranks exit without a supervisor
-            for run in map(registry.run, self._runs):
-                if run.pid is not None and _has_supervisor(run):
-                    os.kill(run.pid, signal.SIGKILL)
-
-    def _begin_worker(self) -> "subprocess.Popen[bytes]":
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
-                [*RLX, "worker", "--runs", str(self._at_once)],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def _registry(self) -> Registry:
-        return Registry.open(self._url, read_only=True)
-
-    def _queue(self, store: str = "mlflow") -> str:
-        """Queues a run, mirrored to an MLflow store of this name, and returns its id."""
-        mirror = ["--set", f"tracking.mlflow=sqlite:///{{home}}/{store}.db"]
-        run_id = self._call_rlx(*self._submit, *mirror, *self._sets).strip()
-        self._runs.append(run_id)
-        return run_id
-
-    def _call_rlx(self, verb: str, *arguments: str) -> str:
-        """Runs an rlx command in the trial's home; returns what it printed."""
-        done = subprocess.run(
-            [*RLX, verb, *arguments],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RlxError(f"rlx {verb} ended with {done.returncode}: {done.stderr[-2000:]}")
-        return done.stdout
-
-    def run_unbroken(self) -> str:
-        """Runs the reference without kills, beside as many runs as later; returns its id."""
-        runs = [self._queue() for _ in range(self._at_once)]
-        self._length = max(self._wait_for_end(run) for run in runs)
-        with self._registry() as registry:
-            if registry.run(runs[0]).status != "finished":
-                raise RlxError(f"{runs[0]} failed unbroken: {registry.run(runs[0]).reason}")
-        print_text(f"unbroken    {runs[0]}  {self._length:.0f} s")
-        return runs[0]
-
-    def kill(self, unbroken: str, kills: int, drawn: random.Random) -> list[KillResult]:
-        """Runs `kills` runs and kills each once."""
-        plan = [(VICTIMS[n % len(VICTIMS)], drawn.random()) for n in range(kills)]
-        with ThreadPoolExecutor(self._at_once) as pool:
-            return list(pool.map(lambda one: self._run_and_kill(unbroken, *one), plan))
-
-    def _run_and_kill(self, unbroken: str, victim: str, share: float) -> KillResult:
-        """Queues a run and kills its victim after a share of the last measured duration.
-
-        The duration is updated, since it varies with the load of the machine. A run that ends
-        before its victim can be killed is repeated. A supervisor first creates MLflow's store if
-        there is none; one that will be killed gets a store of its own to create.
-        """
-        own_store = victim == "supervisor"
-        run_id = self._queue(f"mlflow-{len(self._runs)}" if own_store else "mlflow")
-        moment = share * self._length
-        with self._registry() as registry:
-            folder = locate_run_folder(registry.run(run_id))
-            self._wait(registry, run_id, lambda run: run.status != "queued")
-            time.sleep(moment)
-            while not self._strike(registry, run_id, victim, folder.root):
-                if registry.run(run_id).status in ENDS:
-                    self._length = self._wait_for_end(run_id)
-                    return self._run_and_kill(unbroken, victim, share)
-                time.sleep(LOOK)
-            stage = read_progress(folder.progress)
-        spent = self._wait_for_end(run_id)
-        with self._registry() as registry:
-            found = tuple(find_run_differences(registry, unbroken, run_id))
-            attempts = registry.history(run_id)[-1].attempt
-        if attempts == 1:
-            self._length = spent
-        work = "starting" if stage is None else stage.stage
-        if stage is not None and stage.stage.startswith("training"):
-            work = stage.doing or "between steps"
-        outcome = "; ".join(found[:3]) or "every number is the same"
-        print_text(
-            f"{victim:<11} {run_id}  at {moment:5.1f} s  {work:<20} "
-            f"{attempts} attempt{'s' if attempts > 1 else ''}: {outcome}"
-        )
-        return KillResult(run_id, victim, moment, work, found)
-
-    def compare_with_mlflow(self) -> int:
-        """Sends MLflow what it has missed, and compares its points with the registry's.
-
-        Returns:
-            Number of runs whose points differ.
-        """
-        with self._registry() as registry:
-            runs = [run for run in map(registry.run, self._runs) if get_mlflow_uri(run)]
-            for run in runs:  # supervisors may still be telling MLflow the end of their runs
-                self._wait(registry, run.id, lambda run: not _has_supervisor(run))
-            behind = sum(is_mirror_behind(registry, registry.run(run.id)) for run in runs)
-            self._call_rlx("sync")
-            unequal = 0
-            for run in runs:
-                uri = (get_mlflow_uri(run) or "").replace("{home}", str(self._home))
-                found = list(MlflowMirror(registry, run.id, uri, None).find_differences())
-                unequal += bool(found)
-                for difference in found[:3]:
-                    print_text(f"{run.id}: {difference}")
-        print_text(
-            f"MLflow has the registry's points of {len(runs) - unequal} of {len(runs)} runs "
-            f"({behind} completed by `rlx sync`)"
-        )
-        return unequal
-
-    def _strike(self, registry: Registry, run_id: str, victim: str, folder: Path) -> bool:
-        """Kills a process of the victim's kind; returns False if there is none."""
-        if victim == "worker":
-            with self._lock:
-                self._worker.kill()
-                self._worker.wait()
-                self._worker = self._begin_worker()
-            return registry.run(run_id).status not in ENDS
-        for pid in self._list_victims(registry, run_id, victim, folder):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                return True
-        return False
-
-    @staticmethod
-    def _list_victims(registry: Registry, run_id: str, victim: str, folder: Path) -> Iterator[int]:
-        """Yields the process ids of a run that are of the victim's kind."""
-        if victim == "supervisor":
-            run = registry.run(run_id)
-            if run.pid is not None and _has_supervisor(run):
-                yield run.pid
-            return
-        for pid in list_live_ranks(folder):
-            with suppress(psutil.Error):
-                rank = psutil.Process(pid)
-                if "torch.distributed.run" in rank.cmdline():
-                    continue
-                if victim == "rank":
-                    yield pid
-                else:
-                    yield from (child.pid for child in rank.children())
-
-    def _wait_for_end(self, run_id: str) -> float:
-        """Waits until the run ends; returns the seconds since a worker took it."""
-        with self._registry() as registry:
-            self._wait(registry, run_id, lambda run: run.status in ENDS)
-            taken = next(c.at for c in registry.history(run_id) if c.after == "submitted")
-            run = registry.run(run_id)
-        return (run.ended or taken) - taken
-
-    def _wait(self, registry: Registry, run_id: str, until: Callable[[RunRecord], bool]) -> None:
-        end = time.monotonic() + PATIENCE
-        while not until(registry.run(run_id)):
-            with self._lock:  # another thread may be restarting the worker
-                if self._worker.poll() is not None:
-                    raise RlxError(f"rlx worker has ended: {self._log.read_text()[-2000:]}")
-            if time.monotonic() > end:
-                raise RlxError(f"{run_id} has not ended in {PATIENCE:.0f} s: {self._log}")
-            time.sleep(0.1)
-
-
-def _has_supervisor(run: RunRecord) -> bool:
-    """Whether a supervisor of the run is alive on this machine."""
-    return run.pid is not None and is_supervisor(run.pid, run.id)

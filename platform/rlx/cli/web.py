@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from rlx.cli.registry import open_registry, registry_option
+from rlx.cli.options import registry_option
 from rlx.cli.serving import access_options, choose_address
 from rlx.errors import SpecError
+from rlx.launch import open_registry
 
 __all__ = ["mlflow", "web"]
 

@@ -3,6 +3,7 @@ from .devices import DeviceShortage, diagnose_devices, query_nvidia_driver, torc
 from .disk import LITTLE, format_disk_space, free_bytes, hold_reserve
 from .failures import convert_to_rlx_error
 from .launchers import check_hostfile, ranks_here
+from .mirroring import get_mlflow_uri, update_mlflow_mirror
 from .packages import Package, list_packages
 from .processes import (
     has_lost_supervisor,
@@ -14,7 +15,21 @@ from .processes import (
     on_slurm,
     this_machine,
 )
+from .queue import run_queue
+from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
+from .run_access import (
+    BROKEN_OFF,
+    KILLED,
+    RUN_LIKE,
+    end_orphaned_run,
+    get_registry_url,
+    get_run_exit_code,
+    list_group_runs,
+    locate_run_folder,
+    open_registry,
+)
 from .slurm import cancel_slurm_job, read_job_id, reconcile_slurm_run
+from .start import start_experiment, stop_run
 from .submission import (
     child_environment,
     collect_code_version,
@@ -23,11 +38,18 @@ from .submission import (
     submit_run,
 )
 from .takeover import attempts_used, continue_run, launch_run, take_over_run
+from .watch import watch_run
 
 __all__ = [
+    "BROKEN_OFF",
+    "KILLED",
     "LITTLE",
+    "RUN_LIKE",
+    "VICTIMS",
     "DeviceShortage",
+    "KillResult",
     "Package",
+    "ResumeTrialReport",
     "attempts_used",
     "build_device_request",
     "cancel_slurm_job",
@@ -38,8 +60,12 @@ __all__ = [
     "continue_run",
     "convert_to_rlx_error",
     "diagnose_devices",
+    "end_orphaned_run",
     "format_disk_space",
     "free_bytes",
+    "get_mlflow_uri",
+    "get_registry_url",
+    "get_run_exit_code",
     "gpus_here",
     "has_lost_supervisor",
     "hold_reserve",
@@ -48,16 +74,25 @@ __all__ = [
     "is_supervised",
     "is_supervisor",
     "launch_run",
+    "list_group_runs",
     "list_live_ranks",
     "list_packages",
+    "locate_run_folder",
     "on_slurm",
+    "open_registry",
     "query_nvidia_driver",
     "ranks_here",
     "read_job_id",
     "reconcile_slurm_run",
     "registry_url",
+    "run_queue",
+    "run_resume_trial",
+    "start_experiment",
+    "stop_run",
     "submit_run",
     "take_over_run",
     "this_machine",
     "torch_build",
+    "update_mlflow_mirror",
+    "watch_run",
 ]

@@ -1,4 +1,4 @@
-"""The supervisor's thread that mirrors the registry's records to MLflow."""
+"""Mirrors the registry's records to MLflow: while a run is supervised, and after it has ended."""
 
 import threading
 import time
@@ -7,9 +7,11 @@ from contextlib import suppress
 
 from rlx.home import get_rlx_home, tracking_url
 from rlx.record import MirrorUnavailableError, MlflowMirror, retry_registry_call
-from rlx_registry import DatabaseUnavailableError, Registry
+from rlx.reporting import Report, log_report
+from rlx.text import escape_unprintable
+from rlx_registry import ENDED, DatabaseUnavailableError, Registry, RunRecord
 
-__all__ = ["MirrorThread"]
+__all__ = ["MirrorThread", "get_mlflow_uri", "update_mlflow_mirror"]
 
 EVERY = 10.0
 """Seconds between two deliveries."""
@@ -112,3 +114,27 @@ def print_to_log(line: str) -> None:
     """Prints a line to the run's log."""
     with suppress(OSError):  # the log's disk may be full
         print(line, flush=True)
+
+
+def get_mlflow_uri(run: RunRecord) -> str | None:
+    """Returns the URI of MLflow in the run's spec."""
+    uri: str | None = run.spec.get("tracking", {}).get("mlflow")
+    return uri
+
+
+def update_mlflow_mirror(registry: Registry, run: RunRecord, report: Report = log_report) -> None:
+    """Sends what was added to an ended run to MLflow, if the run is mirrored.
+
+    A run that has not ended sends it with its own records. If MLflow is unreachable, a warning is
+    reported; the registry keeps the records.
+    """
+    uri = get_mlflow_uri(run)
+    if uri is None or run.status not in ENDED:
+        return
+    try:
+        artifacts = get_rlx_home() / "mlartifacts"
+        mirror = MlflowMirror(registry, run.id, tracking_url(uri), artifacts, FINAL_SECONDS)
+        mirror.finish(run.status)
+    except MirrorUnavailableError as error:
+        why = escape_unprintable(str(error))
+        report(f"warning: MLflow was not updated: {why}; the registry has it", err=True)

@@ -2,6 +2,12 @@
 
 from rlx.reward.host import PooledHost
 from rlx.reward.job import JobOutcome, RewardJob
+from rlx.reward.line_scoring import (
+    ScoredLine,
+    build_reward,
+    open_response_lines,
+    score_lines,
+)
 from rlx.reward.scoring import NamedReward, rescore_rollouts, score_rollouts
 from rlx.reward.table import Place, RewardEntry, RewardTable, sum_named_rewards
 from rlx.reward.workers import RewardPool
@@ -15,7 +21,11 @@ __all__ = [
     "RewardJob",
     "RewardPool",
     "RewardTable",
+    "ScoredLine",
+    "build_reward",
+    "open_response_lines",
     "rescore_rollouts",
+    "score_lines",
     "score_rollouts",
     "sum_named_rewards",
 ]

@@ -8,6 +8,7 @@ what the rewards import, and rlx imports no torch in them.
 import math
 import multiprocessing
 import pickle
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
@@ -122,7 +123,9 @@ class RewardPool:
         except (BrokenExecutor, ProcessExpired, OSError) as error:
             pool.stop()
             pool.join()
-            raise EnvironmentFault(f"reward workers cannot start: {error}") from error
+            raise EnvironmentFault(
+                f"reward workers cannot start: {error}{_explain_script()}"
+            ) from error
         return pool
 
     def _restart(self, restarts: int) -> None:
@@ -169,3 +172,11 @@ def _describe_worker_error(error: BaseException) -> str:
         how = f"signal {-error.exitcode}" if error.exitcode < 0 else f"exit code {error.exitcode}"
         return f"process died ({how})"
     return f"cannot be run by a worker: {type(error).__name__}: {error}"
+
+
+def _explain_script() -> str:
+    """A hint for scripts, which workers import: they must not start workers themselves."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is None and str(getattr(main, "__file__", "")).endswith(".py"):
+        return '; in a script, call rlx below `if __name__ == "__main__":`'
+    return ""

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from rlx.cli.plugins.lookup import describe_plugin_state
-from rlx.cli.registry import open_registry
 from rlx.discovery import InstalledPlugin, list_installed_plugins
-from rlx.launch import this_machine
+from rlx.launch import open_registry, this_machine
 from rlx_registry import PluginRecord
 
 __all__ = ["record_health", "record_promises"]

@@ -6,7 +6,7 @@ from typing import cast
 
 import click
 
-from rlx.cli.options import registry_option
+from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
 from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
 from rlx.cli.plugins.scaffold import KINDS, write_plugin_scaffold
@@ -23,7 +23,7 @@ __all__ = ["plugins"]
 
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def plugins(ctx: click.Context, as_json: bool) -> None:
     """List installed plugins and their state; a broken plugin is a row, not a failure."""

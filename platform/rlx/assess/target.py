@@ -1,34 +1,24 @@
-"""Finds the trained model that a command evaluates or probes, with its experiment."""
+"""Finds the trained model that is evaluated or probed, with its experiment."""
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlx.checkpoint import CheckpointError, compute_manifest_digest, copy_checkpoint
-from rlx.cli.output import print_text
-from rlx.cli.registry import RUN_LIKE, locate_run_folder, open_registry
-from rlx.cli.writing import explain_write_errors
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.home import format_path, get_rlx_home, tracking_url
+from rlx.home import format_path
+from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
 from rlx.model import check_model_files
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
 from rlx.spec.reading import YamlDocument, parse_yaml_document, read_document
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, Registry, RunRecord
+from rlx.writing import explain_write_errors
+from rlx_registry import RunRecord
 
-__all__ = [
-    "TrainedModel",
-    "checkpoint_target",
-    "model_target",
-    "run_target",
-    "update_mlflow_mirror",
-]
-
-MLFLOW_SECONDS = 120.0
-"""Time limit for sending results to MLflow."""
+__all__ = ["TrainedModel", "check_sections", "open_target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +42,45 @@ class TrainedModel:
     mark: str | None = None
 
 
-def run_target(name: str, url: str) -> TrainedModel:
-    """Returns the exported model of a run, with the run's own experiment.
+@contextmanager
+def open_target(
+    name: str, experiment: Path | None, url: str, step: int | None = None
+) -> Iterator[TrainedModel]:
+    """Yields a model with its experiment; the files of a checkpoint exist until the block ends.
+
+    Args:
+        name: a run; or with `experiment`, a model's folder or its name on the hub.
+        experiment: file of a model's experiment; None for a run, which has its own.
+        url: URL of the registry of runs.
+        step: step of one of the run's checkpoints; None for the exported model.
 
     Raises:
-        SpecError: the run has not exported a model yet, or a model is named instead of a run.
-        EnvironmentFault: the exported model is gone.
+        SpecError: there is no such run, model or checkpoint, or the run has exported no model yet.
+        InvalidSpec: the experiment is not YAML that rlx can read.
+        EnvironmentFault: the model's files are missing, damaged or unreachable, or the run's folder
+            cannot be written.
     """
+    if experiment is not None:
+        yield _find_model(name, experiment)
+    elif step is None:
+        yield _find_exported_model(name, url)
+    else:
+        with _open_checkpoint(name, step, url) as found:
+            yield found
+
+
+def check_sections(overrides: Iterable[str], free: Collection[str], reason: str) -> None:
+    """Checks that overrides change nothing but the sections of `free`.
+
+    Raises:
+        SpecError: one does; the message names it and ends with `reason`.
+    """
+    fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in free})
+    if fixed:
+        raise SpecError(f"--set {escape_unprintable(fixed[0])}: {reason}")
+
+
+def _find_exported_model(name: str, url: str) -> TrainedModel:
     run = _find_target_run(name, url)
     model = locate_run_folder(run).model
     if not (model / "config.json").is_file():
@@ -72,18 +94,8 @@ def run_target(name: str, url: str) -> TrainedModel:
 
 
 @contextmanager
-def checkpoint_target(name: str, step: int, url: str) -> Iterator[TrainedModel]:
-    """Yields the model of a run at a checkpoint; its files exist until the block ends.
-
-    Args:
-        name: the run.
-        step: step of one of the run's checkpoints.
-        url: URL of the registry.
-
-    Raises:
-        SpecError: there is no such checkpoint, or it is damaged.
-        EnvironmentFault: the run's folder cannot be written.
-    """
+def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
+    """Yields the model of a checkpoint, whose weights are written beside the run's files."""
     run = _find_target_run(name, url)
     with open_registry(url) as registry:
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}
@@ -106,14 +118,7 @@ def checkpoint_target(name: str, step: int, url: str) -> Iterator[TrainedModel]:
         )
 
 
-def model_target(name: str, file: Path) -> TrainedModel:
-    """Returns the model in a folder or on the hub, with the experiment in a file.
-
-    Raises:
-        SpecError: the model cannot be used here or is a run, or the file cannot be opened.
-        InvalidSpec: the file is not YAML that rlx can read.
-        EnvironmentFault: the model's files are missing, damaged, or unreachable.
-    """
+def _find_model(name: str, file: Path) -> TrainedModel:
     folder = Path(name).expanduser()
     if not folder.is_dir() and RUN_LIKE.fullmatch(name):
         raise SpecError(
@@ -146,24 +151,3 @@ def _find_target_run(name: str, url: str) -> RunRecord:
 
 def _build_run_document(run: RunRecord) -> YamlDocument:
     return parse_yaml_document(json.dumps(run.spec, indent=2), f"the experiment of {run.id}")
-
-
-def update_mlflow_mirror(registry: Registry, run: RunRecord) -> None:
-    """Sends what was added to an ended run to MLflow, if the run is mirrored.
-
-    A run that has not ended sends it with its own records. If MLflow is unreachable, a warning is
-    printed; the registry keeps the records.
-    """
-    uri = run.spec.get("tracking", {}).get("mlflow")
-    if uri is None or run.status not in ENDED:
-        return
-    from rlx.record import MirrorUnavailableError, MlflowMirror
-
-    try:
-        artifacts = get_rlx_home() / "mlartifacts"
-        mirror = MlflowMirror(registry, run.id, tracking_url(uri), artifacts, MLFLOW_SECONDS)
-        mirror.finish(run.status)
-    except MirrorUnavailableError as error:
-        why = escape_unprintable(str(error))
-        warning = f"warning: MLflow was not updated: {why}; the registry has it"
-        print_text(warning, err=True)

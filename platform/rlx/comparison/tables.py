@@ -3,24 +3,25 @@
 import io
 import json
 from collections.abc import Iterator, Sequence
-from csv import writer
+from csv import DictWriter
 from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from rlx.comparison.recipes import COLUMNS, ComparedRecipe, Comparison, SuiteDifferences
 from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
-    from rlx.cli.comparison import ComparedRecipe, Comparison, SuiteDifferences
     from rlx.evaluation import ProblemDifference, SeedDifference, SeedMean
 
 __all__ = [
     "build_comparison_json",
+    "build_comparison_tables",
     "describe_exclusions",
     "format_comparison_csv",
     "format_comparison_markdown",
+    "list_comparison_notes",
     "render_comparison_html",
-    "show_comparison",
 ]
 
 Table = list[list[str]]
@@ -40,37 +41,10 @@ _STYLE = (
 )
 
 
-def show_comparison(found: "Comparison") -> None:
-    """Prints the comparison to the terminal."""
-    from rich import box
-    from rich.table import Table as Rich
-
-    from rlx.cli.console import open_console
-
-    console = open_console()
-    for title, table in _build_comparison_tables(found):
-        drawn = Rich(
-            title=title,
-            title_justify="left",
-            title_style="bold",
-            box=box.SIMPLE,
-            show_edge=False,
-            pad_edge=False,
-        )
-        for number, heading in enumerate(table[0]):
-            drawn.add_column(escape_unprintable(heading), justify="right" if number else "left")
-        for row in table[1:]:
-            drawn.add_row(*map(escape_unprintable, row))
-        console.print(drawn)
-        console.print()
-    for line in _list_comparison_notes(found):
-        console.print(line, style="dim")
-
-
-def format_comparison_markdown(found: "Comparison") -> str:
+def format_comparison_markdown(found: Comparison) -> str:
     """Returns the tables as Markdown, each with a title."""
     lines: list[str] = []
-    for title, table in _build_comparison_tables(found):
+    for title, table in build_comparison_tables(found):
         head, *rows = [
             [cell.replace("|", "\\|") for cell in map(escape_unprintable, r)] for r in table
         ]
@@ -81,43 +55,33 @@ def format_comparison_markdown(found: "Comparison") -> str:
             _format_markdown_row(["---", *["---:"] * (len(head) - 1)]),
         ]
         lines += [*map(_format_markdown_row, rows), ""]
-    return "\n".join([*lines, *_list_comparison_notes(found)]) + "\n"
+    return "\n".join([*lines, *list_comparison_notes(found)]) + "\n"
 
 
-def render_comparison_html(found: "Comparison") -> str:
+def render_comparison_html(found: Comparison) -> str:
     """Returns a self-contained HTML page."""
     parts = [
         f"<!doctype html><meta charset=utf-8><title>rlx compare</title><style>{_STYLE}</style>"
     ]
-    for title, (head, *rows) in _build_comparison_tables(found):
+    for title, (head, *rows) in build_comparison_tables(found):
         parts.append(
             f"<h2>{escape(title)}</h2><table><thead>{_render_html_row(head, 'th')}</thead><tbody>"
         )
         parts += [*(_render_html_row(row, "td") for row in rows), "</tbody></table>"]
-    parts += [f"<p>{escape(line)}</p>" for line in _list_comparison_notes(found)]
+    parts += [f"<p>{escape(line)}</p>" for line in list_comparison_notes(found)]
     return "\n".join(parts) + "\n"
 
 
-def format_comparison_csv(found: "Comparison") -> str:
+def format_comparison_csv(found: Comparison) -> str:
     """Returns CSV with one line per suite, metric and recipe, in full precision."""
     out = io.StringIO()
-    table = writer(out)
-    heads = ("suite", "metric", "recipe", "seeds", "mean", "std", "low", "high")
-    over = ("difference", "difference_low", "difference_high", "p")
-    table.writerow((*heads, *over, "problems", *(f"by_problem_{name}" for name in over)))
-    of_suite = {pairs.suite: pairs.differences for pairs in found.by_problem}
-    for row in found.rows:
-        pairs = of_suite.get(row.suite) or [None] * len(found.recipes)
-        each = zip(found.recipes, row.means, row.differences, pairs, strict=True)
-        for recipe, mean, gap, pair in each:
-            if mean is not None:
-                figures = [mean.n, mean.mean, mean.std, mean.low, mean.high]
-                cells = [*_seeds_cells(gap), *_problem_cells((pair or {}).get(row.metric))]
-                table.writerow([row.suite, row.metric, recipe.label, *figures, *cells])
+    table = DictWriter(out, COLUMNS)
+    table.writeheader()
+    table.writerows(found.list_records())
     return out.getvalue()
 
 
-def build_comparison_json(found: "Comparison") -> dict[str, Any]:
+def build_comparison_json(found: Comparison) -> dict[str, Any]:
     """Returns the comparison as plain JSON values."""
     return {
         "recipes": [
@@ -132,7 +96,7 @@ def build_comparison_json(found: "Comparison") -> dict[str, Any]:
     }
 
 
-def describe_exclusions(found: "Comparison") -> list[str]:
+def describe_exclusions(found: Comparison) -> list[str]:
     """Returns sentences that name the excluded evaluations and runs, with reasons."""
     sentences = [
         f"{escape_unprintable(one.suite)}: {one.run} is left out, since it is not comparable: "
@@ -147,7 +111,7 @@ def describe_exclusions(found: "Comparison") -> list[str]:
 # Tables ----------------------------------------------------------------------------------------
 
 
-def _build_comparison_tables(found: "Comparison") -> Iterator[tuple[str, Table]]:
+def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
     yield (
         "Recipes",
         [
@@ -181,7 +145,7 @@ def _build_comparison_tables(found: "Comparison") -> Iterator[tuple[str, Table]]
                 yield title, _problem_table(found, pairs)
 
 
-def _problem_table(found: "Comparison", pairs: "SuiteDifferences") -> Table:
+def _problem_table(found: Comparison, pairs: SuiteDifferences) -> Table:
     from rlx.evaluation import FIGURES
 
     first, *others = (recipe.label for recipe in found.recipes)
@@ -196,7 +160,7 @@ def _problem_table(found: "Comparison", pairs: "SuiteDifferences") -> Table:
     return [["", *heads], ["problems", *counts], *rows]
 
 
-def _list_comparison_notes(found: "Comparison") -> list[str]:
+def list_comparison_notes(found: Comparison) -> list[str]:
     notes = ["± is half the 95 % interval of Student's t over seeds."]
     if len(found.recipes) > 1:
         notes.append(
@@ -214,7 +178,7 @@ def _list_comparison_notes(found: "Comparison") -> list[str]:
     return notes + describe_exclusions(found)
 
 
-def _format_recipe_seeds(recipe: "ComparedRecipe") -> str:
+def _format_recipe_seeds(recipe: ComparedRecipe) -> str:
     return " ".join(str(seed) for seed in recipe.runs)
 
 
@@ -240,14 +204,6 @@ def _problem_gap(gap: "ProblemDifference | None") -> str:
     if gap is None:
         return "–"
     return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (p {gap.p:.2g})"
-
-
-def _seeds_cells(gap: "SeedDifference | None") -> list[float | None]:
-    return [None] * 4 if gap is None else [gap.over.mean, gap.over.low, gap.over.high, gap.p]
-
-
-def _problem_cells(gap: "ProblemDifference | None") -> list[float | None]:
-    return [None] * 5 if gap is None else [gap.problems, gap.mean, gap.low, gap.high, gap.p]
 
 
 def _format_markdown_row(cells: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Opens the registry for commands: resolves its URL and converts its errors to those of rlx."""
+"""Opens the registry of runs by its URL, converts its errors to those of rlx, and finds runs."""
 
 import os
 import re
@@ -6,14 +6,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import rlx.errors
 import rlx_registry
-from rlx.cli.options import registry_option
 from rlx.home import RunFolder, format_path, tracking_url
-from rlx.launch import convert_to_rlx_error, list_live_ranks
+from rlx.launch.failures import convert_to_rlx_error
+from rlx.launch.processes import list_live_ranks
+from rlx.spec import TrackingSpec
 from rlx.spec.reading import did_you_mean
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED, Registry, RunRecord, Status
@@ -23,12 +23,11 @@ __all__ = [
     "KILLED",
     "RUN_LIKE",
     "end_orphaned_run",
+    "get_registry_url",
     "get_run_exit_code",
     "list_group_runs",
     "locate_run_folder",
     "open_registry",
-    "registry_option",
-    "run_json",
 ]
 
 KILLED = "its supervisor was gone"
@@ -37,6 +36,11 @@ BROKEN_OFF = "its submission was interrupted"
 """Reason of a lost run that was recorded, and never started."""
 RUN_LIKE = re.compile(r"(r-)?[0-9]+|latest")
 """Arguments that name a run: its id, its number, or `latest`."""
+
+
+def get_registry_url(url: str | None = None) -> str:
+    """Returns a registry's URL: the given one, RLX_REGISTRY, or the one in RLX_HOME."""
+    return tracking_url(url or os.environ.get("RLX_REGISTRY") or TrackingSpec().registry)
 
 
 @contextmanager
@@ -132,58 +136,3 @@ def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:
         e.payload for e in registry.results.events(run.id) if e.kind == "failed" and e.payload
     ]
     return int(failures[-1]["exit_code"]) if failures else 1
-
-
-def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
-    """Returns a run as `rlx status --json` and `rlx runs --json` print it."""
-    evaluations = {e.label: e for e in registry.results.evaluations(run.id, "held_out")}
-    main_metrics = ("accuracy", "brier", "ece", "auroc", "n")
-    metrics = (
-        *main_metrics,
-        "stratum_brier",
-        "stratum_auroc",
-        "within_auroc",
-        "alike_share",
-        "unparsable",
-        "by_stratum",
-    )
-    return {
-        "run": run.id,
-        "name": run.name,
-        "status": run.effective_status,
-        "reason": run.reason,
-        "exit_code": get_run_exit_code(registry, run),
-        "step": run.step,
-        "steps": run.steps_total,
-        "phase": run.phase,
-        "seed": run.seed,
-        "groups": registry.list_run_groups(run.id),
-        "spec_digest": run.digest,
-        "attempt": run.attempt,
-        "created": run.created,
-        "started": run.started,
-        "ended": run.ended,
-        "directory": run.directory,
-        "mlflow_run_id": run.mlflow_run_id,
-        "evaluation": {
-            label: {
-                name: evaluations[label].metrics.get(name)
-                for name in metrics
-                if name in main_metrics or name in evaluations[label].metrics
-            }
-            for label in ("before", "after")
-            if label in evaluations
-        },
-        "suites": _collect_suite_figures(registry, run),
-    }
-
-
-def _collect_suite_figures(registry: Registry, run: RunRecord) -> dict[str, dict[str, Any]]:
-    """Returns the main figures of the last evaluation of each label, by held-out set and label."""
-    suites: dict[str, dict[str, Any]] = {}
-    for e in registry.results.evaluations(run.id):
-        if not e.suite.startswith("probe/"):
-            values = {k: e.metrics.get(k) for k in ("n", "accuracy", "rewards", "environment")}
-            figures = {k: v for k, v in values.items() if v is not None}
-            suites.setdefault(e.suite, {})[e.label] = figures
-    return suites

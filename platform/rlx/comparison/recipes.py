@@ -4,24 +4,44 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlx.cli.comparable import ExcludedEvaluation, select_comparable_evaluations, select_newest_runs
-from rlx.cli.diff import build_run_side
-from rlx.cli.registry import RUN_LIKE
+from rlx.comparison.comparable import (
+    ExcludedEvaluation,
+    select_comparable_evaluations,
+    select_newest_runs,
+)
+from rlx.comparison.run_sides import build_run_side
 from rlx.errors import SpecError
+from rlx.launch import RUN_LIKE
 from rlx.spec.reading import did_you_mean
 from rlx.text import escape_unprintable
 from rlx_registry import EvaluationRecord, NotFoundError, Registry, RunRecord
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from rlx.evaluation import EvaluationAnswers, ProblemDifference, SeedDifference, SeedMean
 
-__all__ = ["ComparedRecipe", "Comparison", "SuiteDifferences", "compare_recipes"]
+__all__ = [
+    "COLUMNS",
+    "ComparedRecipe",
+    "Comparison",
+    "ComparisonRow",
+    "SuiteDifferences",
+    "compare_recipes",
+]
 
 METRICS = (
     "accuracy", "mean_confidence", "brier", "nll", "ece", "ece_mass", "auroc", "within_auroc",
     "aurc", "alike_share",
 )  # fmt: skip
 """Metrics that are compared, of every evaluation after training that has them."""
+COLUMNS = (
+    *("suite", "metric", "recipe", "seeds", "mean", "std", "low", "high"),
+    *("difference", "difference_low", "difference_high", "p", "problems"),
+    *("by_problem_difference", "by_problem_difference_low", "by_problem_difference_high"),
+    "by_problem_p",
+)
+"""Keys of a comparison's records."""
 NOT_COMPARED = ("name", "seed")
 """Spec keys that do not distinguish recipes."""
 
@@ -97,6 +117,40 @@ class Comparison:
     by_problem: tuple[SuiteDifferences, ...]
     left: tuple[str, ...]
     unlike: tuple[ExcludedEvaluation, ...]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Returns a frame with one row per suite, metric and recipe, with the columns `COLUMNS`."""
+        import pandas as pd
+
+        return pd.DataFrame(self.list_records(), columns=COLUMNS)
+
+    def list_records(self) -> list[dict[str, Any]]:
+        """Returns one record per suite, metric and recipe, with the keys `COLUMNS`.
+
+        Differences are from the first recipe; None where there is none.
+        """
+        of_suite = {pairs.suite: pairs.differences for pairs in self.by_problem}
+        records = []
+        for row in self.rows:
+            pairs = of_suite.get(row.suite) or [None] * len(self.recipes)
+            each = zip(self.recipes, row.means, row.differences, pairs, strict=True)
+            for recipe, mean, gap, pair in each:
+                if mean is None:
+                    continue
+                own = (pair or {}).get(row.metric)
+                cells = [
+                    *(row.suite, row.metric, recipe.label),
+                    *(mean.n, mean.mean, mean.std, mean.low, mean.high),
+                    *(_list_interval(gap.over, gap.p) if gap else [None] * 4),
+                    own and own.problems,
+                    *(_list_interval(own, own.p) if own else [None] * 4),
+                ]
+                records.append(dict(zip(COLUMNS, cells, strict=True)))
+        return records
+
+
+def _list_interval(found: "SeedMean | ProblemDifference", p: float) -> list[float | None]:
+    return [found.mean, found.low, found.high, p]
 
 
 def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:

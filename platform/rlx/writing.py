@@ -1,4 +1,4 @@
-"""What commands write outside RLX_HOME."""
+"""Files that users name: how they are written, and the error where they cannot be."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,0 +1,55 @@
+from .api import (
+    Experiment,
+    ExperimentPlan,
+    Run,
+    compare,
+    diff,
+    list_runs,
+    open_run,
+    plan_experiment,
+    read,
+    run_queue,
+    score,
+    submit,
+    validate,
+)
+from .assess import (
+    EvaluationRequest,
+    ProbeRequest,
+    RescoreRequest,
+    evaluate,
+    probe_model,
+    rescore,
+)
+from .errors import EnvironmentFault, PluginError, RegistryError, RlxError, SpecError
+from .launch import run_resume_trial
+
+__version__: str
+
+__all__ = [
+    "EnvironmentFault",
+    "EvaluationRequest",
+    "Experiment",
+    "ExperimentPlan",
+    "PluginError",
+    "ProbeRequest",
+    "RegistryError",
+    "RescoreRequest",
+    "RlxError",
+    "Run",
+    "SpecError",
+    "compare",
+    "diff",
+    "evaluate",
+    "list_runs",
+    "open_run",
+    "plan_experiment",
+    "probe_model",
+    "read",
+    "rescore",
+    "run_queue",
+    "run_resume_trial",
+    "score",
+    "submit",
+    "validate",
+]

@@ -1,0 +1,176 @@
+"""The queue of a registry: starts queued runs, oldest first, and takes over lost ones."""
+
+import time
+from collections.abc import Collection, Iterator
+
+from rlx.errors import EnvironmentFault, RlxError
+from rlx.launch.device_slots import build_device_request
+from rlx.launch.processes import has_lost_supervisor, is_supervisor, this_machine
+from rlx.launch.run_access import locate_run_folder
+from rlx.launch.takeover import attempts_used, take_over_run
+from rlx.reporting import Report, log_report
+from rlx.spec import ExperimentSpec, SlurmLauncherSpec
+from rlx.stopwatch import Stopwatch
+from rlx.text import escape_unprintable
+from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError, Registry, RunRecord
+
+__all__ = ["run_queue"]
+
+LOOK = 1.0
+"""Seconds between two checks of the queue."""
+ALIVE = {"submitted", "running"}
+DONE = {"finished", "failed", "stopped"}
+PATIENCE = 25.0
+"""Seconds in which a live supervisor sends at least two heartbeats."""
+
+
+def run_queue(
+    registry: Registry,
+    url: str,
+    limit: int,
+    *,
+    once: bool,
+    only: Collection[str] | None = None,
+    report: Report = log_report,
+) -> None:
+    """Starts queued and lost runs in a loop.
+
+    A run that has ended is not counted any more, even while its supervisor still tells MLflow.
+
+    Args:
+        registry: open for writing.
+        url: URL of the registry, for supervisors.
+        limit: number of runs at a time.
+        once: return when nothing is left to do and all supervisors started here have exited.
+        only: ids of the runs to take; `once` then also waits for those that others run.
+        report: called with each run that is taken, and once with why another is skipped.
+    """
+    queue = _Queue(registry, only, report)
+    mine: dict[str, int] = {}
+    while True:
+        mine = {run: pid for run, pid in mine.items() if is_supervisor(pid, run)}
+        free = False
+        try:
+            free = sum(registry.run(run).status not in DONE for run in mine) < limit
+            taken = next(queue.list_fitting_runs(set(mine)), None) if free else None
+            pid = None if taken is None else queue.start_queued_run(taken, url)
+            over = not mine and taken is None and not queue.watching and not queue.is_busy()
+        except DatabaseUnwritableError:
+            raise
+        except DatabaseUnavailableError as error:  # it may recover
+            report(f"waiting for the registry: {escape_unprintable(str(error))}", err=True)
+            time.sleep(PATIENCE)
+            continue
+        if taken is not None and pid is not None:
+            mine[taken.id] = pid
+            report(f"{taken.id} {taken.name}  seed {taken.seed}: {_describe_takeover(taken)}")
+        elif once and free and over:
+            return
+        else:
+            time.sleep(LOOK)
+
+
+def _describe_takeover(run: RunRecord) -> str:
+    return "taken from the queue" if run.status == "queued" else "taken over by a worker"
+
+
+def _load_run_spec(run: RunRecord) -> ExperimentSpec:
+    """Loads the experiment from the run's folder, which `rlx resume --set` may have changed."""
+    return ExperimentSpec.model_validate_json(locate_run_folder(run).resolved_spec.read_text())
+
+
+class _Queue:
+    """Runs that can be started, oldest first; reports once why a run is skipped."""
+
+    def __init__(self, registry: Registry, only: Collection[str] | None, report: Report) -> None:
+        self._registry, self._only, self._report = registry, only, report
+        self._reported: set[tuple[str, str]] = set()
+        self.watching: dict[str, Stopwatch] = {}
+        """Runs without heartbeat, with the time for which they have been watched."""
+
+    def list_fitting_runs(self, mine: set[str]) -> Iterator[RunRecord]:
+        """Yields the runs that this machine can start now.
+
+        A run that waits for devices blocks later runs that need devices.
+        """
+        here = this_machine()
+        held = {device.name for device in self._registry.machines.devices(here)}
+        full = False
+        for run in self._waiting(mine):
+            try:
+                spec = _load_run_spec(run)
+                if (spec.digest, spec.seed) != (run.digest, run.seed):
+                    raise EnvironmentFault("the folder here belongs to another registry's run")
+                if isinstance(spec.runner.launcher, SlurmLauncherSpec):
+                    raise EnvironmentFault("it is a Slurm job")
+                self._require_attempts(run, spec)
+                wanted = build_device_request(spec)
+            except FileNotFoundError:
+                self.report_once(run.id, "its folder is not on this machine")
+                continue
+            except (ValueError, OSError, RlxError) as error:
+                self.report_once(run.id, escape_unprintable(str(error).splitlines()[0]))
+                continue
+            if wanted is None or (not full and len(set(wanted.names) - held) >= wanted.count):
+                yield run
+            else:
+                full = True
+
+    def is_busy(self) -> bool:
+        """Returns whether any run of `only` is alive; False without `only`."""
+        if self._only is None:
+            return False
+        return any(self._registry.run(run).effective_status in ALIVE for run in self._only)
+
+    def start_queued_run(self, run: RunRecord, url: str) -> int | None:
+        """Starts the supervisor of a run; returns its process id.
+
+        Returns None if another process has taken the run, or if it cannot be started; the failure
+        is recorded and reported.
+        """
+        try:
+            return take_over_run(self._registry, run, url, _describe_takeover(run))
+        except (OSError, RlxError) as error:
+            self.report_once(run.id, escape_unprintable(str(error)))
+            return None
+
+    def _require_attempts(self, run: RunRecord, spec: ExperimentSpec) -> None:
+        if run.status == "queued":
+            return
+        if run.request is not None:
+            self._registry.transition(run.id, {run.status}, "stopped", "stopped on request")
+            raise EnvironmentFault("it was asked to stop")
+        used = attempts_used(self._registry, run.id)
+        if used >= spec.runner.max_attempts:
+            raise EnvironmentFault(f"it is lost after {used} attempts")
+
+    def _waiting(self, mine: set[str]) -> Iterator[RunRecord]:
+        found = [
+            run
+            for status in ("lost", "running", "submitted", "queued")
+            for run in self._registry.runs(status=status)
+            if run.id not in mine
+            and (self._only is None or run.id in self._only)
+            and (status == "queued" or self._is_lost(run))
+        ]
+        return iter(sorted(found, key=lambda run: run.created))
+
+    def _is_lost(self, run: RunRecord) -> bool:
+        """Returns whether no supervisor runs it; a silent run is watched for a while first.
+
+        After an outage of the registry or a sleep of this machine, no run has a recent heartbeat.
+        """
+        if run.status == "lost":
+            return True
+        if run.host == this_machine() and run.pid is not None:
+            return has_lost_supervisor(run)
+        if run.effective_status != "lost":
+            self.watching.pop(run.id, None)
+            return False
+        return self.watching.setdefault(run.id, Stopwatch(4 * LOOK)).look() > PATIENCE
+
+    def report_once(self, what: str, why: str) -> None:
+        """Prints why something is skipped, once per reason."""
+        if (what, why) not in self._reported:
+            self._reported.add((what, why))
+            self._report(f"{what} skipped: {why}", err=True)

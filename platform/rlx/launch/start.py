@@ -1,0 +1,100 @@
+"""Starts an experiment as a recorded run, and stops runs."""
+
+import os
+import signal
+from contextlib import suppress
+
+from rlx.discovery import ExperimentPlugins
+from rlx.errors import RlxError, SpecError
+from rlx.launch.processes import is_abandoned, this_machine
+from rlx.launch.run_access import BROKEN_OFF, KILLED, end_orphaned_run, locate_run_folder
+from rlx.launch.slurm import cancel_slurm_job, reconcile_slurm_run
+from rlx.launch.submission import registry_url, submit_run
+from rlx.launch.takeover import launch_run
+from rlx.reporting import Report, log_report
+from rlx.spec import SlurmLauncherSpec
+from rlx.spec.reading import LoadedSpec
+from rlx_registry import ENDED, Registry, RunRecord
+
+__all__ = ["start_experiment", "stop_run"]
+
+
+def start_experiment(
+    registry: Registry,
+    read: LoadedSpec,
+    plugins: ExperimentPlugins,
+    *,
+    again: bool,
+    queue: bool,
+) -> tuple[RunRecord, bool]:
+    """Records a run and starts its supervisor, or its Slurm job.
+
+    Args:
+        registry: the experiment's, open for writing.
+        read: the experiment.
+        plugins: its plugins.
+        again: run even if an identical run has finished or is active.
+        queue: leave the run to any worker.
+
+    Returns:
+        The run, and whether it is new.
+
+    Raises:
+        InvalidSpec: the checkpoint to start from is missing, damaged, or of another model.
+    """
+    job = isinstance(read.spec.runner.launcher, SlurmLauncherSpec)
+    run, created = submit_run(registry, read, plugins, again=again, queue=queue or job)
+    if not created and _is_over(registry, run):
+        run, created = submit_run(registry, read, plugins, again=again, queue=queue or job)
+    if created and (job or not queue):
+        launch_run(registry, run, registry_url(read))
+    return run, created
+
+
+def _is_over(registry: Registry, run: RunRecord) -> bool:
+    """Returns whether a run has ended; records it as lost if its supervisor died silently."""
+    run = reconcile_slurm_run(registry, run)
+    if run.status in ("failed", "stopped", "lost"):
+        return True
+    reason = BROKEN_OFF if run.status == "queued" else KILLED
+    return is_abandoned(run) and end_orphaned_run(registry, run, "lost", reason)
+
+
+def stop_run(registry: Registry, run_id: str, *, report: Report = log_report) -> None:
+    """Stops a run between two steps, with a checkpoint; a second call stops it immediately.
+
+    Args:
+        registry: open for writing.
+        run_id: the run.
+        report: called with what was done.
+
+    Raises:
+        SpecError: the run is not running.
+        RlxError: the run has just started.
+    """
+    found = reconcile_slurm_run(registry, registry.run(run_id))
+    if found.status in ENDED and found.status != "lost":
+        raise SpecError(f"{found.id} is not running: it is {found.status}")
+    if found.status == "running" and not is_abandoned(found):
+        _request_run_stop(registry, found, report)
+        return
+    # A supervisor that has not begun yet sees the changed status and exits.
+    why = KILLED if found.status in ("running", "lost") else "it had not begun"
+    if not end_orphaned_run(registry, found, "stopped", why):
+        raise RlxError(f"{found.id} has just started: try again")
+    if found.directory is not None:
+        cancel_slurm_job(locate_run_folder(found))
+    report(f"{found.id}: {why}; marked as stopped", err=True)
+
+
+def _request_run_stop(registry: Registry, run: RunRecord, report: Report) -> None:
+    """Leaves a request for the run's supervisor; on this machine a signal delivers it at once."""
+    again = run.request is not None
+    registry.leave_request(run.id, "kill" if again else "stop")
+    if run.host in (None, this_machine()) and run.pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(run.pid, signal.SIGTERM)
+    if again:
+        report(f"{run.id}: asked to stop immediately, without a checkpoint")
+    else:
+        report(f"{run.id}: asked to stop (repeat to stop it immediately)")

@@ -1,0 +1,34 @@
+"""How long-running functions report: progress, and sentences for whoever called them.
+
+The command line shows a progress bar and prints the sentences; in Python they are logged.
+"""
+
+import logging
+from typing import Protocol
+
+__all__ = ["Report", "ShowProgress", "ignore_progress", "log_report"]
+
+_LOG = logging.getLogger("rlx")
+
+
+class ShowProgress(Protocol):
+    """Shows how far a function is."""
+
+    def __call__(self, done: int, total: int | None = None, stage: str = "") -> None:
+        """Shows `done` of `total`; leaves total and stage as they were if they are not given."""
+
+
+class Report(Protocol):
+    """Passes a sentence on."""
+
+    def __call__(self, text: str, *, err: bool = False) -> None:
+        """Passes on `text`; `err` is for warnings and for what is not a result."""
+
+
+def ignore_progress(done: int, total: int | None = None, stage: str = "") -> None:
+    """Shows nothing."""
+
+
+def log_report(text: str, *, err: bool = False) -> None:
+    """Logs a sentence with the logger `rlx`: as information, or as a warning."""
+    _LOG.log(logging.WARNING if err else logging.INFO, text)

@@ -1,0 +1,240 @@
+"""The Python interface over a stored home: frames hold what the command line prints."""
+
+import json
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from stored_home import unpack_home
+
+import rlx
+from rlx.cli import main
+from rlx_registry import Registry
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+RLCR = EXPERIMENTS / "rlcr.yaml"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A home with r-0001, which finished, and its twin r-0003."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = unpack_home(tmp_path_factory.mktemp("stored"))
+        patch.setenv("RLX_HOME", str(path))
+        patch.delenv("RLX_REGISTRY", raising=False)
+        yield path
+
+
+@pytest.fixture
+def printed(home, capsys):
+    """What a command prints as JSON."""
+
+    def call(*arguments):
+        capsys.readouterr()
+        assert main([*arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def run(home):
+    return rlx.open_run("r-0001")
+
+
+# Experiments -------------------------------------------------------------------------------------
+
+
+def test_an_experiment_is_read():
+    experiment = rlx.read(RLCR, "seed=7")
+    assert (experiment.spec.seed, experiment.spec.name) == (7, "rlcr")
+    assert rlx.validate(RLCR) == experiment.plugins.warnings
+
+
+def test_what_is_wrong_is_returned_or_raised():
+    (finding,) = rlx.validate(RLCR, "sed=7")
+    assert (finding.severity, finding.meant) == ("error", "seed")
+    with pytest.raises(rlx.SpecError, match="did you mean 'seed'"):
+        rlx.read(RLCR, "sed=7")
+    with pytest.raises(rlx.SpecError, match="nowhere"):
+        rlx.validate("nowhere.yaml")
+
+
+def test_a_plan_has_a_row_per_token(printed):
+    plan = rlx.plan_experiment(RLCR)
+    tokens = plan.tokens()
+    report = printed("plan", str(RLCR))
+    rows = [row for phase in report["phases"] for row in phase["rows"]]
+    assert len(tokens) == sum(len(row["tokens"]) for row in rows)
+    first = rows[0]["tokens"]
+    assert tokens.advantage[: len(first)].tolist() == [token["advantage"] for token in first]
+    assert {"placed/accuracy", "placed/brier"} <= set(tokens.columns)
+    assert not tokens["placed/brier"].isna().any()
+    assert [f.message for f in plan.findings] == [f["message"] for f in report["findings"]]
+
+
+# Runs --------------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_newest_first(home):
+    assert [run.id for run in rlx.list_runs()] == ["r-0003", "r-0002", "r-0001"]
+    assert rlx.list_runs(name="nobody") == []
+    assert rlx.open_run("1") == rlx.open_run("r-0001") != rlx.open_run()
+    with pytest.raises(rlx.SpecError, match="r-0900"):
+        rlx.open_run("r-0900")
+    with pytest.raises(rlx.SpecError, match="there is no registry of runs"):
+        rlx.open_run(registry=f"sqlite:///{home}/none.db")
+
+
+def test_a_finished_run_is_not_waited_for(run, printed):
+    assert run.wait(timeout=0) is run
+    assert run.status == printed("status", "r-0001")["status"] == "finished"
+    assert run.record.steps_total == 16
+    with pytest.raises(rlx.SpecError, match="is not running"):
+        run.stop()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [("failed", 3, rlx.PluginError), ("failed", 1, rlx.RlxError), ("stopped", 1, rlx.RlxError)],
+)
+def test_waiting_raises_what_a_run_ended_with(tmp_path, status, code, kind):
+    url = f"sqlite:///{tmp_path}/registry.db"
+    with Registry.open(url) as registry:
+        made, _ = registry.submit(
+            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
+        )
+        registry.update_run(made.id, directory=tmp_path)
+        waiting = rlx.open_run(registry=url)
+        with pytest.raises(TimeoutError, match="r-0001 has not ended: it is submitted"):
+            waiting.wait(timeout=0)
+        registry.results.add_event(made.id, "failed", "why", {"exit_code": code}, "error")
+        registry.transition(made.id, ["submitted"], status, "the scorer is out of order")
+    with pytest.raises(kind, match=f"r-0001 {status}: the scorer is out of order") as error:
+        waiting.wait()
+    assert type(error.value) is kind
+
+
+def test_metrics_are_by_step(run, home):
+    frame = run.metrics("train/kl", "rewards/accuracy/mean")
+    assert list(frame.columns) == ["train/kl", "rewards/accuracy/mean"]
+    with Registry.open(f"sqlite:///{home}/registry.db", read_only=True) as registry:
+        recorded = registry.results.metrics("r-0001", ["train/kl"])["train/kl"]
+    assert list(frame["train/kl"].dropna().items()) == list(recorded)
+    assert len(run.metrics().columns) > 40
+    with pytest.raises(rlx.SpecError, match="no metric 'train/kll'"):
+        run.metrics("train/kll")
+
+
+def test_evaluations_have_a_row_each(run, printed):
+    frame = run.evaluations().set_index(["suite", "label"])
+    shown = printed("status", "r-0001")["evaluation"]["after"]
+    after = frame.loc[("held_out", "after")]
+    assert {name: after[name] for name in ("accuracy", "brier", "n")} == {
+        name: shown[name] for name in ("accuracy", "brier", "n")
+    }
+
+
+def test_answers_explain_the_accuracy(run):
+    answers = run.answers(label="before")
+    before = run.evaluations().set_index(["suite", "label"]).loc[("held_out", "before")]
+    assert answers.correct.mean() == before.accuracy
+    assert answers.confidence.notna().mean() == before.readable_share
+    with pytest.raises(rlx.SpecError, match="no recorded answers of 'far'"):
+        run.answers("far")
+
+
+def test_rollouts_are_the_samples(run, printed):
+    frame = run.rollouts(16)
+    shown = printed("samples", "r-0001", "--step", "16", "--limit", "1000")
+    assert frame.sort_values("row").advantage.tolist() == [
+        row["advantage"] for row in sorted(shown, key=lambda row: row["row"])
+    ]
+    assert set(run.rollouts().step) == set(range(1, 17))
+    with pytest.raises(rlx.SpecError, match="no rollouts of step 17; it has steps 1 to 16"):
+        run.rollouts(3, 17)
+
+
+def test_trajectories_are_the_credit_of_tokens(run, printed):
+    frame = run.trajectories()
+    shown = printed("samples", "r-0001", "--credit")["rows"]
+    flat = [(row["row"], token) for row in shown for token in row["tokens"]]
+    assert len(frame) == len(flat)
+    for name in ("text", "author", "learns", "advantage", "weight"):
+        assert frame[name].tolist() == [token[name] for _, token in flat], name
+    assert frame.row.tolist() == [number for number, _ in flat]
+    assert frame[~frame.learns].advantage.eq(0).all()
+
+
+# Results -----------------------------------------------------------------------------------------
+
+
+def test_recipes_are_compared(run, printed):
+    comparison = rlx.compare(run.id, "r-0003")
+    frame = comparison.to_frame()
+    shown = printed("compare", "r-0001", "r-0003")
+    pairs = {(f["suite"], f["metric"]) for f in shown["figures"]}
+    assert set(zip(frame.suite, frame.metric, strict=True)) == pairs
+    assert comparison.spec.keys() == shown["spec"].keys()
+    with pytest.raises(rlx.SpecError, match="no run, group or experiment 'nobody'"):
+        rlx.compare("nobody")
+
+
+def test_sides_differ_as_printed(run, printed):
+    found = rlx.diff(run.id, "r-0003")
+    assert json.loads(json.dumps(found)) == printed("diff", "r-0001", "r-0003")["differences"]
+    assert rlx.diff(RLCR, RLCR)["spec"] == {}
+
+
+def test_a_run_is_rescored_to_the_bit(run):
+    found = rlx.rescore(rlx.RescoreRequest(run=run.id, steps=(16,)))
+    assert found.summary.is_identical and found.summary.steps == [16]
+    assert found.rows == ()
+
+
+def test_other_rules_change_tokens(run, printed):
+    overrides = ("rewards.turn.accuracy.weight=2", "estimator={name: grpo}")
+    changed = rlx.rescore(
+        rlx.RescoreRequest(run=run.id, steps=(16,), overrides=overrides, rows=2)
+    ).to_json()
+    sets = [word for override in overrides for word in ("--set", override)]
+    assert changed == printed("rescore", run.id, "--step", "16", "--rows", "2", *sets)
+
+
+def test_responses_are_scored(tmp_path):
+    responses = [
+        {"response": "<answer>1 + 2</answer>", "numbers": [1, 2], "target": 3, "id": "right"},
+        {"response": "<answer>1 - 2</answer>", "numbers": [1, 2], "target": 3},
+        {"numbers": [1, 2]},
+    ]
+    frame = rlx.score(responses, "countdown.verify")
+    assert frame.status.tolist() == ["scored", "scored", "absent"]
+    assert frame.score.tolist()[:2] == [1.0, 0.0] and frame.id[0] == "right"
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in responses))
+    assert rlx.score(file, "countdown.verify").equals(frame)
+    with pytest.raises(rlx.PluginError, match=r"countdown\.verify"):
+        rlx.score(responses, "countdown.verfy")
+    with pytest.raises(rlx.EnvironmentFault, match="cannot read"):
+        rlx.score(tmp_path / "none.jsonl", "countdown.verify")
+
+
+def test_requests_are_frozen_and_complete_when_made():
+    request = rlx.EvaluationRequest(target="latest", greedy=True)
+    with pytest.raises(FrozenInstanceError):
+        request.greedy = False
+    with pytest.raises(rlx.SpecError, match="drop --spec"):
+        rlx.EvaluationRequest(target="latest", step=3, experiment=RLCR)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rlx.evaluate("r-0900", record=False), "r-0900"),
+        (lambda: rlx.probe_model("r-0900", record=False), "r-0900"),
+        (lambda: rlx.rescore(rlx.RescoreRequest(run="r-0001", overrides=("task=1",))), "task=1"),
+    ],
+)
+def test_what_cannot_be_assessed(home, call, message):
+    with pytest.raises(rlx.SpecError, match=message):
+        call()
