@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rlx.checks.phases import find_in_phases
 from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.home import format_path, get_rlx_home
@@ -31,7 +32,7 @@ from rlx.launch import (
     torch_build,
 )
 from rlx.plugin import Plugin
-from rlx.spec import ExperimentSpec, KeyPath, PretrainedModelSpec, VllmSamplerSpec
+from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, PretrainedModelSpec, VllmSamplerSpec
 from rlx.spec.reading import (
     Diagnostic,
     FaultKind,
@@ -40,7 +41,6 @@ from rlx.spec.reading import (
     build_refusal,
     format_key_path,
     locate_diagnostic,
-    relocate_phase_fault,
 )
 
 __all__ = ["find_cuda_lack", "require_disk_room", "run_preflight_checks", "vllm_package"]
@@ -219,24 +219,18 @@ def _check_torchvision() -> Iterator[Diagnostic]:
 
 def _check_plugins(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
     """Runs the plugins' own checks of files and packages, including plugins that phases add."""
-    seen: list[Plugin] = []
-    faulty = False
-    for path, plugin in _list_plugin_paths(plugins):
-        seen.append(plugin)
-        found = list(_check_one_plugin(path, plugin))
-        faulty |= bool(found)
-        yield from found
-    if not faulty:
-        yield from _check_shared_data(plugins)
-    for number, phase in enumerate(spec.phases):
-        for path, plugin in (
-            _list_plugin_paths(resolve_plugins(spec.resolve_phase_spec(phase))) if phase.set else ()
-        ):
+    named = list(_list_plugin_paths(plugins))
+    own = [fault for path, plugin in named for fault in _check_one_plugin(path, plugin)]
+    yield from own or _check_shared_data(plugins)
+    seen = [plugin for _, plugin in named]
+
+    def check_phase(phase: PhaseSpec) -> Iterator[Diagnostic]:
+        for path, plugin in _list_plugin_paths(resolve_plugins(spec.resolve_phase_spec(phase))):
             if plugin not in seen:
                 seen.append(plugin)
-                override = {"name": phase.name, "set": phase.set}
-                for fault in _check_one_plugin(path, plugin):
-                    yield relocate_phase_fault(fault, ("phases", number), override)
+                yield from _check_one_plugin(path, plugin)
+
+    yield from find_in_phases(spec, own, check_phase)
 
 
 def _check_shared_data(plugins: ExperimentPlugins) -> Iterator[Diagnostic]:

@@ -6,8 +6,12 @@ from dataclasses import replace
 import torch
 
 from rlx.batch import NO_TURN
-from rlx.checks.messages import build_plugin_fault, format_quote
-from rlx.checks.trial_turns import check_trial_environment, check_turn_level
+from rlx.checks.trial_turns import (
+    build_plugin_fault,
+    check_trial_environment,
+    check_turn_level,
+    format_quote,
+)
 from rlx.reward import NamedReward, RewardEntry
 from rlx.spec import EVERY_TURN, KeyPath, TurnReward
 from rlx.spec.reading import Diagnostic, build_error, build_warning

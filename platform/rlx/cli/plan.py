@@ -12,7 +12,7 @@ from rlx.checks import check_file
 from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_report, print_text
 from rlx.errors import SpecError
-from rlx.spec.reading import format_diagnostic
+from rlx.spec.reading import count_errors, format_diagnostic
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
 
@@ -81,10 +81,9 @@ def _print_plan_findings(report: "PlanReport", spec: Path) -> None:
     """Prints errors and warnings as `rlx validate` does."""
     for finding in report.findings:
         print_report("\n" + format_diagnostic(finding, str(spec)))
-    errors = sum(f.severity == "error" for f in report.findings)
-    if errors:
-        count = "1 error" if errors == 1 else f"{errors} errors"
-        print_text(f"\n{escape_unprintable(str(spec))}: {count}", err=True)
+    if report.exit_code:
+        closing = f"\n{escape_unprintable(str(spec))}: {count_errors(report.findings)}"
+        print_text(closing, err=True)
 
 
 def _write_plan_page(report: "PlanReport", selected: Sequence[Sequence[int]], file: Path) -> None:

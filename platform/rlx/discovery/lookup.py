@@ -30,7 +30,7 @@ from rlx.spec import (
     TurnReward,
     list_yaml_keys,
 )
-from rlx.spec.reading import Diagnostic, did_you_mean, format_diagnostic
+from rlx.spec.reading import Diagnostic, build_error, did_you_mean, format_diagnostic
 
 __all__ = [
     "GROUPS",
@@ -281,19 +281,15 @@ def _diagnose_unknown_plugin(kind: Kind, name: str) -> Diagnostic:
         "To use your own plugin, install it: `pip install -e ./my-plugin`;\n"
         "reinstall it after its entry points change, then run `rlx plugins`",
     )
-    return Diagnostic(
-        kind="plugin", message=f"no {kind} plugin named '{name}'", helps=tuple(helps), notes=notes
-    )
+    message = f"no {kind} plugin named '{name}'"
+    return build_error((), message, *helps, kind="plugin", notes=notes)
 
 
 def _diagnose_name_clash(kind: Kind, name: str, offers: Sequence[InstalledPlugin]) -> Diagnostic:
     sources = " and ".join(f.source for f in offers)
     either = " or ".join(f"'{f.distribution}:{f.name}'" for f in offers)
-    return Diagnostic(
-        kind="plugin",
-        message=f"{kind} plugin '{name}' is provided by {sources}",
-        helps=(f"choose one: {either}",),
-    )
+    message = f"{kind} plugin '{name}' is provided by {sources}"
+    return build_error((), message, f"choose one: {either}", kind="plugin")
 
 
 def build_plugin_diagnostic(
@@ -301,12 +297,9 @@ def build_plugin_diagnostic(
 ) -> Diagnostic:
     """Returns the diagnostic `KIND plugin 'NAME' WHAT`, with its origin as a note."""
     origin = f"from {plugin.source} (entry point '{plugin.value}')"
-    return Diagnostic(
-        kind="plugin",
-        message=f"{plugin.kind} plugin '{plugin.name}' {what}",
-        helps=helps,
-        notes=(cause, origin) if cause else (origin,),
-    )
+    message = f"{plugin.kind} plugin '{plugin.name}' {what}"
+    notes = (cause, origin) if cause else (origin,)
+    return build_error((), message, *helps, kind="plugin", notes=notes)
 
 
 def _diagnose_import_error(plugin: InstalledPlugin, error: BaseException) -> Diagnostic:

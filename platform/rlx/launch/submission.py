@@ -99,6 +99,10 @@ def submit_run(
             run, created = registry.submit(**submission)
             if created:
                 _record_folder(registry, run, read, _place_folder(staged.root, runs, run.id))
+                for found in plugins.warnings:
+                    registry.results.add_event(
+                        run.id, "warning", found.message, found.to_json(), "warning"
+                    )
     return registry.run(run.id), created
 
 

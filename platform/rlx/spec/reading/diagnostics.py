@@ -24,6 +24,7 @@ __all__ = [
     "build_error",
     "build_refusal",
     "build_warning",
+    "count_errors",
     "did_you_mean",
     "format_diagnostic",
     "format_diagnostic_report",
@@ -255,6 +256,12 @@ def label_refusal(done: str) -> Iterator[None]:
         raise type(error)(error.diagnostics, error.file, done) from error.__cause__
 
 
+def count_errors(diagnostics: Iterable[Diagnostic]) -> str:
+    """Returns "1 error", "2 errors" and so on; warnings do not count."""
+    errors = sum(d.severity == "error" for d in diagnostics)
+    return "1 error" if errors == 1 else f"{errors} errors"
+
+
 def format_diagnostic_report(
     diagnostics: Sequence[Diagnostic], file: str, done: str = "submitted"
 ) -> str:
@@ -263,7 +270,5 @@ def format_diagnostic_report(
     Args:
         done: participle for the closing line: "Nothing was {done}."
     """
-    errors = sum(d.severity == "error" for d in diagnostics)
-    count = "1 error" if errors == 1 else f"{errors} errors"
-    closing = f"{escape_unprintable(file)}: {count}. Nothing was {done}."
+    closing = f"{escape_unprintable(file)}: {count_errors(diagnostics)}. Nothing was {done}."
     return "\n\n".join([*(format_diagnostic(d, file) for d in diagnostics), closing])

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -126,13 +126,7 @@ def unknown_key(path: KeyPath, valid: Sequence[str], *, hint: str = "") -> Diagn
     else:
         help_ = f"valid keys here: {', '.join(valid)}" if valid else "no keys are allowed here"
     message = f"unknown key '{format_key_path(path)}'"
-    return Diagnostic(
-        kind="unknown_key",
-        message=message,
-        path=path,
-        meant=near or "",
-        helps=(hint, help_) if hint else (help_,),
-    )
+    return replace(build_error(path, message, hint, help_, kind="unknown_key"), meant=near or "")
 
 
 def _counts_valid_items(error: ErrorDetails) -> bool:
@@ -190,15 +184,15 @@ class _Explainer:
         mapping = _get_at_path(self.data, fault.place.path[:-1])
         if isinstance(key, int):
             message = f"'{format_key_path(path[:-1])}' is too short: it has only {len(mapping)}"
-            return Diagnostic(kind="value", message=message, path=path[:-1])
+            return build_error(path[:-1], message, kind="value")
         owner = resolve_error_location(self.model, fault.error["loc"][:-1], self.data)
         known = list_yaml_keys(owner.expected) if isinstance(owner.expected, type) else ()
         strange = [k for k in mapping if k not in known] if isinstance(mapping, dict) else []
         near = did_you_mean(key, strange)
-        helps = (f"should '{near}' be '{key}'?",) if near else ()
+        help_ = f"should '{near}' be '{key}'?" if near else ""
         where = f"in '{format_key_path(path[:-1])}'" if len(path) > 1 else "at the top of the file"
         message = f"missing key '{key}' {where}"
-        return Diagnostic(kind="missing_key", message=message, path=path, helps=helps)
+        return build_error(path, message, help_, kind="missing_key")
 
     def explain_union_mismatch(self, group: Sequence[_Fault]) -> Diagnostic:
         """Explains a value that matches no member of a union."""
@@ -208,9 +202,7 @@ class _Explainer:
         wanted = " or ".join(dict.fromkeys(_describe_expected(f.error) for f in group))
         names = [name for f in group for name in _parse_literals(f.error)]
         message = f"'{format_key_path(path)}' must be {wanted}, not {describe_value(value)}"
-        return Diagnostic(
-            kind="value", message=message, path=path, helps=_suggest_fixes(value, names, "")
-        )
+        return build_error(path, message, *_suggest_fixes(value, names, ""), kind="value")
 
     def explain_other_fault(self, fault: _Fault) -> Diagnostic:
         error, place = fault.error, fault.place
@@ -227,7 +219,7 @@ class _Explainer:
         else:
             message = f"'{format_key_path(path)}': {error['msg'][:1].lower()}{error['msg'][1:]}"
         helps = _suggest_fixes(error["input"], list_choices(place.expected), fault.type)
-        return Diagnostic(kind="value", message=message, path=path, helps=helps)
+        return build_error(path, message, *helps, kind="value")
 
     def _tag(self, fault: _Fault) -> Diagnostic:
         place = fault.place
@@ -242,14 +234,14 @@ class _Explainer:
             message = (
                 f"'{format_key_path(path[:-1])}' must be a mapping, not {describe_value(mapping)}"
             )
-            return Diagnostic(kind="value", message=message, path=path[:-1])
+            return build_error(path[:-1], message, kind="value")
         if key not in mapping:
             message = f"missing key '{key}' in '{format_key_path(path[:-1])}'"
             help_ = f"it is {wanted}"
-            return Diagnostic(kind="missing_key", message=message, path=path, helps=(help_,))
+            return build_error(path, message, help_, kind="missing_key")
         message = f"'{format_key_path(path)}' must be {wanted}, not {describe_value(mapping[key])}"
         helps = _suggest_fixes(mapping[key], names, "")
-        return Diagnostic(kind="value", message=message, path=path, helps=helps)
+        return build_error(path, message, *helps, kind="value")
 
     def _explain_raised_error(self, error: Exception, path: KeyPath) -> Diagnostic:
         """Explains an exception raised by a validator of rlx or of a plugin."""
