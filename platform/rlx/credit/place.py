@@ -153,6 +153,8 @@ def sum_masked_returns(returns: Tensor, mask: Tensor) -> Tensor:
 
 def _add_to_last_token(token_rewards: Tensor, tokens: Tensor, rewards: Tensor) -> None:
     """Adds `[B]` rewards in place to the last of the `[B, T]` tokens of each row that has any."""
+    if tokens.shape[1] == 0:
+        return
     at = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
     last = (tokens * at).amax(dim=1, keepdim=True).long()
     some = torch.where(tokens.gather(1, last), rewards[:, None], 0.0)

@@ -23,9 +23,8 @@ def estimate_mt_grpo(inputs: CreditInputs, options: MtGrpo) -> Tensor:
     """
     rewards, present = inputs.turn_rewards, inputs.turn_present
     later = torch.where(present[:, 1:], rewards[:, 1:], 0.0).sum(dim=1)
-    first = compute_present_advantages(
-        rewards[:, :1], present[:, :1], inputs.group_ids[:, None], **options.comparison
-    )
+    groups = inputs.group_ids[:, None].expand_as(present[:, :1])
+    first = compute_present_advantages(rewards[:, :1], present[:, :1], groups, **options.comparison)
     outcome = group_advantages(
         inputs.global_rewards + later, inputs.group_ids, **options.comparison
     )
