@@ -1,5 +1,6 @@
 """Reward placement: turns rewards of turns and whole rollouts into token rewards."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -96,31 +97,43 @@ def place_rewards(
     _check_shapes(turn_rewards, turn_present, global_rewards, turn_ids, mask)
     turns = _reduce_turn_rewards(turn_rewards, turn_present, reduce)
     of_turns = [mask & (turn_ids == number) for number in range(1, turns.shape[1] + 1)]
-    counts = torch.stack([tokens.sum(dim=1, dtype=torch.int32) for tokens in (*of_turns, mask)], 1)
-    sizes, length = counts[:, :-1], counts[:, -1]
-    missing = turn_present & (sizes == 0)
+    sizes = torch.stack([_count_tokens(tokens) for tokens in (*of_turns, mask)], dim=1)
+    missing = turn_present & (sizes[:, :-1] == 0)
     if on_missing_turn == "error" and missing.any():
         row, column = missing.nonzero()[0].tolist()
         raise TurnWithoutTokens(row, turn=column + 1)
-
-    dropped = torch.where(missing, turns, 0.0).sum(dim=1)
-    token_rewards = turns.new_zeros(mask.shape)
-    if placement == "turn_proportional":
-        token_rewards += select_masked(mask, (global_rewards / length.clamp(min=1))[:, None])
-        for tokens, share in zip(of_turns, (turns / sizes.clamp(min=1)).unbind(1), strict=True):
-            token_rewards += select_masked(tokens, share[:, None])
-    elif placement == "turn_end":
-        for tokens, reward in zip(of_turns, turns.unbind(1), strict=True):
-            _add_to_last_token(token_rewards, tokens, reward)
-        _add_to_last_token(token_rewards, mask, global_rewards)
-    else:
-        _add_to_last_token(token_rewards, mask, turns.sum(dim=1) + global_rewards)
-        dropped = torch.zeros_like(dropped)
-    if on_missing_turn == "to_last_token":
-        _add_to_last_token(token_rewards, mask, dropped)
-        dropped = torch.zeros_like(dropped)
-    lost = torch.where(length > 0, dropped, turns.sum(dim=1) + global_rewards)
+    token_rewards = _place_by_rule(placement, turns, global_rewards, of_turns, mask)
+    homeless = torch.where(missing, turns, 0.0).sum(dim=1)
+    if placement == "final_token_only":
+        homeless = torch.zeros_like(homeless)
+    elif on_missing_turn == "to_last_token":
+        _add_to_last_token(token_rewards, mask, homeless)
+        homeless = torch.zeros_like(homeless)
+    lost = torch.where(sizes[:, -1] > 0, homeless, turns.sum(dim=1) + global_rewards)
     return PlacedRewards(token_rewards=token_rewards, missing=missing, lost=lost)
+
+
+def _place_by_rule(
+    placement: Placement,
+    turns: Tensor,
+    global_rewards: Tensor,
+    of_turns: Sequence[Tensor],
+    mask: Tensor,
+) -> Tensor:
+    """`[B, T]` token rewards; `of_turns` holds the tokens of each turn in the mask, `[B, T]`."""
+    token_rewards = turns.new_zeros(mask.shape)
+    owned = list(zip(of_turns, turns.unbind(dim=1), strict=True))
+    match placement:
+        case "turn_proportional":
+            for tokens, rewards in (*owned, (mask, global_rewards)):
+                shares = rewards / _count_tokens(tokens).clamp(min=1)
+                token_rewards += select_masked(tokens, shares[:, None])
+        case "turn_end":
+            for tokens, rewards in (*owned, (mask, global_rewards)):
+                _add_to_last_token(token_rewards, tokens, rewards)
+        case "final_token_only":
+            _add_to_last_token(token_rewards, mask, turns.sum(dim=1) + global_rewards)
+    return token_rewards
 
 
 def sum_token_rewards(token_rewards: Tensor, mask: Tensor) -> Tensor:
@@ -149,6 +162,11 @@ def sum_masked_returns(returns: Tensor, mask: Tensor) -> Tensor:
         KG-R1, arXiv 2509.26383.
     """
     return select_masked(mask, returns).sum(dim=1)
+
+
+def _count_tokens(tokens: Tensor) -> Tensor:
+    """`[B]` how many of the `[B, T]` tokens are True."""
+    return tokens.sum(dim=1, dtype=torch.int32)
 
 
 def _add_to_last_token(token_rewards: Tensor, tokens: Tensor, rewards: Tensor) -> None:
