@@ -9,7 +9,6 @@ implementation, the numbers are computed by calling it.
 
 import inspect
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from rlx.credit import Credit, CreditInputs, place_rewards, total_scores
-from rlx.discovery import import_implementation, list_installed_plugins, load_plugin
+from rlx.discovery import (
+    bind_implementation,
+    import_implementation,
+    list_installed_plugins,
+    load_plugin,
+)
 from rlx.spec import read_field_meanings
 
 FOLDER = Path(__file__).parents[2] / "docs" / "estimators"
@@ -114,39 +118,34 @@ def example(name: str) -> CreditInputs:
 
 def advantages(name: str) -> torch.Tensor:
     """`[B, T]` advantages of the estimator with default options."""
-    descriptor = load_plugin("estimator", name)()
-    options = {field: getattr(descriptor, field) for field in type(descriptor).model_fields}
-    credit = import_implementation(descriptor.implementation)(example(name), **options)
+    credit = bind_implementation(load_plugin("estimator", name)())(example(name))
     return credit.advantages if isinstance(credit, Credit) else credit
 
 
 # Text --------------------------------------------------------------------------------------------
 
 
-def documents(name: str) -> list[str]:
-    """The docstrings of an estimator and of the functions that its docstring names."""
-    own = inspect.getdoc(import_implementation(load_plugin("estimator", name).implementation)) or ""
-    docstrings = [own]
-    for module, function in re.findall(r"`(rlx\.credit\.\w+)\.(\w+)`", own):
-        docstrings.append(inspect.getdoc(getattr(import_module(module), function)) or "")
-    return docstrings
+def document(name: str) -> str:
+    """The docstring of an estimator."""
+    return (
+        inspect.getdoc(import_implementation(load_plugin("estimator", name).implementation)) or ""
+    )
 
 
 def formula(name: str) -> str:
-    """The indented lines before the sections of the first docstring that has any."""
-    for text in documents(name):
-        before = re.split(r"\n(?:Args|Returns|Raises|Reference|Attributes):\n", text)[0]
-        lines = [line[4:] for line in before.splitlines() if line.startswith("    ")]
-        if lines:
-            return "\n".join(lines)
-    raise ValueError(f"{name}: no docstring gives a formula")
+    """The indented lines before the sections of the docstring."""
+    before = re.split(r"\n(?:Args|Returns|Raises|Reference|Attributes):\n", document(name))[0]
+    lines = [line[4:] for line in before.splitlines() if line.startswith("    ")]
+    if not lines:
+        raise ValueError(f"{name}: the docstring gives no formula")
+    return "\n".join(lines)
 
 
 def source(name: str) -> str:
-    for text in documents(name):
-        if found := re.search(r"Reference:\n((?:    .*\n?)+)", text):
-            return " ".join(found[1].split())
-    raise ValueError(f"{name}: no docstring gives a source")
+    found = re.search(r"Reference:\n((?:    .*\n?)+)", document(name))
+    if not found:
+        raise ValueError(f"{name}: the docstring gives no source")
+    return " ".join(found[1].split())
 
 
 def page(name: str) -> str:

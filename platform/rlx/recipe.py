@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.discovery import import_implementation, list_needed_streams, resolve_plugins
+from rlx.discovery import bind_implementation, list_needed_streams, resolve_plugins
 from rlx.errors import PluginError
-from rlx.plugin import Environment, Estimator, Mask, Plugin, RewardPlugin, Task
+from rlx.plugin import Environment, Plugin, RewardPlugin, Task
 from rlx.reward import NamedReward, PooledHost, RewardPool
 from rlx.rollout import FAILED, RolloutPlan, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
@@ -110,8 +108,8 @@ def build_recipe(spec: ExperimentSpec) -> Recipe:
                 for name, use in spec.rewards.global_.items()
             ),
         ),
-        mask=_bind_options(plugins.mask),
-        estimator=_bind_options(plugins.estimator),
+        mask=bind_implementation(plugins.mask),
+        estimator=bind_implementation(plugins.estimator),
         needs=frozenset(list_needed_streams(plugins.estimator)) | _list_kl_streams(spec),
     )
 
@@ -134,9 +132,3 @@ def _require_reward_plugin(name: str, plugin: Plugin) -> RewardPlugin:
     if not isinstance(plugin, RewardPlugin):
         raise PluginError(f"reward {name!r}: {type(plugin).__name__} has no `scope` and `score`")
     return plugin
-
-
-def _bind_options(descriptor: Mask | Estimator) -> Callable[[Any], Any]:
-    """The descriptor's implementation with its options bound as keyword arguments."""
-    options = {name: getattr(descriptor, name) for name in type(descriptor).model_fields}
-    return partial(import_implementation(type(descriptor).implementation), **options)

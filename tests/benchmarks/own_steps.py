@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 from harness import spent
@@ -19,14 +20,14 @@ from models import DEVICE, DTYPE, alone, policy
 from torch import Tensor
 
 from rlx.batch import TokenBatch, build_token_batch
-from rlx.credit import Credit, CreditInputs
-from rlx.credit.estimators import estimate_grpo
+from rlx.credit import Credit, CreditInputs, estimate_grpo
 from rlx.learner import Learner
 from rlx.plugin import Problem
 from rlx.rollout import RolloutTree, build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler, copy_policy
 from rlx.spec import (
     CreditSpec,
+    Grpo,
     LossSpec,
     OptimizerSpec,
     RunnerSpec,
@@ -113,7 +114,7 @@ def main(case: dict) -> None:
     rollout = SingleRolloutSpec(
         num_generations_answer=case["answers"], answer=TurnSpec(max_new_tokens=case["answer"])
     )
-    steps = OwnSteps(rollout, estimate_grpo, case["tokens"])
+    steps = OwnSteps(rollout, partial(estimate_grpo, options=Grpo()), case["tokens"])
     print(json.dumps({"ready": True}), flush=True)
     for number, _ in enumerate(sys.stdin):
         first = number * case["prompts"] % len(case["texts"])

@@ -4,6 +4,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,9 +17,8 @@ from plain_rows import ROWS
 from shapes import SHORT
 from torch import Tensor
 
-from rlx.credit import group_advantages
-from rlx.credit.estimators import estimate_two_level
-from rlx.spec import TurnSpec, TwoTurnRolloutSpec
+from rlx.credit import estimate_two_level, group_advantages
+from rlx.spec import TurnSpec, TwoLevel, TwoTurnRolloutSpec
 
 __all__ = ["grpo_step_vs_trl", "grpo_steps", "rlcr_step"]
 
@@ -35,7 +35,7 @@ def rlcr_step() -> list[dict]:
         num_generations_confidence=SHORT.confidences,
         confidence=TurnSpec(template=QUESTION, max_new_tokens=SHORT.confidence),
     )
-    ours = OwnSteps(rollout, estimate_two_level, ROWS * SHORT.longest)
+    ours = OwnSteps(rollout, partial(estimate_two_level, options=TwoLevel()), ROWS * SHORT.longest)
     plain = PlainSteps()
     count = iter(range(10**6))
 

@@ -1,16 +1,16 @@
 """What is asked of all estimators alike: the shared promises, and proof that they have teeth."""
 
 from dataclasses import replace
-from functools import partial
 
+import bound
 import pytest
 import torch
 
 from rlx.credit import spread_over_mask, total_scores
-from rlx.credit.estimators import estimate_grpo
 from rlx.discovery import list_installed_plugins, load_plugin
 from rlx.testing import check_estimator, example_inputs
 
+grpo = bound.estimator("grpo")
 ESTIMATORS = [found.name for found in list_installed_plugins("estimator")]
 
 
@@ -47,7 +47,8 @@ def test_two_level_keeps_them_with_every_second_level(second_level):
 @pytest.mark.parametrize("normalize", ["std", "center"])
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_grpo_keeps_them_with_every_option(normalize, ddof, singleton):
-    check_estimator(partial(estimate_grpo, normalize=normalize, ddof=ddof, singleton=singleton))
+    options = {"normalize": normalize, "ddof": ddof, "singleton": singleton}
+    check_estimator(load_plugin("estimator", "grpo")(**options))
 
 
 def test_the_estimators_that_rlx_ships_are_found():
@@ -64,7 +65,7 @@ def group_means(x, scores):
 
 
 def outside_the_mask(x):
-    return estimate_grpo(x) + (x.turn_ids < 0)
+    return grpo(x) + (x.turn_ids < 0)
 
 
 def rounding(x):
@@ -75,35 +76,35 @@ def rounding(x):
 
 
 def row_order(x):
-    return estimate_grpo(x) * torch.arange(1, len(x.mask) + 1)[:, None]
+    return grpo(x) * torch.arange(1, len(x.mask) + 1)[:, None]
 
 
 def equal_sizes(x):
     """Takes rows to be dealt out in blocks of four, as `scores.view(-1, 4)` would."""
     blocks = torch.arange(len(x.mask)) // 4
-    return estimate_grpo(replace(x, group_ids=blocks))
+    return grpo(replace(x, group_ids=blocks))
 
 
 def names_of_groups(x):
-    return estimate_grpo(x) * (1 + x.group_ids % 10)[:, None]
+    return grpo(x) * (1 + x.group_ids % 10)[:, None]
 
 
 def by_width(x):
-    return estimate_grpo(x) / x.mask.shape[1]
+    return grpo(x) / x.mask.shape[1]
 
 
 def by_turns_of_the_batch(x):
-    return estimate_grpo(x) * x.turn_rewards.shape[1]
+    return grpo(x) * x.turn_rewards.shape[1]
 
 
 def absent_turns(x):
     scores = total_scores(x) + 0 * x.turn_rewards.sum(dim=1)
-    return estimate_grpo(x) + spread_over_mask(scores - scores, x.mask)
+    return grpo(x) + spread_over_mask(scores - scores, x.mask)
 
 
 def in_place(x):
     x.turn_rewards.sub_(group_means(x, x.turn_rewards.mean(dim=1))[:, None])
-    return estimate_grpo(x)
+    return grpo(x)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +119,9 @@ def in_place(x):
         (by_turns_of_the_batch, "how many turns other rows have"),
         (absent_turns, "absent turn"),
         (in_place, "wrote into its input turn_rewards"),
-        (lambda x: estimate_grpo(x)[:, :1], "shape"),
-        (lambda x: estimate_grpo(x).double(), "dtype"),
-        (lambda x: estimate_grpo(x) / 0, "finite"),
+        (lambda x: grpo(x)[:, :1], "shape"),
+        (lambda x: grpo(x).double(), "dtype"),
+        (lambda x: grpo(x) / 0, "finite"),
         (lambda x: spread_over_mask(total_scores(x), x.mask), "exactly 0"),
     ],
 )

@@ -3,15 +3,14 @@
 import math
 from statistics import mean
 
+import bound
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import example, given, settings
 
 from rlx.credit import CreditInputs, group_advantages, spread_over_mask, total_scores
-from rlx.credit.estimators import estimate_grpo, estimate_two_level
 from rlx.errors import ShapeError
-from rlx.spec.estimator import ConfidenceSpec
 
 scores_of_a_group = st.lists(st.floats(-10, 10), min_size=1, max_size=8)
 groups = st.lists(scores_of_a_group, min_size=1, max_size=5)
@@ -90,27 +89,29 @@ def inputs_of(scores, mask, *, levels, group_ids):
     )
 
 
+def two_level(inputs, **options):
+    return bound.estimator("two_level", **options)(inputs)
+
+
 def test_two_level_compares_each_level_by_its_own_rule():
     scores = [1.0, 0.0, 0.96, 0.75, 0.19, 0.91]
     x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
     above = {"normalize": "std", "ddof": 1, "eps": 0.5, "singleton": "zero"}
     below = {"normalize": "std", "ddof": 0, "eps": 1e-4, "singleton": "zero"}
-    both = estimate_two_level(
-        x, **above, confidence=ConfidenceSpec(**below), lambda_ans=2.0, lambda_conf=3.0
-    )
+    both = two_level(x, **above, confidence=below, lambda_ans=2.0, lambda_conf=3.0)
     answers = [2 * a for a in oracle(scores[:2], **above)]
     confidences = [3 * a for pair in (scores[2:4], scores[4:]) for a in oracle(pair, **below)]
     assert both[:, 0].tolist() == pytest.approx(answers + confidences, rel=1e-12)
-    default = estimate_two_level(x, ddof=0, eps=1e-4)[2:, 0].tolist()
+    default = two_level(x, ddof=0, eps=1e-4)[2:, 0].tolist()
     assert default == pytest.approx([0.105, -0.105, -0.36, 0.36], rel=1e-12)
 
 
 def test_two_level_treats_a_single_answer_and_a_single_confidence_each_by_its_own_rule():
     x = inputs_of([1.0, 0.5], [[1]] * 2, levels=[0, 1], group_ids=[0, 1])
-    raw = ConfidenceSpec(singleton="raw")
-    assert estimate_two_level(x)[:, 0].tolist() == [0.0, 0.0]
-    assert estimate_two_level(x, confidence=raw)[:, 0].tolist() == [0.0, 0.5]
-    assert estimate_two_level(x, normalize="center", singleton="raw")[:, 0].tolist() == [1.0, 0.0]
+    raw = {"singleton": "raw"}
+    assert two_level(x)[:, 0].tolist() == [0.0, 0.0]
+    assert two_level(x, confidence=raw)[:, 0].tolist() == [0.0, 0.5]
+    assert two_level(x, normalize="center", singleton="raw")[:, 0].tolist() == [1.0, 0.0]
 
 
 # Properties ---------------------------------------------------------------------------------------
@@ -200,7 +201,7 @@ def test_total_is_the_mean_of_the_rewarded_turns_plus_the_global_rewards():
         tree_ids=torch.zeros(3, dtype=torch.int64),
     )
     assert total_scores(x).tolist() == pytest.approx([0.75, 0.25, 0.6])
-    assert estimate_grpo(x, normalize="center")[:, 0].tolist() == pytest.approx(
+    assert bound.estimator("grpo", normalize="center")(x)[:, 0].tolist() == pytest.approx(
         [0.75 - 1.6 / 3, 0.25 - 1.6 / 3, 0.6 - 1.6 / 3]
     )
 

@@ -3,19 +3,14 @@
 from functools import partial
 from statistics import mean, stdev
 
+import bound
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
-from rlx.credit.group import group_advantages
-from rlx.credit.outcome import (
-    compute_gpg_advantages,
-    compute_opo_advantages,
-    compute_pass_at_k_advantages,
-    compute_remax_advantages,
-    compute_rloo_advantages,
-)
+from rlx.credit import group_advantages
+from rlx.testing.golden.values import build_credit_inputs
 
 # Sixteenths: sums are exact, so ties and equal groups are what they seem.
 scores_of_a_group = st.lists(st.integers(-48, 48).map(lambda n: n / 16), min_size=1, max_size=6)
@@ -28,10 +23,6 @@ rows = groups.flatmap(
 close = partial(pytest.approx, rel=1e-9, abs=1e-9)
 
 
-def near(expected):
-    return pytest.approx(expected, rel=1e-6, abs=1e-9)
-
-
 def tensors(rows, dtype=torch.float64):
     return torch.tensor([s for s, _ in rows], dtype=dtype), torch.tensor([g for _, g in rows])
 
@@ -41,20 +32,22 @@ def lengths_of(rows):
     return torch.tensor([int(16 * s + 3 * g) % 7 for s, g in rows])
 
 
-# Worked examples ----------------------------------------------------------------------------------
-
-ESTIMATORS = {
-    "grpo": lambda s, g, _: group_advantages(s, g),
-    "dr_grpo": lambda s, g, _: group_advantages(s, g, normalize="center"),
-    "rloo": lambda s, g, _: compute_rloo_advantages(s, g),
-    "rloo_explicit": lambda s, g, _: compute_rloo_advantages(s, g),
-    "opo": lambda s, g, given: compute_opo_advantages(s, torch.tensor(given["lengths"]), g),
-    "remax": lambda s, _, given: compute_remax_advantages(
-        s, torch.full_like(s, given["greedy_baseline"])
-    ),
-    "gpg": lambda s, g, _: compute_gpg_advantages(s, g),
-    "grpo_passk": lambda s, g, _: compute_pass_at_k_advantages(s, g),
-}
+def estimate(name, scores, ids, lengths=None, *, greedy_scores=None, **options):
+    """`[B]` advantage of each row, from `[B]` scores; a row has one token, or as many as given."""
+    lengths = torch.ones_like(ids) if lengths is None else lengths
+    mask = torch.arange(int(lengths.max()) + 1) < lengths[:, None]
+    inputs = build_credit_inputs(
+        {
+            "turn_rewards": scores.new_zeros(len(scores), 0),
+            "global_rewards": scores,
+            "group_ids": ids,
+            "mask": mask,
+            "greedy_scores": greedy_scores,
+        }
+    )
+    advantages = bound.estimator(name, **options)(inputs)
+    assert (advantages == torch.where(mask, advantages[:, :1], 0.0)).all()
+    return advantages[:, 0]
 
 
 # Plain loops --------------------------------------------------------------------------------------
@@ -94,19 +87,13 @@ def the_best_alone(row, group, everything):
 
 
 FAMILY = [
-    pytest.param(lambda s, g, n: compute_rloo_advantages(s, g), leave_one_out, id="rloo"),
-    pytest.param(lambda s, g, n: compute_opo_advantages(s, n, g), by_length, id="opo"),
+    pytest.param(partial(estimate, "rloo"), leave_one_out, id="rloo"),
+    pytest.param(partial(estimate, "opo"), by_length, id="opo"),
     pytest.param(
-        lambda s, g, n: compute_gpg_advantages(s, g, f_norm=2.0), by_nonzero_scores, id="gpg-scores"
+        partial(estimate, "gpg", alpha="scores", f_norm=2.0), by_nonzero_scores, id="gpg-scores"
     ),
-    pytest.param(
-        lambda s, g, n: compute_gpg_advantages(s, g, alpha="groups"),
-        by_groups_with_signal,
-        id="gpg-groups",
-    ),
-    pytest.param(
-        lambda s, g, n: compute_pass_at_k_advantages(s, g), the_best_alone, id="pass_at_k"
-    ),
+    pytest.param(partial(estimate, "gpg", alpha="groups"), by_groups_with_signal, id="gpg-groups"),
+    pytest.param(partial(estimate, "pass_at_k"), the_best_alone, id="pass_at_k"),
 ]
 
 
@@ -122,6 +109,8 @@ def test_agrees_with_a_plain_loop_whatever_the_groups_and_the_order(estimator, o
     for row in everything:
         group = [other for other in everything if other["group"] == row["group"]]
         expected.append(oracle(row, group, everything) if len(group) > 1 else 0.0)
+    learns = [int(n > 0) for n in lengths]
+    expected = [a * some for a, some in zip(expected, learns, strict=True)]
     assert estimator(*tensors(rows), lengths).tolist() == close(expected)
 
 
@@ -132,7 +121,7 @@ def test_agrees_with_a_plain_loop_whatever_the_groups_and_the_order(estimator, o
 )
 def test_equal_scores_are_exactly_zero_and_float32_stays_float32(estimator, oracle, groups):
     rows = [(score, n) for n, (score, size) in enumerate(groups) for _ in range(size)]
-    actual = estimator(*tensors(rows, torch.float32), torch.arange(len(rows)))
+    actual = estimator(*tensors(rows, torch.float32), 1 + torch.arange(len(rows)))
     assert actual.dtype == torch.float32
     assert actual.tolist() == [0.0] * len(rows)
 
@@ -147,19 +136,15 @@ def test_rloo_is_centring_times_n_over_n_minus_one(rows):
     centred = group_advantages(scores, ids, normalize="center")
     sizes = (ids[:, None] == ids).sum(dim=1)
     expected = torch.where(sizes > 1, sizes / (sizes - 1.0), 1.0) * centred
-    torch.testing.assert_close(
-        compute_rloo_advantages(scores, ids), expected, rtol=1e-6, atol=1e-12
-    )
+    torch.testing.assert_close(estimate("rloo", scores, ids), expected, rtol=1e-6, atol=1e-12)
 
 
 @settings(deadline=None)
-@given(rows, st.integers(0, 9))
+@given(rows, st.integers(1, 9))
 def test_opo_with_equal_lengths_is_centring(rows, length):
     scores, ids = tensors(rows)
     expected = group_advantages(scores, ids, normalize="center")
-    torch.testing.assert_close(
-        compute_opo_advantages(scores, torch.full_like(ids, length), ids), expected
-    )
+    torch.testing.assert_close(estimate("opo", scores, ids, torch.full_like(ids, length)), expected)
 
 
 @settings(deadline=None)
@@ -168,9 +153,7 @@ def test_opo_sums_to_zero_over_the_tokens_of_a_group(rows):
     scores, ids = tensors(rows)
     lengths = lengths_of(rows) + 1
     per_group = torch.zeros(100, dtype=torch.float64)
-    per_group = per_group.index_add(
-        0, ids + 3, lengths * compute_opo_advantages(scores, lengths, ids)
-    )
+    per_group = per_group.index_add(0, ids + 3, lengths * estimate("opo", scores, ids, lengths))
     torch.testing.assert_close(per_group, torch.zeros_like(per_group), rtol=0, atol=1e-9)
 
 
@@ -178,14 +161,14 @@ def test_gpg_is_centring_when_every_score_is_a_signal():
     scores, ids = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([5, 1, 5, 1])
     expected = group_advantages(scores, ids, normalize="center")
     for alpha in ("scores", "groups"):
-        torch.testing.assert_close(compute_gpg_advantages(scores, ids, alpha=alpha), expected)
+        torch.testing.assert_close(estimate("gpg", scores, ids, alpha=alpha), expected)
 
 
 def test_gpg_makes_up_for_groups_without_signal():
     scores = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
     ids = torch.tensor([0, 0, 1, 1, 2, 2])
-    assert compute_gpg_advantages(scores, ids).tolist() == [1.0, -1.0, 0.0, 0.0, 0.0, 0.0]
-    assert compute_gpg_advantages(scores, ids, alpha="groups").tolist() == [
+    assert estimate("gpg", scores, ids, alpha="scores").tolist() == [1.0, -1.0, 0.0, 0.0, 0.0, 0.0]
+    assert estimate("gpg", scores, ids, alpha="groups").tolist() == [
         1.5,
         -1.5,
         0.0,
@@ -197,9 +180,9 @@ def test_gpg_makes_up_for_groups_without_signal():
 
 def test_two_best_rows_teach_pass_at_k_nothing():
     scores, ids = torch.tensor([1.0, 1.0, 0.0, 0.5]), torch.tensor([2, 2, 2, 9])
-    assert compute_pass_at_k_advantages(scores, ids).tolist() == [0.0] * 4
+    assert estimate("pass_at_k", scores, ids).tolist() == [0.0] * 4
     scores = torch.tensor([1.0, 0.75, 0.0, 0.5])
-    assert compute_pass_at_k_advantages(scores, ids, normalize="center").tolist() == [
+    assert estimate("pass_at_k", scores, ids, normalize="center").tolist() == [
         0.25,
         0.0,
         0.0,
@@ -212,16 +195,18 @@ def test_two_best_rows_teach_pass_at_k_nothing():
 def test_remax_against_the_group_mean_is_centring(rows):
     scores, ids = tensors(rows)
     centred = group_advantages(scores, ids, normalize="center")
-    torch.testing.assert_close(compute_remax_advantages(scores, scores - centred), centred)
+    torch.testing.assert_close(
+        estimate("remax", scores, ids, greedy_scores=scores - centred), centred
+    )
 
 
 @pytest.mark.parametrize(
     ("estimator", "raw"),
     [
-        (compute_rloo_advantages, 0.9),
-        (lambda s, g, **how: compute_opo_advantages(s, torch.tensor([3, 1, 2]), g, **how), 0.9),
-        (lambda s, g, **how: compute_gpg_advantages(s, g, **how), 1.35),
-        (lambda s, g, **how: compute_gpg_advantages(s, g, alpha="groups", **how), 0.9),
+        (partial(estimate, "rloo"), 0.9),
+        (partial(estimate, "opo", lengths=torch.tensor([3, 1, 2])), 0.9),
+        (partial(estimate, "gpg", alpha="scores"), 1.35),
+        (partial(estimate, "gpg", alpha="groups"), 0.9),
     ],
 )
 def test_a_group_of_one_is_zero_or_its_raw_score(estimator, raw):

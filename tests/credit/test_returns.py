@@ -2,19 +2,17 @@
 
 import math
 
+import bound
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
-from rlx.credit.returns import (
-    compute_discounted_returns,
-    compute_gae_advantages,
-    compute_turn_gae_advantages,
-    compute_vine_advantages,
-    whiten_values,
-)
+from rlx.credit import compute_gae_advantages, estimate_vineppo, whiten_values
+from rlx.credit.kernels import map_row_blocks, select_masked
 from rlx.errors import ShapeError
+from rlx.spec import VinePpo
+from rlx.testing.golden.values import build_credit_inputs
 
 GARBAGE = (math.nan, math.inf, -math.inf, 7.0)
 
@@ -22,10 +20,6 @@ factors = st.sampled_from([0.0, 0.3, 0.95, 1.0])
 environments = st.sampled_from(["skip", "literal"])
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 150))
 seeds = st.integers(0, 2**32)
-
-
-def near(expected):
-    return pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def assert_close(actual, expected, tolerance=1e-10):
@@ -100,16 +94,37 @@ def turn_level_oracle(rewards, values, mask, turns, gamma, lam, gamma_high, lam_
     return advantages
 
 
+def gae(rewards, values, mask, *, gamma=1.0, lam=1.0, environment="skip"):
+    return compute_gae_advantages(
+        rewards, values, mask, gamma=gamma, lam=lam, environment=environment
+    )
+
+
+def turn_gae(rewards, values, mask, turns, **options):
+    inputs = {"token_rewards": rewards, "values": values, "mask": mask, "turn_ids": turns}
+    credit = bound.estimator("turn_level_gae", **options)(build_credit_inputs(inputs))
+    return credit.advantages, credit.returns
+
+
+def discounted_returns(rewards, mask, *, gamma):
+    inputs = build_credit_inputs({"token_rewards": rewards, "mask": mask})
+    return bound.estimator("reinforce_plus_plus", gamma=gamma, whiten=False)(inputs)
+
+
+def vine(steps, values, scores):
+    """The row's score is paid at its last step."""
+    given = {"mc_values": values, "step_ids": steps, "mask": steps >= 0, "global_rewards": scores}
+    return estimate_vineppo(build_credit_inputs(given), VinePpo())
+
+
 # Worked examples ----------------------------------------------------------------------------------
 
 
 def test_literal_and_skip_part_where_the_discount_is_not_one():
     rewards, values = rows([0, 0, 0, 1.0], [0.5, 0.4, 0.9, 0.3])
     mask = torch.tensor([[True, True, False, True]])
-    skipped, _ = compute_gae_advantages(rewards, values, mask, gamma=0.5, lam=0.0)
-    literal, _ = compute_gae_advantages(
-        rewards, values, mask, gamma=0.5, lam=0.0, environment="literal"
-    )
+    skipped, _ = gae(rewards, values, mask, gamma=0.5, lam=0.0)
+    literal, _ = gae(rewards, values, mask, gamma=0.5, lam=0.0, environment="literal")
     assert skipped[0].tolist() == pytest.approx([-0.3, -0.25, 0, 0.7])
     assert literal[0].tolist() == pytest.approx([-0.3, 0.05, 0, 0.7])
 
@@ -117,8 +132,7 @@ def test_literal_and_skip_part_where_the_discount_is_not_one():
 def test_vine_by_hand():
     steps = torch.tensor([[-1, 0, 0, 1, -1, 2], [-1, 0, 1, 1, 1, -1]])
     values = torch.tensor([[0.5, 0.75, 0.25, 0.0], [0.125, 0.25, 0.0, math.nan]])
-    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, math.nan]])
-    assert compute_vine_advantages(steps, values, rewards).tolist() == [
+    assert vine(steps, values, torch.ones(2)).tolist() == [
         [0, 0.25, 0.25, -0.5, 0, 0.75],
         [0, 0.125, 0.75, 0.75, 0.75, 0],
     ]
@@ -133,9 +147,7 @@ def test_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, environment):
     rewards, values, mask, _ = batch(sizes, seed)
     if environment == "literal":
         rewards, values, mask = tidy(rewards, values, mask)
-    advantages, returns = compute_gae_advantages(
-        rewards, values, mask, gamma=gamma, lam=lam, environment=environment
-    )
+    advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam, environment=environment)
     assert_close(advantages, gae_oracle(rewards, values, mask, gamma, lam, environment))
     assert_close(returns, torch.where(mask, advantages + values, 0.0))
 
@@ -145,9 +157,7 @@ def test_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, environment):
 def test_gae_of_long_rows_in_float32(decay, environment):
     """More rows than are worked on at once, and discounts whose powers are no numbers any more."""
     rewards, values, mask = tidy(*batch((70, 4096), 0, torch.float32)[:3])
-    actual, returns = compute_gae_advantages(
-        rewards, values, mask, lam=decay, environment=environment
-    )
+    actual, returns = gae(rewards, values, mask, lam=decay, environment=environment)
     assert actual.dtype == returns.dtype == torch.float32
     expected = gae_oracle(rewards.double(), values.double(), mask, 1.0, decay, environment)
     assert_close(actual.double(), expected, tolerance=3e-4)
@@ -163,7 +173,7 @@ def test_discounted_returns_agree_with_a_plain_loop(sizes, seed, gamma):
         for n, t in enumerate(steps):
             ahead = enumerate(steps[n:])
             expected[i, t] = sum(gamma**k * float(rewards[i, s]) for k, s in ahead)
-    assert_close(compute_discounted_returns(rewards, mask, gamma=gamma), expected)
+    assert_close(discounted_returns(rewards, mask, gamma=gamma), expected)
 
 
 @settings(deadline=None)
@@ -171,25 +181,22 @@ def test_discounted_returns_agree_with_a_plain_loop(sizes, seed, gamma):
 def test_turn_level_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, gamma_high, lam_high):
     x = batch(sizes, seed)
     options = {"gamma": gamma, "lam": lam, "gamma_high": gamma_high, "lam_high": lam_high}
-    advantages, returns = compute_turn_gae_advantages(*x, **options)
+    advantages, returns = turn_gae(*x, **options)
     assert_close(advantages, turn_level_oracle(*x, **options))
     assert_close(returns, torch.where(x[2], advantages + x[1], 0.0))
 
 
 @settings(deadline=None)
-@given(sizes, seeds, st.sampled_from([0, 1]), st.sampled_from([1e-8, 1e-2]), st.booleans())
-def test_whiten_agrees_with_a_plain_loop(sizes, seed, ddof, eps, shift_mean):
+@given(sizes, seeds)
+def test_whiten_agrees_with_a_plain_loop(sizes, seed):
     values, _, mask, _ = batch(sizes, seed)
     chosen = values[mask].tolist()
     expected = torch.zeros_like(values)
     if len(chosen) > 1:
         mean = sum(chosen) / len(chosen)
-        variance = sum((x - mean) ** 2 for x in chosen) / (len(chosen) - ddof)
-        back = 0.0 if shift_mean else mean
-        expected[mask] = (values[mask] - mean) / math.sqrt(variance + eps) + back
-    elif not shift_mean:
-        expected[mask] = values[mask]
-    assert_close(whiten_values(values, mask, ddof=ddof, eps=eps, shift_mean=shift_mean), expected)
+        variance = sum((x - mean) ** 2 for x in chosen) / (len(chosen) - 1)
+        expected[mask] = (values[mask] - mean) / math.sqrt(variance + 1e-8)
+    assert_close(whiten_values(values, mask), expected)
 
 
 @settings(deadline=None)
@@ -198,29 +205,56 @@ def test_vine_agrees_with_a_plain_loop_and_adds_up(sizes, seed, steps):
     rng = torch.Generator().manual_seed(seed)
     step_ids = torch.randint(-1, steps, sizes, generator=rng)
     values = torch.randn(sizes[0], steps + 1, generator=rng, dtype=torch.float64)
-    rewards = torch.randn(sizes[0], steps, generator=rng, dtype=torch.float64)
+    scores = torch.randn(sizes[0], generator=rng, dtype=torch.float64)
     expected = torch.zeros(sizes, dtype=torch.float64)
     for i, row in enumerate(step_ids.tolist()):
         for t, s in enumerate(row):
             if s >= 0:
-                expected[i, t] = rewards[i, s] + values[i, s + 1] - values[i, s]
-    assert_close(compute_vine_advantages(step_ids, values, rewards), expected)
+                paid = scores[i] if s == max(row) else 0.0
+                expected[i, t] = paid + values[i, s + 1] - values[i, s]
+    assert_close(vine(step_ids, values, scores), expected)
     one_token_each = torch.arange(steps).expand(sizes[0], -1)
-    telescoped = rewards.sum(dim=1) + values[:, -1] - values[:, 0]
-    assert_close(compute_vine_advantages(one_token_each, values, rewards).sum(dim=1), telescoped)
+    telescoped = scores + values[:, -1] - values[:, 0]
+    assert_close(vine(one_token_each, values, scores).sum(dim=1), telescoped)
+
+
+# Kernels ------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(sizes, seeds, st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool]))
+def test_selecting_by_bits_is_selecting(sizes, seed, dtype):
+    rewards, _, mask, turns = batch(sizes, seed)
+    x = turns if dtype is torch.int64 else rewards.to(dtype)
+    for stream in (x, x[:, :1]):
+        actual, expected = (
+            select_masked(mask, stream),
+            torch.where(mask, stream, stream.new_zeros(())),
+        )
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_blocks_of_rows_are_the_rows():
+    x, y = torch.randn(5, 2**17), torch.randn(5, 2**17)
+    seen = []
+
+    def double(x, y):
+        seen.append(len(x))
+        return 2 * x, x + y
+
+    doubled, summed = map_row_blocks(double, x, y)
+    assert seen == [2, 2, 1]
+    assert torch.equal(doubled, 2 * x) and torch.equal(summed, x + y)
 
 
 # Promises of all ----------------------------------------------------------------------------------
 
 EVERY = {
-    "gae": lambda r, v, m, _: compute_gae_advantages(r, v, m, gamma=0.9, lam=0.8),
-    "literal": lambda r, v, m, _: compute_gae_advantages(
-        *tidy(r, v, m), lam=0.8, environment="literal"
-    ),
-    "discounted_returns": lambda r, _, m, __: (compute_discounted_returns(r, m, gamma=0.9),),
-    "turn_level_gae": lambda *x: compute_turn_gae_advantages(
-        *x, gamma=0.9, lam=0.8, gamma_high=0.7
-    ),
+    "gae": lambda r, v, m, _: gae(r, v, m, gamma=0.9, lam=0.8),
+    "literal": lambda r, v, m, _: gae(*tidy(r, v, m), lam=0.8, environment="literal"),
+    "discounted_returns": lambda r, _, m, __: (discounted_returns(r, m, gamma=0.9),),
+    "turn_level_gae": lambda *x: turn_gae(*x, gamma=0.9, lam=0.8, gamma_high=0.7),
     "whiten": lambda r, _, m, __: (whiten_values(r, m),),
 }
 every = pytest.mark.parametrize("function", EVERY.values(), ids=EVERY.keys())
@@ -275,9 +309,7 @@ def test_inputs_are_left_as_they_are(function):
 @given(sizes, seeds)
 def test_turn_level_gae_without_discounts_is_token_level_gae(sizes, seed):
     x = batch(sizes, seed)
-    for by_turns, by_tokens in zip(
-        compute_turn_gae_advantages(*x), compute_gae_advantages(*x[:3]), strict=True
-    ):
+    for by_turns, by_tokens in zip(turn_gae(*x), gae(*x[:3]), strict=True):
         assert_close(by_turns, by_tokens)
 
 
@@ -285,13 +317,13 @@ def test_turn_level_gae_without_discounts_is_token_level_gae(sizes, seed):
 @given(sizes, seeds, factors, factors)
 def test_turns_of_one_token_and_a_single_turn_are_token_level_gae(sizes, seed, gamma, lam):
     rewards, values, mask, _ = batch(sizes, seed)
-    expected, _ = compute_gae_advantages(rewards, values, mask, gamma=gamma, lam=lam)
+    expected, _ = gae(rewards, values, mask, gamma=gamma, lam=lam)
     both = {"gamma": gamma, "lam": lam, "gamma_high": gamma, "lam_high": lam}
     each = torch.where(mask, torch.arange(1, sizes[1] + 1), -1)
-    assert_close(compute_turn_gae_advantages(rewards, values, mask, each, **both)[0], expected)
+    assert_close(turn_gae(rewards, values, mask, each, **both)[0], expected)
     one = torch.where(mask, 1, -1)
     own = {"gamma": gamma, "lam": lam, "gamma_high": 0.5, "lam_high": 0.5}
-    assert_close(compute_turn_gae_advantages(rewards, values, mask, one, **own)[0], expected)
+    assert_close(turn_gae(rewards, values, mask, one, **own)[0], expected)
 
 
 @settings(deadline=None)
@@ -299,16 +331,16 @@ def test_turns_of_one_token_and_a_single_turn_are_token_level_gae(sizes, seed, g
 def test_turns_may_have_any_numbers(sizes, seed):
     *x, turns = batch(sizes, seed)
     renamed = turns.amax(dim=1, keepdim=True) - turns  # the last turn of a row is 0
-    expected, _ = compute_turn_gae_advantages(*x, turns, gamma=0.9, lam_high=0.5)
-    assert_close(compute_turn_gae_advantages(*x, renamed, gamma=0.9, lam_high=0.5)[0], expected)
+    expected, _ = turn_gae(*x, turns, gamma=0.9, lam_high=0.5)
+    assert_close(turn_gae(*x, renamed, gamma=0.9, lam_high=0.5)[0], expected)
 
 
 @settings(deadline=None)
 @given(sizes, seeds, factors)
 def test_gae_with_lambda_1_is_the_discounted_return_less_the_value(sizes, seed, gamma):
     rewards, values, mask, _ = batch(sizes, seed)
-    advantages, returns = compute_gae_advantages(rewards, values, mask, gamma=gamma)
-    expected = compute_discounted_returns(rewards, mask, gamma=gamma)
+    advantages, returns = gae(rewards, values, mask, gamma=gamma)
+    expected = discounted_returns(rewards, mask, gamma=gamma)
     assert_close(returns, expected)
     assert_close(advantages, torch.where(mask, expected - values, 0.0))
 
@@ -320,28 +352,26 @@ def test_without_discounts_the_literal_recursion_only_adds_the_rewards_of_the_en
 ):
     rewards, values, mask = tidy(*batch(sizes, seed)[:3])
     rewards = torch.where(mask, rewards, 0.0)
-    literal, _ = compute_gae_advantages(rewards, values, mask, environment="literal")
-    assert_close(literal, compute_gae_advantages(rewards, values, mask)[0])
+    literal, _ = gae(rewards, values, mask, environment="literal")
+    assert_close(literal, gae(rewards, values, mask)[0])
 
 
 def test_vine_is_gae_over_steps_with_lambda_0():
     values, rewards = rows([0.5, 0.75, 0.25, 0.0], [0.0, 0.0, 1.0])
     steps = torch.tensor([[0, 1, 2]])
-    expected, _ = compute_gae_advantages(rewards, values[:, :-1], steps >= 0, lam=0.0)
-    assert_close(compute_vine_advantages(steps, values, rewards), expected)
+    expected, _ = gae(rewards, values[:, :-1], steps >= 0, lam=0.0)
+    assert_close(vine(steps, values, rewards[:, -1]), expected)
 
 
 # Whitening ----------------------------------------------------------------------------------------
 
 
-@given(st.floats(-10, 10, width=32), st.integers(0, 64), st.sampled_from([0.0, 1e-8]))
-def test_equal_values_whiten_to_exact_zeros(value, size, eps):
+@given(st.floats(-10, 10, width=32), st.integers(0, 64))
+def test_equal_values_whiten_to_exact_zeros(value, size):
     values = torch.full((1, 65), math.nan)
     values[0, :size] = value
     mask = torch.arange(65)[None] < size
-    assert whiten_values(values, mask, eps=eps).tolist() == [[0.0] * 65]
-    kept = whiten_values(values, mask, eps=eps, shift_mean=False)
-    assert kept.tolist() == [[value] * size + [0.0] * (65 - size)]
+    assert whiten_values(values, mask).tolist() == [[0.0] * 65]
 
 
 def test_a_nan_that_learns_is_not_hidden():
@@ -352,29 +382,7 @@ def test_a_nan_that_learns_is_not_hidden():
 # Refusals -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("call", "complaint"),
-    [
-        (
-            lambda x, wide: compute_gae_advantages(x, wide, x > 0),
-            r"values is \(2, 4\), token_rewards is \(2, 3\)",
-        ),
-        (lambda x, wide: compute_discounted_returns(x, wide > 0, gamma=1), r"mask is \(2, 4\)"),
-        (
-            lambda x, wide: compute_turn_gae_advantages(x, x, x > 0, wide.long()),
-            r"turn_ids is \(2, 4\)",
-        ),
-        (lambda x, wide: whiten_values(x, wide > 0), r"mask is \(2, 4\), values is \(2, 3\)"),
-        (
-            lambda x, wide: compute_vine_advantages(x.long(), x, x),
-            r"they must be \[B, T\], \[B, S \+ 1\]",
-        ),
-        (
-            lambda x, wide: compute_vine_advantages(x.long() + 3, wide, x),
-            "names step 3, rewards has 3",
-        ),
-    ],
-)
-def test_shapes_that_disagree_are_refused(call, complaint):
-    with pytest.raises(ShapeError, match=complaint):
-        call(torch.zeros(2, 3), torch.zeros(2, 4))
+def test_a_step_without_a_value_is_refused():
+    steps, values = torch.tensor([[0, 1, 3]]), torch.zeros(1, 4)
+    with pytest.raises(ShapeError, match="names step 3, mc_values has 3 steps"):
+        vine(steps, values, torch.ones(1))

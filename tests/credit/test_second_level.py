@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from rlx.credit.group import group_advantages
-from rlx.credit.second_level import ema_scale, prompt_scale
+from rlx.credit import ema_scale, group_advantages, prompt_scale
 
+HOW = {"ddof": 1, "eps": 1e-6}
 close = partial(pytest.approx, rel=1e-9, abs=1e-9)
 rewards = st.integers(0, 16).map(lambda n: n / 16)
 # prompts of answers of confidences
@@ -53,15 +53,16 @@ def test_prompt_scale_agrees_with_a_plain_loop(trees, ddof, eps):
 def test_rows_may_come_in_any_order(trees, random):
     advantages, prompts = first_level(trees)
     order = random.sample(range(len(prompts)), len(prompts))
-    expected = prompt_scale(advantages, prompts)[order]
-    torch.testing.assert_close(prompt_scale(advantages[order], prompts[order]), expected)
+    expected = prompt_scale(advantages, prompts, **HOW)[order]
+    shuffled = prompt_scale(advantages[order], prompts[order], **HOW)
+    torch.testing.assert_close(shuffled, expected)
 
 
 @settings(deadline=None)
 @given(trees, st.sampled_from([0, 1]))
 def test_renormalising_centred_advantages_is_scaling_them(trees, ddof):
     advantages, prompts = first_level(trees)
-    scaled = prompt_scale(advantages, prompts, ddof=ddof)
+    scaled = prompt_scale(advantages, prompts, ddof=ddof, eps=1e-6)
     torch.testing.assert_close(group_advantages(advantages, prompts, ddof=ddof), scaled)
 
 
@@ -71,7 +72,7 @@ def test_with_one_answer_per_prompt_scaling_is_dividing_by_the_answers_own_sigma
     trees = [answers[:1] for answers in trees]
     centred, prompts = first_level(trees)
     divided, _ = first_level(trees, normalize="std")
-    torch.testing.assert_close(prompt_scale(centred, prompts), divided)
+    torch.testing.assert_close(prompt_scale(centred, prompts, **HOW), divided)
 
 
 @settings(deadline=None)
@@ -91,10 +92,10 @@ def test_answers_with_other_labels_keep_their_share_of_the_push():
     not, unless the prompt has no other answer."""
     doubtful, sure = [0.25, 0.75], [0.875, 0.9375]
     together, prompts = first_level([[doubtful, sure]])
-    scaled = prompt_scale(together, prompts)
+    scaled = prompt_scale(together, prompts, **HOW)
     assert (scaled[1] / scaled[3]).item() == close(8.0)
     apart, prompts = first_level([[doubtful], [sure]])
-    scaled = prompt_scale(apart, prompts, eps=0.0)
+    scaled = prompt_scale(apart, prompts, ddof=1, eps=0.0)
     assert scaled[1].item() == close(scaled[3].item())
 
 
@@ -112,24 +113,24 @@ def test_ema_scale_agrees_with_a_plain_loop_over_steps(steps, momentum):
             now = sum(a * a for a in values) / len(values)
             plain = now if plain is None else momentum * plain + (1 - momentum) * now
         expected = [a / (math.sqrt(plain) + 1e-6) if a else 0.0 for a in values]
-        actual, state = ema_scale(advantages, state, momentum=momentum)
+        actual, state = ema_scale(advantages, state, momentum=momentum, eps=1e-6)
         assert actual.tolist() == close(expected)
         assert state == (None if plain is None else close(plain))
 
 
 def test_the_first_step_has_unit_root_mean_square_and_later_ones_shrink_with_the_gradient():
     advantages, _ = first_level([[[0.25, 0.75]], [[0.0, 1.0]]])
-    first, state = ema_scale(advantages, None, eps=0.0)
+    first, state = ema_scale(advantages, None, momentum=0.9, eps=0.0)
     assert first.square().mean().item() == close(1.0)
-    later, _ = ema_scale(advantages / 100, state)
+    later, _ = ema_scale(advantages / 100, state, momentum=0.9, eps=1e-6)
     assert 0.01 < later.square().mean().sqrt().item() < 0.011
 
 
 def test_a_step_without_signal_does_not_touch_the_scale():
     nothing = torch.zeros(4)
-    assert ema_scale(nothing, None)[1] is None
-    assert ema_scale(torch.zeros(0), 0.25)[1] == 0.25
-    advantages, state = ema_scale(nothing, 0.25)
+    assert ema_scale(nothing, None, momentum=0.9, eps=1e-6)[1] is None
+    assert ema_scale(torch.zeros(0), 0.25, momentum=0.9, eps=1e-6)[1] == 0.25
+    advantages, state = ema_scale(nothing, 0.25, momentum=0.9, eps=1e-6)
     assert state == 0.25 and (advantages == 0).all()
 
 
@@ -139,7 +140,7 @@ def test_a_step_without_signal_does_not_touch_the_scale():
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize(
     "scaled",
-    [prompt_scale, lambda a, _, **how: ema_scale(a, None, **how)[0]],
+    [partial(prompt_scale, ddof=1), lambda a, _, eps: ema_scale(a, None, momentum=0.9, eps=eps)[0]],
     ids=["prompt_scale", "ema_scale"],
 )
 def test_zero_stays_exactly_zero_and_float32_stays_float32(scaled, eps):

@@ -4,26 +4,18 @@ import math
 from functools import partial
 from statistics import mean
 
+import bound
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
-from rlx.credit.group import group_advantages
-from rlx.credit.turns import (
-    compute_gigpo_advantages,
-    compute_mt_grpo_advantages,
-    compute_multiturn_grpo_advantages,
-    compute_step_returns,
-    compute_tree_grpo_advantages,
-)
+from rlx.credit import group_advantages
+from rlx.credit.turns import compute_step_returns
+from rlx.testing.golden.values import build_credit_inputs
 
 close = partial(pytest.approx, rel=1e-9, abs=1e-9)
 sixteenths = st.integers(-32, 32).map(lambda n: n / 16)
-
-
-def near(expected):
-    return pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 # A batch as plain Python: a turn that was not rewarded is None, one that was not taken has no
@@ -63,37 +55,13 @@ def tensors(batch, dtype=torch.float64):
     return {k: torch.tensor(v, dtype=kinds.get(k, torch.int64)) for k, v in grid.items()}
 
 
-def multiturn(batch, dtype=torch.float64, **options):
-    x = tensors(batch, dtype)
-    x = {k: v for k, v in x.items() if k not in ("state_ids", "tree_ids")}
-    return compute_multiturn_grpo_advantages(**x, **options)
+def estimate(name, batch, dtype=torch.float64, **options):
+    return bound.estimator(name, **options)(build_credit_inputs(tensors(batch, dtype)))
 
 
-def first_turn(batch, dtype=torch.float64, **options):
-    x = tensors([{**row, "turns": [*row["turns"], None]} for row in batch], dtype)
-    return compute_mt_grpo_advantages(
-        x["turn_rewards"][:, 0],
-        x["turn_present"][:, 0],
-        x["global_rewards"],
-        x["turn_ids"],
-        x["mask"],
-        x["group_ids"],
-        **options,
-    )
-
-
-def in_states(batch, dtype=torch.float64, gamma=0.5, **options):
-    x = tensors(batch, dtype)
-    taken = x["state_ids"] >= 0
-    rewards, present, outcomes = x["turn_rewards"], x["turn_present"], x["global_rewards"]
-    returns = compute_step_returns(rewards, present, outcomes, taken, gamma=gamma)
-    garbage = 1e3 * torch.arange(1, len(batch) + 1, dtype=dtype)
-    returns = torch.where(taken, returns, garbage[:, None])
-    where = (x["state_ids"], x["turn_ids"], x["mask"], x["group_ids"])
-    return compute_gigpo_advantages(outcomes, returns, *where, **options)
-
-
-# Worked examples ----------------------------------------------------------------------------------
+multiturn = partial(estimate, "multiturn_grpo")
+first_turn = partial(estimate, "mt_grpo")
+in_states = partial(estimate, "gigpo", gamma=0.5)
 
 
 # Plain loops --------------------------------------------------------------------------------------
@@ -146,10 +114,14 @@ def plain_multiturn(batch, *, statistics, turn_weight, **how):
     return spread(batch, on_token)
 
 
+def later_and_outcome(row):
+    return row["outcome"] + sum(reward or 0.0 for reward in row["turns"][1:])
+
+
 def plain_first_turn(batch, *, turn_coef, **how):
     def on_token(row, k):
-        outcomes = [other["outcome"] for other in of_prompt(batch, row)]
-        total = normalised(row["outcome"], outcomes, **how)
+        outcomes = [later_and_outcome(other) for other in of_prompt(batch, row)]
+        total = normalised(later_and_outcome(row), outcomes, **how)
         if k == 1 and rewarded(row, 1):
             first = [other["turns"][0] for other in of_prompt(batch, row) if rewarded(other, 1)]
             total += turn_coef * normalised(row["turns"][0], first, **how)
@@ -170,12 +142,14 @@ def plain_returns(row, gamma):
     return returns
 
 
+def episode(row):
+    return row["outcome"] + sum(reward or 0.0 for reward in row["turns"])
+
+
 def plain_gigpo(batch, *, omega, normalize, gamma=0.5, singleton="zero", **how):
     def on_token(row, k):
-        outcomes = [other["outcome"] for other in of_prompt(batch, row)]
-        total = normalised(
-            row["outcome"], outcomes, normalize=normalize, singleton=singleton, **how
-        )
+        outcomes = [episode(other) for other in of_prompt(batch, row)]
+        total = normalised(episode(row), outcomes, normalize=normalize, singleton=singleton, **how)
         if k <= len(row["states"]) and row["states"][k - 1] >= 0:
             group = [
                 earned
@@ -289,7 +263,7 @@ def test_without_turn_rewards_multi_turn_grpo_is_grpo(batch, statistics):
 @settings(deadline=None, max_examples=50)
 @given(batches())
 def test_pooled_and_per_turn_agree_where_only_one_turn_is_rewarded(batch):
-    batch = [{**row, "turns": row["turns"][:1]} for row in batch]
+    batch = [{**row, "turns": row["turns"][:1], "states": row["states"][:1]} for row in batch]
     torch.testing.assert_close(
         multiturn(batch, statistics="pooled"), multiturn(batch, statistics="per_turn")
     )
@@ -298,9 +272,9 @@ def test_pooled_and_per_turn_agree_where_only_one_turn_is_rewarded(batch):
 @settings(deadline=None, max_examples=50)
 @given(batches())
 def test_mt_grpo_is_multi_turn_grpo_with_the_first_turn_alone(batch):
-    alone = [{**row, "turns": row["turns"][:1]} for row in batch]
+    alone = [{**row, "turns": row["turns"][:1], "states": row["states"][:1]} for row in batch]
     torch.testing.assert_close(
-        first_turn(batch, turn_coef=0.5, eps=1e-6), multiturn(alone, turn_weight=0.5)
+        first_turn(alone, turn_coef=0.5, eps=1e-6), multiturn(alone, turn_weight=0.5)
     )
 
 
@@ -308,7 +282,8 @@ def test_mt_grpo_is_multi_turn_grpo_with_the_first_turn_alone(batch):
 @given(batches())
 def test_gigpo_without_steps_is_dr_grpo(batch):
     x = tensors(batch)
-    outcome = group_advantages(x["global_rewards"], x["group_ids"], normalize="center")
+    scores = torch.tensor([episode(row) for row in batch], dtype=torch.float64)
+    outcome = group_advantages(scores, x["group_ids"], normalize="center")
     expected = torch.where(x["mask"] & (x["turn_ids"] > 0), outcome[:, None], 0.0)
     torch.testing.assert_close(in_states(batch, omega=0.0), expected)
 
@@ -318,9 +293,8 @@ def test_gigpo_without_steps_is_dr_grpo(batch):
 def test_step_returns_run_backwards_and_end_with_the_outcome(batch, gamma):
     x = tensors(batch)
     taken = x["state_ids"] >= 0
-    actual = compute_step_returns(
-        x["turn_rewards"], x["turn_present"], x["global_rewards"], taken, gamma=gamma
-    )
+    rewards = torch.where(x["turn_present"], x["turn_rewards"], 0.0)
+    actual = compute_step_returns(rewards, x["global_rewards"], taken, gamma)
     for got, row in zip(actual.tolist(), batch, strict=True):
         assert got == close(plain_returns(row, gamma))
 
@@ -328,18 +302,25 @@ def test_step_returns_run_backwards_and_end_with_the_outcome(batch, gamma):
 def test_returns_of_a_long_rollout_neither_overflow_nor_drown():
     ones = torch.ones(1, 400)
     some = torch.ones(1, 400, dtype=torch.bool)
-    returns = compute_step_returns(ones, some, torch.zeros(1), some, gamma=0.1)
+    returns = compute_step_returns(ones, torch.zeros(1), some, gamma=0.1)
     assert returns[0, [0, 200, 398, 399]].tolist() == pytest.approx([10 / 9, 10 / 9, 1.1, 1.0])
 
 
 # Trees --------------------------------------------------------------------------------------------
 
 
-def leaves(batch, dtype=torch.float64, **options):
-    x = tensors(batch, dtype)
-    return compute_tree_grpo_advantages(
-        x["global_rewards"], x["group_ids"], x["tree_ids"], **options
+def leaves(scores, prompts, trees, **options):
+    """`[B]` advantage of each leaf, from scores and ids; `trees` are numbered within a prompt."""
+    groups = [f"{prompt} {tree}" for prompt, tree in zip(prompts, trees, strict=True)]
+    inputs = build_credit_inputs(
+        {
+            "global_rewards": scores,
+            "tree_ids": torch.tensor(prompts),
+            "group_ids": groups,
+            "levels": [1] * len(groups),
+        }
     )
+    return bound.estimator("tree_grpo", **options)(inputs)[:, 0]
 
 
 @settings(deadline=None, max_examples=50)
@@ -352,7 +333,11 @@ def test_tree_grpo_agrees_with_a_plain_loop(batch, how, normalize):
         tree = [other["outcome"] for other in prompt if other["tree"] == row["tree"]]
         parts = [normalised(row["outcome"], g, normalize=normalize, **how) for g in (both, tree)]
         expected.append(sum(parts))
-    assert leaves(batch, normalize=normalize, **how).tolist() == close(expected)
+    scores, prompts, trees = zip(
+        *((r["outcome"], r["group"], r["tree"]) for r in batch), strict=True
+    )
+    actual = leaves(list(scores), prompts, trees, normalize=normalize, **how)
+    assert actual.tolist() == close(expected)
 
 
 @settings(deadline=None, max_examples=50)
@@ -361,18 +346,17 @@ def test_one_tree_per_prompt_doubles_grpo_and_one_leaf_per_tree_is_grpo(batch):
     x = tensors(batch)
     scores, ids = x["global_rewards"], x["group_ids"]
     grpo = group_advantages(scores, ids)
-    torch.testing.assert_close(
-        compute_tree_grpo_advantages(scores, ids, torch.zeros_like(ids)), 2 * grpo
-    )
-    torch.testing.assert_close(
-        compute_tree_grpo_advantages(scores, ids, torch.arange(len(ids))), grpo
-    )
+    torch.testing.assert_close(leaves(scores, ids.tolist(), [0] * len(ids)), 2 * grpo)
+    torch.testing.assert_close(leaves(scores, ids.tolist(), range(len(ids))), grpo)
 
 
 def test_leaves_of_a_tree_that_are_alike_learn_from_other_trees_alone():
-    scores = torch.tensor([0.7, 0.7, 0.7, 0.1])
-    ids, trees = torch.zeros(4, dtype=torch.int64), torch.tensor([5, 5, 5, 6])
-    torch.testing.assert_close(
-        compute_tree_grpo_advantages(scores, ids, trees), group_advantages(scores, ids)
-    )
-    assert (compute_tree_grpo_advantages(torch.full((4,), 0.7), ids, trees) == 0).all()
+    scores = torch.tensor([0.7, 0.7, 0.7, 0.1], dtype=torch.float64)
+    ids, trees = torch.zeros(4, dtype=torch.int64), [5, 5, 5, 6]
+    torch.testing.assert_close(leaves(scores, ids.tolist(), trees), group_advantages(scores, ids))
+    assert (leaves(torch.full((4,), 0.7), ids.tolist(), trees) == 0).all()
+
+
+def test_rows_that_continue_the_prompt_are_compared_once():
+    inputs = build_credit_inputs({"global_rewards": [1.0, 0.0, 0.5], "group_ids": [0, 0, 0]})
+    assert torch.equal(bound.estimator("tree_grpo")(inputs), bound.estimator("grpo")(inputs))

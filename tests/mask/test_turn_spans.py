@@ -1,9 +1,9 @@
 """Which tokens learn."""
 
+import bound
 import pytest
 
 from rlx.batch import build_token_batch
-from rlx.mask import select_span_tokens
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 
@@ -27,7 +27,7 @@ def masks(*turns, parents=None, **options):
     prompt = Segment(parent=NO_PARENT, author="prompt", token_ids=(8, 9))
     tree = RolloutTree(Problem(id="p", prompt="", fields={}), (prompt, *turns))
     batch = build_token_batch([tree])
-    mask = select_span_tokens(batch, **options)
+    mask = bound.mask("turn_spans", **options)(batch)
     assert mask.dtype == batch.is_own.dtype and mask.shape == batch.is_own.shape
     assert not (mask & ~batch.is_own).any(), "a token learns that is not the row's own"
     return [

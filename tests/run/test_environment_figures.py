@@ -2,13 +2,13 @@
 
 import math
 
+import bound
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from trees import conversation
 
 from rlx.batch import build_token_batch
-from rlx.credit.estimators import estimate_grpo
 from rlx.plugin import Problem
 from rlx.record.mlflow_tags import legal_key
 from rlx.reward import RewardEntry, RewardTable
@@ -68,7 +68,7 @@ def test_rewards_of_whole_rollouts_are_told_beside_those_of_turns():
         ScoredRows(batch=batch, rewards=build_row_rewards(batch, [tree], table), mask=batch.is_own),
         TokenStreams(old_logprobs=batch.behaviour_logprobs),
         CreditRules(
-            estimator=estimate_grpo,
+            estimator=bound.estimator("grpo"),
             credit=CreditSpec(),
             loss=LossSpec(),
             max_tokens={"turn": 2, "query": 2, "answer": 2},

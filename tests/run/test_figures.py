@@ -3,13 +3,12 @@
 import math
 from types import SimpleNamespace
 
+import bound
 import pytest
 import torch
 
 from rlx.batch import build_token_batch
-from rlx.credit.estimators import estimate_two_level
 from rlx.learner import CriticStats
-from rlx.mask import select_span_tokens
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
@@ -39,7 +38,7 @@ def entry(name, raw, weight=1.0, **parts):
     return RewardEntry(name, raw, weight, status, None, parts)
 
 
-def figures(answers, *, faults=(), update=None, critic=None, mask=select_span_tokens):
+def figures(answers, *, faults=(), update=None, critic=None, mask=None):
     """One tree; each answer is (accuracy, [(Brier, stated confidence), ...])."""
     segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
     turns = {}
@@ -64,7 +63,7 @@ def figures(answers, *, faults=(), update=None, critic=None, mask=select_span_to
         global_rewards=torch.zeros(len(totals)),
     )
     train = assign_credit(
-        ScoredRows(batch=batch, rewards=rewards, mask=mask(batch)),
+        ScoredRows(batch=batch, rewards=rewards, mask=(mask or bound.mask("turn_spans"))(batch)),
         TokenStreams(old_logprobs=batch.behaviour_logprobs),
         CreditRules(
             estimator=centred,
@@ -79,7 +78,7 @@ def figures(answers, *, faults=(), update=None, critic=None, mask=select_span_to
 
 
 def centred(inputs):
-    return estimate_two_level(inputs, normalize="center")
+    return bound.estimator("two_level", normalize="center")(inputs)
 
 
 TWO = [(1.0, [(0.96, 0.8), (0.75, 0.5)]), (0.0, [(0.91, 0.3), (0.91, 0.3)])]
@@ -149,7 +148,7 @@ def test_rows_of_which_no_token_learns_are_silent():
 
 
 def literal(batch):
-    return select_span_tokens(batch, fallback="none")
+    return bound.mask("turn_spans", fallback="none")(batch)
 
 
 def test_without_a_parsable_confidence_there_is_no_calibration():

@@ -1,15 +1,13 @@
 """A step of two turns, small enough to be worked by hand."""
 
 import math
-from functools import partial
 
+import bound
 import pytest
 import torch
 
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
-from rlx.credit.estimators import estimate_grpo, estimate_two_level
-from rlx.mask import select_span_tokens
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx.spec import CreditSpec, EntropyBonus, LossSpec
@@ -74,13 +72,13 @@ BY_HAND = [
     [0, 0, 0, 0, 0, 1.44, 1.44, 0, 0],
 ]
 
-estimator = partial(estimate_two_level, normalize="center", lambda_conf=4.0)
+estimator = bound.estimator("two_level", normalize="center", lambda_conf=4.0)
 
 
 def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, old=None, **loss):
     batch = build_token_batch(trees)
     return assign_credit(
-        ScoredRows(batch=batch, rewards=rewards, mask=select_span_tokens(batch)),
+        ScoredRows(batch=batch, rewards=rewards, mask=bound.mask("turn_spans")(batch)),
         TokenStreams(old_logprobs=batch.behaviour_logprobs if old is None else old),
         CreditRules(
             estimator=estimator,
@@ -158,7 +156,7 @@ def test_the_estimator_sees_the_batch_and_the_rewards_as_they_are():
 
     def spy(inputs):
         seen.append(inputs)
-        return estimate_grpo(inputs)
+        return bound.estimator("grpo")(inputs)
 
     train = step(estimator=spy)
     (inputs,) = seen

@@ -1,25 +1,12 @@
 """Structured rewards, masks, placement and KL of one multi-turn step (design 000)."""
 
-from functools import partial
-
+import bound
 import pytest
 import torch
 
 from rlx.batch import build_token_batch
 from rlx.credit import Credit
-from rlx.credit.estimators import (
-    estimate_gae,
-    estimate_grpo,
-    estimate_multiturn_grpo,
-    estimate_reinforce_plus_plus,
-)
 from rlx.errors import PluginError, RlxError
-from rlx.mask import (
-    select_effective_tokens,
-    select_model_tokens,
-    select_response_tokens,
-    select_span_tokens,
-)
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import CreditSpec, LossSpec
@@ -71,12 +58,15 @@ ALONE = RowRewards(
 )
 
 
+MODEL_TOKENS, GRPO = bound.mask("model_tokens"), bound.estimator("grpo")
+
+
 def step(
     tree=MULTI,
     rewards=REWARDS,
     *,
-    mask=select_model_tokens,
-    estimator=estimate_grpo,
+    mask=MODEL_TOKENS,
+    estimator=GRPO,
     streams=None,
     **credit,
 ):
@@ -120,10 +110,10 @@ def test_one_effective_mask_for_all_four(stage, state_masking, expected):
         beta=0.1,
     )
     train = step(
-        mask=partial(select_effective_tokens, state_masking=state_masking),
-        estimator=estimate_grpo
+        mask=bound.mask("effective", state_masking=state_masking),
+        estimator=bound.estimator("grpo")
         if stage == "GRPO"
-        else partial(estimate_gae, environment="literal"),
+        else bound.estimator("gae", environment="literal"),
         streams=streams,
         use_kl_in_reward=True,
         placement="turn_proportional",
@@ -144,9 +134,9 @@ def test_one_effective_mask_for_all_four(stage, state_masking, expected):
 @pytest.mark.parametrize("state_masking", [True, False])
 def test_in_a_single_turn_the_two_masks_are_one(state_masking):
     batch = build_token_batch([SINGLE])
-    mask = select_effective_tokens(batch, state_masking=state_masking)
+    mask = bound.mask("effective", state_masking=state_masking)(batch)
     assert torch.equal(mask, batch.is_own)
-    assert torch.equal(mask, select_response_tokens(batch))
+    assert torch.equal(mask, bound.mask("all_response")(batch))
 
 
 def test_the_masks_that_a_batch_names_by_content():
@@ -157,7 +147,7 @@ def test_the_masks_that_a_batch_names_by_content():
     assert batch.turn_ids.tolist() == [[-1, 1, 1, -1, -1, 2], [-1, 1, 1, 1, -1, -1]]
 
 
-@pytest.mark.parametrize("strategy", [select_model_tokens, select_span_tokens])
+@pytest.mark.parametrize("strategy", ["model_tokens", "turn_spans"])
 def test_rows_that_ran_out_of_tokens_can_be_skipped(strategy):
     cut = RolloutTree(
         MULTI.problem,
@@ -170,8 +160,9 @@ def test_rows_that_ran_out_of_tokens_can_be_skipped(strategy):
         ),
     )
     batch = build_token_batch([cut])
-    assert strategy(batch, truncated="skip").any(dim=1).tolist() == [False, True]
-    assert strategy(batch).any(dim=1).tolist() == [True, True]
+    for truncated, learn in (("skip", [False, True]), ("learn", [True, True])):
+        mask = bound.mask(strategy, truncated=truncated)(batch)
+        assert mask.any(dim=1).tolist() == learn
 
 
 def test_states_are_told_apart_by_what_opened_the_turn_or_by_the_environments_word():
@@ -212,7 +203,7 @@ def test_three_scores_of_each_row(credit, sums):
 def test_the_sources_score_grows_with_length():
     """γ = λ = 1: every token's return is what is still to come, so it is n · R."""
     streams = TokenStreams(old_logprobs=torch.zeros(2, 6), optional={"values": torch.randn(2, 6)})
-    train = step(estimator=estimate_gae, streams=streams)
+    train = step(estimator=bound.estimator("gae"), streams=streams)
     assert train.scores.masked_return_sum.tolist() == pytest.approx([3 * 0.675, 3 * 0.3])
 
 
@@ -239,7 +230,9 @@ LOGPROBS = TokenStreams(
 
 
 def test_kl_is_paid_by_the_token():
-    train = step(streams=LOGPROBS, estimator=estimate_reinforce_plus_plus, use_kl_in_reward=True)
+    train = step(
+        streams=LOGPROBS, estimator=bound.estimator("reinforce_plus_plus"), use_kl_in_reward=True
+    )
     expected = torch.tensor([[0, 0.2, 0, 0, 0, -0.2], [0, 0.2, 0, 0, 0, 0]])
     torch.testing.assert_close(train.kl, expected)
     torch.testing.assert_close(train.token_rewards, train.placed.token_rewards - 0.5 * expected)
@@ -248,7 +241,7 @@ def test_kl_is_paid_by_the_token():
 
 def test_a_score_of_token_rewards_has_paid_it_and_a_structured_one_has_not():
     credit = {"use_kl_in_reward": True, "streams": LOGPROBS}
-    centred = partial(estimate_grpo, normalize="center")
+    centred = bound.estimator("grpo", normalize="center")
     structured = step(estimator=centred, **credit)
     paid = step(estimator=centred, score_source="token_rewards", **credit)
     half = (0.675 - 0.3) / 2
@@ -258,8 +251,10 @@ def test_a_score_of_token_rewards_has_paid_it_and_a_structured_one_has_not():
 
 
 def test_multi_turn_grpo_never_sees_it():
-    plain = step(estimator=estimate_multiturn_grpo)
-    beside = step(estimator=estimate_multiturn_grpo, streams=LOGPROBS, use_kl_in_reward=True)
+    plain = step(estimator=bound.estimator("multiturn_grpo"))
+    beside = step(
+        estimator=bound.estimator("multiturn_grpo"), streams=LOGPROBS, use_kl_in_reward=True
+    )
     assert torch.equal(plain.advantages, beside.advantages)
     assert plain.kl is None and beside.kl is not None
 
@@ -276,10 +271,10 @@ def test_kl_is_measured_for_a_penalty_without_touching_the_reward():
 def learned(rewards=ALONE, **loss):
     batch = build_token_batch([SINGLE])
     return assign_credit(
-        ScoredRows(batch=batch, rewards=rewards, mask=select_model_tokens(batch)),
+        ScoredRows(batch=batch, rewards=rewards, mask=bound.mask("model_tokens")(batch)),
         TokenStreams(old_logprobs=batch.behaviour_logprobs),
         CreditRules(
-            estimator=estimate_grpo,
+            estimator=bound.estimator("grpo"),
             credit=CreditSpec(),
             loss=LossSpec(**loss),
             max_tokens={"turn": 3},
@@ -321,7 +316,7 @@ def test_an_entropy_bonus_on_everything_that_learns():
         (lambda x: torch.ones(x.mask.shape), "for token 0 of row 0, which is outside the mask"),
         (
             lambda x: Credit(
-                advantages=estimate_grpo(x), returns=torch.full(x.mask.shape, torch.inf)
+                advantages=bound.estimator("grpo")(x), returns=torch.full(x.mask.shape, torch.inf)
             ),
             "returned inf in its returns",
         ),

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "rollout": {"spec", "plugin", "discovery"},
     "reward": {"spec", "plugin", "discovery", "rollout"},
     "batch": {"rollout", "reward"},
-    "mask": {"batch"},
+    "mask": {"batch", "spec"},
     "credit": {"spec", "rlx_registry"},
     "kl": {"spec"},
     "loss": {"spec"},

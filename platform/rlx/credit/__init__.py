@@ -1,9 +1,15 @@
 """Credit assignment: from rewards to token advantages. Works on tensors only, without models,
 engines, schedules or specs other than an estimator's own options.
 
-An estimator takes `CreditInputs` and its options and returns `[B, T]`, or a `Credit`. YAML names
-it; it is found through the entry-point group `rlx.estimators` and imported only by a run. The
-built-in estimators are in `rlx.credit.estimators`.
+An estimator is `estimate_NAME(inputs, options)`: it takes `CreditInputs` and its options, a model
+of `rlx.spec.estimator`, and returns `[B, T]` or a `Credit`. YAML names it; it is found through the
+entry-point group `rlx.estimators` and imported only by a run. There is one file per family:
+
+    grpo       grpo, dr_grpo, uniform, multiturn_grpo, and the comparison within groups
+    outcome    rloo, opo, gpg, pass_at_k, remax: other baselines and scales for one score per row
+    turns      mt_grpo, gigpo, tree_grpo: turns, states and trees
+    two_level  two_level: answers, and confidences below them
+    returns    gae, turn_level_gae, reinforce_plus_plus, its baseline, vineppo: along the tokens
 """
 
 import lazy_loader

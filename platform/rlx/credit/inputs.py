@@ -1,4 +1,4 @@
-"""Inputs and outputs of an estimator."""
+"""Inputs and outputs of an estimator, and the scores and spreads that estimators share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,13 +6,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rlx.credit.kernels import select_masked
 from rlx.credit.place import sum_token_rewards
-from rlx.credit.rows import map_row_blocks
 from rlx.errors import ShapeError
 from rlx.spec import ScoreSource
 from rlx_registry import STREAMS
 
-__all__ = ["Credit", "CreditInputs", "spread_over_mask", "structured_scores", "total_scores"]
+__all__ = [
+    "Credit",
+    "CreditInputs",
+    "spread_over_mask",
+    "spread_over_turns",
+    "structured_scores",
+    "total_scores",
+]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -129,5 +136,17 @@ def total_scores(inputs: CreditInputs) -> Tensor:
 
 def spread_over_mask(per_row: Tensor, mask: Tensor) -> Tensor:
     """`[B]` to `[B, T]`, by selection instead of multiplication: NaN cannot leak past the mask."""
-    (tokens,) = map_row_blocks(lambda row, _: (row[:, None],), per_row, mask, inside=mask)
-    return tokens
+    return select_masked(mask, per_row[:, None])
+
+
+def spread_over_turns(per_turn: Tensor, per_row: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
+    """`[B, K]` and `[B]` to `[B, T]`: a token of turn k gets the value of its turn and of its row.
+
+    A turn's number is its column plus one. A turn without a column adds 0; tokens of no turn, whose
+    number is below 1, and tokens outside the mask get 0.
+    """
+    # A leading column of zeros serves the tokens whose turn has no column.
+    table = torch.nn.functional.pad(per_turn, (1, 0))
+    known = (turn_ids >= 1) & (turn_ids <= per_turn.shape[1])
+    tokens = table.gather(1, torch.where(known, turn_ids, 0)) + per_row[:, None]
+    return torch.where(mask & (turn_ids >= 1), tokens, 0.0)

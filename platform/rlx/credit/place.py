@@ -1,15 +1,13 @@
 """Reward placement: turns rewards of turns and whole rollouts into token rewards."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from rlx.credit.rows import map_row_blocks, select_masked
+from rlx.credit.kernels import select_masked
 from rlx.errors import RlxError, ShapeError
 from rlx.spec import OnMissingTurn, Placement, TurnReduce
 
@@ -97,21 +95,45 @@ def place_rewards(
     reduce = turn_reduce or ("mean" if placement == "final_token_only" else "sum")
     _check_names(placement, reduce, on_missing_turn)
     _check_shapes(turn_rewards, turn_present, global_rewards, turn_ids, mask)
-    rule = partial(
-        _place_row_block, placement=placement, to_last_token=on_missing_turn == "to_last_token"
-    )
     turns = _reduce_turn_rewards(turn_rewards, turn_present, reduce)
-    token_rewards, sizes, length = map_row_blocks(
-        rule, turns, turn_present, global_rewards, turn_ids, mask
-    )
-    missing = turn_present & (sizes == 0)
+    of_turns = [mask & (turn_ids == number) for number in range(1, turns.shape[1] + 1)]
+    sizes = torch.stack([_count_tokens(tokens) for tokens in (*of_turns, mask)], dim=1)
+    missing = turn_present & (sizes[:, :-1] == 0)
     if on_missing_turn == "error" and missing.any():
         row, column = missing.nonzero()[0].tolist()
         raise TurnWithoutTokens(row, turn=column + 1)
-    stays = placement == "final_token_only" or on_missing_turn == "to_last_token"
-    dropped = turns.new_zeros(()) if stays else _sum_masked(missing, turns)
-    lost = torch.where(length > 0, dropped, turns.sum(dim=1) + global_rewards)
+    token_rewards = _place_by_rule(placement, turns, global_rewards, of_turns, mask)
+    homeless = torch.where(missing, turns, 0.0).sum(dim=1)
+    if placement == "final_token_only":
+        homeless = torch.zeros_like(homeless)
+    elif on_missing_turn == "to_last_token":
+        _add_to_last_token(token_rewards, mask, homeless)
+        homeless = torch.zeros_like(homeless)
+    lost = torch.where(sizes[:, -1] > 0, homeless, turns.sum(dim=1) + global_rewards)
     return PlacedRewards(token_rewards=token_rewards, missing=missing, lost=lost)
+
+
+def _place_by_rule(
+    placement: Placement,
+    turns: Tensor,
+    global_rewards: Tensor,
+    of_turns: Sequence[Tensor],
+    mask: Tensor,
+) -> Tensor:
+    """`[B, T]` token rewards; `of_turns` holds the tokens of each turn in the mask, `[B, T]`."""
+    token_rewards = turns.new_zeros(mask.shape)
+    owned = list(zip(of_turns, turns.unbind(dim=1), strict=True))
+    match placement:
+        case "turn_proportional":
+            for tokens, rewards in (*owned, (mask, global_rewards)):
+                shares = rewards / _count_tokens(tokens).clamp(min=1)
+                token_rewards += select_masked(tokens, shares[:, None])
+        case "turn_end":
+            for tokens, rewards in (*owned, (mask, global_rewards)):
+                _add_to_last_token(token_rewards, tokens, rewards)
+        case "final_token_only":
+            _add_to_last_token(token_rewards, mask, turns.sum(dim=1) + global_rewards)
+    return token_rewards
 
 
 def sum_token_rewards(token_rewards: Tensor, mask: Tensor) -> Tensor:
@@ -124,7 +146,7 @@ def sum_token_rewards(token_rewards: Tensor, mask: Tensor) -> Tensor:
     Reference:
         KG-R1, arXiv 2509.26383.
     """
-    return _sum_masked(mask, token_rewards)
+    return select_masked(mask, token_rewards).sum(dim=1)
 
 
 def sum_masked_returns(returns: Tensor, mask: Tensor) -> Tensor:
@@ -139,111 +161,22 @@ def sum_masked_returns(returns: Tensor, mask: Tensor) -> Tensor:
     Reference:
         KG-R1, arXiv 2509.26383.
     """
-    return _sum_masked(mask, returns)
+    return select_masked(mask, returns).sum(dim=1)
 
 
-def _sum_masked(mask: Tensor, values: Tensor) -> Tensor:
-    """`[B]` sum of a row's values over the mask."""
-    (selection,) = select_masked(mask, values)
-    return selection.sum(dim=1)
+def _count_tokens(tokens: Tensor) -> Tensor:
+    """`[B]` how many of the `[B, T]` tokens are True."""
+    return tokens.sum(dim=1, dtype=torch.int32)
 
 
-def _place_row_block(
-    turns: Tensor,
-    present: Tensor,
-    overall: Tensor,
-    turn_ids: Tensor,
-    mask: Tensor,
-    *,
-    placement: Placement,
-    to_last_token: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For a block of rows: token rewards, tokens of each turn, and tokens in the mask."""
-    tokens = _RewardableTokens.from_turn_ids(turn_ids, mask, turns=turns.shape[1])
-    token_rewards = _RULES[placement](turns, overall, tokens)
-    if to_last_token and placement != "final_token_only":
-        missing = present & (tokens.sizes == 0)
-        token_rewards += tokens.put(tokens.ends().final, _sum_masked(missing, turns))
-    return token_rewards, tokens.sizes, tokens.length
-
-
-class _LastTokens(NamedTuple):
-    """Flat indices among all `B · T` tokens, -1 if there is none: `[B, K]` each turn's last token,
-    and `[B]` the row's last token.
-    """
-
-    of_turns: Tensor
-    final: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _RewardableTokens:
-    """Tokens that may carry rewards, in a block of rows.
-
-    Attributes:
-        cell: `[B, T]` int32 index of a token's cell in a flat `[B, K + 3]` table: column 0 outside
-            the mask, k + 1 for a token of turn k, 1 or K + 2 for a token of no turn.
-        owners: `[R]` the cell of each run of tokens that share a cell.
-        runs: `[R]` number of tokens of each run.
-        sizes: `[B, K]` tokens of each turn.
-        length: `[B]` tokens in the mask.
-    """
-
-    cell: Tensor
-    owners: Tensor
-    runs: Tensor
-    sizes: Tensor
-    length: Tensor
-
-    @classmethod
-    def from_turn_ids(cls, turn_ids: Tensor, mask: Tensor, turns: int) -> "_RewardableTokens":
-        """Counts by runs: neighbours mostly share a cell, so there are few runs."""
-        rows, columns = len(mask), turns + 3
-        (column,) = select_masked(mask, turn_ids.to(torch.int32).clamp_(0, turns + 1).add_(1))
-        first = torch.arange(0, rows * columns, columns, dtype=torch.int32, device=mask.device)
-        cell = column.add_(first[:, None])
-        owners, runs = cell.flatten().unique_consecutive(return_counts=True)
-        counts = runs.new_zeros(rows * columns).index_add_(0, owners, runs).view(rows, columns)
-        return cls(cell, owners, runs, counts[:, 2:-1], counts[:, 1:].sum(dim=1))
-
-    def ends(self) -> _LastTokens:
-        """Finds the last tokens."""
-        rows, turns = self.sizes.shape
-        nowhere = self.runs.new_full((rows * (turns + 3),), -1)
-        last = self.runs.cumsum(0) - 1
-        ends = nowhere.scatter_reduce(0, self.owners.long(), last, "amax").view(rows, -1)
-        return _LastTokens(of_turns=ends[:, 2:-1], final=ends[:, 1:].amax(dim=1))
-
-    def look_up(self, table: Tensor) -> Tensor:
-        """Gathers `[B, K + 3]` to `[B, T]`."""
-        return table.flatten().index_select(0, self.cell.flatten()).view(self.cell.shape)
-
-    def put(self, places: Tensor, values: Tensor) -> Tensor:
-        """`[B, T]` zeros with each value added at its place; -1 is skipped."""
-        there, flat = places >= 0, values.new_zeros(self.cell.numel())
-        return flat.index_add_(0, places[there], values[there]).view(self.cell.shape)
-
-
-def _turn_proportional(turns: Tensor, overall: Tensor, tokens: _RewardableTokens) -> Tensor:
-    own = turns / tokens.sizes.clamp(min=1)
-    shared = overall / tokens.length.clamp(min=1)
-    return tokens.look_up(pad(pad(own, (1, 1)) + shared[:, None], (1, 0)))
-
-
-def _turn_end(turns: Tensor, overall: Tensor, tokens: _RewardableTokens) -> Tensor:
-    ends = tokens.ends()
-    return tokens.put(ends.of_turns, turns) + tokens.put(ends.final, overall)
-
-
-def _final_token_only(turns: Tensor, overall: Tensor, tokens: _RewardableTokens) -> Tensor:
-    return tokens.put(tokens.ends().final, turns.sum(dim=1) + overall)
-
-
-_RULES: dict[Placement, Callable[[Tensor, Tensor, _RewardableTokens], Tensor]] = {
-    "turn_proportional": _turn_proportional,
-    "turn_end": _turn_end,
-    "final_token_only": _final_token_only,
-}
+def _add_to_last_token(token_rewards: Tensor, tokens: Tensor, rewards: Tensor) -> None:
+    """Adds `[B]` rewards in place to the last of the `[B, T]` tokens of each row that has any."""
+    if tokens.shape[1] == 0:
+        return
+    at = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
+    last = (tokens * at).amax(dim=1, keepdim=True).long()
+    some = torch.where(tokens.gather(1, last), rewards[:, None], 0.0)
+    token_rewards.scatter_add_(1, last, some)
 
 
 def _reduce_turn_rewards(turn_rewards: Tensor, turn_present: Tensor, reduce: TurnReduce) -> Tensor:

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from importlib.metadata import Distribution, entry_points
+from inspect import signature
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, Literal
@@ -37,6 +38,7 @@ __all__ = [
     "InstalledPlugin",
     "Kind",
     "PluginFault",
+    "bind_implementation",
     "build_plugin_diagnostic",
     "compute_plugin_digest",
     "find_installed_plugin",
@@ -181,6 +183,21 @@ def _limit_import_time(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def bind_implementation(plugin: Estimator | Mask) -> Callable[[Any], Any]:
+    """The function that an estimator or mask names, with its options bound.
+
+    A function with a parameter `options` gets the plugin itself, any other each option by name.
+
+    Raises:
+        PluginError: the function cannot be imported, or is not callable.
+    """
+    function = import_implementation(type(plugin).implementation)
+    options = {name: getattr(plugin, name) for name in type(plugin).model_fields}
+    if "options" in signature(function).parameters and "options" not in options:
+        return partial(function, options=plugin)
+    return partial(function, **options)
 
 
 def import_implementation(name: str) -> Callable[..., Any]:

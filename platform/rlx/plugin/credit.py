@@ -10,11 +10,12 @@ Reading = Literal["scores", "turns", "token_rewards"]
 
 
 class Estimator(Plugin):
-    """Options of an advantage estimator. `implementation` is called as `f(inputs, **options)`.
+    """Options of an advantage estimator.
 
     Attributes:
-        implementation: "module:function"; takes `rlx.credit.CreditInputs`, returns `[B, T]` or a
-            `rlx.credit.Credit`.
+        implementation: "module:function". Called as `f(inputs, options)` with the
+            `rlx.credit.CreditInputs` and this object; without a parameter `options`, with each
+            option by its name. Returns `[B, T]` or a `rlx.credit.Credit`.
         reads: the rewards that it uses: "scores" (one per row, see `total_scores`), "turns"
             (the named rewards), or "token_rewards" (as placed, KL included).
     """
@@ -36,10 +37,12 @@ class Estimator(Plugin):
 
 
 class Mask(Plugin):
-    """Options of a mask strategy. `implementation` is called as `f(batch, **options)`.
+    """Options of a mask strategy.
 
     Attributes:
-        implementation: "module:function"; takes `rlx.batch.TokenBatch`, returns bool `[B, T]`.
+        implementation: "module:function". Called as `f(batch, options)` with the
+            `rlx.batch.TokenBatch` and this object; without a parameter `options`, with each option
+            by its name. Returns bool `[B, T]`.
         beyond_own: whether tokens that the policy did not write may learn.
     """
 

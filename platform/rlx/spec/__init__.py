@@ -16,27 +16,35 @@ from rlx.spec.estimator import (
     ConfidenceSpec,
     DrGrpo,
     EnvironmentTokens,
+    Gae,
     Gigpo,
     Gpg,
+    GroupComparison,
     Grpo,
     MtGrpo,
     MultiturnGrpo,
     Normalize,
     Opo,
     PassAtK,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    Remax,
     Rloo,
     SecondLevel,
     Singleton,
+    TreeGrpo,
+    TurnLevelGae,
     TurnStatistics,
     TwoLevel,
     Uniform,
+    VinePpo,
 )
 from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.field_docs import read_field_meanings
 from rlx.spec.json_schema import experiment_schema
 from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
 from rlx.spec.loss import Aggregate, Correction, EntropyBonus, KlPenalty, LossSpec
-from rlx.spec.mask import AllResponse, Effective, TurnSpans
+from rlx.spec.mask import AllResponse, Effective, ModelTokens, TurnSpans
 from rlx.spec.model import Lora, ModelSpec, PretrainedModelSpec, TinyModelSpec, WarmStart
 from rlx.spec.probe import Cut, FractionCuts, MonteCarloSpec, ProbeSpec, Scheme, SentenceCuts
 from rlx.spec.reward import (
@@ -99,9 +107,11 @@ __all__ = [
     "ExperimentSpec",
     "ForcedAnswer",
     "FractionCuts",
+    "Gae",
     "Gigpo",
     "GlobalReward",
     "Gpg",
+    "GroupComparison",
     "Grpo",
     "HostsLauncherSpec",
     "KeyPath",
@@ -112,6 +122,7 @@ __all__ = [
     "LossSpec",
     "MaskUse",
     "ModelSpec",
+    "ModelTokens",
     "MonteCarloSpec",
     "MtGrpo",
     "MultiturnGrpo",
@@ -126,6 +137,9 @@ __all__ = [
     "PluginUse",
     "PretrainedModelSpec",
     "ProbeSpec",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "Remax",
     "RewardsSpec",
     "Rloo",
     "RolloutSpec",
@@ -143,6 +157,8 @@ __all__ = [
     "TinyModelSpec",
     "TrackingSpec",
     "TransformersSamplerSpec",
+    "TreeGrpo",
+    "TurnLevelGae",
     "TurnReduce",
     "TurnReward",
     "TurnSpans",
@@ -152,6 +168,7 @@ __all__ = [
     "TwoTurnRolloutSpec",
     "Uniform",
     "ValueOnError",
+    "VinePpo",
     "VllmSamplerSpec",
     "WarmStart",
     "experiment_schema",

@@ -4,9 +4,9 @@ The formulas, with sources and shapes, are in `rlx.credit`; `docs/estimators/` h
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from rlx.plugin import Estimator, Reading
 from rlx.spec.base import StrictModel
@@ -19,6 +19,7 @@ __all__ = [
     "Gae",
     "Gigpo",
     "Gpg",
+    "GroupComparison",
     "Grpo",
     "MtGrpo",
     "MultiturnGrpo",
@@ -47,24 +48,36 @@ EnvironmentTokens = Literal["skip", "literal"]
 Alpha = Literal["scores", "groups"]
 
 
-class _ComparisonOptions(StrictModel):
-    """Conventions for comparing the rows of a group."""
-
+class _ScaleOptions(BaseModel):
     ddof: Literal[0, 1] = 1
     """1 divides the variance by n - 1, 0 by n."""
     eps: float = Field(1e-6, ge=0)
     """Added to the standard deviation."""
+
+
+class _SignalOptions(BaseModel):
     singleton: Singleton = "zero"
     """Advantage in a group of one: 0, the raw score, or refused when the YAML is read."""
     tolerance: float = Field(0.0, ge=0)
     """A group whose scores differ by no more than this carries no signal."""
 
 
-class _CenteringEstimator(Estimator):
-    singleton: Singleton = "zero"
-    """Advantage in a group of one: 0, the raw score, or refused when the YAML is read."""
-    tolerance: float = Field(0.0, ge=0)
-    """A group whose scores differ by no more than this carries no signal."""
+class GroupComparison(_SignalOptions, _ScaleOptions, StrictModel):
+    """How scores are compared within a group: the settings of `rlx.credit.group_advantages`."""
+
+    normalize: Normalize = "std"
+    """std divides by the standard deviation, center does not."""
+
+
+class ConfidenceSpec(GroupComparison):
+    """How confidences are compared with their siblings, the confidences of the same answer."""
+
+    normalize: Normalize = "center"
+    """std divides by the standard deviation, center does not."""
+
+
+class _GroupEstimator(_SignalOptions, Estimator):
+    """Compares a row with the others of its group."""
 
     def compares(self, turn: str) -> bool:
         return self.singleton != "raw"
@@ -72,18 +85,26 @@ class _CenteringEstimator(Estimator):
     def refuses_one(self, turn: str) -> bool:
         return self.singleton == "refuse"
 
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """Its settings of `rlx.credit.group_advantages`."""
+        return self.model_dump(include=set(GroupComparison.model_fields))
 
-class _NormalizingEstimator(_CenteringEstimator):
-    ddof: Literal[0, 1] = 1
-    """1 divides the variance by n - 1, 0 by n."""
-    eps: float = Field(1e-6, ge=0)
-    """Added to the standard deviation."""
+
+class _CenteringEstimator(_GroupEstimator):
+    @property
+    def comparison(self) -> dict[str, Any]:
+        return {**super().comparison, "normalize": "center"}
+
+
+class _NormalizingEstimator(_ScaleOptions, _GroupEstimator):
+    pass
 
 
 class Grpo(_NormalizingEstimator):
     """Score minus the group mean, divided by the group's standard deviation unless centered."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_grpo"
+    implementation: ClassVar[str] = "rlx.credit:estimate_grpo"
 
     normalize: Normalize = "std"
     """std divides by the group's standard deviation, center does not."""
@@ -99,36 +120,41 @@ class Grpo(_NormalizingEstimator):
     def reading(self) -> Reading:
         return "turns" if self.enable_multiturn_advantage else "scores"
 
+    @property
+    def multiturn(self) -> "MultiturnGrpo":
+        """The estimator that `enable_multiturn_advantage` selects."""
+        return MultiturnGrpo(**self.model_dump(include=set(MultiturnGrpo.model_fields)))
+
 
 class Uniform(_NormalizingEstimator):
     """Mean turn reward plus global rewards, group-normalized, the same on every token."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_uniform"
+    implementation: ClassVar[str] = "rlx.credit:estimate_uniform"
     reads: ClassVar[Reading] = "turns"
 
 
 class DrGrpo(_CenteringEstimator):
     """Score minus the group mean; with `loss.aggregate: constant` this is Dr. GRPO."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_dr_grpo"
+    implementation: ClassVar[str] = "rlx.credit:estimate_dr_grpo"
 
 
 class Rloo(_CenteringEstimator):
     """Score minus the mean of the other scores in its group (leave-one-out)."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_rloo"
+    implementation: ClassVar[str] = "rlx.credit:estimate_rloo"
 
 
 class Opo(_CenteringEstimator):
     """Score minus the length-weighted mean of its group."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_opo"
+    implementation: ClassVar[str] = "rlx.credit:estimate_opo"
 
 
 class Gpg(_CenteringEstimator):
     """Score minus the group mean, scaled up to compensate for groups without signal."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gpg"
+    implementation: ClassVar[str] = "rlx.credit:estimate_gpg"
 
     alpha: Alpha = "groups"
     """What counts as signal: groups whose scores differ (the paper), or nonzero scores (verl)."""
@@ -139,7 +165,7 @@ class Gpg(_CenteringEstimator):
 class PassAtK(_NormalizingEstimator):
     """Only the best row of a group gets an advantage: its lead over the second best."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_pass_at_k"
+    implementation: ClassVar[str] = "rlx.credit:estimate_pass_at_k"
 
     normalize: Normalize = "std"
     """std divides by the standard deviation, center does not."""
@@ -151,14 +177,14 @@ class PassAtK(_NormalizingEstimator):
 class Remax(Estimator):
     """Score minus the score of the greedy answer to the same prompt."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_remax"
+    implementation: ClassVar[str] = "rlx.credit:estimate_remax"
     needs: ClassVar[frozenset[str]] = frozenset({"greedy_scores"})
 
 
 class MultiturnGrpo(_NormalizingEstimator):
     """Turns compared with turns of the prompt, plus rollouts with rollouts (KG-R1)."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_multiturn_grpo"
+    implementation: ClassVar[str] = "rlx.credit:estimate_multiturn_grpo"
     reads: ClassVar[Reading] = "turns"
 
     statistics: TurnStatistics = "pooled"
@@ -170,7 +196,7 @@ class MultiturnGrpo(_NormalizingEstimator):
 class MtGrpo(_NormalizingEstimator):
     """The first turn learns from its own reward and the outcome, later turns from the outcome."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_mt_grpo"
+    implementation: ClassVar[str] = "rlx.credit:estimate_mt_grpo"
     reads: ClassVar[Reading] = "turns"
 
     eps: float = Field(1e-4, ge=0)
@@ -182,7 +208,7 @@ class MtGrpo(_NormalizingEstimator):
 class Gigpo(_NormalizingEstimator):
     """Rollouts compared with rollouts of the prompt, plus turns with turns from the same state."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gigpo"
+    implementation: ClassVar[str] = "rlx.credit:estimate_gigpo"
     reads: ClassVar[Reading] = "turns"
 
     normalize: Normalize = "center"
@@ -196,7 +222,7 @@ class Gigpo(_NormalizingEstimator):
 class TreeGrpo(_NormalizingEstimator):
     """A leaf compared with all leaves of its prompt, plus with its siblings."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_tree_grpo"
+    implementation: ClassVar[str] = "rlx.credit:estimate_tree_grpo"
 
     normalize: Normalize = "std"
     """std divides by the standard deviation, center does not."""
@@ -205,7 +231,7 @@ class TreeGrpo(_NormalizingEstimator):
 class Gae(Estimator):
     """Generalized advantage estimation over a critic's values (PPO)."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gae"
+    implementation: ClassVar[str] = "rlx.credit:estimate_gae"
     reads: ClassVar[Reading] = "token_rewards"
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
 
@@ -223,7 +249,7 @@ class Gae(Estimator):
 class TurnLevelGae(Estimator):
     """GAE from turn to turn, then from token to token within each turn."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_turn_level_gae"
+    implementation: ClassVar[str] = "rlx.credit:estimate_turn_level_gae"
     reads: ClassVar[Reading] = "token_rewards"
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
 
@@ -243,7 +269,7 @@ class TurnLevelGae(Estimator):
 class ReinforcePlusPlus(Estimator):
     """Discounted rewards-to-go, whitened over the batch."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_reinforce_plus_plus"
+    implementation: ClassVar[str] = "rlx.credit:estimate_reinforce_plus_plus"
     reads: ClassVar[Reading] = "token_rewards"
 
     gamma: float = Field(1.0, ge=0, le=1)
@@ -255,7 +281,7 @@ class ReinforcePlusPlus(Estimator):
 class ReinforcePlusPlusBaseline(_CenteringEstimator):
     """Score minus the group mean, whitened over the batch."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_reinforce_plus_plus_baseline"
+    implementation: ClassVar[str] = "rlx.credit:estimate_reinforce_plus_plus_baseline"
 
     whiten: bool = True
     """Whiten to mean 0 and variance 1 over the batch's tokens."""
@@ -264,21 +290,14 @@ class ReinforcePlusPlusBaseline(_CenteringEstimator):
 class VinePpo(Estimator):
     """Change in the Monte Carlo value estimate over each reasoning step."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_vineppo"
+    implementation: ClassVar[str] = "rlx.credit:estimate_vineppo"
     needs: ClassVar[frozenset[str]] = frozenset({"mc_values"})
-
-
-class ConfidenceSpec(_ComparisonOptions):
-    """How confidences are compared with their siblings, the confidences of the same answer."""
-
-    normalize: Normalize = "center"
-    """std divides by the standard deviation, center does not."""
 
 
 class TwoLevel(_NormalizingEstimator):
     """Answers compared within their prompt, confidences within their answer (RLCR in two turns)."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_two_level"
+    implementation: ClassVar[str] = "rlx.credit:estimate_two_level"
 
     normalize: Normalize = "std"
     """For answers: std divides by the standard deviation, center does not."""

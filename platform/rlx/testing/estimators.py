@@ -19,7 +19,7 @@ from rlx.plugin import Estimator as EstimatorPlugin
 from rlx.plugin import Plugin
 from rlx.testing.promise import (
     PromiseCheck,
-    bind_implementation,
+    bind_subject,
     build_subject_plugin,
     common_checks,
     run_checks,
@@ -188,7 +188,7 @@ def _run_estimator_examples(run: Callable[[Estimator, CreditInputs], None], subj
         raise SkipTest(f"it needs {', '.join(sorted(lacking))}, which no example here has")
     if run is _check_equal_rewards and is_plugin and not _compares_rows(subject):
         raise SkipTest("it does not compare rows with each other")
-    function = bind_implementation(subject)
+    function = bind_subject(subject)
 
     def compute_advantages(inputs: CreditInputs) -> Tensor:
         result = function(inputs)

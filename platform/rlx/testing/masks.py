@@ -12,7 +12,7 @@ from torch import Tensor
 from rlx.batch import NO_TURN, TokenBatch, build_token_batch
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Author, RolloutTree, Segment, Span
-from rlx.testing.promise import PromiseCheck, bind_implementation, common_checks, run_checks
+from rlx.testing.promise import PromiseCheck, bind_subject, common_checks, run_checks
 
 __all__ = ["check_mask", "example_batch", "mask_checks"]
 
@@ -66,7 +66,7 @@ def mask_checks() -> tuple[PromiseCheck, ...]:
 
 
 def _run_mask_examples(run: Callable[[Mask, TokenBatch], None], subject: Any) -> None:
-    mask = bind_implementation(subject)
+    mask = bind_subject(subject)
     if run is _check_own_tokens and getattr(subject, "beyond_own", False):
         run = _check_response_tokens
     for seed in _SEEDS:

@@ -15,7 +15,7 @@ from unittest import SkipTest
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rlx.discovery import build_plugin, import_implementation
+from rlx.discovery import bind_implementation, build_plugin
 from rlx.errors import RlxError
 from rlx.plugin import Plugin
 from rlx.spec import PluginUse
@@ -25,7 +25,7 @@ from rlx.testing.processes import first_import
 __all__ = [
     "PromiseCheck",
     "Subject",
-    "bind_implementation",
+    "bind_subject",
     "build_subject_plugin",
     "common_checks",
     "required_options",
@@ -122,7 +122,7 @@ def _build_plugin_use(use: Any) -> PluginUse:
     return PluginUse(**use.model_dump())
 
 
-def bind_implementation(subject: Any) -> Callable[..., Any]:
+def bind_subject(subject: Any) -> Callable[..., Any]:
     """Returns the implementation that a plugin names, with its options bound; a function unchanged.
 
     Raises:
@@ -131,10 +131,8 @@ def bind_implementation(subject: Any) -> Callable[..., Any]:
     if not _is_plugin(subject):
         function: Callable[..., Any] = subject
         return function
-    plugin = build_subject_plugin(subject)
-    options = {name: getattr(plugin, name) for name in type(plugin).model_fields}
     try:
-        return partial(import_implementation(type(plugin).implementation), **options)
+        return bind_implementation(build_subject_plugin(subject))
     except RlxError as error:
         raise AssertionError(str(error)) from error
 

@@ -4,11 +4,12 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.credit import CreditInputs, group_advantages, spread_over_mask, total_scores
+from rlx_example.descriptors import LeaveOneOut
 
 __all__ = ["leave_one_out", "one_span"]
 
 
-def leave_one_out(inputs: CreditInputs, *, scale: float) -> Tensor:
+def leave_one_out(inputs: CreditInputs, options: LeaveOneOut) -> Tensor:
     """Aᵢ = sᵢ - mean of the other s of the group = (sᵢ - mean) · n / (n - 1); 0 when alone.
 
     Returns:
@@ -17,7 +18,7 @@ def leave_one_out(inputs: CreditInputs, *, scale: float) -> Tensor:
     centred = group_advantages(total_scores(inputs), inputs.group_ids, normalize="center")
     _, slot, counts = inputs.group_ids.unique(return_inverse=True, return_counts=True)
     sizes = counts[slot].to(centred.dtype)
-    return spread_over_mask(scale * centred * sizes / (sizes - 1).clamp(min=1), inputs.mask)
+    return spread_over_mask(options.scale * centred * sizes / (sizes - 1).clamp(min=1), inputs.mask)
 
 
 def one_span(batch: TokenBatch, *, span: str) -> Tensor:

@@ -32,7 +32,7 @@ def test_descriptors():
 
 def test_leaving_one_out_is_what_it_says():
     inputs = example_inputs(3)
-    advantages = leave_one_out(inputs, scale=1.0)
+    advantages = leave_one_out(inputs, LeaveOneOut())
     turns = inputs.turn_present.sum(dim=1).clamp(min=1)
     scores = inputs.turn_rewards.sum(dim=1) / turns + inputs.global_rewards
     for row in inputs.mask.any(dim=1).nonzero().flatten().tolist():

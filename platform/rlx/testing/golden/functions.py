@@ -20,7 +20,7 @@ from rlx.testing.golden.values import (
     parse_tensor,
     unpack_result,
 )
-from rlx.testing.promise import bind_implementation
+from rlx.testing.promise import bind_subject
 
 __all__ = ["GoldenFunction", "find_golden_function", "list_golden_functions"]
 
@@ -111,8 +111,6 @@ def _takes_plain_values(function: Callable[..., Any]) -> bool:
 def _is_plain(hint: Any) -> bool:
     if getattr(hint, "__name__", "") == "Literal" or hint in _PLAIN or _is_array(hint):
         return True
-    if getattr(hint, "__total__", None) is not None:  # a TypedDict, unpacked into options
-        return all(map(_is_plain, get_type_hints(hint).values()))
     inner = get_args(hint)
     return bool(inner) and all(map(_is_plain, inner))
 
@@ -175,12 +173,12 @@ def _describe_plugin(name: str, kind: Kind, plugin: str) -> GoldenFunction:
 
 def _call_estimator(plugin: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Advantages `[B, T]`, and what else the estimator gives."""
-    result = bind_implementation(plugin)(build_credit_inputs(inputs))
+    result = bind_subject(plugin)(build_credit_inputs(inputs))
     return {"advantages": result.tolist()} if isinstance(result, Tensor) else unpack_result(result)
 
 
 def _call_mask(plugin: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    return {"mask": bind_implementation(plugin)(build_mask_batch(inputs)).int().tolist()}
+    return {"mask": bind_subject(plugin)(build_mask_batch(inputs)).int().tolist()}
 
 
 def _call_reward(plugin: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _INTEGERS = ("rows", "kinds", "lengths", "levels", "slot")
 
 
 def parse_tensor(name: str, value: Any) -> Tensor:
-    """An array of a record as the tensor that an argument of this name takes.
+    """An array of a record, or a tensor, as the tensor that an argument of this name takes.
 
     Masks and `is_*` become bool, ids, levels and counts int64, everything else float64. Ids may be
     text, which is numbered in order of appearance. null in a number is NaN.
@@ -35,6 +35,8 @@ def parse_tensor(name: str, value: Any) -> Tensor:
     Raises:
         SpecError: it is no array of one shape.
     """
+    if isinstance(value, Tensor):
+        return value
     try:
         if name in _BOOLEANS or name.startswith("is_"):
             return torch.tensor(value, dtype=torch.float64) != 0

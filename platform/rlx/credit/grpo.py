@@ -1,0 +1,204 @@
+"""GRPO and the estimators that only add turns to it: scores compared within groups.
+
+A group of equal scores carries no signal and gets exact zeros. This needs care with rounding:
+twelve float32 scores of 0.7 miss their own mean by 1e-7, which divided by a deviation of 1e-7 plus
+an epsilon of 1e-6 would give an advantage of 0.1.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlx.credit.inputs import CreditInputs, spread_over_mask, spread_over_turns, total_scores
+from rlx.spec import DrGrpo, GroupComparison, Grpo, MultiturnGrpo, Normalize, Singleton, Uniform
+
+__all__ = [
+    "compute_group_extremes",
+    "compute_present_advantages",
+    "estimate_dr_grpo",
+    "estimate_grpo",
+    "estimate_multiturn_grpo",
+    "estimate_uniform",
+    "group_advantages",
+    "has_score_spread",
+    "pair_ids",
+]
+
+ROUNDING = 16
+"""Scores within this many units in the last place count as equal: a reward that was spread over
+tokens, or averaged over turns, comes back with an error of a few units.
+"""
+
+
+_DEFAULTS = GroupComparison()
+
+
+def estimate_grpo(inputs: CreditInputs, options: Grpo) -> Tensor:
+    """Outcome GRPO: the row's score, normalised in its group, on each of its learning tokens.
+
+        Aᵢₜ = (sᵢ - mean) / (σ + ε)
+
+    With `enable_multiturn_advantage` it is `multiturn_grpo`, as in KG-R1.
+
+    Reference:
+        DeepSeekMath, arXiv 2402.03300, section 4.1; KG-R1, arXiv 2509.26383.
+    """
+    if options.enable_multiturn_advantage:
+        return estimate_multiturn_grpo(inputs, options.multiturn)
+    advantages = group_advantages(total_scores(inputs), inputs.group_ids, **options.comparison)
+    return spread_over_mask(advantages, inputs.mask)
+
+
+def estimate_dr_grpo(inputs: CreditInputs, options: DrGrpo) -> Tensor:
+    """GRPO without the division by σ; its loss divides by a constant length.
+
+        Aᵢₜ = sᵢ - mean
+
+    Reference:
+        Dr. GRPO, arXiv 2503.20783.
+    """
+    advantages = group_advantages(total_scores(inputs), inputs.group_ids, **options.comparison)
+    return spread_over_mask(advantages, inputs.mask)
+
+
+def estimate_uniform(inputs: CreditInputs, options: Uniform) -> Tensor:
+    """GRPO on the structured score, independent of `credit.score_source`.
+
+        Aᵢₜ = (sᵢ - mean) / (σ + ε)        sᵢ = meanₖ(turn rewardₖ) + Σ global
+
+    Reference:
+        KG-R1's `uniform_reward_mode`, as published in its code.
+    """
+    scores = total_scores(replace(inputs, score_source="structured"))
+    advantages = group_advantages(scores, inputs.group_ids, **options.comparison)
+    return spread_over_mask(advantages, inputs.mask)
+
+
+def estimate_multiturn_grpo(inputs: CreditInputs, options: MultiturnGrpo) -> Tensor:
+    """Each turn's reward against other turns of the prompt, plus its rollout's against the others.
+
+        Aᵢₜ = w · (r_turn(t) - mean) / (σ + ε) + (globalᵢ - mean) / (σ + ε)
+        pooled:    one mean and σ over all turns of all rollouts of the prompt
+        per_turn:  one mean and σ over the k-th turns of the prompt, for each k
+
+    An unrewarded turn enters no mean and adds nothing. KL in the reward is ignored.
+
+    Reference:
+        KG-R1, arXiv 2509.26383: "pooled" as in its code, "per_turn" as in its text.
+    """
+    rewards, present = inputs.turn_rewards, inputs.turn_present
+    groups = inputs.group_ids[:, None].expand_as(present)
+    if options.statistics == "per_turn":
+        numbers = torch.arange(present.shape[1], device=groups.device)
+        groups = pair_ids(groups, numbers.expand_as(groups))
+    turns = compute_present_advantages(rewards, present, groups, **options.comparison)
+    rollouts = group_advantages(inputs.global_rewards, inputs.group_ids, **options.comparison)
+    return spread_over_turns(options.turn_weight * turns, rollouts, inputs.turn_ids, inputs.mask)
+
+
+def group_advantages(
+    scores: Tensor,
+    group_ids: Tensor,
+    *,
+    normalize: Normalize = _DEFAULTS.normalize,
+    ddof: int = _DEFAULTS.ddof,
+    eps: float = _DEFAULTS.eps,
+    singleton: Singleton = _DEFAULTS.singleton,
+    tolerance: float = _DEFAULTS.tolerance,
+) -> Tensor:
+    """Score minus the mean of its group, optionally divided by the group's deviation.
+
+        std:     Aᵢ = (sᵢ - mean) / (σ + ε)        center:  Aᵢ = sᵢ - mean
+
+    Args:
+        scores: `[B]`.
+        group_ids: `[B]` rows with equal ids are compared; any order, any group size.
+        normalize: "std" divides, "center" does not (Dr. GRPO).
+        ddof: σ² is the sum of squares over n - ddof.
+        eps: added to σ.
+        singleton: advantage in a group of one: 0, or the raw score (mean 0, σ 1, as in verl).
+        tolerance: a group whose scores differ by at most this much has no signal.
+
+    Returns:
+        `[B]` in the dtype of `scores`; exactly 0 in a group whose scores are equal up to
+        rounding; NaN in a group that holds NaN.
+
+    Reference:
+        DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783.
+
+    Example:
+        >>> group_advantages(torch.tensor([1, 0, .5]), torch.tensor([4, 4, 4]), normalize="center")
+        tensor([ 0.5000, -0.5000,  0.0000])
+    """
+    _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
+    zeros = scores.new_zeros(len(counts))
+    highest, lowest = compute_group_extremes(scores, slot, len(counts))
+    centred = scores - (zeros.index_add(0, slot, scores) / counts)[slot]
+    advantages = centred
+    if normalize == "std":
+        squares = zeros.index_add(0, slot, centred.square())
+        deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
+        advantages = centred / (deviation[slot] + eps)
+    has_signal = has_score_spread(highest, lowest, tolerance)[slot]
+    advantages = torch.where(has_signal, advantages, scores.new_zeros(()))
+    if singleton == "raw":
+        raw = scores / (1 + eps) if normalize == "std" else scores
+        advantages = torch.where(counts[slot] == 1, raw, advantages)
+    return advantages
+
+
+def compute_group_extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Largest and smallest score of each group, `[G]` each; NaN in a group that contains NaN.
+
+    Args:
+        scores: `[B]`.
+        slot: `[B]` the row's group, from 0 to G - 1; no group is empty.
+        count: G.
+    """
+    edge = scores.new_zeros(count)
+    highest = edge.scatter_reduce(0, slot, scores, "amax", include_self=False)
+    lowest = edge.scatter_reduce(0, slot, scores, "amin", include_self=False)
+    return highest, lowest
+
+
+def has_score_spread(highest: Tensor, lowest: Tensor, tolerance: float = 0.0) -> Tensor:
+    """`[...]` bool whether a group's scores differ by more than rounding and tolerance.
+
+    Args:
+        highest: `[...]` the largest score of each group.
+        lowest: `[...]` the smallest score of each group.
+        tolerance: the largest difference at which scores still count as equal.
+
+    Returns:
+        Also True where a score is NaN, so that NaN is not mistaken for a lack of signal.
+    """
+    number = torch.finfo(highest.dtype)
+    rounding = torch.maximum(highest.abs(), lowest.abs()) * (ROUNDING * number.eps)
+    # Below the smallest normal number, units in the last place are no longer relative.
+    same = highest - lowest <= rounding + number.tiny + tolerance
+    return ~same
+
+
+def compute_present_advantages(
+    values: Tensor, present: Tensor, group_ids: Tensor, **comparison: Any
+) -> Tensor:
+    """Group advantages among the present values, in the shape of `values`; 0 where absent.
+
+    Args:
+        values: `[B, K]`, read only where present.
+        present: `[B, K]` bool.
+        group_ids: `[B, K]` values with equal ids are compared.
+        comparison: settings of `group_advantages`.
+    """
+    advantages = group_advantages(values[present], group_ids[present], **comparison)
+    return torch.zeros_like(values).masked_scatter(present, advantages)
+
+
+def pair_ids(one: Tensor, other: Tensor) -> Tensor:
+    """Ids in the shape of both inputs, equal where both ids are equal."""
+    slots: Tensor = one.unique(return_inverse=True)[1]
+    names, other_slots = other.unique(return_inverse=True)
+    pairs: Tensor = slots * len(names) + other_slots
+    return pairs

@@ -1,0 +1,134 @@
+"""Two-level credit, which belongs to RLCR in two turns (RLCR: arXiv 2507.16806).
+
+The first level compares a confidence with its siblings and leaves the scale open. The second level
+chooses the scale; it takes only the advantages of confidences, not those of answers. Normalising
+again per prompt (`prompt_renorm`) is `group_advantages` on the prompt ids; on centred advantages,
+whose mean is 0, it equals `prompt_scale`.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlx.credit.grpo import group_advantages
+from rlx.credit.inputs import Credit, CreditInputs, spread_over_mask, total_scores
+from rlx.spec import TwoLevel
+
+__all__ = ["ScaledAdvantages", "ema_scale", "estimate_two_level", "prompt_scale"]
+
+
+class ScaledAdvantages(NamedTuple):
+    """Scaled advantages, `[B]`, and the mean square to pass at the next step; None if unknown."""
+
+    advantages: Tensor
+    mean_square: float | None
+
+
+def estimate_two_level(inputs: CreditInputs, options: TwoLevel) -> Tensor | Credit:
+    """Compares answers within their prompt, and confidences within their answer.
+
+        A_ans = λ_ans · norm over G_a         A_conf = λ_conf · second(norm over the G_c siblings)
+
+    Groups come from the batch: the answers of a prompt form a group, and so do the
+    confidences of an answer. Level 0 rows are answers, deeper rows confidences.
+
+    Returns:
+        `[B, T]` advantages, 0 outside the mask; with `ema_scale` also the running mean square.
+
+    Reference:
+        RLCR in two turns (RLCR: arXiv 2507.16806). To centre within an answer
+        instead of dividing by σ: arXiv 2508.11800.
+    """
+    scores, groups, is_answer = total_scores(inputs), inputs.group_ids, inputs.levels == 0
+    answers = group_advantages(scores, groups, **options.comparison)
+    confidences = group_advantages(scores, groups, **options.confidence.model_dump())
+    scaled = _apply_second_level(confidences[~is_answer], inputs, options)
+    confidences = confidences.masked_scatter(~is_answer, scaled.advantages)
+    per_row = torch.where(
+        is_answer, options.lambda_ans * answers, options.lambda_conf * confidences
+    )
+    advantages = spread_over_mask(per_row, inputs.mask)
+    if scaled.mean_square is None:
+        return advantages
+    return Credit(advantages=advantages, state={"mean_square": scaled.mean_square})
+
+
+def _apply_second_level(
+    advantages: Tensor, inputs: CreditInputs, options: TwoLevel
+) -> ScaledAdvantages:
+    """Applies the second level to the advantages of confidences."""
+    prompts = inputs.tree_ids[inputs.levels > 0]
+    ddof, eps = options.confidence.ddof, options.confidence.eps
+    match options.second_level:
+        case "none":
+            return ScaledAdvantages(advantages, None)
+        case "prompt_scale":
+            return ScaledAdvantages(prompt_scale(advantages, prompts, ddof=ddof, eps=eps), None)
+        case "prompt_renorm":
+            return ScaledAdvantages(group_advantages(advantages, prompts, ddof=ddof, eps=eps), None)
+        case "ema_scale":
+            before = inputs.state.get("mean_square")
+            return ema_scale(advantages, before, momentum=options.momentum, eps=eps)
+
+
+def prompt_scale(advantages: Tensor, prompt_ids: Tensor, *, ddof: int, eps: float) -> Tensor:
+    """Divides all confidences of a prompt by one deviation, without shifting the mean.
+
+        Aᵢ = aᵢ / (σ + ε)        σ² = Σ a² / (n - ddof) over the prompt
+
+    Right and wrong answers of a prompt share σ, so it cancels less than dividing within an
+    answer does; if all answers of a prompt are alike it cancels just as much.
+
+    Args:
+        advantages: `[B]` confidences, centred within their answer.
+        prompt_ids: `[B]` rows with equal ids belong to one prompt.
+        ddof: as above.
+        eps: added to σ.
+
+    Returns:
+        `[B]`; 0 stays exactly 0.
+
+    Reference:
+        RLCR in two turns (RLCR: arXiv 2507.16806).
+    """
+    _, slot, counts = prompt_ids.unique(return_inverse=True, return_counts=True)
+    squares = advantages.new_zeros(len(counts)).index_add(0, slot, advantages.square())
+    deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
+    return _divide_by_scale(advantages, deviation[slot] + eps)
+
+
+def ema_scale(
+    advantages: Tensor, mean_square: float | None, *, momentum: float, eps: float
+) -> ScaledAdvantages:
+    """Divides by a running root mean square, shared by all prompts and carried across steps.
+
+        v ← m · v + (1 - m) · mean(a²)        Aᵢ = aᵢ / (√v + ε)
+
+    The scale does not depend on the answer or the prompt, so the Brier gradient keeps its size.
+
+    Args:
+        advantages: `[B]` confidences of the whole step, centred within their answer.
+        mean_square: v after the previous step; None before the first.
+        momentum: m.
+        eps: added to √v.
+
+    Returns:
+        `[B]` advantages, 0 stays exactly 0; and the new v. A step without any signal leaves v
+        unchanged: it has no scale, and a v that starts at 0 would blow up the next step.
+
+    Reference:
+        RLCR in two turns (RLCR: arXiv 2507.16806).
+    """
+    if not bool((advantages != 0).any()):
+        return ScaledAdvantages(advantages, mean_square)
+    now = float(advantages.square().mean())
+    new = now if mean_square is None else momentum * mean_square + (1 - momentum) * now
+    scale = advantages.new_tensor(math.sqrt(new) + eps)
+    return ScaledAdvantages(_divide_by_scale(advantages, scale), new)
+
+
+def _divide_by_scale(advantages: Tensor, scale: Tensor) -> Tensor:
+    """Divides; a scale of 0 occurs only with advantages of 0, which stay 0."""
+    return torch.where(advantages == 0, 0.0, advantages / scale)
