@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,17 @@ ANYWHERE = """(home) => {
 }"""
 
 
-def chosen(url: str) -> tuple[list[str], str, str]:
-    """Selects runs to compare, the newest rollouts of the first run, and an interesting rollout.
+def compared(rows: Sequence[Any]) -> list[str]:
+    """Up to two runs of each of the two recipes with the most seeds, `rlcr` first."""
+    recipes: dict[str, list[Any]] = {}
+    for row in rows:
+        recipes.setdefault(row.digest, []).append(row)
+    most = sorted(recipes.values(), key=lambda own: (own[0].name != "rlcr", -len(own)))
+    return [row.id for own in most[:2] for row in own[:2]]
+
+
+def chosen(url: str) -> tuple[str, list[str], str, str]:
+    """Selects a run, runs to compare, its newest rollouts, and an interesting rollout.
 
     The rollout is the longest one with a large advantage in an early step, preferably of a run with
     an environment.
@@ -59,11 +69,10 @@ def chosen(url: str) -> tuple[list[str], str, str]:
     from rlx_registry import Registry
 
     with Registry.open(url, read_only=True) as registry:
-        rows = [
-            row for row in registry.queries.run_rows() if registry.results.rollout_steps(row.id)
-        ]
+        every = [row for row in registry.queries.run_rows() if row.status == "finished"]
+        rows = [row for row in every if registry.results.rollout_steps(row.id)]
         if not rows:
-            sys.exit(f"no run of {url} has recorded rollouts")
+            sys.exit(f"no finished run of {url} has recorded rollouts")
         named = [row for row in rows if row.name == "rlcr"] or rows
         first = named[-1].id
         talked = next((row.id for row in rows if row.name == "kg"), first)
@@ -72,21 +81,20 @@ def chosen(url: str) -> tuple[list[str], str, str]:
         index = registry.results.rollout_index(talked, step)
         much = max(abs(row.advantage) for row in index) / 2
         chosen_row = max(index, key=lambda row: (abs(row.advantage) >= much, row.n_tokens))
-        beside = named if len(named) > 1 else rows
         newest = f"/runs/{first}/rollouts/{registry.results.rollout_steps(first)[-1]}"
         credit = f"/runs/{talked}/rollouts/{step}/{chosen_row.row}"
-        return [row.id for row in reversed(beside)], newest, credit
+        return first, compared(every), newest, credit
 
 
 def pages(url: str) -> dict[str, str]:
     """Addresses by picture name."""
-    runs, rollouts, credit = chosen(url)
+    run, beside, rollouts, credit = chosen(url)
     return {
         "runs": "/",
-        "run": f"/runs/{runs[0]}",
+        "run": f"/runs/{run}",
         "rollouts": rollouts,
         "credit": credit,
-        "compare": "/compare?" + "&".join(f"run={one}" for one in runs[:4]),
+        "compare": "/compare?" + "&".join(f"run={one}" for one in beside),
         "system": "/system",
     }
 
@@ -107,9 +115,11 @@ def settled(page: Any, address: str) -> None:
         page.locator("body[data-ready]").wait_for()
         tokens = page.locator("#tokens .learns")
         tokens.nth(tokens.count() // 2).hover()
+    top = "document.body"
     if address.startswith("/compare"):
         page.locator("#overlay[data-ready]").wait_for()
-    page.evaluate("window.scrollTo({ top: 0, behavior: 'instant' })")
+        top = "document.querySelector('#overlay').closest('section')"
+    page.evaluate(f"{top}.scrollIntoView({{ behavior: 'instant' }})")
 
 
 def main() -> None:

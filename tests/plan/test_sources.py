@@ -192,6 +192,7 @@ def test_a_confidence_earns_one_minus_its_squared_distance_from_its_own_answer(r
         if row.parent is None:
             assert row.score in (0.0, 1.0)
             continue
+        assert {reward.name for reward in row.rewards} == {"_form", "brier"}
         stated = [token.text for token in row.tokens if token.text.startswith("0.")]
         if not any(token.text == "</confidence>" for token in row.tokens):
             assert row.score == 0.0

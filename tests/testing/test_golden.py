@@ -100,8 +100,9 @@ RECORD = {
 }
 
 
-def test_a_name_may_be_that_of_an_import(tmp_path):
-    code, out, _ = run({**RECORD, "function": f"rlx.{RECORD['function']}"}, tmp_path)
+@pytest.mark.parametrize("name", ["rlx.credit.prompt_scale", "Credit.Prompt_Scale"])
+def test_a_name_may_be_that_of_an_import_and_in_any_case(name, tmp_path):
+    code, out, _ = run({**RECORD, "function": name}, tmp_path)
     assert code == 0 and "1 ok" in out
 
 

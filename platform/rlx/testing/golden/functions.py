@@ -56,14 +56,15 @@ def list_golden_functions() -> Iterator[GoldenFunction]:
 
 
 def find_golden_function(name: str) -> GoldenFunction:
-    """Finds a function by its name, which may begin with `rlx.` as in an import.
+    """Finds a function by its name, in any case; `rlx.` may precede it, as in an import.
 
     Raises:
         SpecError: there is none; names the nearest.
         PluginFault: it is a plugin that cannot be imported.
     """
     rooms, plugins = _list_room_functions(), _list_plugins()
-    name = name.removeprefix("rlx.")
+    folded = {known.casefold(): known for known in (*rooms, *plugins)}
+    name = folded.get(name.casefold().removeprefix("rlx."), name)
     if name in rooms:
         return rooms[name]
     if name in plugins:
