@@ -1,22 +1,22 @@
-"""`make screenshots`: takes screenshots of the dashboard for the documentation.
+"""`make screenshots`: takes screenshots of the dashboard and of a plan for the documentation.
 
     python docs/make/screenshots.py [--registry URL]
 
 Shows the runs of a registry. Without `--registry` it first trains runs of the three experiments
 (RLCR in two turns, the knowledge-graph agent, Countdown with the probe), which takes about 15
-minutes. Writes docs/web/*.png.
+minutes. Writes docs/web/*.png and docs/plan.png.
 """
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from rlx_command import ROOT, rlx
+
 PICTURES = ROOT / "docs" / "web"
 RUNS = (
     ("rlcr",),
@@ -34,13 +34,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 def trained(folder: Path) -> str:
     """Trains the runs and returns the URL of their registry."""
-    main = "import sys; from rlx.cli import main; sys.exit(main())"
-    environment = {**os.environ, "RLX_HOME": str(folder)}
+    os.environ["RLX_HOME"] = str(folder)
     for spec, *options in RUNS:
-        command = ["submit", f"experiments/{spec}.yaml", *options]
-        done = subprocess.run([sys.executable, "-c", main, *command], cwd=ROOT, env=environment)
-        if done.returncode:
-            sys.exit(done.returncode)
+        rlx("submit", f"experiments/{spec}.yaml", *options)
     return f"sqlite:///{folder}/registry.db"
 
 
@@ -122,6 +118,18 @@ def settled(page: Any, address: str) -> None:
     page.evaluate(f"{top}.scrollIntoView({{ behavior: 'instant' }})")
 
 
+def picture_plan(opened: Any, folder: Path) -> None:
+    """Takes a screenshot of the plan of rlcr.yaml, from its last phase on."""
+    html, path = folder / "plan.html", ROOT / "docs" / "plan.png"
+    rlx("plan", "experiments/rlcr.yaml", "--html", str(html), quiet=True)
+    page = opened.new_page(viewport={"width": 1180, "height": 1000})
+    page.goto(html.as_uri())
+    page.evaluate("document.querySelectorAll('section:has(~ section)').forEach(e => e.remove())")
+    page.screenshot(path=path)
+    print(path.relative_to(ROOT), flush=True)
+    page.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--registry", metavar="URL")
@@ -132,6 +140,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         url = url or trained(Path(folder))
         with browser() as opened, served(url) as address:
+            picture_plan(opened, Path(folder))
             for scheme, names in (("light", None), ("dark", ("credit",))):
                 tab = Visit(opened, address, viewport=SIZE, color_scheme=scheme)
                 for name, where in pages(url).items():
