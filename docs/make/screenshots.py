@@ -1,21 +1,22 @@
-"""`make screenshots`: takes screenshots of the dashboard for the documentation.
+"""`make screenshots`: takes screenshots of the dashboard and of a plan for the documentation.
 
     python docs/make/screenshots.py [--registry URL]
 
 Shows the runs of a registry. Without `--registry` it first trains runs of the three experiments
 (RLCR in two turns, the knowledge-graph agent, Countdown with the probe), which takes about 15
-minutes. Writes docs/web/*.png.
+minutes. Writes docs/web/*.png and docs/plan.png.
 """
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from rlx_command import ROOT, rlx
+
 PICTURES = ROOT / "docs" / "web"
 RUNS = (
     ("rlcr",),
@@ -33,13 +34,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 def trained(folder: Path) -> str:
     """Trains the runs and returns the URL of their registry."""
-    main = "import sys; from rlx.cli import main; sys.exit(main())"
-    environment = {**os.environ, "RLX_HOME": str(folder)}
+    os.environ["RLX_HOME"] = str(folder)
     for spec, *options in RUNS:
-        command = ["submit", f"experiments/{spec}.yaml", *options]
-        done = subprocess.run([sys.executable, "-c", main, *command], cwd=ROOT, env=environment)
-        if done.returncode:
-            sys.exit(done.returncode)
+        rlx("submit", f"experiments/{spec}.yaml", *options)
     return f"sqlite:///{folder}/registry.db"
 
 
@@ -50,8 +47,17 @@ ANYWHERE = """(home) => {
 }"""
 
 
-def chosen(url: str) -> tuple[list[str], str, str]:
-    """Selects runs to compare, the newest rollouts of the first run, and an interesting rollout.
+def compared(rows: Sequence[Any]) -> list[str]:
+    """Up to two runs of each of the two recipes with the most seeds, `rlcr` first."""
+    recipes: dict[str, list[Any]] = {}
+    for row in rows:
+        recipes.setdefault(row.digest, []).append(row)
+    most = sorted(recipes.values(), key=lambda own: (own[0].name != "rlcr", -len(own)))
+    return [row.id for own in most[:2] for row in own[:2]]
+
+
+def chosen(url: str) -> tuple[str, list[str], str, str]:
+    """Selects a run, runs to compare, its newest rollouts, and an interesting rollout.
 
     The rollout is the longest one with a large advantage in an early step, preferably of a run with
     an environment.
@@ -59,11 +65,10 @@ def chosen(url: str) -> tuple[list[str], str, str]:
     from rlx_registry import Registry
 
     with Registry.open(url, read_only=True) as registry:
-        rows = [
-            row for row in registry.queries.run_rows() if registry.results.rollout_steps(row.id)
-        ]
+        every = [row for row in registry.queries.run_rows() if row.status == "finished"]
+        rows = [row for row in every if registry.results.rollout_steps(row.id)]
         if not rows:
-            sys.exit(f"no run of {url} has recorded rollouts")
+            sys.exit(f"no finished run of {url} has recorded rollouts")
         named = [row for row in rows if row.name == "rlcr"] or rows
         first = named[-1].id
         talked = next((row.id for row in rows if row.name == "kg"), first)
@@ -72,21 +77,20 @@ def chosen(url: str) -> tuple[list[str], str, str]:
         index = registry.results.rollout_index(talked, step)
         much = max(abs(row.advantage) for row in index) / 2
         chosen_row = max(index, key=lambda row: (abs(row.advantage) >= much, row.n_tokens))
-        beside = named if len(named) > 1 else rows
         newest = f"/runs/{first}/rollouts/{registry.results.rollout_steps(first)[-1]}"
         credit = f"/runs/{talked}/rollouts/{step}/{chosen_row.row}"
-        return [row.id for row in reversed(beside)], newest, credit
+        return first, compared(every), newest, credit
 
 
 def pages(url: str) -> dict[str, str]:
     """Addresses by picture name."""
-    runs, rollouts, credit = chosen(url)
+    run, beside, rollouts, credit = chosen(url)
     return {
         "runs": "/",
-        "run": f"/runs/{runs[0]}",
+        "run": f"/runs/{run}",
         "rollouts": rollouts,
         "credit": credit,
-        "compare": "/compare?" + "&".join(f"run={one}" for one in runs[:4]),
+        "compare": "/compare?" + "&".join(f"run={one}" for one in beside),
         "system": "/system",
     }
 
@@ -107,9 +111,23 @@ def settled(page: Any, address: str) -> None:
         page.locator("body[data-ready]").wait_for()
         tokens = page.locator("#tokens .learns")
         tokens.nth(tokens.count() // 2).hover()
+    top = "document.body"
     if address.startswith("/compare"):
         page.locator("#overlay[data-ready]").wait_for()
-    page.evaluate("window.scrollTo({ top: 0, behavior: 'instant' })")
+        top = "document.querySelector('#overlay').closest('section')"
+    page.evaluate(f"{top}.scrollIntoView({{ behavior: 'instant' }})")
+
+
+def picture_plan(opened: Any, folder: Path) -> None:
+    """Takes a screenshot of the plan of rlcr.yaml, from its last phase on."""
+    html, path = folder / "plan.html", ROOT / "docs" / "plan.png"
+    rlx("plan", "experiments/rlcr.yaml", "--html", str(html), quiet=True)
+    page = opened.new_page(viewport={"width": 1180, "height": 1000})
+    page.goto(html.as_uri())
+    page.evaluate("document.querySelectorAll('section:has(~ section)').forEach(e => e.remove())")
+    page.screenshot(path=path)
+    print(path.relative_to(ROOT), flush=True)
+    page.close()
 
 
 def main() -> None:
@@ -122,6 +140,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         url = url or trained(Path(folder))
         with browser() as opened, served(url) as address:
+            picture_plan(opened, Path(folder))
             for scheme, names in (("light", None), ("dark", ("credit",))):
                 tab = Visit(opened, address, viewport=SIZE, color_scheme=scheme)
                 for name, where in pages(url).items():

@@ -266,23 +266,23 @@ def page(found: dict[str, Any]) -> str:
 
 
 EXPLAINED = [
-    "What a step asks the learner beside its update, such as old or reference log-probabilities,",
-    "counts as forward.",
+    "Forward passes outside the update, such as old or reference log-probabilities, count as",
+    "forward.",
     "",
     "## What overlapping gains",
     "",
     "With `rollout.off_policy_steps: 1` ([off_policy.md](off_policy.md)) generation and scoring of",
-    "the next step go on beside the update, in a thread. Given is how many times as fast both are",
-    f"as one after the other: medians of {ROUNDS} rounds, lowest and highest. At most is what",
-    "would be if neither slowed the other; two plain threads is what this machine gives, in the",
-    "same rounds, to matrix products that share nothing.",
+    "the next step run in a thread during the update. The table shows the speed-up over running",
+    f"them one after the other: medians of {ROUNDS} rounds, lowest and highest. `at most` is the",
+    "speed-up if neither slowed the other; `two plain threads` is what this machine reaches in the",
+    "same rounds with independent matrix products.",
     "",
     "| experiment | at most | measured | two plain threads |",
     "| --- | --- | --- | --- |",
 ]
 OPERATIONS_EXPLAINED = [
-    "The operations are those of one more step under torch's profiler, by the time that each takes",
-    "itself, as shares of the time that operations take together.",
+    "The operations are those of one more step under torch's profiler, by self time, as shares of",
+    "the total.",
 ]
 
 

@@ -229,14 +229,14 @@ def test_check_prints_a_line_for_each_promise(guest, capsys):
     assert main(["plugins", "check", "listed"]) == 0
     out = lines(capsys)
     assert out[0] == "listed  (reward, rlx-page-guest 1.0)"
-    assert "  ✓ bears any order" in out
+    assert "  ✓ ignores the order of samples" in out
     assert out[-1].startswith("  all ")
 
 
 def test_a_broken_promise_says_why_and_what_to_do(guest, capsys):
     assert main(["plugins", "check", "plaintive"]) == 3
     out = lines(capsys)
-    place = out.index("  ✗ bears hostile text: empty text: ZeroDivisionError: division by zero")
+    place = out.index("  ✗ tolerates hostile text: empty text: ZeroDivisionError: division by zero")
     assert out[place + 1].startswith("      = help: ")
     assert out[-1] == "  7 kept, 1 broken"
 
@@ -246,8 +246,8 @@ def test_check_as_json(guest, capsys):
     (entry,) = json.loads(capsys.readouterr().out)
     assert (entry["name"], entry["kind"], entry["exit_code"]) == ("plaintive", "reward", 3)
     states = {p["promise"]: p["state"] for p in entry["promises"]}
-    assert states["bears hostile text"] == "broken"
-    assert states["bears any order"] == "skipped"
+    assert states["tolerates hostile text"] == "broken"
+    assert states["ignores the order of samples"] == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_what_cannot_be_checked(arguments, code, says, guest, capsys):
 
 def test_options_are_given_as_in_yaml(guest, capsys):
     assert main(["plugins", "check", "rich", "--option", "needed=2.5"]) == 0
-    assert "options survive JSON" in capsys.readouterr().out
+    assert "keeps its options through JSON" in capsys.readouterr().out
 
 
 # A new distribution ------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ def test_a_folder_is_checked_as_it_lies(begun, tmp_path, capsys):
     module = folder / "src" / "rlx_length_penalty" / "__init__.py"
     module.write_text(module.read_text().replace("Score(1.0)", "Score(0.9)"))
     assert main(["plugins", "check", "mine"]) == 3
-    assert "✗ keeps its examples: 'gold' gives 0.9, not 1" in capsys.readouterr().out
+    assert "✗ matches its examples: 'gold' gives 0.9, not 1" in capsys.readouterr().out
     module.parent.rename(folder / "elsewhere")
     assert main(["plugins", "check", "mine"]) == 3
     assert "has no module 'rlx_length_penalty'" in capsys.readouterr().err

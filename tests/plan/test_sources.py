@@ -168,14 +168,17 @@ def test_the_printed_example_of_countdown_earns_its_reward_on_the_last_token(row
 # RLCR in two turns -------------------------------------------------------------------------------
 
 
-def test_answers_and_confidences_are_normalized_by_population_sigma(rows):
+def test_answers_and_confidences_are_normalized_by_population_sigma(plan):
+    (phase,) = plan("sources/rlcr_two_turn").phases
+    deviations = {group.group: group.std for group in phase.groups}
     groups = defaultdict(list)
-    for row in rows("rlcr_two_turn"):
+    for row in phase.rows:
         groups[row.group].append(row)
     assert {len(members) for members in groups.values()} == {4}
-    for members in groups.values():
+    for number, members in groups.items():
         scores = [row.score for row in members]
         assert pstdev(scores) > 0
+        assert deviations[number] == pytest.approx(pstdev(scores))
         for row in members:
             expected = (row.score - mean(scores)) / (pstdev(scores) + 1e-4)
             for token in list_learning(row):
@@ -189,6 +192,7 @@ def test_a_confidence_earns_one_minus_its_squared_distance_from_its_own_answer(r
         if row.parent is None:
             assert row.score in (0.0, 1.0)
             continue
+        assert {reward.name for reward in row.rewards} == {"_form", "brier"}
         stated = [token.text for token in row.tokens if token.text.startswith("0.")]
         if not any(token.text == "</confidence>" for token in row.tokens):
             assert row.score == 0.0

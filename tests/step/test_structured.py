@@ -1,4 +1,4 @@
-"""Structured rewards, masks, placement and KL of one multi-turn step (design 000)."""
+"""Structured rewards, masks, placement and KL of one multi-turn step (KG-R1)."""
 
 import bound
 import pytest
@@ -83,7 +83,7 @@ def step(
     )
 
 
-# The mask table of design 000, section 2.1: which mask KL, GAE, GRPO and score use, in a multi-turn
+# The mask table of KG-R1: which mask KL, GAE, GRPO and score use, in a multi-turn
 # run with state masking and in any other.
 
 #                prompt, turn 1 (2), information (2), turn 2 (1)

@@ -95,6 +95,7 @@ MAY_IMPORT = {
             "kl",
             "loss",
             "evaluation",
+            "probe",
             "rlx_plugins",
             "rlx_registry",
         ),  # the golden runner computes with all of them

@@ -137,13 +137,13 @@ def test_calls_are_bounded(budget):
     ],
 )
 def test_a_find_that_breaks_a_promise_fails_the_check(cls, why):
-    (check,) = [c for c in reward_checks() if c.name == "pays for solutions alone"]
+    (check,) = [c for c in reward_checks() if c.name == "pays only for solutions"]
     with pytest.raises(AssertionError, match=why):
         check(cls)
 
 
 def test_a_find_that_breaks_no_promise_is_shown():
-    (check,) = [c for c in reward_checks() if c.name == "pays for solutions alone"]
+    (check,) = [c for c in reward_checks() if c.name == "pays only for solutions"]
     assert len(check(gamed.ByForm)) == 3
     assert len(check(gamed.Honest)) == 1
 

@@ -57,6 +57,7 @@ def test_functions_are_listed_with_what_they_take():
     assert done.exit_code == 0
     assert "credit.group_advantages(scores, group_ids, *, normalize='std', ddof=1" in done.stdout
     assert "rewards.rlcr.brier(a sample, *, invalid_reward=0.0)" in done.stdout
+    assert "\na sample: id, problem, turn, number, response" in done.stdout
     names = {function.name for function in list_golden_functions()}
     for kind in ("estimator", "mask", "reward"):
         assert {f"{kind}s.{found.name}" for found in list_installed_plugins(kind)} <= names
@@ -97,6 +98,18 @@ RECORD = {
     "options": {"ddof": 0, "eps": 0.0},
     "outputs": {"value": [1.0, -1.0]},
 }
+
+
+@pytest.mark.parametrize("name", ["rlx.credit.prompt_scale", "Credit.Prompt_Scale"])
+def test_a_name_may_be_that_of_an_import_and_in_any_case(name, tmp_path):
+    code, out, _ = run({**RECORD, "function": name}, tmp_path)
+    assert code == 0 and "1 ok" in out
+
+
+def test_the_area_over_a_curve_of_a_probe():
+    inputs = {"shares": [0, 0.5, 1], "same": [0.2, 0.6, 1]}
+    (found,) = findings("probe.compute_area_over_curve", inputs, {"value": 0.4}).values()
+    assert found.status == "ok"
 
 
 @pytest.mark.parametrize("form", [lambda r: r, lambda r: [r], lambda r: {"examples": [r]}])

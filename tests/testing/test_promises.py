@@ -86,19 +86,19 @@ def test_good_rewards_break_none():
 @pytest.mark.parametrize(
     ("reward", "promise"),
     [
-        (bad.nameless, "says what it does"),
-        (bad.half_an_option, "options survive JSON"),
-        (bad.as_text, "gives a number or abstains"),
-        (bad.one_for_all, "gives a number or abstains"),
-        (bad.breaks_its_word, "keeps its examples"),
-        (bad.by_chance, "says the same again"),
-        (bad.by_count, "says the same again"),
-        (bad.by_hash, "says the same again"),
-        (bad.scribbles, "leaves samples alone"),
-        (bad.sorts, "leaves samples alone"),
-        (bad.trusting, "bears hostile text"),
-        (bad.by_position, "bears any order"),
-        (bad.spread, "bears one alone"),
+        (bad.nameless, "has a docstring"),
+        (bad.half_an_option, "keeps its options through JSON"),
+        (bad.as_text, "returns a number or abstains"),
+        (bad.one_for_all, "returns a number or abstains"),
+        (bad.breaks_its_word, "matches its examples"),
+        (bad.by_chance, "repeats its verdicts"),
+        (bad.by_count, "repeats its verdicts"),
+        (bad.by_hash, "repeats its verdicts"),
+        (bad.scribbles, "does not modify samples"),
+        (bad.sorts, "does not modify samples"),
+        (bad.trusting, "tolerates hostile text"),
+        (bad.by_position, "ignores the order of samples"),
+        (bad.spread, "accepts a single sample"),
     ],
 )
 def test_a_bad_reward_breaks_the_right_promise(reward, promise):
@@ -117,23 +117,27 @@ def test_a_bad_reward_breaks_the_right_promise(reward, promise):
 )
 def test_what_would_end_a_process_is_a_broken_promise(how, says):
     sample = Sample(id="0", problem={}, turn="answer", number=1, response="bad")
-    check = named(reward_checks([sample]), "gives a number or abstains")
+    check = named(reward_checks([sample]), "returns a number or abstains")
     with pytest.raises(AssertionError, match=says):
         check(misbehave(how=how))
 
 
 def test_a_plugin_must_be_found_by_its_name():
     with pytest.raises(AssertionError, match="cannot be sent"):
-        named(reward_checks(), "travels to a worker")(bad.local())
+        named(reward_checks(), "can be sent to a worker")(bad.local())
 
 
 def test_an_option_that_is_missing_is_named():
     with pytest.raises(AssertionError, match="needs 'reason' among its options"):
-        named(reward_checks(), "gives a number or abstains")(graded)
+        named(reward_checks(), "returns a number or abstains")(graded)
 
 
 def test_without_examples_and_with_one_sample_some_do_not_apply():
-    for promise in ("keeps its examples", "bears any order", "bears one alone"):
+    for promise in (
+        "matches its examples",
+        "ignores the order of samples",
+        "accepts a single sample",
+    ):
         with pytest.raises(SkipTest):
             named(reward_checks(), promise)(bad.fine)
 
@@ -156,7 +160,7 @@ def test_importing_is_watched(source, says, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     weighty = type("Weighty", (Reward,), {"__module__": "weighty", "__qualname__": "Weighty"})
     with pytest.raises(AssertionError, match=says):
-        named(reward_checks(), "imports fast and light")(weighty)
+        named(reward_checks(), "imports quickly, without heavy packages")(weighty)
 
 
 # Tasks -------------------------------------------------------------------------------------------
@@ -165,12 +169,12 @@ def test_importing_is_watched(source, says, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("task", "promise"),
     [
-        (bad.Secretive, "shows the same demonstration again"),
-        (bad.Moody, "shows the same demonstration again"),
-        (bad.Fickle, "gives the same problem again"),
-        (bad.Leaky, "keeps train and test apart"),
-        (bad.Odd, "gives whole problems"),
-        (bad.Silent, "gives whole problems"),
+        (bad.Secretive, "returns the same demonstration again"),
+        (bad.Moody, "returns the same demonstration again"),
+        (bad.Fickle, "returns the same problem again"),
+        (bad.Leaky, "keeps train and test disjoint"),
+        (bad.Odd, "returns complete problems"),
+        (bad.Silent, "returns complete problems"),
     ],
 )
 def test_a_bad_task_breaks_the_right_promise(task, promise):
@@ -184,7 +188,9 @@ def test_good_tasks_break_none():
 
 
 def test_check_task_names_the_promise():
-    with pytest.raises(AssertionError, match="keeps train and test apart: 50 with one id in both"):
+    with pytest.raises(
+        AssertionError, match="keeps train and test disjoint: 50 with one id in both"
+    ):
         check_task(bad.Leaky)
 
 
@@ -194,16 +200,16 @@ def test_check_task_names_the_promise():
 @pytest.mark.parametrize(
     ("environment", "promise", "says"),
     [
-        (bad.Wordless, "says what it does", "has no docstring"),
-        (bad.Unfinished, "answers with steps", "has no step"),
-        (bad.Unnamed, "answers with steps", "gave a turn of kind 'say'; its kinds are shout"),
-        (bad.Shut, "answers with steps", "a state that is not of plain values"),
-        (bad.Bare, "answers with steps", "KeyError: 'word'; give it examples"),
-        (bad.Boastful, "keeps its examples", "'gold' does not end"),
-        (bad.Careless, "leaves states alone", "changed the state that it received"),
-        (bad.Drawn, "answers the same again", "different steps the second time"),
-        (bad.Kept, "answers the same again", "different steps the second time"),
-        (bad.Trusting, "bears hostile text", "empty text: IndexError"),
+        (bad.Wordless, "has a docstring", "has no docstring"),
+        (bad.Unfinished, "returns a Step", "has no step"),
+        (bad.Unnamed, "returns a Step", "gave a turn of kind 'say'; its kinds are shout"),
+        (bad.Shut, "returns a Step", "a state that is not of plain values"),
+        (bad.Bare, "returns a Step", "KeyError: 'word'; give it examples"),
+        (bad.Boastful, "matches its examples", "'gold' does not end"),
+        (bad.Careless, "does not modify states", "changed the state that it received"),
+        (bad.Drawn, "repeats its steps", "different steps the second time"),
+        (bad.Kept, "repeats its steps", "different steps the second time"),
+        (bad.Trusting, "tolerates hostile text", "empty text: IndexError"),
     ],
 )
 def test_a_bad_environment_breaks_the_right_promise(environment, promise, says):
@@ -218,7 +224,7 @@ def test_a_good_environment_breaks_none():
 
 
 def test_an_environment_may_have_no_examples():
-    check = named(environment_checks([{"word": "42"}]), "keeps its examples")
+    check = named(environment_checks([{"word": "42"}]), "matches its examples")
     with pytest.raises(SkipTest, match="it has none"):
         check(bad.Bare)
 
@@ -233,10 +239,10 @@ def in_place(batch):
 @pytest.mark.parametrize(
     ("mask", "promise"),
     [
-        (lambda b: b.is_own.float(), "gives bool of the batch's shape"),
-        (lambda b: b.is_own.any(dim=1), "gives bool of the batch's shape"),
-        (lambda b: b.is_token, "keeps to a row's own tokens"),
-        (in_place, "leaves the batch alone"),
+        (lambda b: b.is_own.float(), "returns bool of the batch's shape"),
+        (lambda b: b.is_own.any(dim=1), "returns bool of the batch's shape"),
+        (lambda b: b.is_token, "selects only a row's own tokens"),
+        (in_place, "does not modify the batch"),
         (lambda b: b.is_own & (b.token_ids.roll(1, 0) > 50), "ignores the order of rows"),
         (lambda b: b.is_own & (b.turn_ids.shape[1] < 20), "ignores padding"),
     ],

@@ -189,7 +189,7 @@ def _check_warm_start(registry: Registry, run: RunRecord, tally: IdentityTally) 
         try:
             check_sealed_folder(folder)
             if compute_manifest_digest(folder) != sha256:
-                yield f"the warm start {path} has been made again, otherwise, since the run"
+                yield f"the warm start {path} was rebuilt with other contents after the run"
             else:
                 tally.add(IdentityResult(1))
         except CheckpointError as error:

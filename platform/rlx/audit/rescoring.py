@@ -221,7 +221,7 @@ def rescore_steps(
     """
     phases = {phase.name: phase for phase in spec.phases}
     recipe: dict[str, Recipe] = {}
-    carried: ControllerState | None = None
+    controllers: ControllerState | None = None
     last = 0
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
         for step in steps:
@@ -233,12 +233,12 @@ def rescore_steps(
                 recipe[name] = build_recipe(spec.resolve_phase_spec(phases[name]))
             here = recipe[name]
             if step != last + 1:
-                carried = None
-            carried = _build_controller_state(here, carried, statistics, own=own)
+                controllers = None
+            controllers = _build_controller_state(here, controllers, statistics, own=own)
             found, train = _recompute_step(
-                step, name, stored, here, carried, statistics["max_tokens"], pool
+                step, name, stored, here, controllers, statistics["max_tokens"], pool
             )
-            carried, last = carried.after(train, here.spec, with_critic=False), step
+            controllers, last = controllers.after(train, here.spec, with_critic=False), step
             show(step)
             yield found
 
@@ -260,7 +260,7 @@ def _recompute_step(
     phase: str,
     stored: StoredStep,
     recipe: Recipe,
-    carried: ControllerState,
+    controllers: ControllerState,
     max_tokens: Mapping[str, int],
     pool: RewardPool,
 ) -> tuple[RescoredStep, TrainBatch]:
@@ -281,8 +281,8 @@ def _recompute_step(
         batch,
         kept,
         recomputed=_rescore_greedy(stored, table, batch),
-        beta=carried.kl.beta,
-        state=carried.states.get(recipe.spec.estimator.plugin, {}),
+        beta=controllers.kl.beta,
+        state=controllers.states.get(recipe.spec.estimator.plugin, {}),
     )
     _check_required_streams(recipe, streams, step)
     rules = replace(recipe.rules, max_tokens={**max_tokens, **recipe.max_tokens})

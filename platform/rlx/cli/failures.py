@@ -172,8 +172,8 @@ def _report_bug(error: Exception, as_json: bool) -> int:
     kept = get_rlx_home() / "last-error.txt"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        told = redact_passwords("".join(traceback.format_exception(error)))
-        kept.write_text(told, encoding="utf-8")
+        report = redact_passwords("".join(traceback.format_exception(error)))
+        kept.write_text(report, encoding="utf-8")
         where = f"the traceback is in {format_path(kept)}"
     except OSError as trouble:
         why = f"{format_path(kept)}: {trouble.strerror}"

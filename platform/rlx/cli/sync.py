@@ -20,7 +20,7 @@ __all__ = ["sync"]
 def sync(runs: tuple[str, ...], url: str) -> None:
     """Send MLflow the records that it missed of each RUN, or of every run that has ended.
 
-    A store that is missing or half made is created first. The exit code is 4 if MLflow cannot be
+    A missing or incomplete store is created first. The exit code is 4 if MLflow cannot be
     reached; the registry keeps all records until then.
     """
     with open_registry(url) as reading:  # read-only: creates no registry

@@ -59,7 +59,7 @@ class ComparedRecipe:
         name: the experiment's name in the first run.
         runs: run id by seed; the newest run where a seed has several.
         values: value of each seed, by suite and metric.
-        asked: answers of each seed, by suite, where they were recorded.
+        answers: answers of each seed, by suite, where they were recorded.
     """
 
     label: str
@@ -67,7 +67,7 @@ class ComparedRecipe:
     name: str
     runs: dict[int, str]
     values: dict[tuple[str, str], dict[int, float]]
-    asked: "dict[str, dict[int, EvaluationAnswers]]"
+    answers: "dict[str, dict[int, EvaluationAnswers]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ def _compare_recipes_by_problem(
     absent: list[str | None] = [None]
     otherwise = {one.run for one in unlike if one.suite == suite}
     for recipe in others:
-        sides = [side.asked.get(suite, {}) for side in (recipe, first)]
+        sides = [side.answers.get(suite, {}) for side in (recipe, first)]
         there = all(any(s == suite for s, _ in side.values) for side in (recipe, first))
         differences = compare_by_problem(*sides) if all(sides) else None
         found.append(differences)

@@ -1,3 +1,4 @@
+from .answer_scaling import compute_pass_at_k
 from .answers import ScoredAnswer, compute_answer_metrics, read_answers
 from .calibration import Calibration
 from .distributions import TurnDistribution, draw_distributions
@@ -15,13 +16,25 @@ from .scores import (
     compute_auroc,
     compute_brier,
     compute_brier_skill,
+    compute_clipped_nll,
+    compute_confidence_entropy,
+    compute_equal_mass_ece,
     compute_expected_calibration_error,
+    compute_extreme_share,
     compute_maximum_calibration_error,
     compute_murphy_decomposition,
     compute_wilson_interval,
+    compute_within_auroc,
 )
 from .seed_statistics import SeedDifference, SeedMean, compute_paired_difference, compute_seed_mean
-from .selective import compute_accuracy_at_coverage, compute_aurc, compute_risk_coverage
+from .selective import (
+    compute_accuracy_at_coverage,
+    compute_aurc,
+    compute_coverage_at_risk,
+    compute_error_auprc,
+    compute_excess_aurc,
+    compute_risk_coverage,
+)
 from .step_pictures import EvaluationPoint, draw_accuracy_and_ece
 from .style import BLUE, FAINT, INK, ORANGE, SERIES, build_figure, save_figure, style_axes
 from .suite_pictures import draw_suite
@@ -51,15 +64,24 @@ __all__ = [
     "compute_auroc",
     "compute_brier",
     "compute_brier_skill",
+    "compute_clipped_nll",
+    "compute_confidence_entropy",
+    "compute_coverage_at_risk",
+    "compute_equal_mass_ece",
+    "compute_error_auprc",
+    "compute_excess_aurc",
     "compute_expected_calibration_error",
+    "compute_extreme_share",
     "compute_held_out_metrics",
     "compute_identical_share",
     "compute_maximum_calibration_error",
     "compute_murphy_decomposition",
     "compute_paired_difference",
+    "compute_pass_at_k",
     "compute_risk_coverage",
     "compute_seed_mean",
     "compute_wilson_interval",
+    "compute_within_auroc",
     "draw_accuracy_and_ece",
     "draw_distributions",
     "draw_learning_curves",

@@ -16,12 +16,12 @@ class SigtermListener:
     def __init__(self) -> None:
         self.stop = False
         self.kill = False
-        self._heard = 0
+        self._count = 0
         signal.signal(signal.SIGTERM, self._handle_signal)
 
     def _handle_signal(self, *_: object) -> None:
-        self._heard += 1  # counts signals only, not requests through the registry
-        self.kill |= self._heard > 1
+        self._count += 1  # counts signals only, not requests through the registry
+        self.kill |= self._count > 1
         self.stop = True
 
     def apply_request(self, request: str | None) -> None:

@@ -247,13 +247,13 @@ class _Supervisor:
             self._orders.apply_request(writer.run(self._run_id).request)
         except DatabaseUnwritableError:
             raise
-        except DatabaseUnavailableError as error:  # the ranks go on; their writes wait
+        except DatabaseUnavailableError as error:  # the ranks continue; their writes wait
             print_to_log(f"heartbeat failed: {error}")
 
     def _record_pause(self, writer: Registry, *, paused: bool) -> None:
-        kind, message = "continued", "the ranks go on"
+        kind, message = "continued", "the ranks run again"
         if paused:
-            kind, message = "paused", "a rank is stopped from outside, which counts as no hang"
+            kind, message = "paused", "a rank was paused by a signal; this does not count as a hang"
         print_to_log(f"{kind}: {message}")
         self._record_event(writer, kind, message)
 

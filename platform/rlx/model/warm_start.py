@@ -1,6 +1,6 @@
 """Supervised warm start: fine-tunes the model on demonstrations of the format and the task.
 
-Results are cached in sealed folders: a damaged one is named, and made again.
+Results are cached in sealed folders: a damaged one is named and rebuilt.
 
 Many demonstrations are poor on purpose, so that reinforcement learning has something to improve:
 telling good responses from poor ones.
@@ -73,7 +73,7 @@ def warm_start_policy(
             check_sealed_folder(folder)
             _load_policy(policy, folder)
         except (CheckpointError, FileNotFoundError) as error:
-            tell(f"warm start {folder.name} in the cache is not used, and made again: {error}")
+            tell(f"warm start {folder.name} in the cache is not used, and is rebuilt: {error}")
             _remove_folder(folder)
         else:
             return folder

@@ -18,10 +18,10 @@ __all__ = ["render_plan_page"]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A row and the rows that continue it; `asked` is the text between them."""
+    """A row and the rows that continue it; `question` is the text between them."""
 
     row: RowAccount
-    asked: str
+    question: str
     below: tuple["Branch", ...]
 
 
@@ -60,7 +60,7 @@ def render_plan_page(report: PlanReport, row_numbers: Sequence[Sequence[int]]) -
     )
     environment.filters |= {
         "visible": _render_page_text,
-        "told": _format_token_title,
+        "token_title": _format_token_title,
         "size": format_memory_size,
         "safe_text": escape_unprintable,
         "zip": lambda one, other: list(zip(one, other, strict=True)),
@@ -103,7 +103,7 @@ def _build_branches(rows: Sequence[RowAccount], parent: int | None) -> tuple[Bra
     return tuple(
         Branch(
             row=row,
-            asked=row.context[-1].text if row.level and row.context else "",
+            question=row.context[-1].text if row.level and row.context else "",
             below=_build_branches(rows, row.row),
         )
         for row in rows

@@ -243,7 +243,7 @@ def _build_phase_report(
         stopped=trial.stopped,
         rows=rows,
         shown=select_example_rows(rows, spec.evaluation.correct),
-        groups=list_group_statistics(rows),
+        groups=list_group_statistics(rows, resolve_plugins(spec).estimator.get_ddof),
         kinds=list_kinds(rows),
         counts=count_trial_losses(trial) if rows else None,
         tokens=tokens,

@@ -1,8 +1,8 @@
 """Statistics over all rows of a trial: groups, kinds of turns, and losses on the way to tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean, pstdev, stdev
 
 from rlx.batch import list_batch_rows
 from rlx.plan.row_report import RowAccount, TokenStretch
@@ -27,7 +27,7 @@ class GroupStatistics:
             continues.
         kind: kind of the rows; "rollout" if they have several turns.
         rows: row numbers; `scores` are their scores.
-        std: sample standard deviation of the scores (ddof 1); None for a group of one.
+        std: standard deviation of the scores, by the estimator's `ddof`; None for a group of one.
         advantages: minimum and maximum over its learning tokens.
         has_signal: at least one token has a non-zero advantage.
     """
@@ -88,26 +88,34 @@ class MissingCounts:
     unfinished: int
 
 
-def list_group_statistics(rows: Sequence[RowAccount]) -> tuple[GroupStatistics, ...]:
-    """Returns the groups in order of their numbers."""
+def list_group_statistics(
+    rows: Sequence[RowAccount], get_ddof: Callable[[str], int]
+) -> tuple[GroupStatistics, ...]:
+    """Returns the groups in order of their numbers; `get_ddof` is `Estimator.get_ddof`."""
     members: dict[int, list[RowAccount]] = {}
     for row in rows:
         members.setdefault(row.group, []).append(row)
-    return tuple(_build_group_statistics(number, members[number]) for number in sorted(members))
+    return tuple(
+        _build_group_statistics(number, members[number], get_ddof) for number in sorted(members)
+    )
 
 
-def _build_group_statistics(number: int, rows: Sequence[RowAccount]) -> GroupStatistics:
+def _build_group_statistics(
+    number: int, rows: Sequence[RowAccount], get_ddof: Callable[[str], int]
+) -> GroupStatistics:
+    kind = describe_row_kind(rows)
+    deviation = stdev if get_ddof(kind) else pstdev
     scores = tuple(row.score or 0.0 for row in rows)
     learned = [t.advantage for row in rows for t in row.tokens if t.learns] or [0.0]
     return GroupStatistics(
         group=number,
         tree=rows[0].tree,
         parent=rows[0].parent,
-        kind=describe_row_kind(rows),
+        kind=kind,
         rows=tuple(row.row for row in rows),
         scores=scores,
         mean=mean(scores),
-        std=stdev(scores) if len(scores) > 1 else None,
+        std=deviation(scores) if len(scores) > 1 else None,
         advantages=(min(learned), max(learned)),
         has_signal=any(learned),
     )

@@ -35,6 +35,10 @@ class Estimator(Plugin):
         """Whether sampling only one turn of this kind per group is an error."""
         return False
 
+    def get_ddof(self, turn: str) -> Literal[0, 1]:
+        """Degrees of freedom of σ over a group of turns of this kind: 1, or 0 for a population."""
+        return 1
+
 
 class Mask(Plugin):
     """Options of a mask strategy.

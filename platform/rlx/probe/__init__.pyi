@@ -8,7 +8,7 @@ from .pictures import (
 from .questions import ProbeDialogue
 from .records import RecordedProbe, compute_settings_digest, settings_of
 from .responses import AssembledResponse, build_response_tree
-from .statistics import GRID, MeanInterval, compute_scheme_figures
+from .statistics import GRID, MeanInterval, compute_area_over_curve, compute_scheme_figures
 from .values import StateValues, build_probe_response, state_values
 from .verbal import compute_agreement
 
@@ -27,6 +27,7 @@ __all__ = [
     "build_probe_response",
     "build_response_tree",
     "compute_agreement",
+    "compute_area_over_curve",
     "compute_scheme_figures",
     "compute_settings_digest",
     "draw_probe_curves",

@@ -15,7 +15,7 @@ class MlflowPoints:
 
     def __init__(self, client: MirrorClient, mlflow_run: MlflowRun) -> None:
         self._client = client
-        self._shown = mlflow_run
+        self._run = mlflow_run
         self._steps: dict[str, dict[int, set[MetricPoint]]] = {}
 
     def has_conflict(self, rows: Sequence[MetricRow]) -> bool:
@@ -34,9 +34,9 @@ class MlflowPoints:
     def _of(self, name: str) -> dict[int, set[MetricPoint]]:
         if name not in self._steps:
             key = legal_key(name)
-            there = key in self._shown.keys
+            there = key in self._run.keys
             steps: dict[int, set[MetricPoint]] = {}
-            for one in self._client.points(self._shown.id, key) if there else ():
+            for one in self._client.points(self._run.id, key) if there else ():
                 steps.setdefault(one.step, set()).add(one)
             self._steps[name] = steps
         return self._steps[name]

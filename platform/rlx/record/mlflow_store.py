@@ -24,12 +24,12 @@ def locate_store_lock(uri: str) -> Path | None:
 
 
 def ensure_store(uri: str) -> str | None:
-    """Creates the SQLite store of a tracking URI if it does not exist, or is only half made.
+    """Creates the SQLite store of a tracking URI if it does not exist, or is incomplete.
 
     Does nothing for other tracking URIs.
 
     Returns:
-        What was done with a half-made store; None if there was none.
+        What was done with an incomplete store; None if there was none.
 
     Raises:
         MirrorUnavailableError: the store cannot be created.
@@ -39,11 +39,11 @@ def ensure_store(uri: str) -> str | None:
         return None
     with hold_file_lock(lock):
         path = path.resolve()
-        half_made = path.exists() and _is_half_made(path)
-        if path.exists() and not half_made:
+        incomplete = path.exists() and _is_incomplete(path)
+        if path.exists() and not incomplete:
             return None
         try:
-            return _create_store(path, half_made)
+            return _create_store(path, incomplete)
         except OSError as error:
             raise MirrorUnavailableError(
                 f"MLflow's store {path} cannot be created: {error.strerror}"
@@ -55,22 +55,22 @@ def _locate_sqlite_store(uri: str) -> Path | None:
     return Path(path.partition("?")[0]) if scheme == "sqlite" else None
 
 
-def _create_store(path: Path, half_made: bool) -> str | None:
-    """Creates a store beside its place, and moves it there; a half-made one is kept aside."""
+def _create_store(path: Path, incomplete: bool) -> str | None:
+    """Creates a store under a temporary name and renames it; an incomplete one is kept aside."""
     temporary = path.with_name(f"{path.name}.making")
     temporary.unlink(missing_ok=True)  # of a process that was killed
     _delete_journals(temporary)
     create_sqlite_store(temporary)
     kept = path.with_name(f"{path.name}.half-made")
-    if half_made:
+    if incomplete:
         path.replace(kept)
     _delete_journals(path)  # SQLite would apply them to the new file
     temporary.replace(path)
-    if not half_made:
+    if not incomplete:
         return None
     return (
-        f"MLflow's store {path} was half made by a process that was killed, and held no run; it "
-        f"has been made again (the old file is {kept.name}), and `rlx sync` sends it all runs"
+        f"MLflow's store {path} was left incomplete by a killed process, without any run: it has "
+        f"been replaced (the old file is {kept.name}); `rlx sync` sends it all runs"
     )
 
 
@@ -79,7 +79,7 @@ def _delete_journals(path: Path) -> None:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
-def _is_half_made(path: Path) -> bool:
+def _is_incomplete(path: Path) -> bool:
     """Whether the creation of a store was interrupted.
 
     MLflow's first table is `experiments`, and the last thing that it writes is the first

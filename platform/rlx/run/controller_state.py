@@ -18,28 +18,28 @@ class ControllerState:
         kl: controller of β, the coefficient of the KL penalty in the reward.
         states: state of each estimator, such as a running scale, by the estimator's name.
         critic: number of steps in which the critic has been trained.
-        told: the settings with which `kl` started.
+        settings: the settings with which `kl` started.
     """
 
     kl: FixedKl | AdaptiveKl
     states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     critic: int = 0
-    told: tuple[object, ...] = ()
+    settings: tuple[object, ...] = ()
 
     @staticmethod
     def begin(credit: CreditSpec, before: "ControllerState | None") -> "ControllerState":
         """The initial state of a phase: the state so far, with a new β if its settings change."""
         settings = (credit.kl_coef, credit.kl_adaptive)
-        if before is not None and before.told == settings:
+        if before is not None and before.settings == settings:
             return before
         kl: FixedKl | AdaptiveKl = FixedKl(beta=credit.kl_coef)
         if credit.kl_adaptive is not None:
             target, horizon = credit.kl_adaptive.target, credit.kl_adaptive.horizon
             kl = AdaptiveKl(beta=credit.kl_coef, target=target, horizon=horizon)
         return (
-            ControllerState(kl, told=settings)
+            ControllerState(kl, settings=settings)
             if before is None
-            else replace(before, kl=kl, told=settings)
+            else replace(before, kl=kl, settings=settings)
         )
 
     @staticmethod
@@ -65,8 +65,8 @@ class ControllerState:
     ) -> "ControllerState":
         """The state after a step."""
         states = {**self.states, spec.estimator.plugin: train.state} if train.state else self.states
-        carried = replace(self, states=states, critic=self.critic + with_critic)
+        controllers = replace(self, states=states, critic=self.critic + with_critic)
         if train.kl is None or not spec.credit.use_kl_in_reward or not train.mask.any():
-            return carried
+            return controllers
         measured = float(mean_kl(train.kl, train.mask))
-        return replace(carried, kl=self.kl.update(measured, len(train.batch.rows)))
+        return replace(controllers, kl=self.kl.update(measured, len(train.batch.rows)))

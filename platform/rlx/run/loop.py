@@ -189,14 +189,16 @@ def _train_phase(
     if context.recorder:
         context.recorder.phase(phase.name)
     step, cursor, learned = at.step, at.cursor, at.learned
-    carried = ControllerState.begin(recipe.spec.credit, at.carried)
+    controllers = ControllerState.begin(recipe.spec.credit, at.controllers)
     watch = AlarmWatch(recipe.spec.rollout, recipe.environment)
     for done in range(begun, phase.steps):
         step += 1
         rate = learning_rate(recipe.spec.optimizer, done, phase.steps)
         more = done + 1 < phase.steps
-        stepped = train_step(context, recipe, phase.name, step, cursor, rate, carried, more=more)
-        carried = stepped.carried
+        stepped = train_step(
+            context, recipe, phase.name, step, cursor, rate, controllers, more=more
+        )
+        controllers = stepped.controllers
         learned += bool(stepped.figures)
         cursor += stepped.drawn
         metrics = stepped.select_progress_figures(context.spec.evaluation.correct)
@@ -206,8 +208,8 @@ def _train_phase(
             print(f"step {step}/{context.spec.steps}  {phase.name}  {note}", flush=True)
         watch.look(step, stepped.figures, context.recorder)
         _run_due_evaluations(context, base, step)
-        at = ResumePoint(step, cursor, learned, number, done + 1, carried)
-        stopping = any(context.ranks.gather(stop.asked))
+        at = ResumePoint(step, cursor, learned, number, done + 1, controllers)
+        stopping = any(context.ranks.gather(stop.requested))
         if stopping or is_checkpoint_due(context.spec, step):
             checkpoint_run(context, at)
         if stopping:

@@ -31,28 +31,28 @@ class ProgressFile:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._shown = Progress("starting", 0, 1)
+        self._progress = Progress("starting", 0, 1)
         self._at = 0.0
 
     def show(self, progress: Progress) -> None:
         """Writes `progress`; within an unfinished stage at most every `EVERY` seconds."""
-        now, before = time.monotonic(), self._shown
+        now, before = time.monotonic(), self._progress
         finished = progress.done == progress.total
         if now - self._at < EVERY and before.stage == progress.stage and not finished:
             return
-        self._at, self._shown = now, progress
+        self._at, self._progress = now, progress
         self._write()
 
     def show_activity(self, what: str) -> None:
         """Writes the current activity within the stage, at once."""
-        self._shown = replace(self._shown, doing=what)
+        self._progress = replace(self._progress, doing=what)
         self._write()
 
     def _write(self) -> None:
         if self._path is None:
             return
         aside = self._path.with_suffix(".tmp")
-        aside.write_text(json.dumps(asdict(self._shown)))
+        aside.write_text(json.dumps(asdict(self._progress)))
         aside.replace(self._path)
 
 

@@ -36,7 +36,7 @@ class ResumePoint:
         learned: number of steps in which some rollout could be scored.
         phase: index of the current phase, from 0.
         done: number of completed steps of that phase.
-        carried: state for the next step; None before the first.
+        controllers: state for the next step; None before the first.
         forked: whether another run took all these steps.
     """
 
@@ -45,7 +45,7 @@ class ResumePoint:
     learned: int = 0
     phase: int = 0
     done: int = 0
-    carried: ControllerState | None = None
+    controllers: ControllerState | None = None
     forked: bool = False
 
 
@@ -61,7 +61,7 @@ def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
     Raises:
         ValueError: no step has been trained yet.
     """
-    if at.carried is None:
+    if at.controllers is None:
         raise ValueError("nothing has been trained yet")
     context.prefetcher.finish(context)
     context.progress.show_activity("checkpoint")
@@ -72,9 +72,9 @@ def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
         learned=at.learned,
         phase=at.phase,
         done=at.done,
-        beta=at.carried.adaptive_beta,
-        states=at.carried.states,
-        critic=at.carried.critic,
+        beta=at.controllers.adaptive_beta,
+        states=at.controllers.states,
+        critic=at.controllers.critic,
         ranks=context.ranks.count,
         zero_stage=context.spec.runner.zero_stage,
         dtype=context.spec.runner.dtype,
@@ -129,8 +129,8 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
     _record_resumption(context, state, forked=forked, otherwise=otherwise)
     number, done = context.spec.place(state.step) if forked else (state.phase, state.done)
     credit = context.spec.resolve_phase_spec(context.spec.phases[number]).credit
-    carried = ControllerState.resume(credit, state.beta, state.states, state.critic)
-    return ResumePoint(state.step, state.cursor, state.learned, number, done, carried, forked)
+    controllers = ControllerState.resume(credit, state.beta, state.states, state.critic)
+    return ResumePoint(state.step, state.cursor, state.learned, number, done, controllers, forked)
 
 
 def _find_resume_checkpoint(context: TrainingContext) -> Path | None:

@@ -20,17 +20,17 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._honoured = False
-        self.asked = False
+        self.requested = False
         signal.signal(signal.SIGTERM, self._handle_signal)
 
     def _handle_signal(self, *_: object) -> None:
-        self.asked = True
+        self.requested = True
         if not self._honoured:
             os._exit(128 + signal.SIGTERM)
 
     @contextmanager
     def defer_exit(self) -> Iterator[None]:
-        """Defers the exit: within this context, training checks `asked` after every step."""
+        """Defers the exit: within this context, training checks `requested` after every step."""
         self._honoured = True
         try:
             yield

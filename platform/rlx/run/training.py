@@ -34,12 +34,12 @@ class StepOutcome:
     Attributes:
         figures: metrics of the step; empty if no rollout could be scored.
         drawn: number of problems drawn.
-        carried: state for the next step.
+        controllers: state for the next step.
     """
 
     figures: dict[str, float]
     drawn: int
-    carried: ControllerState
+    controllers: ControllerState
 
     def select_progress_figures(self, correct: str) -> dict[str, float]:
         """The metrics to show as progress."""
@@ -54,7 +54,7 @@ def train_step(
     step: int,
     cursor: int,
     rate: float,
-    carried: ControllerState,
+    controllers: ControllerState,
     *,
     more: bool,
 ) -> StepOutcome:
@@ -64,15 +64,15 @@ def train_step(
         step: number of the step, from 1.
         cursor: number of problems drawn before.
         rate: learning rate.
-        carried: state from the previous step.
+        controllers: state from the previous step.
         more: whether the phase has another step, whose rollouts may be prefetched.
     """
-    actors = _RankActors(context, recipe, step, cursor, rate, carried, more)
+    actors = _RankActors(context, recipe, step, cursor, rate, controllers, more)
     began = time.perf_counter()
     rollouts, train, learned = run_step(actors, recipe)
     if train is None or learned is None:
         _record_skipped_step(context, step, rollouts)
-        return StepOutcome({}, rollouts.drawn, carried)
+        return StepOutcome({}, rollouts.drawn, controllers)
     ended = time.perf_counter()
     seconds = {
         "rollout": rollouts.sampled,
@@ -86,8 +86,8 @@ def train_step(
         context, recipe, step, rollouts, train, updates, critic, seconds
     )
     _record_training_step(context, phase, step, figures, rollouts, train, recipe)
-    carried = carried.after(train, recipe.spec, with_critic=critic is not None)
-    return StepOutcome(figures, rollouts.drawn, carried)
+    controllers = controllers.after(train, recipe.spec, with_critic=critic is not None)
+    return StepOutcome(figures, rollouts.drawn, controllers)
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class _RankActors:
     step: int
     cursor: int
     rate: float
-    carried: ControllerState
+    controllers: ControllerState
     more: bool
     waited: float = 0.0
 
@@ -125,13 +125,13 @@ class _RankActors:
         return TokenStreams(
             old_logprobs=compute_old_logprobs(inputs),
             optional=sampled | compute_optional_streams(inputs, by_sampling=False),
-            beta=self.carried.kl.beta,
-            state=self.carried.states.get(recipe.spec.estimator.plugin, {}),
+            beta=self.controllers.kl.beta,
+            state=self.controllers.states.get(recipe.spec.estimator.plugin, {}),
         )
 
     def update_models(self, train: TrainBatch) -> tuple[list[UpdateStats], CriticStats | None]:
         """Updates the critic, then the policy."""
-        return _update_models(self.context, self.recipe, train, self.carried.critic, self.rate)
+        return _update_models(self.context, self.recipe, train, self.controllers.critic, self.rate)
 
 
 def _take_rollouts(

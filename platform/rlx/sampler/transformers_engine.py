@@ -205,7 +205,7 @@ class _DecodingLoop:
         self._ends = torch.tensor(policy.end_ids, dtype=torch.int64, device=device)
         self._live = list(range(count))
         self._runs = torch.ones(count, dtype=torch.bool, device=device)
-        self._said = torch.zeros(count, dtype=torch.int64, device=device)
+        self._counts = torch.zeros(count, dtype=torch.int64, device=device)
         self._drawn: list[tuple[Tensor, Tensor]] = []  # tokens of the current rows, log-probs
         self._tokens: list[list[int]] = [[] for _ in range(count)]
         self._logprobs: list[list[float]] = [[] for _ in range(count)]
@@ -245,7 +245,7 @@ class _DecodingLoop:
         logprobs = compute_sampling_logprobs(logits, self._sampling)
         token = sample_tokens(logprobs, self._noise[:, step])
         self._drawn.append((token, logprobs.gather(1, token[:, None])[:, 0]))
-        self._said += self._runs
+        self._counts += self._runs
         self._runs &= ~torch.isin(token, self._ends)
         return token
 
@@ -255,7 +255,7 @@ class _DecodingLoop:
         Tokens that were sampled after it are discarded.
         """
         newest = torch.stack([token for token, _ in self._drawn[-fresh:]], dim=1).tolist()
-        lengths, runs = self._said.tolist(), self._runs.tolist()
+        lengths, runs = self._counts.tolist(), self._runs.tolist()
         for row, tokens in enumerate(newest):
             searched = self._searched[self._live[row]]
             for token in tokens[: lengths[row] - len(searched)]:
@@ -263,7 +263,7 @@ class _DecodingLoop:
                 if stop.completes(searched):
                     lengths[row], runs[row] = len(searched), False
                     break
-        self._said.copy_(torch.tensor(lengths))
+        self._counts.copy_(torch.tensor(lengths))
         self._runs.copy_(torch.tensor(runs))
 
     def _drop(self, runs: list[bool], token: Tensor, step: int) -> Tensor:
@@ -273,8 +273,8 @@ class _DecodingLoop:
         index = torch.tensor(going, device=token.device)
         self._rows = self._rows.select(going, self._sampling.max_new_tokens - step)
         self._live = [self._live[row] for row in going]
-        self._noise, self._runs, self._said = (
-            of_rows[index] for of_rows in (self._noise, self._runs, self._said)
+        self._noise, self._runs, self._counts = (
+            of_rows[index] for of_rows in (self._noise, self._runs, self._counts)
         )
         return token[index]
 
@@ -290,7 +290,7 @@ class _DecodingLoop:
             self._tokens[row] += more
             self._logprobs[row] += likely
         self._drawn = []
-        lengths, runs = self._said.tolist(), self._runs.tolist()
+        lengths, runs = self._counts.tolist(), self._runs.tolist()
         aside = self._rows.set_aside(which, [step + 1 - lengths[row] for row in which])
         for number, row in enumerate(which):
             self.places[self._live[row]] = (aside, number)

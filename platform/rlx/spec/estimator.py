@@ -100,6 +100,9 @@ class _CenteringEstimator(_GroupEstimator):
 class _NormalizingEstimator(_ScaleOptions, _GroupEstimator):
     pass
 
+    def get_ddof(self, turn: str) -> Literal[0, 1]:
+        return self.ddof
+
 
 class Grpo(_NormalizingEstimator):
     """Score minus the group mean, divided by the group's standard deviation unless centered."""
@@ -319,6 +322,9 @@ class TwoLevel(_NormalizingEstimator):
 
     def refuses_one(self, turn: str) -> bool:
         return self._get_turn_settings(turn).singleton == "refuse"
+
+    def get_ddof(self, turn: str) -> Literal[0, 1]:
+        return self._get_turn_settings(turn).ddof
 
     def _get_turn_settings(self, turn: str) -> "ConfidenceSpec | TwoLevel":
         return self.confidence if turn == "confidence" else self

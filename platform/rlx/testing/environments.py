@@ -63,29 +63,29 @@ def environment_checks(
     extra_problems = None if problems is None else tuple(problems)
     own: tuple[tuple[str, str, Any], ...] = (
         (
-            "answers with steps",
+            "returns a Step",
             "return a Step whose kind is one of `kinds`, with text as observation, plain JSON as "
             "info, and a state of plain values",
             _check_step_answers,
         ),
         (
-            "keeps its examples",
+            "matches its examples",
             "the environment is wrong, or the example is",
             _check_environment_examples,
         ),
         (
-            "answers the same again",
+            "repeats its steps",
             "depend on the state, the action and the options alone: no clock, no random numbers "
             "but from the seed of `reset`, nothing kept between calls",
             _check_environment_determinism,
         ),
         (
-            "leaves states alone",
+            "does not modify states",
             "return a changed copy as the next state: `dataclasses.replace(state, ...)`",
             _check_states_unchanged,
         ),
         (
-            "bears hostile text",
+            "tolerates hostile text",
             "what a model writes is never an error: answer it with a kind of its own, in linear "
             "time",
             _check_hostile_actions,

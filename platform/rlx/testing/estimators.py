@@ -135,19 +135,19 @@ def estimator_checks() -> tuple[PromiseCheck, ...]:
     """Returns the checks for estimators. One that needs other inputs than these is skipped."""
     own: tuple[tuple[str, str, Callable[[Estimator, CreditInputs], None]], ...] = (
         ("keeps shape and dtype", "return `[B, T]` as the rewards are", _check_advantage_shape),
-        ("leaves its inputs alone", "change no tensor in place", _check_inputs_unchanged),
+        ("does not modify its inputs", "change no tensor in place", _check_inputs_unchanged),
         (
-            "is finite, and silent outside the mask",
+            "is finite, and zero outside the mask",
             "select by `torch.where(mask, ..., 0)`; add an epsilon before dividing",
             _check_masked_advantages,
         ),
         (
-            "gives nothing for equal rewards",
+            "gives zero for equal rewards",
             "compare a group's largest score with its smallest, not with the mean",
             _check_equal_rewards,
         ),
         (
-            "ignores what stands outside the mask",
+            "ignores values outside the mask",
             "select by `torch.where(mask, x, 0)`; a product with the mask keeps NaN",
             _check_outside_ignored,
         ),
@@ -157,7 +157,7 @@ def estimator_checks() -> tuple[PromiseCheck, ...]:
             _check_estimator_row_order,
         ),
         (
-            "ignores what ids are called",
+            "ignores the values of ids",
             "ids only say which rows belong together",
             _check_id_renaming,
         ),

@@ -1,4 +1,4 @@
-"""The check that a reward pays for solutions alone, by the searches of `adversary`."""
+"""The check that a reward pays only for solutions, by the searches of `adversary`."""
 
 from typing import Any
 from unittest import SkipTest

@@ -39,19 +39,19 @@ def check_mask(mask: Any) -> None:
 def mask_checks() -> tuple[PromiseCheck, ...]:
     """Returns the checks for mask strategies."""
     own: tuple[tuple[str, str, Callable[[Mask, TokenBatch], None]], ...] = (
-        ("gives bool of the batch's shape", "return bool `[B, T]`", _check_mask_shape),
+        ("returns bool of the batch's shape", "return bool `[B, T]`", _check_mask_shape),
         (
-            "keeps to a row's own tokens",
+            "selects only a row's own tokens",
             "end with `& batch.is_own`: prompts, observations and padding never learn, unless "
             "the class says `beyond_own`",
             _check_own_tokens,
         ),
         (
-            "leaves the batch alone",
+            "does not modify the batch",
             "begin with `torch.zeros_like` or `.clone()`, not with a field of the batch",
             _check_batch_unchanged,
         ),
-        ("gives the same again", "draw no random numbers", _check_mask_determinism),
+        ("is deterministic", "draw no random numbers", _check_mask_determinism),
         (
             "ignores the order of rows",
             "rows of a group need not be neighbours",

@@ -37,12 +37,12 @@ def placement_checks() -> tuple[PromiseCheck, ...]:
     own: tuple[tuple[str, str, Callable[[Place, CreditInputs], None]], ...] = (
         ("keeps shape and dtype", "return `[B, T]` as the rewards are", _check_placement_shape),
         (
-            "is silent outside the mask",
+            "is zero outside the mask",
             "select by `torch.where(mask, ..., 0)`",
             _check_masked_placement,
         ),
         (
-            "loses nothing unseen",
+            "accounts for every reward",
             "what lies on no token is `lost`: placed and lost add up to the same for any mask",
             _check_reported_losses,
         ),

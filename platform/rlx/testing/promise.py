@@ -157,17 +157,17 @@ def common_checks(
     """
     return (
         PromiseCheck(
-            "imports fast and light",
+            "imports quickly, without heavy packages",
             f"leave {', '.join(HEAVY)} and slow work to functions, or to the implementation",
             _check_import_cost,
         ),
         PromiseCheck(
-            "says what it does",
+            "has a docstring",
             "begin the class or the function with a docstring",
             _check_docstring,
         ),
         PromiseCheck(
-            "options survive JSON",
+            "keeps its options through JSON",
             "annotate options with plain types, and give defaults of just those types",
             partial(_check_json_options, make_one=make_one),
         ),

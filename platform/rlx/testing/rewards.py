@@ -70,36 +70,36 @@ def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[PromiseCheck
     own_samples = None if samples is None else tuple(samples)
     own: tuple[tuple[str, str, Any], ...] = (
         (
-            "travels to a worker",
+            "can be sent to a worker",
             "define it at the top of a module, and keep only plain values in it",
             _travels_to_worker,
         ),
         (
-            "gives a number or abstains",
+            "returns a number or abstains",
             "return a finite number, a Score or None; in wider scopes a list, one per sample",
             _check_score_values,
         ),
-        ("keeps its examples", "the reward is wrong, or the example is", _check_reward_examples),
+        ("matches its examples", "the reward is wrong, or the example is", _check_reward_examples),
         (
-            "says the same again",
+            "repeats its verdicts",
             "depend on the sample and the options alone: no clock, no random numbers, no state, no "
             "order of a set",
             _check_reward_determinism,
         ),
-        ("leaves samples alone", "copy what you change", _check_samples_unchanged),
+        ("does not modify samples", "copy what you change", _check_samples_unchanged),
         (
-            "bears hostile text",
+            "tolerates hostile text",
             "what a model writes is never an error: give it a score and a reason, in linear time",
             _check_hostile_responses,
         ),
         (
-            "bears any order",
+            "ignores the order of samples",
             "a sample's verdict must not depend on its place in the list",
             _check_sample_order,
         ),
-        ("bears one alone", "a group may hold one sample", _check_single_sample),
+        ("accepts a single sample", "a group may hold one sample", _check_single_sample),
         (
-            "pays for solutions alone",
+            "pays only for solutions",
             "score exactly what you mean: the text shows what is paid by mistake",
             _check_adversarial_texts,
         ),

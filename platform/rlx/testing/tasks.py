@@ -44,27 +44,27 @@ def task_checks() -> tuple[PromiseCheck, ...]:
     return (
         *common_checks(),
         PromiseCheck(
-            "gives whole problems",
+            "returns complete problems",
             "return a Problem with an id and a prompt; its fields are plain JSON values",
             _check_problem_fields,
         ),
         PromiseCheck(
-            "gives the same problem again",
+            "returns the same problem again",
             "derive everything from split, index and seed: `random.Random(f'{seed}/{split}/{i}')`",
             _check_problem_determinism,
         ),
         PromiseCheck(
-            "keeps train and test apart",
+            "keeps train and test disjoint",
             "let a hash of the problem decide its split, whatever the seed",
             _check_split_overlap,
         ),
         PromiseCheck(
-            "shows the same demonstration again",
+            "returns the same demonstration again",
             "derive everything from problem and seed; raise NotImplementedError if there are none",
             _check_demonstration_determinism,
         ),
         PromiseCheck(
-            "rehearses the same lesson again",
+            "returns the same lesson again",
             "derive `lesson` from index and seed, and `act` from its arguments; keep problems of "
             "the test split out of lessons",
             _check_lesson_determinism,

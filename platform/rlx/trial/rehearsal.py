@@ -72,14 +72,14 @@ class _Actor:
             out of tokens in its first turn.
         seed: seed of the episode.
         turns: texts as they were written, before any truncation.
-        heard: text of the observation after each turn.
+        observations: text of the observation after each turn.
     """
 
     problem: Problem
     role: Role
     seed: int
     turns: list[str] = field(default_factory=list)
-    heard: list[str] = field(default_factory=list)
+    observations: list[str] = field(default_factory=list)
 
 
 class Rehearsal:
@@ -148,7 +148,7 @@ class Rehearsal:
         for actor, step in zip(self._live, steps, strict=True):
             if isinstance(step, Step):
                 following = len(actor.turns) + 1
-                actor.heard.append(self._talk.build_turn_text(step.observation, following))
+                actor.observations.append(self._talk.build_turn_text(step.observation, following))
         return steps
 
     def _turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
@@ -163,7 +163,7 @@ class Rehearsal:
 
     def _text(self, actor: _Actor) -> str:
         if self._script is not None:
-            text = self._script.act(actor.problem, actor.turns, actor.heard, actor.seed)
+            text = self._script.act(actor.problem, actor.turns, actor.observations, actor.seed)
             return fit_to_vocabulary(self._author.speech, text)
         number = len(actor.turns)
         drawn = derive_seed(actor.seed, number)

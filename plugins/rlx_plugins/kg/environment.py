@@ -67,8 +67,8 @@ class KgState:
         seed: the rollout's seed.
         facts: the question's own graph, by names; None for the environment's.
         queries: number of queries, including malformed and refused ones.
-        asked: the distinct well-formed queries, in order.
-        answered: the queries of `asked` that returned results.
+        distinct_queries: the distinct well-formed queries, in order.
+        answered: the queries of `distinct_queries` that returned results.
     """
 
     world: int
@@ -76,7 +76,7 @@ class KgState:
     seed: int
     facts: _Facts | None
     queries: int = 0
-    asked: tuple[_Key, ...] = ()
+    distinct_queries: tuple[_Key, ...] = ()
     answered: tuple[_Key, ...] = ()
 
     @property
@@ -174,13 +174,13 @@ class KgEnvironment(Environment):
             found = _ResolvedQuery("QUERY_BUDGET", ())
         elif query is not None:
             found = _find_query_results(self._view(state), query)
-        duplicate = bool(found.key) and found.key in state.asked
+        duplicate = bool(found.key) and found.key in state.distinct_queries
         if duplicate and self.duplicates == "refuse":
             found = _ResolvedQuery("DUPLICATE_QUERY", found.key)
         labels, observation = self._format_results(found, state.seed, action.number)
         state = replace(state, queries=state.queries + 1)
         if found.key and not duplicate:
-            state = replace(state, asked=(*state.asked, found.key))
+            state = replace(state, distinct_queries=(*state.distinct_queries, found.key))
             if found.labels:
                 state = replace(state, answered=(*state.answered, found.key))
         info = {

@@ -49,7 +49,7 @@ def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, 
     for record in records:
         recipes.setdefault(record.digest, []).append(record)
     names = [set(registry.queries.metric_names(r.id)) for r in records]
-    told = {
+    evaluations = {
         r.id: _select_after_evaluations(registry.queries.evaluation_figures(r.id)) for r in records
     }
     labelled = [
@@ -65,13 +65,13 @@ def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, 
         "refs": list(refs),
         "recipes": labelled,
         "left_out": [run.id for run in every[:-MOST]],
-        "without": [run.id for run in records if not told[run.id]],
+        "without": [run.id for run in records if not evaluations[run.id]],
         "spec": _find_spec_differences([some[0] for some in recipes.values()]),
         "sections": [
             {"title": s.title, "charts": [{"title": c.title, "curves": c.curves} for c in s.charts]}
             for s in build_metric_sections(sorted(set().union(*names)) if names else [])
         ],
-        "suites": _build_suite_tables(list(recipes.values()), told),
+        "suites": _build_suite_tables(list(recipes.values()), evaluations),
     }
 
 
@@ -113,14 +113,15 @@ def _find_spec_differences(firsts: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 
 def _build_suite_tables(
-    recipes: Sequence[Sequence[RunRecord]], told: Mapping[str, Mapping[str, EvaluationRecord]]
+    recipes: Sequence[Sequence[RunRecord]],
+    evaluations: Mapping[str, Mapping[str, EvaluationRecord]],
 ) -> list[dict[str, Any]]:
-    suites = sorted({suite for found in told.values() for suite in found})
+    suites = sorted({suite for found in evaluations.values() for suite in found})
     return [
         {
             "suite": suite,
             "rows": _build_metric_rows(
-                [_select_seed_evaluations(some, suite, told) for some in recipes]
+                [_select_seed_evaluations(some, suite, evaluations) for some in recipes]
             ),
             "drawn": [
                 {
@@ -132,7 +133,7 @@ def _build_suite_tables(
                 }
                 for n, some in enumerate(recipes)
                 for r in some
-                if (e := told[r.id].get(suite)) is not None
+                if (e := evaluations[r.id].get(suite)) is not None
             ],
         }
         for suite in suites
@@ -140,10 +141,10 @@ def _build_suite_tables(
 
 
 def _select_seed_evaluations(
-    runs: Sequence[RunRecord], suite: str, told: Mapping[str, Mapping[str, EvaluationRecord]]
+    runs: Sequence[RunRecord], suite: str, evaluations: Mapping[str, Mapping[str, EvaluationRecord]]
 ) -> list[EvaluationRecord]:
     """One evaluation per seed, from its newest run."""
-    newest = {run.seed: told[run.id][suite] for run in runs if suite in told[run.id]}
+    newest = {run.seed: evaluations[run.id][suite] for run in runs if suite in evaluations[run.id]}
     return list(newest.values())
 
 

@@ -1,4 +1,4 @@
-"""Histograms of rewards and lengths: what the turns of a step look like while a run goes on."""
+"""Histograms of rewards and lengths: the turns of a step, also while a run is active."""
 
 import math
 from collections.abc import Sequence

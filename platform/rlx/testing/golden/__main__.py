@@ -13,6 +13,7 @@ from rlx.errors import RlxError
 from rlx.testing.golden.check import GoldenFinding, check_golden_record
 from rlx.testing.golden.functions import list_golden_functions
 from rlx.testing.golden.record import GoldenRecord, GoldenRecords, read_golden_records
+from rlx.testing.golden.values import list_input_names
 from rlx.text import escape_unprintable
 
 __all__ = ["main"]
@@ -52,6 +53,8 @@ def _show_functions() -> None:
     for function in list_golden_functions():
         click.echo(escape_unprintable(f"{function.name}{function.parameters}"))
         click.echo(escape_unprintable(f"    {function.summary}"))
+    for argument, names in list_input_names().items():
+        click.echo(f"{argument}: {', '.join(names)}")
 
 
 def _list_record_findings(record: GoldenRecord, records: GoldenRecords) -> list[GoldenFinding]:

@@ -24,7 +24,7 @@ from rlx.testing.promise import bind_subject
 
 __all__ = ["GoldenFunction", "find_golden_function", "list_golden_functions"]
 
-_ROOMS = ("rlx.credit", "rlx.kl", "rlx.loss", "rlx.evaluation", "rlx.reward")
+_ROOMS = ("rlx.credit", "rlx.kl", "rlx.loss", "rlx.evaluation", "rlx.probe", "rlx.reward")
 _KINDS: tuple[Kind, ...] = ("estimator", "mask", "reward")
 _PLAIN = {Tensor, int, float, bool, str, type(None)}
 """Types of arguments that JSON can hold."""
@@ -56,13 +56,15 @@ def list_golden_functions() -> Iterator[GoldenFunction]:
 
 
 def find_golden_function(name: str) -> GoldenFunction:
-    """Finds a function by its name.
+    """Finds a function by its name, in any case; `rlx.` may precede it, as in an import.
 
     Raises:
         SpecError: there is none; names the nearest.
         PluginFault: it is a plugin that cannot be imported.
     """
     rooms, plugins = _list_room_functions(), _list_plugins()
+    folded = {known.casefold(): known for known in (*rooms, *plugins)}
+    name = folded.get(name.casefold().removeprefix("rlx."), name)
     if name in rooms:
         return rooms[name]
     if name in plugins:
@@ -154,7 +156,7 @@ def _call_room_function(
 
 def _describe_plugin(name: str, kind: Kind, plugin: str) -> GoldenFunction:
     cls = load_plugin(kind, plugin)
-    given, call = {
+    argument, call = {
         "estimator": ("credit inputs", _call_estimator),
         "mask": ("a batch", _call_mask),
         "reward": ("a sample", _call_reward),
@@ -163,7 +165,7 @@ def _describe_plugin(name: str, kind: Kind, plugin: str) -> GoldenFunction:
         f"{field.alias or option}={'…' if field.is_required() else repr(field.default)}"
         for option, field in cls.model_fields.items()
     ]
-    listed = ", ".join((given, *(["*", *options] if options else [])))
+    listed = ", ".join((argument, *(["*", *options] if options else [])))
 
     def build_and_call(inputs: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         return call(build_plugin(PluginUse(plugin=plugin, **options), kind), inputs)

@@ -18,12 +18,24 @@ __all__ = [
     "build_credit_inputs",
     "build_mask_batch",
     "build_samples",
+    "list_input_names",
     "parse_tensor",
     "unpack_result",
 ]
 
 _BOOLEANS = ("mask", "contents", "turn_present")
+_CREDIT_FIELDS = tuple(field.name for field in fields(CreditInputs) if field.name != "streams")
+_STREAM_OUTPUTS = tuple(sorted({stream.name for stream in STREAMS.values() if stream.is_output}))
 _INTEGERS = ("rows", "kinds", "lengths", "levels", "slot")
+
+
+def list_input_names() -> dict[str, list[str]]:
+    """Names of the inputs of estimators, masks and rewards; those left out are neutral."""
+    return {
+        "credit inputs": [*_CREDIT_FIELDS, *_STREAM_OUTPUTS],
+        "a batch": [field.name for field in fields(TokenBatch)],
+        "a sample": [field.name for field in fields(Sample)],
+    }
 
 
 def parse_tensor(name: str, value: Any) -> Tensor:
@@ -61,7 +73,7 @@ def _replace_nulls(value: Any) -> Any:
     return float("nan") if value is None else value
 
 
-def build_credit_inputs(given: Mapping[str, Any]) -> CreditInputs:
+def build_credit_inputs(inputs: Mapping[str, Any]) -> CreditInputs:
     """The inputs of an estimator, from those that a record gives.
 
     What is left out is neutral: one token per row, one turn that covers the mask, one group, no
@@ -70,14 +82,12 @@ def build_credit_inputs(given: Mapping[str, Any]) -> CreditInputs:
     Raises:
         SpecError: nothing tells the number of rows, or a name is unknown.
     """
-    outputs = {stream.name for stream in STREAMS.values() if stream.is_output}
-    own = [field.name for field in fields(CreditInputs) if field.name != "streams"]
-    known = [*own, *sorted(outputs)]
-    if unknown := sorted(given.keys() - set(known)):
+    known = [*_CREDIT_FIELDS, *_STREAM_OUTPUTS]
+    if unknown := sorted(inputs.keys() - set(known)):
         raise SpecError(f"{unknown[0]!r} is none of an estimator's inputs: {', '.join(known)}")
     named: dict[str, Any] = {
         name: value if name in ("score_source", "state") else parse_tensor(name, value)
-        for name, value in given.items()
+        for name, value in inputs.items()
         if value is not None
     }
     rows = next((len(value) for value in named.values() if isinstance(value, Tensor)), None)
@@ -96,11 +106,11 @@ def build_credit_inputs(given: Mapping[str, Any]) -> CreditInputs:
         "tree_ids": groups,
         "state_ids": torch.full(rewards.shape, NO_TURN),
     }
-    streams = {name: named.pop(name) for name in outputs & named.keys()}
+    streams = {name: named.pop(name) for name in _STREAM_OUTPUTS if name in named}
     return CreditInputs(**{**defaults, **named}, streams=streams)
 
 
-def build_mask_batch(given: Mapping[str, Any]) -> TokenBatch:
+def build_mask_batch(inputs: Mapping[str, Any]) -> TokenBatch:
     """A batch for a mask strategy, from `is_own` and what else a record gives.
 
     What is left out is neutral: no environment, no end, no span, one turn.
@@ -109,15 +119,15 @@ def build_mask_batch(given: Mapping[str, Any]) -> TokenBatch:
         SpecError: `is_own` is missing, or a name is unknown.
     """
     known = [field.name for field in fields(TokenBatch)]
-    if unknown := sorted(given.keys() - set(known)):
+    if unknown := sorted(inputs.keys() - set(known)):
         raise SpecError(f"{unknown[0]!r} is none of a mask's inputs: {', '.join(known)}")
-    if "is_own" not in given:
+    if "is_own" not in inputs:
         raise SpecError("a mask needs `is_own`, [B, T]")
     named: dict[str, Any] = {
         name: {span: parse_tensor("is_span", tokens) for span, tokens in value.items()}
         if isinstance(value, dict)
         else parse_tensor(name, value)
-        for name, value in given.items()
+        for name, value in inputs.items()
     }
     own = named["is_own"]
     nothing, rows = torch.zeros_like(own), torch.arange(len(own))
@@ -139,23 +149,23 @@ def build_mask_batch(given: Mapping[str, Any]) -> TokenBatch:
     return TokenBatch(**{**defaults, **named})
 
 
-def build_samples(given: Mapping[str, Any]) -> Sample | tuple[Sample, ...]:
+def build_samples(inputs: Mapping[str, Any]) -> Sample | tuple[Sample, ...]:
     """What a reward scores: one sample, or several of a wider scope under `samples`.
 
     Raises:
         SpecError: a name is unknown.
     """
-    if "samples" in given:
-        return tuple(_build_sample(each, f"s{n}") for n, each in enumerate(given["samples"]))
-    return _build_sample(given, "s")
+    if "samples" in inputs:
+        return tuple(_build_sample(each, f"s{n}") for n, each in enumerate(inputs["samples"]))
+    return _build_sample(inputs, "s")
 
 
-def _build_sample(given: Mapping[str, Any], id: str) -> Sample:
+def _build_sample(inputs: Mapping[str, Any], id: str) -> Sample:
     known = [field.name for field in fields(Sample)]
-    if unknown := sorted(given.keys() - set(known)):
+    if unknown := sorted(inputs.keys() - set(known)):
         raise SpecError(f"{unknown[0]!r} is none of a sample's fields: {', '.join(known)}")
     defaults = {"id": id, "problem": {}, "turn": "answer", "number": 1, "response": ""}
-    return Sample(**{**defaults, **given})
+    return Sample(**{**defaults, **inputs})
 
 
 def unpack_result(result: Any) -> dict[str, Any]:
