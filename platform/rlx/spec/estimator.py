@@ -98,8 +98,6 @@ class _CenteringEstimator(_GroupEstimator):
 
 
 class _NormalizingEstimator(_ScaleOptions, _GroupEstimator):
-    pass
-
     def get_ddof(self, turn: str) -> Literal[0, 1]:
         return self.ddof
 
