@@ -26,7 +26,7 @@ from rlx.discovery import (
     list_installed_plugins,
     load_plugin,
 )
-from rlx.spec import read_field_meanings
+from rlx.spec import FinalTokenOnly, read_field_meanings
 
 FOLDER = Path(__file__).parents[2] / "docs" / "estimators"
 OURS = "rlx"
@@ -101,7 +101,7 @@ def _placed(*, turn_rewards: torch.Tensor, **fields: Any) -> CreditInputs:
         fields["global_rewards"],
         fields["turn_ids"],
         mask,
-        placement="final_token_only",
+        placement=FinalTokenOnly(),
     )
     return CreditInputs(
         turn_rewards=turn_rewards.nan_to_num(),

@@ -60,13 +60,13 @@ class TokenWeights(NamedTuple):
     correction: CorrectionWeights | None
 
 
-def place_row_rewards(rows: ScoredRows, credit: CreditSpec) -> PlacedRewards:
+def place_row_rewards(rows: ScoredRows, rules: CreditRules) -> PlacedRewards:
     """Places rewards on tokens.
 
     Raises:
         ValueError: a reward is not finite.
     """
-    rewards = rows.rewards
+    rewards, credit = rows.rewards, rules.credit
     for tensor in (rewards.turn_rewards[rewards.turn_present], rewards.global_rewards):
         if not torch.isfinite(tensor).all():
             raise ValueError("a reward is not finite: scoring must have turned it into an absence")
@@ -76,7 +76,7 @@ def place_row_rewards(rows: ScoredRows, credit: CreditSpec) -> PlacedRewards:
         rewards.global_rewards,
         rows.batch.turn_ids,
         rows.mask,
-        placement=credit.resolved_placement,
+        placement=rules.placement,
         turn_reduce=credit.turn_reduce,
         on_missing_turn=credit.on_missing_turn,
     )

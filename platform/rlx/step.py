@@ -54,7 +54,7 @@ def assign_credit(rows: ScoredRows, streams: TokenStreams, rules: CreditRules) -
         ValueError: a reward is not finite.
     """
     mask = rows.mask
-    placed = place_row_rewards(rows, rules.credit)
+    placed = place_row_rewards(rows, rules)
     token_rewards, kl = subtract_kl(placed.token_rewards, mask, streams, rules.credit)
     inputs = build_credit_inputs(rows, token_rewards, streams, rules.credit)
     credit = estimate_credit(rules.estimator, inputs)

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.credit import Credit, CreditInputs, PlacedRewards
+from rlx.discovery import build_placement
 from rlx.loss import CorrectionWeights
+from rlx.plugin import Placement
 from rlx.spec import CreditSpec, LossSpec
 
 __all__ = [
@@ -29,7 +32,7 @@ class CreditRules:
 
     Attributes:
         estimator: advantage estimator with its options bound.
-        credit: placement, and KL in the reward.
+        credit: how rewards are placed, and KL in the reward.
         loss: aggregation, correction, and the entropy bonus.
         max_tokens: token budget of each kind of turn; the divisor of `aggregate: constant` if
             `constant_length` is not set.
@@ -39,6 +42,11 @@ class CreditRules:
     credit: CreditSpec
     loss: LossSpec
     max_tokens: Mapping[str, int]
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Which tokens receive the rewards."""
+        return build_placement(self.credit)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -23,6 +23,7 @@ from rlx.credit import (
     place_rewards,
     spread_over_mask,
 )
+from rlx.spec import TurnProportional
 
 LARGEST = (4096, 4096)
 """The size of the figure that a kernel's own name stands for."""
@@ -85,7 +86,7 @@ def kernels(rows: int, width: int) -> dict[str, Kernel]:
         ),
         # turn ids and mask in, token rewards out
         "turn_proportional": Kernel(
-            lambda: place_rewards(*rewarded, placement="turn_proportional").token_rewards,
+            lambda: place_rewards(*rewarded, placement=TurnProportional()).token_rewards,
             lambda: turn_proportional_loop(turns, scores, turn_ids, gaps),
             13 * tokens,
         ),

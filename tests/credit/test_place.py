@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple, get_args
 
+import bound
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -10,11 +11,12 @@ from hypothesis import assume, given, settings
 
 from rlx.credit import total_scores
 from rlx.credit.place import TurnWithoutTokens, place_rewards, sum_masked_returns, sum_token_rewards
+from rlx.discovery import list_installed_plugins
 from rlx.errors import RlxError, ShapeError
-from rlx.spec.credit import OnMissingTurn, Placement, TurnReduce
+from rlx.spec.credit import OnMissingTurn, TurnReduce
 from rlx.testing import example_inputs
 
-PLACEMENTS = get_args(Placement)
+PLACEMENTS = [found.name for found in list_installed_plugins("placement")]
 
 
 def near(expected, rel=1e-6, absolute=1e-9):
@@ -30,7 +32,7 @@ class Row(NamedTuple):
     mask: list[bool]
 
 
-def placed(rows, *, garbage=math.nan, dtype=torch.float64, padding=0, **options):
+def placed(rows, *, placement, garbage=math.nan, dtype=torch.float64, padding=0, **options):
     """Rows as tensors, padded to the longest, `garbage` where nothing may be read."""
     width = max(len(row.ids) for row in rows) + padding
     turns = max(len(row.turns) for row in rows)
@@ -44,7 +46,10 @@ def placed(rows, *, garbage=math.nan, dtype=torch.float64, padding=0, **options)
         ids[number, : len(row.ids)] = torch.tensor(row.ids)
         mask[number, : len(row.mask)] = torch.tensor(row.mask)
     overall = torch.tensor([row.overall for row in rows], dtype=dtype)
-    return place_rewards(rewards, present, overall, ids.long(), mask, **options), mask
+    where = bound.placement(placement)
+    return place_rewards(
+        rewards, present, overall, ids.long(), mask, placement=where, **options
+    ), mask
 
 
 def oracle(row, *, placement, turn_reduce, on_missing_turn):
@@ -218,7 +223,7 @@ def test_error_is_raised_exactly_where_a_rewarded_turn_has_no_token(rows, placem
 def test_final_token_only_carries_the_total_score(seed):
     x = example_inputs(seed, dtype=torch.float64)
     tensors = (x.turn_rewards, x.turn_present, x.global_rewards, x.turn_ids, x.mask)
-    result = place_rewards(*tensors, placement="final_token_only")
+    result = place_rewards(*tensors, placement=bound.placement("final_token_only"))
     carried = torch.where(
         x.mask.any(dim=1), sum_token_rewards(result.token_rewards, x.mask), result.lost
     )
@@ -279,14 +284,14 @@ def tensors(**change):
 )
 def test_tensors_that_disagree_are_refused(change, complaint):
     with pytest.raises(ShapeError, match=complaint):
-        place_rewards(**tensors(**change), placement="turn_end")
+        place_rewards(**tensors(**change), placement=bound.placement("turn_end"))
 
 
 @pytest.mark.parametrize(
     ("option", "names"),
-    [("placement", Placement), ("turn_reduce", TurnReduce), ("on_missing_turn", OnMissingTurn)],
+    [("turn_reduce", TurnReduce), ("on_missing_turn", OnMissingTurn)],
 )
 def test_an_unknown_option_is_refused_and_the_known_ones_named(option, names):
     with pytest.raises(ValueError, match=f"{option} is 'best', not one of") as caught:
-        place_rewards(**tensors(), **{"placement": "turn_end", option: "best"})
+        place_rewards(**tensors(), **{"placement": bound.placement("turn_end"), option: "best"})
     assert all(name in str(caught.value) for name in get_args(names))

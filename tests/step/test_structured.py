@@ -211,9 +211,9 @@ def test_the_sources_score_grows_with_length():
 def test_seed000_places_by_whether_kl_is_on(use_kl_in_reward):
     credit = CreditSpec(profile="seed000", use_kl_in_reward=use_kl_in_reward)
     expected = "turn_proportional" if use_kl_in_reward else "final_token_only"
-    assert credit.resolved_placement == expected
+    assert credit.resolved_placement.plugin == expected
     chosen = CreditSpec(profile="seed000", use_kl_in_reward=True, placement="turn_end")
-    assert chosen.resolved_placement == "turn_end"
+    assert chosen.resolved_placement.plugin == "turn_end"
 
 
 # KL ----------------------------------------------------------------------------------------------

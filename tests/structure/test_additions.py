@@ -1,4 +1,4 @@
-"""A stream and an estimator are each added by a new file and two others at most.
+"""A stream, an estimator and a placement are each added by a new file and two others at most.
 
 The diffs in `additions/` are those of docs/architecture.md. Each is applied to a copy of the
 sources, which then plans an experiment with what was added.
@@ -77,7 +77,7 @@ def plan(run, *sets):
 def test_the_docs_show_these_diffs():
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert re.findall(r"```diff\n(.*?)```", text, re.DOTALL) == [
-        DIFFS[name] for name in ("stream", "estimator")
+        DIFFS[name] for name in ("stream", "estimator", "placement")
     ]
 
 
@@ -155,4 +155,17 @@ def test_an_estimator_with_two_options(extend):
     ]
     assert min(advantages) < 0 and max(advantages) == 0
     done = run(MAIN, "plugins", "check", "regret")
+    assert done.returncode == 0 and "promises hold" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_placement(extend):
+    run = extend("placement")
+    report = plan(run, "estimator.name=reinforce_plus_plus", "credit.placement=turn_start")
+    rows = [row for phase in report["phases"] for row in phase["rows"]]
+    paid = [[token for token in row["tokens"] if token["placed"]] for row in rows]
+    assert any(paid)
+    for row, tokens in zip(rows, paid, strict=True):
+        first = next((token for token in row["tokens"] if token["learns"]), None)
+        assert tokens in ([], [first])
+    done = run(MAIN, "plugins", "check", "turn_start")
     assert done.returncode == 0 and "promises hold" in done.stdout, done.stdout + done.stderr

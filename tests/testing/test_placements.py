@@ -4,24 +4,33 @@ from dataclasses import replace
 from functools import partial
 from typing import get_args
 
+import bound
 import pytest
 import torch
 
 from rlx.credit.place import place_rewards
-from rlx.spec.credit import Placement, TurnReduce
+from rlx.discovery import list_installed_plugins, load_plugin
+from rlx.spec.credit import TurnReduce
 from rlx.testing import check_placement
+
+PLACEMENTS = [found.name for found in list_installed_plugins("placement")]
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_every_installed_placement_keeps_every_promise_as_a_plugin(name):
+    check_placement(load_plugin("placement", name))
 
 
 @pytest.mark.parametrize("on_missing_turn", ["drop", "to_last_token"])
 @pytest.mark.parametrize("turn_reduce", [None, *get_args(TurnReduce)])
-@pytest.mark.parametrize("placement", get_args(Placement))
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_every_placement_keeps_every_promise(placement, turn_reduce, on_missing_turn):
     options = {"turn_reduce": turn_reduce, "on_missing_turn": on_missing_turn}
-    check_placement(partial(place_rewards, placement=placement, **options))
+    check_placement(partial(place_rewards, placement=bound.placement(placement), **options))
 
 
 def ends(*tensors):
-    return place_rewards(*tensors, placement="turn_end")
+    return place_rewards(*tensors, placement=bound.placement("turn_end"))
 
 
 def changed(change):

@@ -173,9 +173,8 @@ def _check_masks(e: StepEvidence) -> IdentityResult:
 
 
 def _check_reward_mass(e: StepEvidence) -> IdentityResult:
-    credit, rewards = e.recipe.spec.credit, e.rewards
-    whole = credit.resolved_placement == "final_token_only"
-    reduce = credit.turn_reduce or ("mean" if whole else "sum")
+    rewards = e.rewards
+    reduce = e.recipe.spec.credit.turn_reduce or e.recipe.rules.placement.turn_reduce
     turns = torch.where(rewards.turn_present, rewards.turn_rewards, 0.0).double()
     count = rewards.turn_present.sum(dim=1).clamp(min=1) if reduce == "mean" else 1
     expected = turns.sum(dim=1) / count + rewards.global_rewards.double()

@@ -214,8 +214,12 @@ def find_ignored_settings(
     """Yields settings that have no effect, and a profile with a surprising side effect."""
     credit, reading = spec.credit, estimator.reading()
     blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
-    for key, silent in (("placement", None), ("turn_reduce", None), ("on_missing_turn", "drop")):
-        value = getattr(credit, key)
+    placement = credit.placement and credit.placement.plugin
+    for key, silent, value in (
+        ("placement", None, placement),
+        ("turn_reduce", None, credit.turn_reduce),
+        ("on_missing_turn", "drop", credit.on_missing_turn),
+    ):
         if value != silent and blind:
             yield (
                 ("credit", key),
@@ -236,11 +240,12 @@ def find_ignored_settings(
             f"'{spec.estimator.plugin}' can learn from those too",
         )
     if credit.canonical_profile == "kg_r1" and credit.placement is None and not blind:
+        default = credit.resolved_placement.plugin
         mass = "the sum" if credit.use_kl_in_reward else "the mean"
         state = "on" if credit.use_kl_in_reward else "off"
         yield (
             ("credit", "profile"),
-            f"credit.profile {credit.profile!r} places rewards by {credit.resolved_placement} "
+            f"credit.profile {credit.profile!r} places rewards by {default} "
             "because KL in "
             f"the reward is {state}: a rollout's tokens carry {mass} of its turn rewards, and "
             "turning KL on or off would change that; set `credit.placement` to fix it",

@@ -44,7 +44,7 @@ def check_parent_rewards(plugins: BuiltPlugins) -> Iterator[Diagnostic]:
 def check_needed_streams(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
     """Reports streams that a plugin or warm start needs and the experiment does not provide."""
     wanted = [
-        ((*place.path, place.key), place, name)
+        (place.name_path, place, name)
         for place, plugin in plugins.list_all()
         for name in list_needed_streams(plugin)
     ]

@@ -160,6 +160,9 @@ def _plugin_defaults(plugins: ExperimentPlugins) -> dict[str, Any]:
     """Returns every option of every plugin, by its path in YAML."""
     rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
     places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}
+    for origin, plugin in zip(plugins.provenance, plugins.named, strict=True):
+        if origin.kind == "placement":
+            places["credit.placement"] = plugin
     if plugins.environment is not None:
         places["rollout.environment"] = plugins.environment
     return dict(o for place, plugin in places.items() for o in _list_plugin_options(place, plugin))

@@ -1,19 +1,25 @@
 """Reward placement: turns rewards of turns and whole rollouts into token rewards."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import get_args
 
 import torch
 from torch import Tensor
 
 from rlx.credit.kernels import select_masked
+from rlx.discovery import bind_implementation
 from rlx.errors import RlxError, ShapeError
-from rlx.spec import OnMissingTurn, Placement, TurnReduce
+from rlx.plugin import Placement
+from rlx.spec import OnMissingTurn, TurnReduce
 
 __all__ = [
     "PlacedRewards",
+    "PlacementInputs",
     "TurnWithoutTokens",
+    "place_at_row_end",
+    "place_at_turn_ends",
+    "place_in_shares",
     "place_rewards",
     "sum_masked_returns",
     "sum_token_rewards",
@@ -53,6 +59,45 @@ class PlacedRewards:
     lost: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class PlacementInputs:
+    """The inputs of a placement. Only tokens of the mask may carry reward.
+
+    Attributes:
+        turn_rewards: `[B, K]` turn k at index k - 1, already divided by the number of rewarded
+            turns if these are averaged; 0 if the turn is not rewarded.
+        global_rewards: `[B]` rewards of the whole rollout.
+        turn_ids: `[B, T]` int64 turn number of each token, from 1; read only in the mask.
+        mask: `[B, T]` bool tokens that may carry reward.
+    """
+
+    turn_rewards: Tensor
+    global_rewards: Tensor
+    turn_ids: Tensor
+    mask: Tensor
+
+    @cached_property
+    def turn_masks(self) -> tuple[Tensor, ...]:
+        """`[B, T]` bool of each turn: its tokens."""
+        turns = range(1, self.turn_rewards.shape[1] + 1)
+        return tuple(self.mask & (self.turn_ids == number) for number in turns)
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        masks = (*self.turn_masks, self.mask)
+        return torch.stack([tokens.sum(dim=1, dtype=torch.int32) for tokens in masks], 1)
+
+    @property
+    def turn_sizes(self) -> Tensor:
+        """`[B, K]` int32 number of tokens of each turn."""
+        return self._counts[:, :-1]
+
+    @property
+    def row_sizes(self) -> Tensor:
+        """`[B]` int32 number of tokens in the mask."""
+        return self._counts[:, -1]
+
+
 def place_rewards(
     turn_rewards: Tensor,
     turn_present: Tensor,
@@ -66,12 +111,8 @@ def place_rewards(
 ) -> PlacedRewards:
     """Puts each row's rewards on its tokens.
 
-        turn_proportional:  rₜ = R_k / n_k for t in turn k,  + G / n  on all n tokens
-        turn_end:           rₜ = R_k on the last token of turn k,  + G on the row's last token
-        final_token_only:   rₜ = Σₖ R_k + G on the row's last token
-
-    Only mask tokens count, both for n and for "last". With `turn_reduce="mean"` every R_k is first
-    divided by the number of rewarded turns, those without tokens included.
+    With `turn_reduce="mean"` the reward of each turn is first divided by the number of rewarded
+    turns, those without tokens included.
 
     Args:
         turn_rewards: `[B, K]` turn k at index k - 1; read only where `turn_present`.
@@ -79,60 +120,71 @@ def place_rewards(
         global_rewards: `[B]` rewards of the whole rollout.
         turn_ids: `[B, T]` int64 turn number of each token, from 1; read only in the mask.
         mask: `[B, T]` bool tokens that may carry reward.
-        placement: one of the rules above.
-        turn_reduce: None is KG-R1's choice: "mean" for final_token_only, "sum" for the others.
+        placement: which tokens receive the rewards.
+        turn_reduce: None is the placement's own.
         on_missing_turn: the reward of a turn without tokens is dropped, moved to the row's last
-            token, or an error. final_token_only needs no tokens of a turn, so it loses nothing.
+            token, or an error. A placement that needs no tokens of a turn loses nothing.
 
     Raises:
         TurnWithoutTokens: under `on_missing_turn="error"`.
         ShapeError: the tensors disagree.
         ValueError: an option has an unknown value.
-
-    Reference:
-        KG-R1, arXiv 2509.26383; turn_end is rlx's own.
+        PluginError: the placement's implementation cannot be imported.
     """
-    reduce = turn_reduce or ("mean" if placement == "final_token_only" else "sum")
-    _check_names(placement, reduce, on_missing_turn)
+    reduce = turn_reduce or placement.turn_reduce
+    _check_names(reduce, on_missing_turn)
     _check_shapes(turn_rewards, turn_present, global_rewards, turn_ids, mask)
     turns = _reduce_turn_rewards(turn_rewards, turn_present, reduce)
-    of_turns = [mask & (turn_ids == number) for number in range(1, turns.shape[1] + 1)]
-    sizes = torch.stack([_count_tokens(tokens) for tokens in (*of_turns, mask)], dim=1)
-    missing = turn_present & (sizes[:, :-1] == 0)
+    inputs = PlacementInputs(turns, global_rewards, turn_ids, mask)
+    missing = turn_present & (inputs.turn_sizes == 0)
     if on_missing_turn == "error" and missing.any():
         row, column = missing.nonzero()[0].tolist()
         raise TurnWithoutTokens(row, turn=column + 1)
-    token_rewards = _place_by_rule(placement, turns, global_rewards, of_turns, mask)
-    homeless = torch.where(missing, turns, 0.0).sum(dim=1)
-    if placement == "final_token_only":
-        homeless = torch.zeros_like(homeless)
-    elif on_missing_turn == "to_last_token":
-        _add_to_last_token(token_rewards, mask, homeless)
-        homeless = torch.zeros_like(homeless)
-    lost = torch.where(sizes[:, -1] > 0, homeless, turns.sum(dim=1) + global_rewards)
+
+    token_rewards = bind_implementation(placement)(inputs)
+    if token_rewards.shape != mask.shape:
+        found = tuple(token_rewards.shape)
+        raise ShapeError(f"the placement returned {found}, not {tuple(mask.shape)}")
+    dropped = torch.where(missing, turns, 0.0).sum(dim=1) * placement.needs_turn_tokens
+    if on_missing_turn == "to_last_token":
+        _add_to_last_token(token_rewards, mask, dropped)
+        dropped = torch.zeros_like(dropped)
+    lost = torch.where(inputs.row_sizes > 0, dropped, turns.sum(dim=1) + global_rewards)
     return PlacedRewards(token_rewards=token_rewards, missing=missing, lost=lost)
 
 
-def _place_by_rule(
-    placement: Placement,
-    turns: Tensor,
-    global_rewards: Tensor,
-    of_turns: Sequence[Tensor],
-    mask: Tensor,
-) -> Tensor:
-    """`[B, T]` token rewards; `of_turns` holds the tokens of each turn in the mask, `[B, T]`."""
-    token_rewards = turns.new_zeros(mask.shape)
-    owned = list(zip(of_turns, turns.unbind(dim=1), strict=True))
-    match placement:
-        case "turn_proportional":
-            for tokens, rewards in (*owned, (mask, global_rewards)):
-                shares = rewards / _count_tokens(tokens).clamp(min=1)
-                token_rewards += select_masked(tokens, shares[:, None])
-        case "turn_end":
-            for tokens, rewards in (*owned, (mask, global_rewards)):
-                _add_to_last_token(token_rewards, tokens, rewards)
-        case "final_token_only":
-            _add_to_last_token(token_rewards, mask, turns.sum(dim=1) + global_rewards)
+def place_in_shares(inputs: PlacementInputs) -> Tensor:
+    """`turn_proportional`: rₜ = R_k / n_k for t in turn k,  + G / n  on all n tokens.
+
+    Reference:
+        KG-R1, arXiv 2509.26383.
+    """
+    overall = inputs.global_rewards / inputs.row_sizes.clamp(min=1)
+    shares = inputs.turn_rewards / inputs.turn_sizes.clamp(min=1)
+    token_rewards = select_masked(inputs.mask, overall[:, None])
+    for tokens, share in zip(inputs.turn_masks, shares.unbind(1), strict=True):
+        token_rewards += select_masked(tokens, share[:, None])
+    return token_rewards
+
+
+def place_at_turn_ends(inputs: PlacementInputs) -> Tensor:
+    """`turn_end`: rₜ = R_k on the last token of turn k,  + G on the row's last token."""
+    token_rewards = inputs.turn_rewards.new_zeros(inputs.mask.shape)
+    for tokens, reward in zip(inputs.turn_masks, inputs.turn_rewards.unbind(1), strict=True):
+        _add_to_last_token(token_rewards, tokens, reward)
+    _add_to_last_token(token_rewards, inputs.mask, inputs.global_rewards)
+    return token_rewards
+
+
+def place_at_row_end(inputs: PlacementInputs) -> Tensor:
+    """`final_token_only`: rₜ = Σₖ R_k + G on the row's last token.
+
+    Reference:
+        KG-R1, arXiv 2509.26383.
+    """
+    token_rewards = inputs.turn_rewards.new_zeros(inputs.mask.shape)
+    total = inputs.turn_rewards.sum(dim=1) + inputs.global_rewards
+    _add_to_last_token(token_rewards, inputs.mask, total)
     return token_rewards
 
 
@@ -164,11 +216,6 @@ def sum_masked_returns(returns: Tensor, mask: Tensor) -> Tensor:
     return select_masked(mask, returns).sum(dim=1)
 
 
-def _count_tokens(tokens: Tensor) -> Tensor:
-    """`[B]` how many of the `[B, T]` tokens are True."""
-    return tokens.sum(dim=1, dtype=torch.int32)
-
-
 def _add_to_last_token(token_rewards: Tensor, tokens: Tensor, rewards: Tensor) -> None:
     """Adds `[B]` rewards in place to the last of the `[B, T]` tokens of each row that has any."""
     if tokens.shape[1] == 0:
@@ -187,9 +234,8 @@ def _reduce_turn_rewards(turn_rewards: Tensor, turn_present: Tensor, reduce: Tur
     return turns
 
 
-def _check_names(placement: Placement, reduce: TurnReduce, on_missing_turn: OnMissingTurn) -> None:
+def _check_names(reduce: TurnReduce, on_missing_turn: OnMissingTurn) -> None:
     for option, value, names in (
-        ("placement", placement, Placement),
         ("turn_reduce", reduce, TurnReduce),
         ("on_missing_turn", on_missing_turn, OnMissingTurn),
     ):

@@ -23,7 +23,7 @@ from rlx.discovery.lookup import (
     list_installed_plugins,
     load_plugin,
 )
-from rlx.discovery.places import Provenance, build_plugin
+from rlx.discovery.places import Provenance, build_placement, build_plugin
 from rlx.discovery.streams import NEEDS, PROVIDERS, list_needed_streams, list_providers
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Provenance",
     "bind_implementation",
     "build_named_plugins",
+    "build_placement",
     "build_plugin",
     "build_plugin_diagnostic",
     "describe_plugin_changes",

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from rlx import __version__
 from rlx.errors import PluginError
-from rlx.plugin import API, FAILED, Environment, Estimator, Mask, Plugin, Task
+from rlx.plugin import API, FAILED, Environment, Estimator, Mask, Placement, Plugin, Task
 from rlx.sources import source_digest
 from rlx.spec import (
     EVERY_TURN,
@@ -27,6 +27,7 @@ from rlx.spec import (
     EstimatorUse,
     GlobalReward,
     MaskUse,
+    PlacementUse,
     PluginUse,
     TurnReward,
     list_yaml_keys,
@@ -47,7 +48,7 @@ __all__ = [
     "load_plugin",
 ]
 
-Kind = Literal["task", "environment", "reward", "estimator", "mask"]
+Kind = Literal["task", "environment", "reward", "estimator", "mask", "placement"]
 
 PATIENCE = 20.0
 """Time limit for importing one plugin, in seconds."""
@@ -58,6 +59,7 @@ GROUPS: Mapping[Kind, str] = {
     "reward": "rlx.rewards",
     "estimator": "rlx.estimators",
     "mask": "rlx.masks",
+    "placement": "rlx.placements",
 }
 
 
@@ -185,8 +187,8 @@ def _limit_import_time(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def bind_implementation(plugin: Estimator | Mask) -> Callable[[Any], Any]:
-    """The function that an estimator or mask names, with its options bound.
+def bind_implementation(plugin: Estimator | Mask | Placement) -> Callable[[Any], Any]:
+    """The function that an estimator, mask or placement names, with its options bound.
 
     A function with a parameter `options` gets the plugin itself, any other each option by name.
 
@@ -226,6 +228,7 @@ _KEPT: Mapping[Kind, frozenset[str]] = {
     "reward": frozenset((*list_yaml_keys(TurnReward), *list_yaml_keys(GlobalReward))),
     "estimator": frozenset(list_yaml_keys(EstimatorUse)),
     "mask": frozenset(list_yaml_keys(MaskUse)),
+    "placement": frozenset(list_yaml_keys(PlacementUse)),
 }
 """YAML keys that rlx reads itself, beside a plugin's own options."""
 
@@ -241,6 +244,7 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
         "environment": Environment,
         "estimator": Estimator,
         "mask": Mask,
+        "placement": Placement,
         "task": Task,
     }
     if kind in bases and not issubclass(offered, bases[kind]):
@@ -257,7 +261,7 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
     if kept := sorted(_KEPT[kind] & set(list_yaml_keys(offered))):
         return f"its option {kept[0]!r} could never be set: rlx reads that key itself; rename it"
     names_code = isinstance(getattr(offered, "implementation", None), str)
-    if kind in ("estimator", "mask") and not names_code:
+    if kind in ("estimator", "mask", "placement") and not names_code:
         return f"{offered.__name__} does not set `implementation`"
     return ""
 

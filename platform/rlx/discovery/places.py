@@ -15,14 +15,16 @@ from rlx.discovery.lookup import (
     find_installed_plugin,
     load_plugin,
 )
-from rlx.plugin import Plugin
+from rlx.plugin import Placement, Plugin
 from rlx.spec import (
     PROFILES,
+    CreditSpec,
     EnvironmentUse,
     EstimatorUse,
     GlobalReward,
     KeyPath,
     MaskUse,
+    PlacementUse,
     PluginUse,
     TurnReward,
     list_yaml_keys,
@@ -33,6 +35,7 @@ __all__ = [
     "PluginReference",
     "Provenance",
     "build_all_plugins",
+    "build_placement",
     "build_plugin",
     "build_provenance",
     "fill_profile_options",
@@ -66,7 +69,7 @@ class PluginReference:
 
     Attributes:
         keys: YAML keys that rlx reads itself, not options of the plugin.
-        key: the key that holds the plugin's name.
+        key: the key that holds the plugin's name; "" if the name stands there alone.
         profile: credit profile that fills in omitted options of an estimator or a mask.
     """
 
@@ -78,6 +81,11 @@ class PluginReference:
     options: Mapping[str, Any]
     of: Any
     profile: str = "rlx"
+
+    @property
+    def name_path(self) -> KeyPath:
+        """Path of the plugin's name."""
+        return (*self.path, self.key) if self.key else self.path
 
     @property
     def label(self) -> str:
@@ -96,6 +104,15 @@ def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
     if isinstance(built, Plugin):
         return built
     raise build_refusal(built, f"{kind} plugin '{use.plugin}'")
+
+
+def build_placement(credit: CreditSpec) -> Placement:
+    """Builds the placement in effect.
+
+    Raises:
+        PluginFault, InvalidSpec: as `build_plugin`.
+    """
+    return cast(Placement, build_plugin(credit.resolved_placement, "placement"))
 
 
 def _build_plugin_place(
@@ -139,9 +156,13 @@ def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
     named_at.append((("mask",), "mask", MaskUse, tree.get("mask")))
     named_at.append((("estimator",), "estimator", EstimatorUse, tree.get("estimator")))
     credit = tree.get("credit")
-    profile = credit.get("profile") if isinstance(credit, dict) else None
+    credit = credit if isinstance(credit, dict) else {}
+    profile = credit.get("profile")
+    named_at.append((("credit", "placement"), "placement", PlacementUse, credit.get("placement")))
     for path, kind, model, use in named_at:
-        if isinstance(use, dict) and isinstance(_get_plugin_name(model, use), str):
+        if isinstance(use, str) and model is PlacementUse:
+            yield PluginReference(path, kind, list_yaml_keys(model), "", use, {}, None)
+        elif isinstance(use, dict) and isinstance(_get_plugin_name(model, use), str):
             made = _build_plugin_place(path, kind, model, use)
             yield replace(made, profile=str(profile)) if kind in _PROFILED else made
 
@@ -233,7 +254,7 @@ def build_all_plugins(
         try:
             made = _build_plugin_at(place)
         except PluginFault as error:
-            faults.append(replace(error.diagnostic, path=(*place.path, place.key)))
+            faults.append(replace(error.diagnostic, path=place.name_path))
             continue
         if isinstance(made, Plugin):
             built[place.path] = made

@@ -333,7 +333,7 @@ def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
         ("it reads", READINGS[estimator.reading()]),
         ("profile", credit.profile),
         ("mask", spec.mask.plugin),
-        ("placement", credit.resolved_placement),
+        ("placement", credit.resolved_placement.plugin),
         ("score", credit.score_source),
         ("KL in the reward", f"β {credit.kl_coef:g}" if credit.use_kl_in_reward else "no"),
         ("KL in the loss", f"{loss.kl.kl_penalty} × {loss.kl.coefficient:g}" if loss.kl else "no"),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlx.batch import BatchRow
 from rlx.credit import place_rewards
+from rlx.discovery import build_placement
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import Author, Pieces, RolloutTree
 from rlx.spec import CreditSpec
@@ -319,6 +320,7 @@ def place_named_rewards(
         for name, value in _list_weighted_rewards(table.rollouts.get((row.tree, row.segment), {})):
             overall.setdefault(name, torch.zeros(len(rows)))[b] = value
     none, nothing = torch.zeros(turn_present.shape), torch.zeros(len(rows))
+    placement = build_placement(credit)
     return {
         name: place_rewards(
             turns.get(name, none),
@@ -326,7 +328,7 @@ def place_named_rewards(
             overall.get(name, nothing),
             turn_ids,
             mask,
-            placement=credit.resolved_placement,
+            placement=placement,
             turn_reduce=credit.turn_reduce,
             on_missing_turn=credit.on_missing_turn,
         ).token_rewards

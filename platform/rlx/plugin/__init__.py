@@ -8,12 +8,13 @@ the first line of its docstring. A distribution registers it under an entry-poin
     rlx.rewards      Reward      what a turn is worth
     rlx.estimators   Estimator   how rewards become advantages
     rlx.masks        Mask        which tokens learn
+    rlx.placements   Placement   which tokens receive rewards
 
 The built-in plugins are registered the same way.
 """
 
 from rlx.plugin.base import API, Plugin, Use
-from rlx.plugin.credit import Estimator, Mask, Reading
+from rlx.plugin.credit import Estimator, Mask, Placement, Reading
 from rlx.plugin.environment import FAILED, Action, Environment, Episode, Step
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
 from rlx.plugin.task import (
@@ -39,6 +40,7 @@ __all__ = [
     "Estimator",
     "Example",
     "Mask",
+    "Placement",
     "Plugin",
     "Problem",
     "Reading",

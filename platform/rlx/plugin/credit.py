@@ -1,10 +1,10 @@
-"""Descriptors of estimators and masks. Only a run imports the implementation that they name."""
+"""Descriptors of estimators, masks and placements. Only a run imports what they name."""
 
 from typing import ClassVar, Literal
 
 from rlx.plugin.base import Plugin
 
-__all__ = ["Estimator", "Mask", "Reading"]
+__all__ = ["Estimator", "Mask", "Placement", "Reading"]
 
 Reading = Literal["scores", "turns", "token_rewards"]
 
@@ -56,3 +56,20 @@ class Mask(Plugin):
     def reaches_beyond(self) -> bool:
         """Like `beyond_own`, for a mask whose options decide it."""
         return self.beyond_own
+
+
+class Placement(Plugin):
+    """Options of a placement: which tokens receive the rewards of turns and rollouts.
+
+    Attributes:
+        implementation: "module:function". Called as `f(inputs, options)` with the
+            `rlx.credit.PlacementInputs` and this object; without a parameter `options`, with each
+            option by its name. Returns the rewards on tokens, `[B, T]`.
+        turn_reduce: whether the rewards of turns are summed or averaged, unless the YAML says.
+        needs_turn_tokens: whether a turn's reward lies on tokens of that turn. If so, that of a
+            turn without tokens is dropped or moved, as `on_missing_turn` says.
+    """
+
+    implementation: ClassVar[str]
+    turn_reduce: ClassVar[Literal["sum", "mean"]] = "sum"
+    needs_turn_tokens: ClassVar[bool] = True

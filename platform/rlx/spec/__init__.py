@@ -7,7 +7,7 @@ from rlx.spec.credit import (
     CreditSpec,
     KlKind,
     OnMissingTurn,
-    Placement,
+    PlacementUse,
     ScoreSource,
     TurnReduce,
 )
@@ -46,6 +46,7 @@ from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLaunche
 from rlx.spec.loss import Aggregate, Correction, EntropyBonus, KlPenalty, LossSpec
 from rlx.spec.mask import AllResponse, Effective, ModelTokens, TurnSpans
 from rlx.spec.model import Lora, ModelSpec, PretrainedModelSpec, TinyModelSpec, WarmStart
+from rlx.spec.placement import FinalTokenOnly, TurnEnd, TurnProportional
 from rlx.spec.probe import Cut, FractionCuts, MonteCarloSpec, ProbeSpec, Scheme, SentenceCuts
 from rlx.spec.reward import (
     EVERY_TURN,
@@ -105,6 +106,7 @@ __all__ = [
     "EstimatorUse",
     "EvaluationSpec",
     "ExperimentSpec",
+    "FinalTokenOnly",
     "ForcedAnswer",
     "FractionCuts",
     "Gae",
@@ -133,7 +135,7 @@ __all__ = [
     "OptimizerSpec",
     "PassAtK",
     "PhaseSpec",
-    "Placement",
+    "PlacementUse",
     "PluginUse",
     "PretrainedModelSpec",
     "ProbeSpec",
@@ -158,7 +160,9 @@ __all__ = [
     "TrackingSpec",
     "TransformersSamplerSpec",
     "TreeGrpo",
+    "TurnEnd",
     "TurnLevelGae",
+    "TurnProportional",
     "TurnReduce",
     "TurnReward",
     "TurnSpans",

@@ -1,10 +1,11 @@
 """The `credit:` section: how rewards become scores and token rewards, for any estimator."""
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, WrapSerializer
 
 from rlx.spec.base import StrictModel
+from rlx.spec.reward import PluginUse
 
 __all__ = [
     "PROFILES",
@@ -13,13 +14,12 @@ __all__ = [
     "CreditSpec",
     "KlKind",
     "OnMissingTurn",
-    "Placement",
+    "PlacementUse",
     "Profile",
     "ScoreSource",
     "TurnReduce",
 ]
 
-Placement = Literal["turn_proportional", "final_token_only", "turn_end"]
 TurnReduce = Literal["sum", "mean"]
 OnMissingTurn = Literal["drop", "to_last_token", "error"]
 ScoreSource = Literal["structured", "token_rewards"]
@@ -61,15 +61,36 @@ class AdaptiveBeta(StrictModel):
     """In rollouts; a larger horizon changes β more slowly."""
 
 
+class PlacementUse(PluginUse):
+    """A placement by `plugin`; every other key is an option of the placement."""
+
+
+def _expand_placement(value: Any) -> Any:
+    """A bare name stands for a placement without options."""
+    return {"plugin": value} if isinstance(value, str) else value
+
+
+def _write_bare_name(use: PlacementUse, write: SerializerFunctionWrapHandler) -> Any:
+    return write(use) if use.options else use.plugin
+
+
 class CreditSpec(StrictModel):
     """Where rewards are placed, whether they include KL, and how a row's score is computed."""
 
     profile: Profile = "rlx"
     """Named conventions of a library or paper; sets options of the estimator and the
     mask that the YAML omits."""
-    placement: Placement | None = None
-    """Which tokens receive a turn's reward; null uses the profile's placement. It only affects
-    estimators that read token rewards, and `score_source: token_rewards`."""
+    placement: (
+        Annotated[
+            PlacementUse,
+            BeforeValidator(_expand_placement, json_schema_input_type=str | PlacementUse),
+            WrapSerializer(_write_bare_name),
+        ]
+        | None
+    ) = None
+    """Which tokens receive a turn's reward: the name of a placement, or `{plugin: NAME}` with its
+    options; null uses the profile's. It only affects estimators that read token rewards, and
+    `score_source: token_rewards`."""
     turn_reduce: TurnReduce | None = None
     """Whether placed turn rewards are summed or averaged; null uses the placement's default: mean
     for final_token_only, sum for the others, so their totals differ."""
@@ -92,10 +113,9 @@ class CreditSpec(StrictModel):
         return PROFILE_ALIASES.get(self.profile, self.profile)
 
     @property
-    def resolved_placement(self) -> Placement:
+    def resolved_placement(self) -> PlacementUse:
         """The placement in effect, with the profile's default applied."""
         if self.placement is not None:
             return self.placement
-        if self.canonical_profile == "kg_r1" and self.use_kl_in_reward:
-            return "turn_proportional"
-        return "final_token_only"
+        in_shares = self.canonical_profile == "kg_r1" and self.use_kl_in_reward
+        return PlacementUse(plugin="turn_proportional" if in_shares else "final_token_only")

@@ -17,6 +17,7 @@ _NAMES_PLUGINS = {
     "GlobalReward": ("plugin", "reward"),
     "EnvironmentUse": ("plugin", "environment"),
     "MaskUse": ("strategy", "mask"),
+    "PlacementUse": ("plugin", "placement"),
     "EstimatorUse": ("name", "estimator"),
 }
 

@@ -17,6 +17,7 @@ from rlx.credit import Credit, CreditInputs, place_rewards
 from rlx.discovery import list_needed_streams
 from rlx.plugin import Estimator as EstimatorPlugin
 from rlx.plugin import Plugin
+from rlx.spec import TurnProportional
 from rlx.testing.promise import (
     PromiseCheck,
     bind_subject,
@@ -106,7 +107,7 @@ def _fill_token_rewards(inputs: CreditInputs) -> CreditInputs:
         inputs.global_rewards,
         inputs.turn_ids,
         inputs.mask,
-        placement="turn_proportional",
+        placement=TurnProportional(),
     )
     return replace(inputs, token_rewards=placed.token_rewards)
 

@@ -1,6 +1,6 @@
 """Checks for placements: functions that put the rewards of turns and rollouts on tokens.
 
-`check_placement(functools.partial(rlx.credit.place.place_rewards, placement="turn_end"))`
+Plugin authors: call `check_placement` with the plugin, or use `placement_checks`.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.credit import CreditInputs, PlacedRewards, sum_token_rewards
+from rlx.credit import CreditInputs, PlacedRewards, place_rewards, sum_token_rewards
 from rlx.testing.estimators import example_inputs
-from rlx.testing.promise import PromiseCheck, run_checks
+from rlx.testing.promise import (
+    PromiseCheck,
+    build_subject_plugin,
+    common_checks,
+    is_plugin,
+    run_checks,
+)
 
 __all__ = ["check_placement", "placement_checks"]
 
@@ -26,8 +32,9 @@ def check_placement(place: Any) -> None:
     """Raises AssertionError, naming the broken promise, unless a placement keeps them all.
 
     Args:
-        place: called as `place(turn_rewards, turn_present, global_rewards, turn_ids, mask)`, like
-            `rlx.credit.place.place_rewards` with its options bound; returns `PlacedRewards`.
+        place: a `Placement` plugin, as class or instance; or a function that is called as
+            `place(turn_rewards, turn_present, global_rewards, turn_ids, mask)`, like
+            `rlx.credit.place_rewards` with its options bound, and returns `PlacedRewards`.
     """
     run_checks(placement_checks(), place)
 
@@ -67,12 +74,19 @@ def placement_checks() -> tuple[PromiseCheck, ...]:
             _check_placement_padding,
         ),
     )
-    return tuple(
-        PromiseCheck(name, help_, partial(_run_placement_examples, run)) for name, help_, run in own
+    return (
+        *common_checks(),
+        *(
+            PromiseCheck(name, help_, partial(_run_placement_examples, run))
+            for name, help_, run in own
+        ),
     )
 
 
-def _run_placement_examples(run: Callable[[Place, CreditInputs], None], place: Any) -> None:
+def _run_placement_examples(run: Callable[[Place, CreditInputs], None], subject: Any) -> None:
+    place = subject
+    if is_plugin(subject):
+        place = partial(place_rewards, placement=build_subject_plugin(subject))
     for seed in _SEEDS:
         for dtype in (torch.float32, torch.float64):
             run(place, example_inputs(seed, dtype=dtype))

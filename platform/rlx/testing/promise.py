@@ -28,6 +28,7 @@ __all__ = [
     "bind_subject",
     "build_subject_plugin",
     "common_checks",
+    "is_plugin",
     "required_options",
     "run_checks",
 ]
@@ -128,7 +129,7 @@ def bind_subject(subject: Any) -> Callable[..., Any]:
     Raises:
         AssertionError: see `build_subject_plugin`; or the implementation cannot be imported.
     """
-    if not _is_plugin(subject):
+    if not is_plugin(subject):
         function: Callable[..., Any] = subject
         return function
     try:
@@ -137,12 +138,13 @@ def bind_subject(subject: Any) -> Callable[..., Any]:
         raise AssertionError(str(error)) from error
 
 
-def _is_plugin(subject: Any) -> bool:
+def is_plugin(subject: Any) -> bool:
+    """Whether it is a plugin, as class or instance, and not a function."""
     return issubclass(subject if isinstance(subject, type) else type(subject), Plugin)
 
 
 def _get_plugin_class(subject: Subject) -> type[Plugin]:
-    if not _is_plugin(subject):
+    if not is_plugin(subject):
         raise SkipTest("it is a function, not a plugin")
     return subject if isinstance(subject, type) else type(subject)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlx.discovery import Kind, build_plugin, list_installed_plugins, load_plugin
 from rlx.errors import SpecError
+from rlx.plugin import Placement
 from rlx.spec import PluginUse
 from rlx.testing.golden.values import (
     build_credit_inputs,
@@ -26,8 +27,8 @@ __all__ = ["GoldenFunction", "find_golden_function", "list_golden_functions"]
 
 _ROOMS = ("rlx.credit", "rlx.kl", "rlx.loss", "rlx.evaluation", "rlx.probe", "rlx.reward")
 _KINDS: tuple[Kind, ...] = ("estimator", "mask", "reward")
-_PLAIN = {Tensor, int, float, bool, str, type(None)}
-"""Types of arguments that JSON can hold."""
+_PLAIN = {Tensor, int, float, bool, str, type(None), Placement}
+"""Types of arguments that JSON can hold: placements by name."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ def _call_room_function(
     for name, value in (*inputs.items(), *options.items()):
         if name in arguments:
             raise SpecError(f"{name!r} is both an input and an option")
+        if hints.get(name) is Placement:
+            value = build_plugin(PluginUse(plugin=value), "placement")
         is_tensor = Tensor in (hints.get(name), *get_args(hints.get(name)))
         arguments[name] = parse_tensor(name, value) if is_tensor and value is not None else value
     try:

@@ -1,0 +1,99 @@
+"""A placement of another distribution, named in YAML with its own options."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx.checks import check_file
+from rlx.cli import main
+from rlx.discovery import build_placement
+from rlx.spec.reading.diagnostics import InvalidSpec
+
+QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
+MODULE = '''
+from typing import ClassVar
+from pydantic import Field
+from rlx.plugin import Placement
+
+class Early(Placement):
+    """The rewards of turns on their first tokens."""
+    implementation: ClassVar[str] = "page_early_rule:place_early"
+    share: float = Field(1.0, ge=0, le=1)
+    """Share of a turn's reward that lies there; the rest is on the second token."""
+'''
+RULE = """
+import torch
+
+def place_early(inputs, options):
+    placed = inputs.turn_rewards.new_zeros(inputs.mask.shape)
+    for tokens, reward in zip(inputs.turn_masks, inputs.turn_rewards.unbind(1)):
+        number = tokens.cumsum(1)
+        first, second = tokens & (number == 1), tokens & (number == 2)
+        alone = tokens.sum(1, keepdim=True) == 1
+        share = torch.where(alone, 1.0, options.share)
+        placed = placed + torch.where(first, share * reward[:, None], 0.0)
+        placed = placed + torch.where(second, (1 - options.share) * reward[:, None], 0.0)
+    number = inputs.mask.cumsum(1)
+    start = inputs.mask & (number == 1)
+    return placed + torch.where(start, inputs.global_rewards[:, None], 0.0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def guest(tmp_path, monkeypatch):
+    info = tmp_path / "rlx_early-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-early\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rlx.placements]\nearly = page_early:Early\n")
+    (tmp_path / "page_early.py").write_text(MODULE)
+    (tmp_path / "page_early_rule.py").write_text(RULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield
+    for name in ("page_early", "page_early_rule"):
+        sys.modules.pop(name, None)
+
+
+def test_yaml_names_it_with_its_options():
+    overrides = ["credit.placement={plugin: early, share: 0.25}", "estimator.name=gae", "critic={}"]
+    read, plugins = check_file(QUICK, overrides)
+    assert build_placement(read.spec.credit).share == 0.25
+    assert {(one.kind, one.name) for one in plugins.provenance} >= {("placement", "early")}
+    assert read.spec.dump_resolved()["credit"]["placement"] == {"plugin": "early", "share": 0.25}
+
+
+def test_a_bare_name_is_written_as_one():
+    read, _ = check_file(QUICK, ["credit.placement=early"])
+    assert read.spec.dump_resolved()["credit"]["placement"] == "early"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("earyl", "no placement plugin named 'earyl'"),
+        ("turn_edn", "did you mean 'turn_end'"),
+        ("{plugin: early, share: 2}", "credit.placement.share"),
+        ("{plugin: early, shaer: 1}", "did you mean 'share'"),
+        ("{share: 1}", "credit.placement"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_near(value, says):
+    with pytest.raises(InvalidSpec, match=r"(?s)" + says):
+        check_file(QUICK, [f"credit.placement={value}"])
+
+
+def test_it_keeps_every_promise_and_is_listed(capsys):
+    assert main(["plugins", "check", "early"]) == 0
+    assert "promises hold" in capsys.readouterr().out
+    assert main(["plugins"]) == 0
+    listed = capsys.readouterr().out
+    assert "early" in listed and "turn_proportional" in listed
+    assert main(["schema"]) == 0
+    assert '"early"' in capsys.readouterr().out
+
+
+def test_a_plan_places_rewards_by_it(capsys):
+    sets = ["credit.placement={plugin: early, share: 0.25}", "estimator.name=reinforce_plus_plus"]
+    assert main(["plan", str(QUICK), "--json", *(f"--set={one}" for one in sets)]) == 0
+    assert '"early"' in capsys.readouterr().out
