@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from patience import stop_process
+from patience import LIMIT, stop_process
 
-__all__ = ["Visit", "browser", "served"]
+__all__ = ["Visit", "browser", "draw_sections", "served"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
@@ -39,7 +39,9 @@ def browser() -> Iterator[Any]:
         if os.environ.get("RLX_CI") == "1":
             pytest.fail(said)
         pytest.skip(said)
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=1000 * LIMIT)
 
     path = next(found for name in NAMES if (found := shutil.which(name)))
     with sync_playwright() as playwright:
@@ -78,13 +80,20 @@ def served(url: str) -> Iterator[str]:
         stop_process(process)
 
 
+def draw_sections(page: Any) -> None:
+    """Has a page draw every section; what is drawn later would move what a test points at."""
+    for section in page.locator("[data-section]").all():
+        section.scroll_into_view_if_needed()
+        section.locator("xpath=self::*[@data-ready]").wait_for()
+
+
 class Visit:
     """A tab, and everything about it that must not happen."""
 
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
         self.address = address
         self.context = browser.new_context(base_url=address, **options)
-        self.context.set_default_timeout(30_000)
+        self.context.set_default_timeout(1000 * LIMIT)
         self.page = self.context.new_page()
         self.faults: list[str] = []
         self.asked: list[str] = []

@@ -22,6 +22,7 @@ from rlx_plugins.countdown import (
     compute_score,
     evaluate_equation,
     extract_solution,
+    solves_problem,
     validate_equation,
     verify_equation_strict,
 )
@@ -103,6 +104,38 @@ def test_what_is_nearly_right_earns_the_format_alone(equation, numbers, target):
         assert compute_score(answer(equation), problem, numeric="exact") == 0.1
     else:
         assert compute_score(answer(equation), problem, numeric="float64") == 1.0
+
+
+ROUNDED = [
+    ("69/86", 69 / 86, 1.0),
+    ("1/3", 0.3333333333333333, 1.0),
+    ("1/10", 0.1, 1.0),
+    ("5352+17/5579", 5352 + 17 / 5579, 1.0),
+    ("1/3", 0.333333, 0.1),
+    ("1/3+8**-30*9", 0.3333333333333333, 0.1),
+    ("3/2+9*8**-30", 1.5, 0.1),
+    ("1000000000000000+1/9", 1e15, 0.1),
+]
+
+
+@pytest.mark.parametrize(("equation", "target", "score"), ROUNDED)
+def test_a_target_with_decimals_is_the_fraction_that_rounds_to_it(equation, target, score):
+    numbers = [int(run) for run in re.findall(r"\d+", equation)]
+    assert compute_score(answer(equation), {"target": target, "numbers": numbers}) == score
+    assert solves_problem(equation, {"target": target, "numbers": numbers}) == (score == 1)
+
+
+@given(st.integers(-9999, 9999), st.integers(1, 999), st.integers(0, 999))
+def test_a_stored_quotient_is_reached_by_the_quotient(numerator, denominator, more):
+    equation = f"({numerator}/{denominator}+{more})"
+    problem = {
+        "target": numerator / denominator + more,
+        "numbers": [abs(numerator), denominator, more],
+    }
+    assert compute_score(answer(equation), problem) == compute_score(
+        answer(equation), problem, allow_decimals=True
+    )
+    assert solves_problem(equation, problem) == (compute_score(answer(equation), problem) == 1.0)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +309,7 @@ def watched():
 def literal(pool, response, ground_truth):
     """The source's score; what it cannot compute in time, or at all, is not right."""
     try:
-        return pool.schedule(literal_score, args=(response, ground_truth), timeout=5).result()
+        return pool.schedule(literal_score, args=(response, ground_truth), timeout=60).result()
     except (TimeoutError, ValueError, MemoryError, RecursionError):
         return 0.1
 

@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+from browsing import draw_sections
 from playwright.sync_api import expect
 
 from rlx_registry import Registry, read_body
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)  # the first test waits for four runs
 
 RLCR, KG, PROBE = "r-0001", "r-0003", "r-0004"
 LAST = {RLCR: 6, KG: 3, PROBE: 4}
@@ -41,7 +42,8 @@ def test_three_links_from_the_first_page_to_why_a_sample_got_its_advantage(visit
     page.get_by_role("link", name=RLCR, exact=True).click()
     page.get_by_role("link", name=f"latest (step {step})").click()
     while not page.locator(f"#row-{step}-{row.row}").count():
-        page.locator("#older").click()
+        with page.expect_navigation():
+            page.locator("#older").click()
     page.locator(f"#row-{step}-{row.row} > .meta .why-link").click()
     page.locator("body[data-ready]").wait_for()
     assert page.url == f"{real}/runs/{RLCR}/rollouts/{step}/{row.row}"
@@ -55,6 +57,7 @@ def test_three_links_from_the_first_page_to_why_a_sample_got_its_advantage(visit
     tokens = page.locator("#tokens .learns")
     assert tokens.count() == len(learned)
     tokens.first.hover()
+    expect(page.locator("#readout")).to_contain_text("advantage ")
     told = page.locator("#readout").inner_text()
     assert float(re.search(r"advantage (\S+)", told)[1]) == pytest.approx(learned[0], rel=1e-3)
     assert "learns" in told
@@ -64,14 +67,12 @@ def test_three_links_from_the_first_page_to_why_a_sample_got_its_advantage(visit
 def test_every_section_of_a_run_has_its_charts(visit, real, known, run):
     page = visit(real)
     page.goto(f"/runs/{run}")
+    draw_sections(page)
     drawn = 0
-    for section in page.locator("[data-section]").all():
-        section.scroll_into_view_if_needed()
-        section.locator("xpath=self::*[@data-ready]").wait_for()
-        for figure in section.locator("figure.chart").all():
-            assert figure.locator("svg polyline").count() >= 1
-            assert figure.locator(".legend .entry").count() >= 1
-            drawn += figure.locator("svg polyline").count()
+    for figure in page.locator("[data-section] figure.chart").all():
+        assert figure.locator("svg polyline").count() >= 1
+        assert figure.locator(".legend .entry").count() >= 1
+        drawn += figure.locator("svg polyline").count()
     assert drawn == len(known.queries.metric_names(run))
     assert page.locator(".reliability").count() == (0 if run == PROBE else 2) or run == KG
     if run == PROBE:
@@ -83,9 +84,7 @@ def test_a_chart_says_the_values_at_the_pointer(visit, real, known):
     (curve,) = known.queries.curves(RLCR, ["rewards/accuracy/mean"]).values()
     page = visit(real)
     page.goto(f"/runs/{RLCR}")
-    for section in page.locator("[data-section]").all():  # what is drawn later moves what is here
-        section.scroll_into_view_if_needed()
-        section.locator("xpath=self::*[@data-ready]").wait_for()
+    draw_sections(page)
     figure = page.locator("figure.chart", has_text="by component")
     figure.scroll_into_view_if_needed()
     entry = figure.locator(".entry", has_text="accuracy").locator("b")
@@ -96,18 +95,20 @@ def test_a_chart_says_the_values_at_the_pointer(visit, real, known):
     assert float(entry.inner_text()) == pytest.approx(curve[0][1], abs=1e-3)
     assert figure.locator("circle[visibility=visible]").count() >= 3
     page.mouse.move(2, 2)
-    assert figure.locator(".legend > .faint").inner_text() == ""
+    expect(figure.locator(".legend > .faint")).to_have_text("")
 
 
 def test_seeds_fold_and_unfold(visit, real):
     page = visit(real)
     page.goto("/")
     fold, member = page.get_by_role("button", name="2 runs"), page.locator(".member").first
-    assert (fold.get_attribute("aria-expanded"), member.is_visible()) == ("false", False)
+    expect(fold).to_have_attribute("aria-expanded", "false")
+    expect(member).to_be_hidden()
     fold.click()
-    assert (fold.get_attribute("aria-expanded"), member.is_visible()) == ("true", True)
+    expect(fold).to_have_attribute("aria-expanded", "true")
+    expect(member).to_be_visible()
     fold.press("Enter")
-    assert not member.is_visible()
+    expect(member).to_be_hidden()
 
 
 def test_two_that_are_ticked_are_compared(visit, real):
@@ -128,7 +129,7 @@ def test_two_that_are_ticked_are_compared(visit, real):
     page.locator("#smooth").fill("0")
     page.wait_for_function("before => document.querySelector('#chart polyline:not(.pale)')"
                            ".getAttribute('points') !== before", arg=before)  # fmt: skip
-    assert page.locator("#smoothed").inner_text() == "0"
+    expect(page.locator("#smoothed")).to_have_text("0")
     raw = page.locator("#chart polyline")
     assert raw.nth(0).get_attribute("points") == raw.nth(1).get_attribute("points")
     for over, said in (("tokens", "tokens"), ("time", "hours"), ("step", "step")):
@@ -145,15 +146,18 @@ def test_rollouts_are_filtered(visit, real, known):
     everything = page.locator("form.card .faint").inner_text()
     page.get_by_label("turn").select_option("confidence")
     page.get_by_label("reward from").fill("0.5")
-    page.get_by_role("button", name="Show").click()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Show").click()
     index = known.results.rollout_index(RLCR, step)
     fits = {r.tree for r in index if r.turn == "confidence" and (r.reward or 0) >= 0.5}
     assert page.locator("form.card .faint").inner_text().startswith(f"{len(fits)} prompts")
     assert everything.startswith(f"{len({r.tree for r in index})} prompts, page 1 of 2")
     assert page.get_by_label("turn").input_value() == "confidence"
-    page.get_by_role("link", name="all", exact=True).click()
+    with page.expect_navigation():
+        page.get_by_role("link", name="all", exact=True).click()
     page.get_by_label("group without signal").check()
-    page.get_by_role("button", name="Show").click()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Show").click()
     assert page.locator(".silent").count() >= 1 or "No prompt" in page.content()
 
 
@@ -198,7 +202,8 @@ def test_the_turns_of_an_environment_are_on_the_page(visit, real, known):
 def test_the_same_problem_at_two_steps(visit, plain_site):
     page = visit(plain_site)
     page.goto("/runs/r-0001/rollouts/3")
-    page.get_by_role("link", name="this problem alone").first.click()
+    with page.expect_navigation():
+        page.get_by_role("link", name="this problem alone").first.click()
     page.get_by_role("link", name="step 1", exact=True).click()
     page.wait_for_url("**against=1")
     assert page.locator(".beside > section").count() == 2
@@ -278,4 +283,4 @@ def test_the_system_page(visit, real):
     for said in ("registry.db", "finished", "free of", "No run has a supervisor now."):
         assert said in text, said
     page.get_by_text("The largest").click()
-    assert page.get_by_role("link", name=RLCR, exact=True).is_visible()
+    expect(page.get_by_role("link", name=RLCR, exact=True)).to_be_visible()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from browsing import Visit, served
+from browsing import Visit, draw_sections, served
 from shown import shown
 
 from rlx_registry import Registry
@@ -43,11 +43,9 @@ def settled(page, path):
     """Opens a page and has its scripts do all that they do."""
     page.goto(path)
     page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
-    for section in page.locator("[data-section]").all():
-        section.scroll_into_view_if_needed()
-        section.locator("xpath=self::*[@data-ready]").wait_for()
-        for chart in section.locator("figure svg").all():
-            chart.hover(force=True)
+    draw_sections(page)
+    for chart in page.locator("[data-section] figure svg").all():
+        chart.hover(force=True)
     if path.endswith("/0"):
         page.locator("body[data-ready]").wait_for()
         for _ in range(5):

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from browsing import served
+from browsing import draw_sections, served
 from shown import submit
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)  # the first test waits for four runs
 
 PAGES = {
     "runs": "/",
@@ -33,9 +33,7 @@ def opened(visit, address, path, **options):
         page.locator("body[data-ready]").wait_for()
     if path.startswith("/compare"):
         page.locator("#overlay[data-ready]").wait_for()
-    for section in page.locator("[data-section]").all():
-        section.scroll_into_view_if_needed()
-        section.locator("xpath=self::*[@data-ready]").wait_for()
+    draw_sections(page)
     page.evaluate(
         "document.querySelectorAll('.fold[aria-expanded=false]').forEach((e) => e.click())"
     )

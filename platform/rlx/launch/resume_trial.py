@@ -24,6 +24,7 @@ from rlx.launch.run_access import locate_run_folder
 from rlx.record import MlflowMirror, is_mirror_behind
 from rlx.reporting import Report, log_report
 from rlx.run import read_progress
+from rlx.stopwatch import Stopwatch
 from rlx_registry import Registry, RunRecord
 
 __all__ = ["VICTIMS", "KillResult", "ResumeTrialReport", "run_resume_trial"]
@@ -293,12 +294,12 @@ class _KillTrial:
         return (run.ended or taken) - taken
 
     def _wait(self, registry: Registry, run_id: str, until: Callable[[RunRecord], bool]) -> None:
-        end = time.monotonic() + PATIENCE
+        stopwatch = Stopwatch(longest=1.0)  # a pause of this process does not count
         while not until(registry.run(run_id)):
             with self._lock:  # another thread may be restarting the worker
                 if self._worker.poll() is not None:
                     raise RlxError(f"rlx worker has ended: {self._log.read_text()[-2000:]}")
-            if time.monotonic() > end:
+            if stopwatch.look() > PATIENCE:
                 raise RlxError(f"{run_id} has not ended in {PATIENCE:.0f} s: {self._log}")
             time.sleep(0.1)
 

@@ -16,6 +16,8 @@ __all__ = ["solves_problem"]
 
 _LONGEST = 4096  # characters
 _LARGEST_EXPONENT = 4096
+_LARGEST_DENOMINATOR = 10**6
+_ROUNDING = Fraction(5, 10**13)
 
 _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
     ast.Add: operator.add,
@@ -41,7 +43,16 @@ def solves_problem(answer: str, problem: Mapping[str, Any], use_all: bool = True
         return False
     numbers = Counter(Fraction(str(number)) for number in problem["numbers"])
     fits = used == numbers if use_all else not used - numbers
-    return fits and value == Fraction(str(problem["target"]))
+    return fits and _reaches_target(value, problem["target"])
+
+
+def _reaches_target(value: Fraction, target: float) -> bool:
+    """Whether a value is the target, or the simple fraction that a target with decimals rounds."""
+    written = Fraction(str(target))
+    if written.denominator == 1 or value == written:
+        return value == written
+    simple = value == value.limit_denominator(_LARGEST_DENOMINATOR)
+    return simple and abs(value - written) < _ROUNDING * max(Fraction(1), abs(written))
 
 
 def _evaluate_node(node: ast.expr, used: Counter[Fraction]) -> Fraction:

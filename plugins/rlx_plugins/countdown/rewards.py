@@ -72,8 +72,9 @@ class _CountdownReward(Reward):
     ops: Ops = "seed"
     """`seed`: also `**`, `//` and signs. `prompt`: `+ - * /` only."""
     numeric: Equality = "auto"
-    """`exact`: rationals, exactly equal. `float64`: as Python computes, equal within 1e-5. `auto`:
-    `float64` if decimals are allowed, else `exact`."""
+    """`exact`: rationals, exactly equal; a target such as 0.3333333333333333 is the fraction that
+    rounds to it. `float64`: as Python computes, equal within 1e-5. `auto`: `float64` if decimals
+    are allowed, else `exact`."""
     allow_decimals: bool = False
     """Whether decimals such as `2.5` are allowed, which then uses a 2 and a 5. `true` alone is
     TinyZero's own rule, which pays for answers that are none."""

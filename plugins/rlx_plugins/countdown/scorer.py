@@ -48,6 +48,12 @@ Equality = Literal["auto", "exact", "float64"]
 TOLERANCE = 1e-5
 """Absolute tolerance at which a float64 value equals the target, as in TinyZero."""
 
+MAX_DENOMINATOR = 10**6
+"""Of a fraction that a target with decimals can stand for."""
+MAX_ROUNDING = 5e-13
+"""Relative distance of such a target, computed in floats, from its fraction. Two different
+fractions with these denominators are at least 1e-12 apart."""
+
 _MARKER = "Assistant:"
 _runs_of_digits = re.compile(r"[0-9]+").findall
 
@@ -170,10 +176,20 @@ def grade_solution(
 
 
 def _exactly_equal(value: Number, target: Any) -> bool:
-    if isinstance(target, float):
-        # Via its text, so that a target of 0.1 means one tenth.
-        return math.isfinite(target) and Fraction(str(target)) == value
-    return bool(value - target == 0)  # raises TypeError if the target is not a number
+    """Whether a value is the target.
+
+    A float with decimals is the rounding of some fraction: 0.1 is one tenth, and 0.3333333333333333
+    one third. A bound on the denominator keeps out values that are merely close.
+    """
+    if not isinstance(target, float):
+        return bool(value - target == 0)  # raises TypeError if the target is not a number
+    if not math.isfinite(target):
+        return False
+    if value == Fraction(str(target)):
+        return True
+    is_simple = isinstance(value, Fraction) and value.denominator <= MAX_DENOMINATOR
+    rounding = MAX_ROUNDING * max(1.0, abs(target))
+    return is_simple and not target.is_integer() and abs(float(value) - target) < rounding
 
 
 def compute_score(
@@ -201,8 +217,9 @@ def compute_score(
         method: unused, as in TinyZero.
         extract: where to search for the answer; see `extract_solution`.
         ops: "seed" also allows `**`, `//` and signs; "prompt" only what the prompt allows.
-        numeric: "exact" rationals, or "float64" with TinyZero's absolute tolerance of 1e-5; "auto"
-            is "float64" if decimals are allowed, else "exact".
+        numeric: "exact" rationals, where a target such as 0.3333333333333333 is the fraction that
+            rounds to it, or "float64" with TinyZero's absolute tolerance of 1e-5; "auto" is
+            "float64" if decimals are allowed, else "exact".
         allow_decimals: whether decimals such as `2.5` are allowed, which then uses 2 and 5; alone,
             it selects TinyZero's own rule.
         use_all: whether every number must be used.
