@@ -157,8 +157,9 @@ function point(svg, curves, x, y, over, legend, width) {
     legend.place.textContent = "";
     for (const mark of [rule, ...dots]) mark.setAttribute("visibility", "hidden");
   };
+  const all = curves.flatMap((c) => c.points).sort((one, other) => one[0] - other[0]);
   const show = (at) => {
-    const [first] = curves, near = nearest(first.points, at);
+    const near = nearest(all, at);
     for (const [i, c] of curves.entries()) {
       const [px, py] = nearest(c.points, near[0]);
       legend.cells[i].textContent = number(py);
