@@ -112,6 +112,11 @@ class RunFolder:
         return self.root / "origin"
 
     @property
+    def tokenizer(self) -> Path:
+        """The tokenizer of a tiny model that was chosen or trained at submission, if any."""
+        return self.root / "tokenizer"
+
+    @property
     def model(self) -> Path:
         """The trained model in the Hugging Face layout."""
         return self.root / "model"

@@ -11,10 +11,10 @@ from rlx.cli import main
 from rlx.cli.evaluate import require_places
 from rlx.cli.output import print_text
 from rlx.errors import SpecError
+from rlx.model import load_local_dialogue
 from rlx.recipe import build_recipe
 from rlx.spec.reading import read_suite
 from rlx.spec.reading.reader import read_document
-from rlx.trial.stand_ins import load_speech
 from rlx_plugins.countdown.search import Rules, find_solutions
 from rlx_plugins.countdown.task import is_held_out
 
@@ -44,8 +44,7 @@ def test_a_suite_fits_its_experiments(suite, experiment, monkeypatch):
     asked = read_suite(EXPERIMENTS / f"{suite}.yaml")
     for name, one in asked.sets.items():
         spec = build_set_spec(target, name, one, ())
-        task, (speech, stands_in) = build_recipe(spec).task, load_speech(spec)
-        assert not stands_in
+        task, speech = build_recipe(spec).task, load_local_dialogue(spec.model)
         problems = [task.problem("test", n, 0) for n in range(one.problems or asked.problems)]
         for problem in problems:
             speech.open(problem.prompt, problem.system)  # says what it has no token for

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from rlx.errors import SpecError
 from rlx.model import ChatDialogue, PlainDialogue
-from rlx.model.tokenizer import tiny_tokenizer
+from rlx.model.tokenizer import load_vocabulary, tiny_tokenizer
 from rlx.plugin import Problem
 from rlx.rollout import Completion, build_rollout_plan, encode_opening, sample_rollout_trees
 from rlx.spec import SingleRolloutSpec, TinyModelSpec
 
-TINY = tiny_tokenizer(TinyModelSpec())
+TINY = tiny_tokenizer(load_vocabulary(TinyModelSpec()))
 PLAIN = PlainDialogue(TINY, (TINY.eos_token_id,))
 CHATS = {
     name: ChatDialogue(tok, (tok.eos_token_id,))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlx.checks import check_file
+from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.plan.page import render_plan_page
 from rlx.plan.report import select_example_rows
@@ -20,7 +21,7 @@ from rlx.trial.synthetic_rollouts import run_trial
 KG = Path(__file__).parents[2] / "experiments" / "kg.yaml"
 PROMPTS = 3
 GAME = {
-    "model": "{kind: tiny}",
+    "model": "{kind: tiny, tokenizer: arithmetic}",
     "rollout": "{schedule: environment, environment: {plugin: game}, num_generations: 6, "
     "max_turns: 3, turn: {max_new_tokens: 24, spans: [think, answer]}, prompts_per_step: 3}",
     "rewards": "{turn: {even: {plugin: even, turn: said}}, "
@@ -127,12 +128,14 @@ def test_a_task_without_lessons_has_no_script(games):
 def test_what_is_stored_is_told_as_it_was_planned(plan):
     read, _ = check_file(KG)
     parts = build_recipe(read.spec)
-    speech, _ = load_speech(parts.spec)
+    speech = load_speech(parts.spec, resolve_plugins(parts.spec))
     with RewardPool(workers=1, memory_mb=1024) as pool:
         trial = run_trial(parts, load_plan_problems(parts.spec, parts.task, PROMPTS), speech, pool)
     rows = build_trained_rows(trial.train)
     stored = read_step(rollout_table(trial.trees, trial.table, rows))
-    made = stored_accounts(stored.trees, stored.rewards, stored.rows, parts.spec.credit, speech)
+    made = stored_accounts(
+        stored.trees, stored.rewards, stored.rows, parts.spec.credit, speech.dialogue
+    )
     planned = plan("kg").phases[0].rows
     assert [row.turns for row in made] == [row.turns for row in planned]
     assert [row.tokens for row in made] == [row.tokens for row in planned]
@@ -258,7 +261,7 @@ def test_a_script_that_fails(games):
             "18 of 18 synthetic rollouts are not done after 3 turns",
         ),
         (
-            *("model={kind: tiny, max_position: 78}", "model.max_position"),
+            *("model={kind: tiny, tokenizer: arithmetic, max_position: 78}", "model.max_position"),
             "holds 78 tokens, and rollouts may take 79",
         ),
         (

@@ -8,8 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlx.checks import check_file
+from rlx.discovery import resolve_plugins
+from rlx.model import load_local_dialogue
 from rlx.recipe import build_recipe
 from rlx.rollout import sample_rollout_trees
+from rlx.spec import TinyModelSpec
 from rlx.trial.responses import FakeSession, ResponseAuthor, find_right_answers
 from rlx.trial.stand_ins import StandInDialogue, fit_to_vocabulary, load_plan_problems, load_speech
 
@@ -38,7 +41,7 @@ def test_a_stand_in_closes_turns_that_are_open_and_no_others(chat):
 def grown(name):
     read, _ = check_file(EXPERIMENTS / f"{name}.yaml")
     parts = build_recipe(read.spec.resolve_phase_spec(read.spec.phases[-1]))
-    speech, _ = load_speech(parts.spec)
+    speech = load_speech(parts.spec, resolve_plugins(parts.spec)).dialogue
     problems = load_plan_problems(parts.spec, parts.task, 2).problems
     session = FakeSession(ResponseAuthor(parts.plan, parts.task, speech), problems, 2048)
     return parts, sample_rollout_trees(parts.plan, problems, (1, 2), session, speech)
@@ -80,4 +83,4 @@ def test_whatever_is_writable_is_written(text):
     assert fit_to_vocabulary(speech, "<answer>7+100</answer>") == "<answer>7+100</answer>"
 
 
-ARITHMETIC = load_speech(check_file(EXPERIMENTS / "countdown.yaml")[0].spec)[0]
+ARITHMETIC = load_local_dialogue(TinyModelSpec())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlx.checks import check_file
+from rlx.discovery import resolve_plugins
 from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
 from rlx.trial.stand_ins import load_plan_problems, load_speech
@@ -21,7 +22,9 @@ def trial():
     parts = build_recipe(read.spec.resolve_phase_spec(read.spec.phases[-1]))
     with RewardPool(workers=1, memory_mb=1024) as pool:
         problems = load_plan_problems(parts.spec, parts.task, 3)
-        return run_trial(parts, problems, load_speech(parts.spec)[0], pool)
+        return run_trial(
+            parts, problems, load_speech(parts.spec, resolve_plugins(parts.spec)), pool
+        )
 
 
 def test_numbers_are_those_of_assign_credit(plan, trial):

@@ -36,15 +36,15 @@ MAY_IMPORT = {
     "home": set(),
     "writing": set(),
     "sealing": {"home", "rlx_registry"},
-    "model": {"spec", "plugin", "rollout", "sealing"},
+    "model": {"spec", "plugin", "discovery", "rollout", "sealing"},
     "sampler": {"spec", "rollout", "model"},
     "learner": {"spec", "batch", "kl", "loss", "model", "train_batch"},
     "evaluation": {"spec", "plugin", "rollout", "reward", "sampler"},
     "probe": {"spec", "plugin", "rollout", "reward", "sampler", "evaluation"},
     "record": {"spec", "plugin", "rollout", "reward", "probe", "rlx_registry"},
     "trial": {
-        *("spec", "plugin", "rollout", "reward", "batch", "credit", "step", "train_batch"),
-        *("row_rewards", "recipe", "model", "rlx_registry"),
+        *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit", "step"),
+        *("train_batch", "row_rewards", "recipe", "model", "rlx_registry"),
     },
     "checkpoint": {"spec", "home", "sealing", "model", "learner", "rlx_registry"},
     "run": {

@@ -63,7 +63,7 @@ def load_step_accounts(run: RunRecord, body: BodyRecord) -> StepAccounts:
 
     folder = locate_run_folder(run)
     spec = load_phase_spec(run.spec, str(body.statistics["phase"]))
-    speech = load_run_speech(spec.model, folder.model)
+    speech = load_run_speech(spec.model, folder.tokenizer, folder.model)
     stored = read_step(read_body(folder.root / body.path, body.sha256))
     accounts = stored_accounts(stored.trees, stored.rewards, stored.rows, spec.credit, speech)
     return StepAccounts(spec, accounts, speech is not None)

@@ -109,7 +109,7 @@ def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
         model = Path(aside) / "model"
         try:
             source = copy_checkpoint(folder.checkpoints, str(step), recorded, Path(aside))
-            write_weights(spec, source, model)
+            write_weights(spec, source, model, folder.tokenizer)
         except CheckpointError as error:
             raise SpecError(f"{run.id} at step {step}: {error}") from error
         mark = compute_manifest_digest(source)

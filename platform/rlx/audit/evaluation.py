@@ -11,7 +11,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from rlx.model import Policy, build_policy, compute_model_fingerprint
 from rlx.recipe import Recipe, build_environment_host, build_recipe
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import sample_rollout_trees
-from rlx.run import Progress
+from rlx.run import Progress, build_prompt_fit
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, PretrainedModelSpec, SuiteSpec
@@ -134,17 +134,22 @@ def _answer_set(
             found += batch
             continue
         try:
-            problems = [recipe.task.problem("test", n, data) for n in numbers]
+            drawn = build_prompt_fit(context.policy, recipe).draw_held_out(
+                lambda n: recipe.task.problem("test", n, data), numbers
+            )
         except ValueError as error:  # no problem matches the task's options
             raise SpecError(str(error)) from error
-        seeds = [derive_seed(suite.seed, "evaluation", n) for n in numbers]
+        seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]
         host = build_environment_host(recipe, context.pool)
         with context.sampler.session() as session:
             trees = sample_rollout_trees(
-                plan, problems, seeds, session, context.policy.dialogue, host
+                plan, drawn.problems, seeds, session, context.policy.dialogue, host
             )
         table = score_rollouts(trees, recipe.rewards, context.pool)
-        batch = read_answers(trees, table, recipe.spec.evaluation.correct, first=first)
+        batch = [
+            replace(answer, problem=drawn.numbers[answer.problem])
+            for answer in read_answers(trees, table, recipe.spec.evaluation.correct)
+        ]
         _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
         found += batch
     report(count)

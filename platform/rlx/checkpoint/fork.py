@@ -1,5 +1,6 @@
 """Start a run from another run's checkpoint, with its own experiment."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,9 @@ def copy_origin(registry: Registry, spec: ExperimentSpec, folder: RunFolder) -> 
     run_id, _, step = spec.from_checkpoint.partition("@")
     run = registry.run(run_id)
     source = _get_run_folder(run).checkpoints / folder_name(int(step))
+    tokenizer = _get_run_folder(run).tokenizer
+    if tokenizer.is_dir():  # the weights belong to it
+        shutil.copytree(tokenizer, folder.tokenizer)
     folder.origin.mkdir(exist_ok=True)
     copy_sealed_folder(
         source, folder.origin / source.name, _get_recorded_digests(registry, run).get(int(step))
@@ -108,7 +112,9 @@ def _check_origin_fit(
         yield build_error(
             ("phases",), message, "steps are counted from that run's first step", against=HERE
         )
-    ours, theirs = spec.dump_resolved()["model"], run.spec["model"]
+    ours, theirs = dict(spec.dump_resolved()["model"]), dict(run.spec["model"])
+    if None in (ours.get("tokenizer", ""), theirs.get("tokenizer", "")):
+        ours["tokenizer"] = theirs["tokenizer"]  # null takes the tokenizer of the checkpoint's run
     for path in sorted(_find_differing_paths(ours, theirs)):
         name, mine, other = (
             format_key_path(("model", *path)),

@@ -13,13 +13,16 @@ from rlx.spec import ExperimentSpec
 __all__ = ["write_weights"]
 
 
-def write_weights(spec: ExperimentSpec, checkpoint: Path, folder: Path) -> None:
+def write_weights(
+    spec: ExperimentSpec, checkpoint: Path, folder: Path, tokenizer: Path | None = None
+) -> None:
     """Writes a checkpoint's policy in the Hugging Face layout, as a finished run exports its model.
 
     Args:
         spec: spec of the run.
         checkpoint: folder of a verified checkpoint.
         folder: folder to create.
+        tokenizer: `RunFolder.tokenizer` of the run.
 
     Raises:
         RlxError: the checkpoint holds another model.
@@ -34,7 +37,7 @@ def write_weights(spec: ExperimentSpec, checkpoint: Path, folder: Path) -> None:
 
     disable_progress_bar()
     dtype = getattr(torch, read_state(checkpoint).dtype)
-    policy = adapt_policy(build_policy(spec.model, spec.seed), spec.model, spec.seed)
+    policy = adapt_policy(build_policy(spec.model, spec.seed, tokenizer), spec.model, spec.seed)
     for parameter in policy.model.parameters():  # not buffers: positions need float32
         parameter.data = parameter.data.to(dtype)
     try:

@@ -3,6 +3,7 @@
 * the spec alone: `contradictions`, `cautions`, and both in every phase (`spec`)
 * its plugins: `plugin_needs`, `plugin_fit`, `plugin_advice`
 * a made-up step: `trial`, `trial_turns`
+* its texts and its tokenizer: `texts`
 * this machine: `machine`
 
 Every check yields `rlx.spec.reading.Diagnostic`s: severity, location, message, help. `experiment`

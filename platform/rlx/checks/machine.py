@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlx.checks.phases import find_in_phases
+from rlx.checks.texts import check_texts
 from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.home import format_path, get_rlx_home
@@ -70,6 +71,8 @@ def run_preflight_checks(
         *_check_torchvision(),
         *_check_plugins(read.spec, plugins),
     ]
+    if not faults:  # a task without its data has no texts
+        faults += check_texts(read.spec, plugins, thorough=True)
     lacks = [replace(f, severity="warning") for f in faults if elsewhere and f.kind == "machine"]
     faults = [f for f in faults if not (elsewhere and f.kind == "machine")]
     if faults:

@@ -47,7 +47,8 @@ def export(run: str, folder: Path, url: str) -> None:
     ref, at, step = run.partition("@")
     with open_registry(url) as registry:
         found = registry.run(ref)
-        root = locate_run_folder(found).checkpoints
+        files = locate_run_folder(found)
+        root, tokenizer = files.checkpoints, files.tokenizer
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(found.id)}
     from rlx.checkpoint import write_weights
 
@@ -60,9 +61,10 @@ def export(run: str, folder: Path, url: str) -> None:
                 copy = partial(copy_checkpoint, root, recorded=recorded, aside=Path(aside))
                 if at:
                     written = copy(step=step)
-                    write_weights(spec, written, Path(aside) / "model")
+                    write_weights(spec, written, Path(aside) / "model", tokenizer)
                 else:
-                    written = _write_last_sound_weights(spec, root, copy, Path(aside) / "model")
+                    write = partial(write_weights, spec, tokenizer=tokenizer)
+                    written = _write_last_sound_weights(write, root, copy, Path(aside) / "model")
                 step = str(read_state(written).step)
                 (Path(aside) / "model").replace(target)
     except (CheckpointError, DivergedModelError) as error:
@@ -71,7 +73,7 @@ def export(run: str, folder: Path, url: str) -> None:
 
 
 def _write_last_sound_weights(
-    spec: ExperimentSpec, root: Path, copy: Callable[..., Path], target: Path
+    write: Callable[[Path, Path], None], root: Path, copy: Callable[..., Path], target: Path
 ) -> Path:
     """Writes the newest checkpoint whose weights and logits are finite; returns its copy.
 
@@ -79,15 +81,13 @@ def _write_last_sound_weights(
         CheckpointError: there is no checkpoint, or it is damaged.
         DivergedModelError: no checkpoint is sound.
     """
-    from rlx.checkpoint import write_weights
-
     source = copy(step=LATEST)
     newest = read_state(source).step
     left_out: list[str] = []
     older = [step for step in list_checkpoint_steps(root) if step < newest]
     while True:
         try:
-            write_weights(spec, source, target)
+            write(source, target)
         except DivergedModelError as error:
             if not older:
                 raise

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlx.checks import check_file
+from rlx.checks import check_file, check_texts
 from rlx.cli.failures import format_error_text
 from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_report, print_text
@@ -16,7 +16,14 @@ from rlx.discovery import ExperimentPlugins, list_installed_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.plugin import Plugin
 from rlx.spec import PROFILES, ExperimentSpec
-from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, format_diagnostic
+from rlx.spec.reading import (
+    Diagnostic,
+    InvalidSpec,
+    LoadedSpec,
+    build_refusal,
+    format_diagnostic,
+    locate_diagnostic,
+)
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
 
@@ -56,9 +63,23 @@ Outcome = tuple[LoadedSpec, ExperimentPlugins] | RlxError
 
 def _check_spec_file(path: Path, overrides: tuple[str, ...]) -> Outcome:
     try:
-        return check_file(path, overrides)
+        read, plugins = check_file(path, overrides)
+        _refuse_unwritable_texts(read, plugins)
+        return read, plugins
     except RlxError as error:
         return error
+
+
+def _refuse_unwritable_texts(read: LoadedSpec, plugins: ExperimentPlugins) -> None:
+    """Refuses an experiment whose first problems its tiny model cannot be shown.
+
+    Raises:
+        InvalidSpec: lists what cannot be shown.
+    """
+    found = check_texts(read.spec, plugins, thorough=False)
+    faults = [locate_diagnostic(f, read.document) for f in found if f.kind != "machine"]
+    if faults:
+        raise build_refusal(faults, read.document.file)
 
 
 def _print_spec_outcome(path: Path, outcome: Outcome) -> None:

@@ -29,6 +29,8 @@ from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.launch.disk import hold_reserve
 from rlx.launch.failures import convert_to_rlx_error, describe_error
 from rlx.launch.processes import this_machine
+from rlx.launch.run_vocabulary import choose_run_vocabulary
+from rlx.model import Vocabulary
 from rlx.sources import source_digest
 from rlx.spec import ExperimentSpec, SlurmLauncherSpec, TrackingSpec
 from rlx.spec.reading import LoadedSpec
@@ -94,7 +96,7 @@ def submit_run(
     prefix = f"{UNRECORDED}{this_machine()}-{os.getpid()}-"
     with tempfile.TemporaryDirectory(dir=runs, prefix=prefix, ignore_cleanup_errors=True) as aside:
         staged = RunFolder(Path(aside) / "run")
-        _fill_folder(registry, staged, read)
+        _fill_folder(registry, staged, read, choose_run_vocabulary(spec, plugins))
         with registry.write_atomically():
             run, created = registry.submit(**submission)
             if created:
@@ -106,8 +108,12 @@ def submit_run(
     return registry.run(run.id), created
 
 
-def _fill_folder(registry: Registry, folder: RunFolder, read: LoadedSpec) -> None:
+def _fill_folder(
+    registry: Registry, folder: RunFolder, read: LoadedSpec, vocabulary: Vocabulary | None
+) -> None:
     folder.root.mkdir()
+    if vocabulary is not None:
+        vocabulary.save(folder.tokenizer)
     hold_reserve(folder.reserve)
     folder.yaml.write_text(read.yaml)
     copy_origin(registry, read.spec, folder)
@@ -136,6 +142,8 @@ def _record_folder(registry: Registry, run: RunRecord, read: LoadedSpec, folder:
     )
     registry.results.add_artifact(run.id, folder.yaml, "spec")
     registry.results.add_artifact(run.id, folder.resolved_spec, "spec")
+    for file in sorted(folder.tokenizer.glob("*.json")):
+        registry.results.add_artifact(run.id, file, "tokenizer")
 
 
 def put_spec(folder: RunFolder, spec: ExperimentSpec) -> None:

@@ -1,6 +1,5 @@
 """Builds or loads the model of an experiment."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -24,7 +23,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ModelDialogue
 from rlx.model.files import first_line, model_folder
-from rlx.model.tokenizer import build_dialogue, end_ids, pretrained_tokenizer, tiny_tokenizer
+from rlx.model.tokenizer import (
+    build_dialogue,
+    end_ids,
+    find_context_length,
+    load_vocabulary,
+    pretrained_tokenizer,
+    tiny_tokenizer,
+)
 from rlx.seeding import derive_seed
 from rlx.spec import ModelSpec, PretrainedModelSpec, TinyModelSpec
 
@@ -68,12 +74,7 @@ class Policy:
         Limited by the positions the model was trained on, and by its sliding window, since rlx's
         attention would see tokens that the model's own attention drops.
         """
-        config = self.model.config.get_text_config()
-        kinds = getattr(config, "layer_types", None)  # None: a window applies to every layer
-        slides = kinds is None or "sliding_attention" in kinds
-        window = getattr(config, "sliding_window", None)
-        limits = [getattr(config, "max_position_embeddings", None), window if slides else None]
-        return min((limit for limit in limits if limit is not None), default=sys.maxsize)
+        return find_context_length(self.model.config)
 
     def save(self, folder: Path) -> None:
         """Writes weights, configuration and tokenizer in the Hugging Face layout."""
@@ -81,27 +82,27 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
-def build_policy(spec: ModelSpec, seed: int) -> Policy:
+def build_policy(spec: ModelSpec, seed: int, tokenizer: Path | None = None) -> Policy:
     """Builds the model, before any warm start.
 
     Args:
         spec: the `model:` section.
         seed: seed of a tiny model's random weights.
+        tokenizer: folder of a tiny model's tokenizer, as for `load_vocabulary`.
 
     Raises:
-        SpecError: a tiny model names a tokenizer that rlx does not ship, or a pretrained model is
-            of a kind that rlx cannot train.
-        EnvironmentFault: the files of a pretrained model are missing or damaged.
+        SpecError: a pretrained model is of a kind that rlx cannot train.
+        EnvironmentFault: the files of the model or its tokenizer are missing or damaged.
     """
     return (
-        _build_tiny_policy(spec, seed)
+        _build_tiny_policy(spec, seed, tokenizer)
         if isinstance(spec, TinyModelSpec)
         else _load_pretrained_policy(spec)
     )
 
 
-def _build_tiny_policy(spec: TinyModelSpec, seed: int) -> Policy:
-    tokenizer = tiny_tokenizer(spec)
+def _build_tiny_policy(spec: TinyModelSpec, seed: int, folder: Path | None) -> Policy:
+    tokenizer = tiny_tokenizer(load_vocabulary(spec, folder))
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden_size,

@@ -3,15 +3,21 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from rlx.errors import SpecError
+from rlx.model.vocabulary import Vocabulary
 from rlx.rollout import TurnPrompt
+
+if TYPE_CHECKING:  # slow to import
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["ChatDialogue", "ModelDialogue", "PlainDialogue"]
 
+NEARBY = 200
+"""Characters shown on each side of what a tokenizer cannot write."""
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What an incomplete UTF-8 sequence decodes to."""
 
@@ -19,8 +25,10 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 class _DialogueBase(ABC):
     """Encoding of text and decoding of turns, shared by all dialogue formats."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase | Vocabulary", end_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer: Any = tokenizer
         self._pieces: dict[int, str] = {}
         named = tokenizer.added_tokens_decoder.values()
         self._control = [token.content for token in named if token.special]
@@ -46,8 +54,8 @@ class _DialogueBase(ABC):
         # Byte-level vocabularies can encode everything, and often use the end token as unk token.
         if unknown is not None and unknown in ids and unknown not in self.end_ids:
             raise SpecError(
-                f"the tokenizer of this model has no token for {self._piece_at(text, unknown)!r} "
-                f"in {text!r}: choose task options whose text it can encode, or use another model"
+                f"the tokenizer of this model has no token for {self._describe(text, unknown)}: "
+                "choose task options whose text it can encode, or use another model"
             )
         return tuple(ids)
 
@@ -72,11 +80,17 @@ class _DialogueBase(ABC):
             self._pieces[token] = self._decode([token])
         return self._pieces[token]
 
-    def _piece_at(self, text: str, token: int) -> str:
-        """Returns the part of a text that a token's first occurrence encodes."""
+    def _describe(self, text: str, token: int) -> str:
+        """Says which part of a text a token's first occurrence encodes, and in which context."""
         encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         start, stop = encoding["offset_mapping"][encoding["input_ids"].index(token)]
-        return text[start:stop]
+        before, after = max(0, start - NEARBY), stop + NEARBY
+        left, right = "…" if before else "", "…" if after < len(text) else ""
+        return f"{text[start:stop]!r} in {left}{text[before:after]!r}{right}"
+
+    def decode_tokens(self, ids: Sequence[int]) -> str:
+        """Decodes tokens; special tokens decode to their names."""
+        return self._decode(ids)
 
     def _is_closed(self, turn: Sequence[int]) -> bool:
         return bool(turn) and turn[-1] in self.end_ids
@@ -147,7 +161,7 @@ class ChatDialogue(_DialogueBase):
         SpecError: the template cannot be used in this way.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", end_ids: Sequence[int]) -> None:
         super().__init__(tokenizer, end_ids)
         self._takes_system = self._accepts_system_message()
         self._closing = self._closing_ids()

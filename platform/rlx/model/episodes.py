@@ -68,6 +68,11 @@ class DemonstrationPlayer:
             own += [*[False] * len(tokens.opening), *[True] * len(tokens.turn)]
         return DemonstrationTokens(tuple(ids), tuple(own))
 
+    def list_parts(self, dialogue: ModelDialogue, index: int) -> list[tuple[int, ...]]:
+        """Returns the tokens of what is encoded as one text: each prompt and each turn."""
+        turns = self._iterate_turns(dialogue, index)
+        return [part for tokens in turns for part in (tokens.opening, tokens.turn)]
+
     def _iterate_turns(self, dialogue: ModelDialogue, index: int) -> Iterator[_TurnTokens]:
         seed = derive_seed(self.spec.seed, "demonstration", index)
         start = derive_seed(self.spec.seed, "warm start")

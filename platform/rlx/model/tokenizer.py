@@ -3,23 +3,29 @@
 Nothing here imports modeling code, which is slow to import.
 """
 
-from importlib.resources import files
+import sys
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ChatDialogue, ModelDialogue, PlainDialogue
 from rlx.model.files import CONFIG, TOKENIZERS, first_line
-from rlx.spec import ModelSpec, PretrainedModelSpec, TinyModelSpec
+from rlx.model.vocabulary import Vocabulary
+from rlx.spec import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec, TinyModelSpec
+
+if TYPE_CHECKING:  # slow to import
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "build_dialogue",
+    "build_vocabulary_dialogue",
     "end_ids",
+    "find_context_length",
+    "find_local_context_length",
     "find_local_files",
     "folder_dialogue",
     "load_local_dialogue",
+    "load_vocabulary",
     "pretrained_tokenizer",
     "tiny_tokenizer",
 ]
@@ -28,21 +34,46 @@ GENERIC_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 """Generic tokenizer classes, fully described by `tokenizer.json`."""
 
 
-def tiny_tokenizer(spec: TinyModelSpec) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a tiny model; its definition is shipped with rlx."""
-    definition = files("rlx.model").joinpath("tokenizers", f"{spec.tokenizer}.json")
-    return PreTrainedTokenizerFast(
-        tokenizer_file=str(definition),
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-    )
+def load_vocabulary(spec: TinyModelSpec, folder: Path | None = None) -> Vocabulary:
+    """Loads the tokenizer of a tiny model.
+
+    Args:
+        spec: the `model:` section.
+        folder: `RunFolder.tokenizer`, which exists if the submission chose or trained a tokenizer.
+
+    Raises:
+        EnvironmentFault: the tokenizer's folder is missing or damaged.
+    """
+    if folder is not None and folder.is_dir():
+        return Vocabulary.load_folder(folder)
+    name = spec.tokenizer or CLOSED_VOCABULARIES[0]
+    if name == "train":
+        raise EnvironmentFault(
+            f"the trained tokenizer of this run is gone: there is no folder {str(folder)!r}; "
+            "submit the experiment again"
+        )
+    if name == "bytes":
+        return Vocabulary.build_bytes()
+    if name in CLOSED_VOCABULARIES:
+        return Vocabulary.load_shipped(name)
+    return Vocabulary.load_folder(Path(name).expanduser())
 
 
-def pretrained_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def tiny_tokenizer(vocabulary: Vocabulary) -> "PreTrainedTokenizerBase":
+    """Returns the tokenizer of a tiny model for transformers."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=vocabulary.tokenizer, **vocabulary.special)
+
+
+def build_vocabulary_dialogue(vocabulary: Vocabulary) -> PlainDialogue:
+    """Builds the dialogue format of a tiny model, without transformers."""
+    return PlainDialogue(vocabulary, end_ids(vocabulary))
+
+
+def pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """Loads the tokenizer saved in a folder."""
-    from transformers import AutoTokenizer  # slow to import
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # slow to import
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     named = get_tokenizer_config(folder).get("tokenizer_class")
@@ -54,7 +85,7 @@ def pretrained_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def build_dialogue(
-    tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], *, chat_template: bool
+    tokenizer: "PreTrainedTokenizerBase", ends: tuple[int, ...], *, chat_template: bool
 ) -> ModelDialogue:
     """Builds the dialogue format of a model with this tokenizer.
 
@@ -85,6 +116,38 @@ def end_ids(*sources: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(end for end in ends if end is not None))
 
 
+def find_context_length(config: Any) -> int:
+    """Maximum dialogue length in tokens of a model with this configuration.
+
+    Limited by the positions the model was trained on, and by its sliding window, since rlx's
+    attention would see tokens that the model's own attention drops.
+    """
+    config = config.get_text_config()
+    kinds = getattr(config, "layer_types", None)  # None: a window applies to every layer
+    slides = kinds is None or "sliding_attention" in kinds
+    window = getattr(config, "sliding_window", None)
+    limits = [getattr(config, "max_position_embeddings", None), window if slides else None]
+    return min((limit for limit in limits if limit is not None), default=sys.maxsize)
+
+
+def find_local_context_length(spec: PretrainedModelSpec) -> int:
+    """Maximum dialogue length of a model whose files are on this machine, in tokens.
+
+    Raises:
+        EnvironmentFault: its configuration is missing or damaged.
+    """
+    from transformers import AutoConfig
+
+    folder = find_local_files(spec)
+    try:
+        config = AutoConfig.from_pretrained(folder or spec.path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(
+            f"model.path: the configuration of {spec.path!r} cannot be read ({first_line(error)})"
+        ) from error
+    return find_context_length(config)
+
+
 def find_local_files(spec: PretrainedModelSpec) -> Path | None:
     """Returns the local folder with a model's configuration and tokenizer, or None.
 
@@ -106,16 +169,19 @@ def find_local_files(spec: PretrainedModelSpec) -> Path | None:
     return folder if has_tokenizer and (folder / CONFIG).is_file() else None
 
 
-def load_local_dialogue(spec: ModelSpec) -> ModelDialogue | None:
+def load_local_dialogue(spec: ModelSpec, tokenizer: Path | None = None) -> ModelDialogue | None:
     """Loads the dialogue format of a model; None if its files are not on this machine.
+
+    Args:
+        spec: the `model:` section.
+        tokenizer: folder of a tiny model's tokenizer, as for `load_vocabulary`.
 
     Raises:
         SpecError: as `build_dialogue`.
-        EnvironmentFault: the files are damaged.
+        EnvironmentFault: the files are missing or damaged.
     """
     if isinstance(spec, TinyModelSpec):
-        tokenizer = tiny_tokenizer(spec)
-        return build_dialogue(tokenizer, end_ids(tokenizer), chat_template=False)
+        return build_vocabulary_dialogue(load_vocabulary(spec, tokenizer))
     folder = find_local_files(spec)
     return None if folder is None else folder_dialogue(folder, chat_template=spec.chat_template)
 

@@ -162,8 +162,8 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
         SpecError, PluginError, EnvironmentFault: no part of the plan can be built.
     """
     spec = read.spec
-    speech, note = load_speech(spec)
-    notes = [note] if note else []
+    speech = load_speech(spec, plugins)
+    notes = [speech.note] if speech.note else []
     found: list[tuple[PhaseSpec, Diagnostic]] = []
     phases = []
     with RewardPool(workers=1, memory_mb=spec.runner.reward_memory_mb) as pool:
@@ -177,7 +177,7 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
             stand_ins = bool(problems.note)
             phase_findings = list(check_trial(trial, stand_ins=stand_ins))
             found += [(phase, finding) for phase in alike for finding in phase_findings]
-            phases.append(_build_phase_report(alike, trial, speech))
+            phases.append(_build_phase_report(alike, trial, speech.dialogue))
             if trial.stuck_plugin:
                 break  # it would fail in the other phases too, one deadline each
     findings = [*plugins.warnings, *_locate_findings(read, found)]

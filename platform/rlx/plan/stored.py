@@ -40,11 +40,17 @@ def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
         ) from error
 
 
-def load_run_speech(spec: ModelSpec, exported: Path) -> EncodingDialogue | None:
-    """The dialogue of a run's model, from its initial files or its export; None without them."""
+def load_run_speech(spec: ModelSpec, tokenizer: Path, exported: Path) -> EncodingDialogue | None:
+    """The dialogue of a run's model, from its initial files or its export; None without them.
+
+    Args:
+        spec: the `model:` section.
+        tokenizer: `RunFolder.tokenizer`.
+        exported: `RunFolder.model`.
+    """
     from rlx.model import folder_dialogue, load_local_dialogue
 
-    dialogue = load_local_dialogue(spec)
+    dialogue = load_local_dialogue(spec, tokenizer)
     if dialogue is None and (exported / "config.json").is_file():
         return folder_dialogue(exported, chat_template=getattr(spec, "chat_template", False))
     return dialogue

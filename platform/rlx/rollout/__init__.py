@@ -13,6 +13,7 @@ from rlx.rollout.dialogue import (
 )
 from rlx.rollout.environment import EnvironmentPlan, build_talk, is_fault_segment
 from rlx.rollout.host import EnvironmentHost, HostFault, LocalHost, check_environment_step
+from rlx.rollout.prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
 from rlx.rollout.schedule import RolloutPlan, TurnLevel, build_rollout_plan, sample_rollout_trees
 from rlx.rollout.session import Completion, CompletionRequest, Sampler, SamplingSession
 from rlx.rollout.spans import find_hull, find_spans
@@ -25,11 +26,14 @@ __all__ = [
     "Completion",
     "CompletionRequest",
     "Dialogue",
+    "DrawnProblems",
     "EnvironmentHost",
     "EnvironmentPlan",
     "HostFault",
     "LocalHost",
     "Pieces",
+    "PromptFit",
+    "PromptLength",
     "RolloutPlan",
     "RolloutTree",
     "Sampler",
@@ -50,5 +54,6 @@ __all__ = [
     "find_spans",
     "is_fault_segment",
     "join_spans",
+    "measure_prompt",
     "sample_rollout_trees",
 ]

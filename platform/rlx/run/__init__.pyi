@@ -2,6 +2,7 @@ from .controller_state import ControllerState
 from .loop import run_experiment
 from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results
 from .progress import Progress, ProgressFile, read_progress
+from .prompt_fit import build_prompt_fit
 from .stop_request import RunStopped, StopRequest
 from .trained_rows import build_trained_rows, read_token_streams
 
@@ -13,6 +14,7 @@ __all__ = [
     "StopRequest",
     "build_probe_context",
     "build_probe_records",
+    "build_prompt_fit",
     "build_trained_rows",
     "probe_problems",
     "read_progress",

@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from typing import Any
 
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
 from rlx.plugin import Problem
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import RewardTable, score_rollouts
-from rlx.rollout import RolloutPlan, RolloutTree, sample_rollout_trees
+from rlx.rollout import DrawnProblems, RolloutPlan, RolloutTree, sample_rollout_trees
 from rlx.row_rewards import build_row_rewards, find_lost_rows
+from rlx.run.prompt_fit import build_prompt_fit
 from rlx.run.run_context import RunContext
 from rlx.seeding import derive_seed
 
@@ -55,9 +58,11 @@ class StepRollouts:
         greedy: one greedily sampled tree for each of `trees`; None if no estimator needs them.
         filtered: positions of trees excluded from training, because they carry no signal or came
             after there were enough.
-        drawn: number of problems drawn.
+        drawn: number of problems drawn, with those that were dropped for their length.
         sampled_after: the step whose weights sampled the trees; 0 is before the first step.
         sampled, scored: seconds spent on sampling and on scoring.
+        prompts: how many problems were dropped and how many truncated, because their prompts were
+            too long; None if nothing limits them.
     """
 
     trees: list[RolloutTree]
@@ -68,6 +73,12 @@ class StepRollouts:
     sampled_after: int
     sampled: float
     scored: float
+    prompts: tuple[int, int] | None = None
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        # A checkpoint of an earlier version holds rollouts without the last field.
+        for field, value in zip_longest(fields(self), state):
+            object.__setattr__(self, field.name, value)
 
     def find_untrained_rows(self) -> set[Place]:
         """Rows excluded from training: unscored, dropped, filtered or without a greedy baseline."""
@@ -85,12 +96,9 @@ def sample_first_share(context: RunContext, recipe: Recipe, cursor: int) -> Roll
 
     It neither communicates with other ranks nor reports progress, so a thread may call it.
     """
-    count = recipe.spec.rollout.prompts_per_step
-    drawn, seeds = (
-        _generate_problems(context, recipe, cursor, count),
-        _derive_seeds(context, "rollout", cursor, count),
-    )
-    return _own_share(context, recipe, recipe.plan, drawn, seeds, tell=lambda _: None)
+    drawn = _draw_problems(context, recipe, cursor)
+    seeds = _derive_seeds(context, "rollout", drawn.numbers)
+    return _own_share(context, recipe, recipe.plan, drawn.problems, seeds, tell=lambda _: None)
 
 
 def collect_rollouts(
@@ -110,28 +118,30 @@ def collect_rollouts(
     rollout = recipe.spec.rollout
     count, dynamic = rollout.prompts_per_step, rollout.dynamic_sampling
     parcels: list[ScoredTrees] = []
-    problems: list[Problem] = []
+    draws: list[DrawnProblems] = []
     good: list[int] = []
+    examined = 0
     for batch in range(dynamic.max_batches if dynamic else 1):
-        drawn = _generate_problems(context, recipe, cursor + batch * count, count)
-        seeds = _derive_seeds(context, "rollout", cursor + batch * count, count)
+        drawn = _draw_problems(context, recipe, cursor + examined)
+        seeds = _derive_seeds(context, "rollout", drawn.numbers)
         if batch == 0 and first is not None:
             parcel = _gather_shares(context, first, count)
         else:
-            parcel = sample_and_score(context, recipe, recipe.plan, drawn, seeds)
-        good += [len(problems) + t for t in _find_signal_trees(parcel)] if dynamic else []
+            parcel = sample_and_score(context, recipe, recipe.plan, drawn.problems, seeds)
+        good += [batch * count + t for t in _find_signal_trees(parcel)] if dynamic else []
         parcels.append(parcel)
-        problems += drawn
+        draws.append(drawn)
+        examined += drawn.examined
         if len(good) >= count:
             break
     kept = set(good[:count]) or set(range(count))
     trees = [tree for parcel in parcels for tree in parcel.trees]
     greedy = None
     if "greedy_scores" in recipe.needs:
-        plan, seeds = (
-            recipe.plan.copy_with_sampling(1, top_k=1),
-            _derive_seeds(context, "greedy", cursor, len(problems)),
-        )
+        plan = recipe.plan.copy_with_sampling(1, top_k=1)
+        problems = [problem for drawn in draws for problem in drawn.problems]
+        numbers = [number for drawn in draws for number in drawn.numbers]
+        seeds = _derive_seeds(context, "greedy", numbers)
         greedy = sample_and_score(context, recipe, plan, problems, seeds)
     everyone = [*parcels, *([greedy] if greedy else [])]
     return StepRollouts(
@@ -139,22 +149,24 @@ def collect_rollouts(
         table=_merge_reward_tables(parcels),
         greedy=greedy,
         filtered=frozenset(range(len(trees))) - kept if dynamic else frozenset(),
-        drawn=len(problems),
+        drawn=examined,
         sampled_after=after,
         sampled=sum(parcel.sampled for parcel in everyone),
         scored=sum(parcel.scored for parcel in everyone),
+        prompts=(sum(drawn.dropped for drawn in draws), sum(drawn.truncated for drawn in draws))
+        if rollout.max_prompt_tokens
+        else None,
     )
 
 
-def _generate_problems(
-    context: RunContext, recipe: Recipe, start: int, count: int
-) -> list[Problem]:
+def _draw_problems(context: RunContext, recipe: Recipe, start: int) -> DrawnProblems:
     data = derive_seed(context.spec.seed, "train")
-    return [recipe.task.problem("train", start + i, data) for i in range(count)]
+    fit, count = build_prompt_fit(context.policy, recipe), recipe.spec.rollout.prompts_per_step
+    return fit.draw_train(lambda number: recipe.task.problem("train", number, data), start, count)
 
 
-def _derive_seeds(context: RunContext, what: str, start: int, count: int) -> list[int]:
-    return [derive_seed(context.spec.seed, what, start + i) for i in range(count)]
+def _derive_seeds(context: RunContext, what: str, numbers: Sequence[int]) -> list[int]:
+    return [derive_seed(context.spec.seed, what, number) for number in numbers]
 
 
 def _merge_reward_tables(parcels: Sequence[ScoredTrees]) -> RewardTable:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from rlx.errors import RewardError
 from rlx.evaluation import compute_held_out_metrics, limit_to_one_answer
@@ -28,6 +29,7 @@ from rlx.run.environment_metrics import environment_figures
 from rlx.run.prefetcher import Prefetcher
 from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
+from rlx.run.prompt_fit import build_prompt_fit
 from rlx.run.resume import ResumePoint, checkpoint_run, is_checkpoint_due, resume_run
 from rlx.run.stop_request import RunStopped, StopRequest
 from rlx.run.training import train_step
@@ -63,7 +65,7 @@ def run_experiment(
         ExitStack() as ending,
         Prefetcher(ranks.device) as prefetcher,  # closed before the sampler it may be using
     ):
-        policy = _start_model(spec, base, ranks, progress, recorder)
+        policy = _start_model(spec, base, folder.tokenizer, ranks, progress, recorder)
         progress.show_activity("sampler")
         sampler = ending.enter_context(open_sampler(policy, spec.sampler, runner, ranks.device))
         phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
@@ -143,13 +145,14 @@ def _build_learner(
 def _start_model(
     spec: ExperimentSpec,
     recipe: Recipe,
+    tokenizer: Path,
     ranks: Ranks,
     progress: ProgressFile,
     recorder: Recorder | None,
 ) -> Policy:
     """Builds the policy and warm-starts it; rank 0 trains the warm start and the others load it."""
     progress.show_activity("model")
-    policy = build_policy(spec.model, spec.seed)
+    policy = build_policy(spec.model, spec.seed, tokenizer)
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)
 
@@ -265,9 +268,10 @@ def _evaluate_suite(
     """Evaluates one held-out set with one way of sampling."""
     spec = context.spec.evaluation
     data = derive_seed(context.spec.seed, "held out")
-    problems = [task.problem("test", i, data) for i in range(spec.problems)]
-    seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in range(spec.problems)]
-    sample = sample_and_score(context, recipe, plan, problems, seeds)
+    fit = build_prompt_fit(context.policy, recipe)
+    drawn = fit.draw_held_out(lambda i: task.problem("test", i, data), range(spec.problems))
+    seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in drawn.numbers]
+    sample = sample_and_score(context, recipe, plan, drawn.problems, seeds)
     if context.recorder is None:
         return
     try:
@@ -278,6 +282,8 @@ def _evaluate_suite(
     metrics = result.metrics()
     if environment := environment_figures(sample.trees):
         metrics["environment"] = {k.removeprefix("environment/"): v for k, v in environment.items()}
+    if fit.rule is not None:
+        metrics["prompts"] = {"dropped": drawn.dropped, "truncated": drawn.truncated}
     context.recorder.evaluation(step, label, metrics, result.payload(), suite)
     where = "" if suite == "held_out" else f"  {suite}"
     accuracy = metrics["accuracy"]

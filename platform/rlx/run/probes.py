@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rlx.errors import SpecError
 from rlx.evaluation import limit_to_one_answer
 from rlx.model import Policy
+from rlx.plugin import Problem
 from rlx.probe import (
     GRID,
     ProbeContext,
@@ -24,6 +25,7 @@ from rlx.record import Recorder, probe_table
 from rlx.reward import RewardPool
 from rlx.rollout import Sampler
 from rlx.run.progress import Progress
+from rlx.run.prompt_fit import build_prompt_fit
 from rlx.seeding import derive_seed
 from rlx.spec import ProbeSpec
 
@@ -79,6 +81,7 @@ def build_probe_context(
         rewards=recipe.rewards,
         correct=recipe.spec.evaluation.correct,
         pool=pool,
+        fit=build_prompt_fit(policy, recipe),
     )
 
 
@@ -117,8 +120,12 @@ def probe_problems(
     """
     require_texts(spec, means.speech)
     data = derive_seed(seed, "held out")
-    problems = [means.task.problem("test", i, data) for i in range(spec.problems)]
-    seeds = [derive_seed(seed, "probe", i) for i in range(spec.problems)]
+    numbers: Sequence[int] = range(spec.problems)
+    problems: Sequence[Problem] = [means.task.problem("test", i, data) for i in numbers]
+    if means.fit is not None:
+        drawn = means.fit.draw_held_out(lambda i: problems[i], range(spec.problems))
+        problems, numbers = drawn.problems, drawn.numbers
+    seeds = [derive_seed(seed, "probe", i) for i in numbers]
     rank, count = (ranks.rank, ranks.count) if ranks else (0, 1)
     mine = slice(rank, None, count)
     if spec.max_tokens is not None:

@@ -201,6 +201,7 @@ def _compute_step_figures(
             rollouts.trees, rollouts.table, train, last, critic, seconds, correct, turns
         ),
         "rollout/filtered": float(len(rollouts.filtered)),
+        **_compute_prompt_figures(rollouts),
         **compute_sync_figures(context.sampler),
         **off_policy_figures(
             train,
@@ -210,6 +211,14 @@ def _compute_step_figures(
             context.learner.logprobs,
         ),
     }
+
+
+def _compute_prompt_figures(rollouts: StepRollouts) -> dict[str, float]:
+    """How many problems were too long to be shown as they are; empty if nothing limits them."""
+    if rollouts.prompts is None:
+        return {}
+    dropped, truncated = rollouts.prompts
+    return {"prompts/dropped": float(dropped), "prompts/truncated": float(truncated)}
 
 
 def _record_skipped_step(context: TrainingContext, step: int, rollouts: StepRollouts) -> None:

@@ -45,7 +45,15 @@ from rlx.spec.json_schema import experiment_schema
 from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
 from rlx.spec.loss import Aggregate, Correction, EntropyBonus, KlPenalty, LossSpec
 from rlx.spec.mask import AllResponse, Effective, ModelTokens, TurnSpans
-from rlx.spec.model import Lora, ModelSpec, PretrainedModelSpec, TinyModelSpec, WarmStart
+from rlx.spec.model import (
+    CLOSED_VOCABULARIES,
+    Lora,
+    ModelSpec,
+    PretrainedModelSpec,
+    TinyModelSpec,
+    WarmStart,
+    is_tokenizer_folder,
+)
 from rlx.spec.placement import FinalTokenOnly, TurnEnd, TurnProportional
 from rlx.spec.probe import Cut, FractionCuts, MonteCarloSpec, ProbeSpec, Scheme, SentenceCuts
 from rlx.spec.reward import (
@@ -62,6 +70,7 @@ from rlx.spec.rollout import (
     EnvironmentRolloutSpec,
     EnvironmentUse,
     ForcedAnswer,
+    PromptLimit,
     RolloutSpec,
     SingleRolloutSpec,
     TurnSpec,
@@ -82,6 +91,7 @@ from rlx.spec.training import (
 )
 
 __all__ = [
+    "CLOSED_VOCABULARIES",
     "COLDEST",
     "EVERY_TURN",
     "LARGEST",
@@ -139,6 +149,7 @@ __all__ = [
     "PluginUse",
     "PretrainedModelSpec",
     "ProbeSpec",
+    "PromptLimit",
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "Remax",
@@ -176,6 +187,7 @@ __all__ = [
     "VllmSamplerSpec",
     "WarmStart",
     "experiment_schema",
+    "is_tokenizer_folder",
     "list_yaml_keys",
     "read_field_meanings",
 ]

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from rlx.spec.base import StrictModel
 from rlx.spec.credit import CreditSpec
 from rlx.spec.loss import LossSpec
-from rlx.spec.model import ModelSpec
+from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec
 from rlx.spec.probe import MonteCarloSpec, ProbeSpec
 from rlx.spec.reward import EVERY_TURN, PluginUse, RewardsSpec
 from rlx.spec.rollout import (
@@ -36,7 +36,11 @@ from rlx.spec.training import (
 __all__ = ["EstimatorUse", "ExperimentSpec", "MaskUse", "MisplacedSetting"]
 
 _NOT_IN_DIGEST = ("name", "seed", "runner", "tracking")
-_LATER_DEFAULTS: Final = (("optimizer", "mini_batches", 1), ("critic", "mini_batches", 1))
+_LATER_DEFAULTS: Final = (
+    ("optimizer", "mini_batches", 1),
+    ("critic", "mini_batches", 1),
+    ("rollout", "max_prompt_tokens", None),
+)
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
 they are not part of the digest, so that an experiment keeps its own."""
 _FIXED_IN_PHASES = (
@@ -207,6 +211,9 @@ class ExperimentSpec(StrictModel):
         for section, name, default in _LATER_DEFAULTS:
             if (settings[section] or {}).get(name) == default:
                 del settings[section][name]
+        if settings["model"].get("tokenizer", "") is None:
+            # Runs of before had this default; where null chooses another, they could not run.
+            settings["model"]["tokenizer"] = CLOSED_VOCABULARIES[0]
         text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

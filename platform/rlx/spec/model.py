@@ -2,11 +2,29 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlx.spec.base import Betas, Count, StrictModel
+from rlx.text import escape_unprintable
 
-__all__ = ["Lora", "ModelSpec", "PretrainedModelSpec", "TinyModelSpec", "WarmStart"]
+__all__ = [
+    "CLOSED_VOCABULARIES",
+    "Lora",
+    "ModelSpec",
+    "PretrainedModelSpec",
+    "TinyModelSpec",
+    "WarmStart",
+    "is_tokenizer_folder",
+]
+
+CLOSED_VOCABULARIES = ("arithmetic", "world")
+"""Tokenizers shipped with rlx that write only the texts of some tasks."""
+TOKENIZERS = ("bytes", "train", *CLOSED_VOCABULARIES)
+
+
+def is_tokenizer_folder(name: str) -> bool:
+    """Whether `model.tokenizer` is a path, which has a `/` or begins with `.` or `~`."""
+    return "/" in name or name[0] in ".~"
 
 
 class WarmStart(StrictModel):
@@ -31,9 +49,12 @@ class TinyModelSpec(StrictModel):
     """A small Qwen3 built from its configuration class, with random weights and no download."""
 
     kind: Literal["tiny"] = "tiny"
-    tokenizer: Literal["arithmetic", "world"] = "arithmetic"
-    """Tokenizer shipped with rlx. `arithmetic` has integers up to 100; `world` has the entities of
-    the shipped knowledge graph and the words of questions about them."""
+    tokenizer: str | None = Field(None, min_length=1)
+    """`bytes` writes any text, one token per byte. `train` is a byte-level BPE of at most 1024
+    tokens, trained on the task's own texts when the run is submitted. `arithmetic` has integers up
+    to 100, `world` the entities of the shipped knowledge graph and the words of questions about
+    them. A path, such as `./tokenizer`, is the folder of a tokenizer. null follows the task:
+    `arithmetic` or `world` if it can write the task's texts, otherwise `train`."""
     hidden_size: Count = Field(96, ge=32)
     layers: Count = Field(3, ge=1)
     heads: Count = Field(4, ge=1)
@@ -44,6 +65,17 @@ class TinyModelSpec(StrictModel):
     initializer_range: float = Field(0.02, gt=0)
     max_position: Count = Field(2048, ge=64)
     warm_start: WarmStart | None = None
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _check_tokenizer_name(cls, name: str | None) -> str | None:
+        if name is not None and name not in TOKENIZERS and not is_tokenizer_folder(name):
+            shown = escape_unprintable(name if len(name) <= 40 else f"{name[:39]}…")
+            raise ValueError(
+                f"there is no tokenizer '{shown}'; there are: {', '.join(TOKENIZERS)}; the path of "
+                "a folder has a '/', as in './tokenizer'"
+            )
+        return name
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:

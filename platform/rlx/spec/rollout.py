@@ -13,6 +13,7 @@ __all__ = [
     "EnvironmentRolloutSpec",
     "EnvironmentUse",
     "ForcedAnswer",
+    "PromptLimit",
     "RolloutSpec",
     "SingleRolloutSpec",
     "TurnSpec",
@@ -44,6 +45,18 @@ class DynamicSampling(StrictModel):
     """Maximum draws of `prompts_per_step` per step; after that, the step trains on what it has."""
 
 
+class PromptLimit(StrictModel):
+    """What happens to problems whose prompt is too long. `prompts/dropped` and `prompts/truncated`
+    count them in every step."""
+
+    limit: Count | None = Field(None, ge=1)
+    """Longest prompt in tokens, template and system message included; null leaves only the model's
+    context, which must always have room for the token limits of the turns too."""
+    on_longer: Literal["drop", "truncate", "error"] = "drop"
+    """drop: the next problem takes its place in training, and none in an evaluation. truncate: the
+    beginning of the problem's text is removed. error: the run ends."""
+
+
 class _RolloutSpecBase(StrictModel):
     counts: ClassVar[Mapping[str, str]] = {}
     """For every kind of turn with a prompt, the key with the number of samples."""
@@ -52,6 +65,8 @@ class _RolloutSpecBase(StrictModel):
     """System message of every dialogue whose problem has none; models without a chat template see
     it before the prompt."""
     prompts_per_step: Count = Field(32, ge=1)
+    max_prompt_tokens: PromptLimit | None = None
+    """null shows every problem as it is; one that does not fit into the context ends the run."""
     dynamic_sampling: DynamicSampling | None = None
     """null trains on every sampled tree."""
     off_policy_steps: Literal[0, 1] = 0

@@ -60,17 +60,21 @@ class ModelShape:
         return self.layers * sum(lora.rank * (a + b) for a, b in chosen)
 
 
-def load_model_shape(spec: ModelSpec) -> ModelShape | None:
+def load_model_shape(spec: ModelSpec, vocabulary: int | None = None) -> ModelShape | None:
     """Reads the model's dimensions.
+
+    Args:
+        spec: the `model:` section.
+        vocabulary: number of tokens of a tiny model; None reads it from its tokenizer.
 
     Returns:
         None if the configuration is not on this machine or describes another architecture.
     """
-    from rlx.model import find_local_files, tiny_tokenizer
+    from rlx.model import find_local_files, load_vocabulary
 
     if isinstance(spec, TinyModelSpec):
         return ModelShape(
-            vocabulary=len(tiny_tokenizer(spec)),
+            vocabulary=vocabulary or len(load_vocabulary(spec)),
             hidden=spec.hidden_size,
             layers=spec.layers,
             heads=spec.heads,

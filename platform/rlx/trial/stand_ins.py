@@ -4,17 +4,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
+from rlx.discovery import ExperimentPlugins
 from rlx.errors import PluginError, SpecError
 from rlx.plugin import Problem, StandsIn, Task
 from rlx.rollout import Dialogue, TurnPrompt
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, PretrainedModelSpec
+from rlx.spec import ExperimentSpec, TinyModelSpec
+
+if TYPE_CHECKING:
+    from rlx.model import Vocabulary
 
 __all__ = [
     "EncodingDialogue",
     "PlanProblems",
+    "PlanSpeech",
     "StandInDialogue",
     "fit_to_vocabulary",
     "load_plan_problems",
@@ -120,26 +125,56 @@ def _format_chat_message(role: str, text: str) -> str:
     return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
-def load_speech(spec: ExperimentSpec) -> tuple[EncodingDialogue, str]:
-    """Loads the dialogue of the experiment's model, and a note if a stand-in replaces it.
+@dataclass(frozen=True, slots=True)
+class PlanSpeech:
+    """The dialogue of the experiment's model.
 
-    Returns:
-        The dialogue, and what stands in for the tokenizer; "" if it is the model's own.
+    Attributes:
+        dialogue: converts text to tokens and back.
+        vocabulary: number of tokens of a tiny model; None for a pretrained one.
+        note: what stands in for the tokenizer; "" if it is the model's own.
+    """
+
+    dialogue: EncodingDialogue
+    vocabulary: int | None
+    note: str
+
+
+def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
+    """Loads the dialogue of the experiment's model, or a stand-in for it.
 
     Raises:
         SpecError, EnvironmentFault: the tokenizer is here but cannot be used.
     """
-    from rlx.model import load_local_dialogue
+    from rlx.model import build_vocabulary_dialogue, load_local_dialogue
 
+    if isinstance(spec.model, TinyModelSpec):
+        vocabulary, note = _load_vocabulary(spec, spec.model, plugins)
+        return PlanSpeech(build_vocabulary_dialogue(vocabulary), len(vocabulary), note)
     dialogue = load_local_dialogue(spec.model)
     if dialogue is not None:
-        return dialogue, ""
-    model = cast(PretrainedModelSpec, spec.model)
+        return PlanSpeech(dialogue, None, "")
+    model = spec.model
     note = (
         f"model.path: the tokenizer of {model.path!r} is not on this machine; words, digits and "
         "signs stand in for its tokens, so token counts are estimates"
     )
-    return StandInDialogue(chat=model.chat_template), note
+    return PlanSpeech(StandInDialogue(chat=model.chat_template), None, note)
+
+
+def _load_vocabulary(
+    spec: ExperimentSpec, model: TinyModelSpec, plugins: ExperimentPlugins
+) -> "tuple[Vocabulary, str]":
+    """The tokenizer of a tiny model, or one that stands in where its texts are missing."""
+    from rlx.model import Vocabulary, choose_vocabulary, list_text_sources, load_vocabulary
+
+    try:
+        return choose_vocabulary(model, lambda: list_text_sources(spec, plugins)), ""
+    except (OSError, ImportError, ValueError) as error:  # the plan of the problems reports it
+        if model.tokenizer is None:
+            return load_vocabulary(model), ""
+        note = f"model.tokenizer: it is trained on texts that are missing ({_first_line(error)})"
+        return Vocabulary.build_bytes(), f"{note}; bytes stand in, so token counts are estimates"
 
 
 def fit_to_vocabulary(speech: EncodingDialogue, text: str) -> str:

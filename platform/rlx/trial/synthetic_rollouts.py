@@ -22,7 +22,7 @@ from rlx.train_batch import RowRewards, ScoredRows, TokenStreams, TrainBatch
 from rlx.trial.model_shape import ModelShape, load_model_shape
 from rlx.trial.rehearsal import Rehearsal, ScriptedPolicy
 from rlx.trial.responses import FakeSession, ResponseAuthor
-from rlx.trial.stand_ins import EncodingDialogue, PlanProblems, fit_to_vocabulary
+from rlx.trial.stand_ins import EncodingDialogue, PlanProblems, PlanSpeech, fit_to_vocabulary
 from rlx_registry import STREAMS, TokenStream
 
 __all__ = ["Place", "PlanTrial", "describe_row_kind", "run_trial"]
@@ -120,7 +120,7 @@ def describe_row_kind(rows: Sequence[_RowOfTurns]) -> str:
 
 
 def run_trial(
-    recipe: Recipe, problems: PlanProblems, speech: EncodingDialogue, pool: RewardPool
+    recipe: Recipe, problems: PlanProblems, loaded: PlanSpeech, pool: RewardPool
 ) -> PlanTrial:
     """Samples synthetic rollouts in the shape of the phase and assigns credit to them.
 
@@ -131,7 +131,7 @@ def run_trial(
         SpecError: the tokenizer cannot encode a template or the environment's text.
         EnvironmentFault: reward workers do not start.
     """
-    plan_problems = list(problems.problems)
+    speech, plan_problems = loaded.dialogue, list(problems.problems)
     if problems.note:  # the task's own prompts must encode unchanged
         plan_problems = [
             replace(p, prompt=fit_to_vocabulary(speech, fill_turn_template(speech, "{prompt}", p)))
@@ -145,7 +145,8 @@ def run_trial(
     script = None
     if whole.talk is not None and isinstance(recipe.task, Rehearsed) and not problems.note:
         script = ScriptedPolicy.from_experiment(recipe.spec, recipe.task)
-    stage = _TrialRunner(recipe, load_model_shape(recipe.spec.model), speech, script, pool)
+    shape = load_model_shape(recipe.spec.model, loaded.vocabulary)
+    stage = _TrialRunner(recipe, shape, speech, script, pool)
     first = stage.build_trial(one, plan_problems[:1])
     if first.stuck_plugin:
         return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")

@@ -54,6 +54,7 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
         (
             ("share of groups", r"rollout/zero_signal_(.+)"),
             ("filtered", r"rollout/(filtered|kept|resampled)"),
+            ("problems too long", r"prompts/(dropped|truncated)"),
             ("mean |advantage|", r"train/advantage_abs_(.+)"),
         ),
     ),

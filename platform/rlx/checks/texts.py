@@ -1,0 +1,79 @@
+"""Checks before a run that its model can be shown every text.
+
+`rlx validate` checks a few problems, if the task's data are here; `rlx submit` checks many.
+"""
+
+from collections.abc import Iterator
+
+from rlx.discovery import ExperimentPlugins
+from rlx.errors import RlxError
+from rlx.model import (
+    TextFault,
+    build_vocabulary_dialogue,
+    choose_vocabulary,
+    find_text_faults,
+    list_text_sources,
+)
+from rlx.spec import ExperimentSpec, KeyPath, TinyModelSpec
+from rlx.spec.reading import Diagnostic
+
+__all__ = ["check_texts"]
+
+FEW, MANY = 16, 256
+"""Problems of each set that `rlx validate` and `rlx submit` check."""
+
+
+def check_texts(
+    spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
+) -> Iterator[Diagnostic]:
+    """Yields what keeps problems and demonstrations from being shown to the model.
+
+    A run that starts from a checkpoint is not checked: it has the tokenizer of that run.
+
+    Args:
+        thorough: check many problems and pretrained models too; every exception is a fault.
+            Otherwise a task that fails is skipped: its data may be elsewhere.
+    """
+    if spec.from_checkpoint is not None:
+        return
+    try:
+        yield from map(_build_diagnostic, _find_faults(spec, plugins, thorough=thorough))
+    except Exception as error:  # noqa: BLE001  (third-party code)
+        if isinstance(error, RlxError) and not isinstance(spec.model, TinyModelSpec):
+            return  # the check of the model's files reports it
+        if thorough or isinstance(error, RlxError):
+            yield _build_task_fault(error)
+
+
+def _find_faults(
+    spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
+) -> Iterator[TextFault]:
+    most = MANY if thorough else FEW
+    if isinstance(spec.model, TinyModelSpec):
+        sources = list_text_sources(spec, plugins)
+        vocabulary = choose_vocabulary(spec.model, lambda: sources)
+        dialogue = build_vocabulary_dialogue(vocabulary)
+        yield from find_text_faults(sources, dialogue, spec.model.max_position, most)
+    elif thorough:
+        from rlx.model import find_local_context_length, load_local_dialogue
+
+        pretrained = load_local_dialogue(spec.model)
+        if pretrained is not None:
+            longest = find_local_context_length(spec.model)
+            yield from find_text_faults(list_text_sources(spec, plugins), pretrained, longest, most)
+
+
+def _build_diagnostic(fault: TextFault) -> Diagnostic:
+    return Diagnostic(kind="value", message=fault.message, path=fault.path, helps=(fault.help,))
+
+
+def _build_task_fault(error: Exception) -> Diagnostic:
+    why = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")
+    if isinstance(error, RlxError):
+        path: KeyPath = ("model", "tokenizer") if "tokenizer" in why else ("task",)
+        message = why.removeprefix("model.tokenizer: ")
+        return Diagnostic(kind="machine", message=message, path=path)
+    if isinstance(error, ValueError):
+        return Diagnostic(kind="value", message=why, path=("task",))
+    message = f"task: its first problems cannot be made: {type(error).__name__}: {why}"
+    return Diagnostic(kind="plugin", message=message, path=("task",))

@@ -1,0 +1,230 @@
+"""Checks an experiment's texts against its tokenizer, and chooses a tiny model's tokenizer by them.
+
+Nothing here imports transformers for a tiny model.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from rlx.discovery import ExperimentPlugins, resolve_plugins
+from rlx.errors import SpecError
+from rlx.model.dialogue import ModelDialogue
+from rlx.model.episodes import DemonstrationPlayer
+from rlx.model.tokenizer import build_vocabulary_dialogue, load_vocabulary
+from rlx.model.vocabulary import SPECIAL_TOKENS, Vocabulary
+from rlx.plugin import Environment, Problem, Split, Task
+from rlx.rollout import PromptFit, build_rollout_plan, fill_turn_template
+from rlx.seeding import derive_seed
+from rlx.spec import CLOSED_VOCABULARIES, ExperimentSpec, KeyPath, TinyModelSpec
+
+__all__ = [
+    "TextFault",
+    "TextSource",
+    "choose_vocabulary",
+    "find_text_faults",
+    "list_text_sources",
+]
+
+SAMPLE = 256
+"""Problems, and demonstrations, of each task whose texts choose and train a tokenizer."""
+SHOWN = 32
+"""Demonstrations that are checked before a run."""
+
+_CONTROL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class TextSource:
+    """What one phase of an experiment shows a model.
+
+    Attributes:
+        spec: the experiment with the phase's settings.
+        task: source of training problems and demonstrations.
+        held_out: tasks of the held-out sets, by the key path that names them.
+        environment: answers between turns; None if there is none.
+    """
+
+    spec: ExperimentSpec
+    task: Task
+    held_out: Mapping[KeyPath, Task] = field(default_factory=dict)
+    environment: Environment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextFault:
+    """Texts that a model cannot be shown.
+
+    Attributes:
+        path: the key to change.
+        message: what is wrong, without a final full stop.
+        help: what to do.
+    """
+
+    path: KeyPath
+    message: str
+    help: str
+
+
+def list_text_sources(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[TextSource]:
+    """Returns what the experiment itself and each of its phases shows the model."""
+    held_out: dict[KeyPath, Task] = {("task",): cast(Task, plugins.task)}
+    for name, task in plugins.variants.items():
+        held_out["evaluation", "variants", name] = task
+    sources = [TextSource(spec, cast(Task, plugins.task), held_out, plugins.environment)]
+    for phase in spec.phases:
+        if phase.set:
+            own = spec.resolve_phase_spec(phase)
+            made = resolve_plugins(own)
+            sources.append(TextSource(own, cast(Task, made.task), {}, made.environment))
+    return sources
+
+
+# Choosing a tokenizer ----------------------------------------------------------------------------
+
+
+def choose_vocabulary(
+    model: TinyModelSpec, sources: Callable[[], Sequence[TextSource]]
+) -> Vocabulary:
+    """Returns the tokenizer of a tiny model, trained on the experiment's texts if necessary.
+
+    The texts do not depend on the experiment's seed, so that runs of several seeds share it.
+
+    Args:
+        model: the `model:` section.
+        sources: returns the phases; called only if the tokenizer depends on their texts.
+
+    Raises:
+        EnvironmentFault: the tokenizer's folder is missing or damaged.
+    """
+    if model.tokenizer not in (None, "train"):
+        return load_vocabulary(model)
+    texts = list(dict.fromkeys(text for source in sources() for text in _list_texts(source)))
+    if model.tokenizer is None:
+        for name in CLOSED_VOCABULARIES:
+            closed = Vocabulary.load_shipped(name)
+            if all(closed.unk_token_id not in closed.encode(text) for text in texts):
+                return closed
+    return Vocabulary.train(texts)
+
+
+def _list_texts(source: TextSource) -> Iterator[str]:
+    """Yields the texts that a model reads and writes: prompts, and demonstrations if it has any."""
+    spec = source.spec.model_copy(update={"seed": 0})
+    dialogue = build_vocabulary_dialogue(Vocabulary.build_bytes())
+    yield spec.rollout.system
+    drawn: list[tuple[Task, Split, int]] = [
+        (source.task, "train", spec.rollout.prompts_per_step * spec.steps),
+        *((task, "test", spec.evaluation.problems) for task in source.held_out.values()),
+    ]
+    for task, split, count in drawn:
+        data = derive_seed(0, "tokenizer", split)
+        for number in range(min(SAMPLE, count)):
+            problem = task.problem(split, number, data)
+            yield problem.system
+            for turn in spec.rollout.turn_specs.values():
+                yield fill_turn_template(dialogue, turn.template, problem)
+    if spec.model.warm_start is not None:
+        player = DemonstrationPlayer(spec, source.task, source.environment)
+        for number in range(SAMPLE):
+            for ids in player.list_parts(dialogue, number):
+                yield from _CONTROL.split(dialogue.decode_tokens(ids))
+
+
+# Checks ------------------------------------------------------------------------------------------
+
+
+def find_text_faults(
+    sources: Sequence[TextSource], dialogue: ModelDialogue, context_length: int, most: int
+) -> Iterator[TextFault]:
+    """Yields what keeps an experiment's problems and demonstrations from being shown to its model.
+
+    Args:
+        sources: the phases; the held-out sets of the first are checked whole.
+        dialogue: the model's format.
+        context_length: of the model, in tokens.
+        most: how many training problems of a phase are checked, and of a held-out set.
+    """
+    faults: dict[TextFault, None] = {}
+    for number, source in enumerate(sources):
+        spec = source.spec
+        plan, rule = build_rollout_plan(spec.rollout), spec.rollout.max_prompt_tokens
+        fit = PromptFit(plan, dialogue, context_length, rule)
+        wanted = min(most, spec.rollout.prompts_per_step * spec.steps)
+        data = derive_seed(spec.seed, "train")
+        problems = [source.task.problem("train", i, data) for i in range(wanted)]
+        faults |= dict.fromkeys(_check_problems(fit, problems, ("task",), spec))
+        for path, task in source.held_out.items() if number == 0 else ():
+            data = derive_seed(spec.seed, "held out")
+            wanted = min(most, spec.evaluation.problems)
+            problems = [task.problem("test", i, data) for i in range(wanted)]
+            faults |= dict.fromkeys(_check_problems(fit, problems, path, spec))
+        if spec.model.warm_start is not None and number == 0:
+            player = DemonstrationPlayer(spec, source.task, source.environment)
+            faults |= dict.fromkeys(_check_demonstrations(player, dialogue))
+    seen: set[tuple[KeyPath, str]] = set()
+    for fault in faults:
+        if (fault.path, fault.help) not in seen:  # one cause, one fault
+            seen.add((fault.path, fault.help))
+            yield fault
+
+
+def _check_problems(
+    fit: PromptFit, problems: Sequence[Problem], path: KeyPath, spec: ExperimentSpec
+) -> Iterator[TextFault]:
+    """Checks that problems can be written and fit, as `rollout.max_prompt_tokens` has it."""
+    count, too_long = len(problems), []
+    for problem in problems:
+        try:
+            if excess := fit.describe_excess(problem):
+                too_long.append(excess)
+        except SpecError as error:
+            yield _build_vocabulary_fault(spec, path, str(error))
+            return
+    if not too_long:
+        return
+    limited = fit.rule is not None and fit.rule.on_longer
+    if limited == "drop" and len(too_long) < count:
+        return
+    if limited == "truncate":
+        try:
+            for problem in problems:
+                fit.fit(problem)
+        except SpecError as error:
+            message = str(error).removeprefix("rollout.max_prompt_tokens: ")
+            help_ = "raise rollout.max_prompt_tokens.limit, or shorten the template"
+            yield TextFault(("rollout", "max_prompt_tokens"), message, help_)
+        return
+    room = "model.max_position" if isinstance(spec.model, TinyModelSpec) else "the context"
+    many = f"{len(too_long)} of the first {count} problems do not fit: {too_long[0]}"
+    yield TextFault(
+        path,
+        many,
+        "set `rollout.max_prompt_tokens: {on_longer: drop}` (or truncate), lower max_new_tokens, "
+        f"or raise {room}"
+        if limited != "drop"
+        else f"raise rollout.max_prompt_tokens.limit or {room}, or truncate",
+    )
+
+
+def _check_demonstrations(
+    player: DemonstrationPlayer, dialogue: ModelDialogue
+) -> Iterator[TextFault]:
+    """Checks that the first demonstrations of the warm start can be written."""
+    try:
+        for number in range(SHOWN):
+            player.episode(dialogue, number)
+    except SpecError as error:
+        yield _build_vocabulary_fault(player.spec, ("model", "warm_start"), str(error))
+
+
+def _build_vocabulary_fault(spec: ExperimentSpec, path: KeyPath, message: str) -> TextFault:
+    if not isinstance(spec.model, TinyModelSpec):
+        return TextFault(path, message, "choose task options whose text it can encode")
+    return TextFault(
+        ("model", "tokenizer"),
+        message.partition(": choose task options")[0],
+        "leave model.tokenizer out, so that it follows the task; `train` and `bytes` write any "
+        "text",
+    )

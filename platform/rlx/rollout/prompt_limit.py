@@ -1,0 +1,180 @@
+"""Which problems a model can be shown: those whose prompt fits, whole or shortened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rlx.errors import SpecError
+from rlx.plugin import Problem
+from rlx.rollout.dialogue import (
+    Dialogue,
+    encode_between_turns,
+    encode_opening,
+    fill_turn_template,
+)
+from rlx.rollout.schedule import RolloutPlan
+from rlx.spec import PromptLimit
+
+__all__ = ["DrawnProblems", "PromptFit", "PromptLength", "measure_prompt"]
+
+MOST_DROPPED = 1000
+"""Problems in a row whose prompts are too long before a draw gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLength:
+    """The tokens that a problem needs.
+
+    Attributes:
+        prompt: what the model reads before its first turn.
+        dialogue: the longest dialogue on it: all prompts and the token limits of all turns. With an
+            environment, whose observations nobody knows, it ends with the first turn.
+    """
+
+    prompt: int
+    dialogue: int
+
+
+def measure_prompt(plan: RolloutPlan, problem: Problem, dialogue: Dialogue) -> PromptLength:
+    """Counts the tokens that a problem needs.
+
+    Raises:
+        SpecError: the vocabulary has no token for part of a text.
+    """
+    first, *below = plan.levels
+    prompt = len(encode_opening(dialogue, first.turn.template, problem, plan.system).token_ids)
+    total = prompt + first.turn.max_new_tokens
+    for level in below:
+        text = fill_turn_template(dialogue, level.turn.template, problem)
+        total += len(encode_between_turns(dialogue, text, ())) + level.turn.max_new_tokens
+    return PromptLength(prompt, total)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnProblems:
+    """Consecutive problems of a split, without those that do not fit.
+
+    Attributes:
+        problems: those that fit, shortened where necessary.
+        numbers: their numbers in the split.
+        examined: how many numbers were examined.
+        truncated: how many problems were shortened.
+    """
+
+    problems: tuple[Problem, ...]
+    numbers: tuple[int, ...]
+    examined: int
+    truncated: int
+
+    @property
+    def dropped(self) -> int:
+        """How many problems did not fit."""
+        return self.examined - len(self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFit:
+    """Applies `rollout.max_prompt_tokens`. The result depends on the problem alone.
+
+    Attributes:
+        plan: the turns to sample.
+        dialogue: the model's format.
+        context_length: of the model, in tokens.
+        rule: None shows every problem as it is.
+    """
+
+    plan: RolloutPlan
+    dialogue: Dialogue
+    context_length: int
+    rule: PromptLimit | None
+
+    def draw_train(
+        self, get_problem: Callable[[int], Problem], start: int, count: int
+    ) -> DrawnProblems:
+        """Draws the first `count` problems from number `start` on that fit.
+
+        Raises:
+            SpecError: as `fit`, or nothing fits.
+        """
+        found: list[tuple[int, Problem, Problem]] = []
+        number = start
+        while len(found) < count:
+            problem = get_problem(number)
+            if (fitted := self.fit(problem)) is not None:
+                found.append((number, problem, fitted))
+            elif number - (found[-1][0] if found else start) >= MOST_DROPPED:
+                raise SpecError(
+                    f"rollout.max_prompt_tokens drops {MOST_DROPPED} problems in a row, up to "
+                    f"number {number}: raise its limit or model.max_position, or truncate"
+                )
+            number += 1
+        return _build_draw(found, number - start)
+
+    def draw_held_out(self, get_problem: Callable[[int], Problem], numbers: range) -> DrawnProblems:
+        """Returns those of some held-out problems that fit; dropped ones are not replaced.
+
+        Raises:
+            SpecError: as `fit`.
+        """
+        problems = [(number, get_problem(number)) for number in numbers]
+        fitted = [(number, problem, self.fit(problem)) for number, problem in problems]
+        return _build_draw([(n, p, f) for n, p, f in fitted if f is not None], len(numbers))
+
+    def fit(self, problem: Problem) -> Problem | None:
+        """Returns the problem, shortened if necessary; None if it is dropped.
+
+        Raises:
+            SpecError: its prompt is too long and may be neither dropped nor shortened, or there is
+                no token for part of it.
+        """
+        if self.rule is None or self._fits(problem):
+            return problem
+        if self.rule.on_longer == "drop":
+            return None
+        if self.rule.on_longer == "truncate":
+            return self._truncate(problem)
+        raise SpecError(f"rollout.max_prompt_tokens: {self.describe_excess(problem)}")
+
+    def describe_excess(self, problem: Problem) -> str:
+        """Says by how much a problem is too long; "" if it fits."""
+        length, limit = measure_prompt(self.plan, problem, self.dialogue), self._limit
+        if limit is not None and length.prompt > limit:
+            return f"the prompt of {problem.id!r} has {length.prompt} tokens, more than {limit}"
+        if length.dialogue > self.context_length:
+            return (
+                f"the prompt of {problem.id!r} has {length.prompt} tokens; with those of its turns "
+                f"that makes {length.dialogue}, and the model's context has {self.context_length}"
+            )
+        return ""
+
+    @property
+    def _limit(self) -> int | None:
+        return self.rule.limit if self.rule is not None else None
+
+    def _fits(self, problem: Problem) -> bool:
+        return not self.describe_excess(problem)
+
+    def _truncate(self, problem: Problem) -> Problem:
+        """Removes as little as possible from the beginning of the problem's text."""
+        text = problem.prompt
+        if not self._fits(replace(problem, prompt="")):
+            raise SpecError(
+                f"rollout.max_prompt_tokens: {self.describe_excess(replace(problem, prompt=''))}, "
+                "even without the problem's own text: raise the limit, or shorten the template"
+            )
+        too_little, enough = 0, len(text)  # bisects the number of characters to remove
+        while enough - too_little > 1:
+            middle = (too_little + enough) // 2
+            if self._fits(replace(problem, prompt=text[middle:])):
+                enough = middle
+            else:
+                too_little = middle
+        return replace(problem, prompt=text[enough:])
+
+
+def _build_draw(found: list[tuple[int, Problem, Problem]], examined: int) -> DrawnProblems:
+    return DrawnProblems(
+        problems=tuple(fitted for _, _, fitted in found),
+        numbers=tuple(number for number, _, _ in found),
+        examined=examined,
+        truncated=sum(fitted is not problem for _, problem, fitted in found),
+    )

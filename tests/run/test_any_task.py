@@ -1,0 +1,112 @@
+"""A task in English on a tiny model, with a prompt too long for it: trained, resumed and forked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlx.audit.run_comparison import find_run_differences
+from rlx.model import Vocabulary
+
+YAML = """\
+name: english
+model:
+  kind: tiny
+  hidden_size: 32
+  heads: 1
+  kv_heads: 1
+  layers: 1
+  intermediate_size: 32
+  max_position: 96
+  warm_start: {steps: 5, batch_size: 4, warmup_steps: 2}
+task:
+  plugin: dataset
+  train: {path: questions.jsonl}
+  held_out: 0.2
+  prompt: "{question}"
+  demonstrations: ["{worked}"]
+rollout:
+  schedule: single
+  prompts_per_step: 4
+  num_generations_answer: 2
+  answer: {max_new_tokens: 16}
+  max_prompt_tokens: {limit: 60, on_longer: drop}
+  off_policy_steps: 1
+rewards: {turn: {accuracy: {plugin: exact_match, turn: answer}}}
+phases: [{name: all, steps: 12}]
+evaluation: {problems: 10}
+runner: {checkpoint: {every: 6}}
+tracking: {mlflow: null, pictures: false}
+"""
+
+
+@pytest.fixture(scope="module")
+def english(home):
+    lines = [
+        {"question": f"What is {i} plus one?{' Why?' * 50 * (i % 5 == 0)}", "answer": str(i + 1)}
+        for i in range(60)
+    ]
+    worked = [{**line, "worked": f"<answer>{line['answer']}</answer>"} for line in lines]
+    (home.folder / "questions.jsonl").write_text("\n".join(map(json.dumps, worked)))
+    path = home.folder / "english.yaml"
+    path.write_text(YAML)
+    return path
+
+
+@pytest.fixture(scope="module")
+def unbroken(home, english):
+    done = home.rlx("submit", english, "-q")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_what_cannot_be_shown_is_refused_before_anything_is_recorded(home, english, unbroken):
+    before = len(home.json("runs"))
+    for sets, line in (
+        ({"model.tokenizer": "arithmetic"}, "no token for 'W'"),
+        ({"rollout.max_prompt_tokens": "null"}, "do not fit"),
+    ):
+        for verb in ("validate", "submit"):
+            done = home.rlx(verb, english, sets=sets)
+            assert done.returncode == 2 and line in done.stderr, done.stderr
+    assert len(home.json("runs")) == before
+
+
+@pytest.mark.timeout(900)
+def test_the_tokenizer_is_trained_and_long_prompts_are_counted(home, unbroken):
+    folder = Path(home.run(unbroken).directory)
+    trained = Vocabulary.load_folder(folder / "tokenizer")
+    assert len(trained.encode("What is 7 plus one?")) <= 8
+    with home.registry() as registry:
+        metrics = registry.results.metrics(unbroken)
+    dropped = [value for _, value in metrics["prompts/dropped"]]
+    assert len(dropped) == 12 and sum(dropped) > 0
+    assert {value for _, value in metrics["prompts/truncated"]} == {0.0}
+    exported = Vocabulary.load_folder(folder / "model")
+    assert exported.encode("What is 7 plus one?") == trained.encode("What is 7 plus one?")
+
+
+@pytest.mark.timeout(900)
+def test_a_stopped_run_goes_on_with_the_same_problems(home, english, unbroken):
+    done = home.rlx("submit", english, "-qd", "--again")
+    assert done.returncode == 0, done.stderr
+    run_id = done.stdout.strip()
+    home.until(lambda: home.run(run_id).step >= 3, "it to train")
+    home.stop(run_id)
+    assert home.rlx("resume", run_id, "-q").returncode == 0
+    with home.registry() as registry:
+        assert list(find_run_differences(registry, unbroken, run_id)) == []
+
+
+@pytest.mark.timeout(900)
+def test_a_fork_has_the_tokenizer_of_its_checkpoint(home, english, unbroken):
+    done = home.rlx(
+        *("submit", english, "-q", "--from-checkpoint", f"{unbroken}@latest"),
+        sets={"phases.0.steps": 13, "task.prompt": "'Please: {question}'"},
+    )
+    assert done.returncode == 0, done.stderr
+    ours, theirs = (
+        Path(home.run(run).directory) / "tokenizer" / "tokenizer.json"
+        for run in (done.stdout.strip(), unbroken)
+    )
+    assert ours.read_bytes() == theirs.read_bytes()
