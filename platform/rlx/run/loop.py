@@ -5,7 +5,11 @@ from contextlib import ExitStack
 from functools import partial
 
 from rlx.errors import RewardError
-from rlx.evaluation import compute_held_out_metrics, limit_to_one_answer
+from rlx.evaluation import (
+    compute_held_out_metrics,
+    draw_test_problems,
+    limit_to_one_answer,
+)
 from rlx.home import WARM_STARTS, RunFolder, get_rlx_home
 from rlx.learner import (
     Critic,
@@ -265,8 +269,8 @@ def _evaluate_suite(
     """Evaluates one held-out set with one way of sampling."""
     spec = context.spec.evaluation
     data = derive_seed(context.spec.seed, "held out")
-    problems = [task.problem("test", i, data) for i in range(spec.problems)]
-    seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in range(spec.problems)]
+    problems = draw_test_problems(task, spec.problems, data, distinct=spec.distinct)
+    seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in range(len(problems))]
     sample = sample_and_score(context, recipe, plan, problems, seeds)
     if context.recorder is None:
         return
@@ -284,7 +288,7 @@ def _evaluate_suite(
     if result.lost:
         context.recorder.event(
             "held_out_lost",
-            f"{result.lost} of {spec.problems} rollouts of {suite} ({label}) could not be scored",
+            f"{result.lost} of {len(problems)} rollouts of {suite} ({label}) could not be scored",
             level="warning",
         )
     print(

@@ -43,7 +43,15 @@ from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.field_docs import read_field_meanings
 from rlx.spec.json_schema import experiment_schema
 from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
-from rlx.spec.loss import Aggregate, Correction, EntropyBonus, KlPenalty, LossSpec
+from rlx.spec.loss import (
+    Aggregate,
+    Correction,
+    EntropyBonus,
+    ExpectedScore,
+    KlPenalty,
+    LossSpec,
+    ProperScore,
+)
 from rlx.spec.mask import AllResponse, Effective, ModelTokens, TurnSpans
 from rlx.spec.model import Lora, ModelSpec, PretrainedModelSpec, TinyModelSpec, WarmStart
 from rlx.spec.placement import FinalTokenOnly, TurnEnd, TurnProportional
@@ -105,6 +113,7 @@ __all__ = [
     "EnvironmentUse",
     "EstimatorUse",
     "EvaluationSpec",
+    "ExpectedScore",
     "ExperimentSpec",
     "FinalTokenOnly",
     "ForcedAnswer",
@@ -139,6 +148,7 @@ __all__ = [
     "PluginUse",
     "PretrainedModelSpec",
     "ProbeSpec",
+    "ProperScore",
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "Remax",

@@ -36,7 +36,13 @@ from rlx.spec.training import (
 __all__ = ["EstimatorUse", "ExperimentSpec", "MaskUse", "MisplacedSetting"]
 
 _NOT_IN_DIGEST = ("name", "seed", "runner", "tracking")
-_LATER_DEFAULTS: Final = (("optimizer", "mini_batches", 1), ("critic", "mini_batches", 1))
+_LATER_DEFAULTS: Final = (
+    (("optimizer",), "mini_batches", 1),
+    (("critic",), "mini_batches", 1),
+    (("evaluation",), "distinct", False),
+    (("loss",), "expected", None),
+    (("loss", "entropy"), "schedule", "constant"),
+)
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
 they are not part of the digest, so that an experiment keeps its own."""
 _FIXED_IN_PHASES = (
@@ -140,7 +146,8 @@ class ExperimentSpec(StrictModel):
         """Returns the experiment with the phase's `set` applied.
 
         If the phase selects another schedule, the keys that only the previous schedule has are
-        dropped, together with the rewards and the entropy bonus of turns that are not sampled.
+        dropped, together with the rewards, the entropy bonus and the expected score of turns that
+        are not sampled.
 
         Raises:
             ValueError: a path does not exist, or is fixed for the whole run.
@@ -195,6 +202,9 @@ class ExperimentSpec(StrictModel):
         bonus = self.loss.entropy
         if bonus and bonus.span and bonus.span not in spans and is_untouched("loss", "entropy"):
             tree["loss"]["entropy"] = None
+        expected = self.loss.expected
+        if expected and expected.span not in spans and is_untouched("loss", "expected"):
+            tree["loss"]["expected"] = None
 
     def dump_resolved(self) -> dict[str, Any]:
         """Returns the whole spec, defaults included, as plain JSON values under their YAML keys."""
@@ -204,9 +214,12 @@ class ExperimentSpec(StrictModel):
     def digest(self) -> str:
         """16 hex digits that identify everything that affects results, except the seed."""
         settings = {k: v for k, v in self.dump_resolved().items() if k not in _NOT_IN_DIGEST}
-        for section, name, default in _LATER_DEFAULTS:
-            if (settings[section] or {}).get(name) == default:
-                del settings[section][name]
+        for path, name, default in _LATER_DEFAULTS:
+            section = settings
+            for key in path:
+                section = section.get(key) or {}
+            if name in section and section[name] == default:
+                del section[name]
         text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -31,8 +31,9 @@ class TinyModelSpec(StrictModel):
     """A small Qwen3 built from its configuration class, with random weights and no download."""
 
     kind: Literal["tiny"] = "tiny"
-    tokenizer: Literal["arithmetic", "world"] = "arithmetic"
-    """Tokenizer shipped with rlx. `arithmetic` has integers up to 100; `world` has the entities of
+    tokenizer: Literal["arithmetic", "arithmetic_05", "world"] = "arithmetic"
+    """Tokenizer shipped with rlx. `arithmetic` has integers up to 100 and confidences in
+    steps of .1, `arithmetic_05` also in steps of .05; `world` has the entities of
     the shipped knowledge graph and the words of questions about them."""
     hidden_size: Count = Field(96, ge=32)
     layers: Count = Field(3, ge=1)
