@@ -24,8 +24,10 @@ from rlx.errors import PluginError, RlxError
 from rlx.kl import kl_terms, subtract_kl_penalty
 from rlx.loss import (
     CorrectionWeights,
+    ExpectedScores,
     aggregation_weights,
     compute_correction_weights,
+    compute_proper_scores,
     entropy_weights,
 )
 from rlx.spec import CreditSpec, LossSpec
@@ -42,8 +44,10 @@ from rlx.train_batch import (
 __all__ = [
     "TokenWeights",
     "build_credit_inputs",
+    "build_expected_scores",
     "compute_row_scores",
     "compute_token_weights",
+    "drop_sampled_credit",
     "estimate_credit",
     "place_row_rewards",
     "split_mini_batches",
@@ -120,6 +124,7 @@ def build_credit_inputs(
         levels=batch.levels,
         tree_ids=batch.tree_ids,
         state_ids=batch.state_ids,
+        labels=rewards.labels,
         score_source=credit.score_source,
         streams={"old_logprobs": streams.old_logprobs, **streams.optional},
         state=streams.state,
@@ -152,6 +157,41 @@ def estimate_credit(estimator: Estimate, inputs: CreditInputs) -> Credit:
                 "guarantee"
             )
     return credit
+
+
+def build_expected_scores(rows: ScoredRows, rules: CreditRules) -> ExpectedScores | None:
+    """The confidences whose expected score is part of the loss; None without `loss.expected`.
+
+    These are the rows with a label whose confidence begins with a token that learns. All other rows
+    keep their sampled credit.
+
+    Raises:
+        ValueError: a label lies outside [0, 1].
+    """
+    spec, labels = rules.loss.expected, rows.rewards.labels
+    if spec is None:
+        return None
+    content = rows.batch.contents.get(spec.span, torch.zeros_like(rows.mask))
+    if labels is None:
+        raise ValueError("loss.expected needs the labels of the rows")
+    starts = content.to(torch.int8).argmax(dim=1)
+    begins = (content & rows.mask).gather(1, starts[:, None])[:, 0]
+    indices = (begins & labels.isfinite()).nonzero()[:, 0]
+    values = torch.tensor([float(text) for text in rules.confidences])
+    has_score = torch.zeros(len(labels), dtype=torch.bool).index_fill(0, indices, True)
+    return ExpectedScores(
+        values=rules.confidences,
+        rows=indices,
+        starts=starts[indices],
+        scores=compute_proper_scores(values, labels[indices], spec.score),
+        tokens=content & rows.mask & has_score[:, None],
+        coefficient=spec.coefficient,
+    )
+
+
+def drop_sampled_credit(advantages: Tensor, expected: ExpectedScores | None) -> Tensor:
+    """`[B, T]` advantages, 0 where the loss sums over the values of a confidence instead."""
+    return advantages if expected is None else advantages.masked_fill(expected.tokens, 0.0)
 
 
 def compute_token_weights(

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlx.batch import TokenBatch
 from rlx.discovery import bind_implementation, list_needed_streams, resolve_plugins
 from rlx.errors import PluginError
-from rlx.plugin import Environment, Plugin, RewardPlugin, Task
+from rlx.plugin import Environment, Plugin, RewardPlugin, Task, get_confidence_values
 from rlx.reward import NamedReward, PooledHost, RewardPool
 from rlx.rollout import FAILED, RolloutPlan, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
@@ -44,6 +44,12 @@ class Recipe:
     needs: frozenset[str]
 
     @property
+    def label(self) -> str:
+        """The reward that tells right from wrong: `loss.expected.of`, or `evaluation.correct`."""
+        expected = self.spec.loss.expected
+        return self.spec.evaluation.correct if expected is None else expected.of
+
+    @property
     def rules(self) -> CreditRules:
         """How the phase turns rewards into advantages and loss weights."""
         return CreditRules(
@@ -51,6 +57,7 @@ class Recipe:
             credit=self.spec.credit,
             loss=self.spec.loss,
             max_tokens=self.max_tokens,
+            confidences=get_confidence_values(self.task),
         )
 
     @property

@@ -1,5 +1,6 @@
 """Rows of tokens with their rewards and loss mask, from rollout trees and their reward table."""
 
+import math
 from collections.abc import Collection, Sequence
 
 import torch
@@ -41,7 +42,7 @@ def build_scored_rows(
     if all((row.tree, row.segment) in without for row in list_batch_rows(trees)):
         return None
     batch = build_token_batch(trees, temperatures=recipe.temperatures, without=without)
-    rewards = build_row_rewards(batch, trees, table)
+    rewards = build_row_rewards(batch, trees, table, label=recipe.label)
     return ScoredRows(
         batch=batch, rewards=rewards, mask=recipe.mask(batch) if mask is None else mask
     )
@@ -68,12 +69,16 @@ def compute_answer_scores(
 
 
 def build_row_rewards(
-    batch: TokenBatch, trees: Sequence[RolloutTree], table: RewardTable
+    batch: TokenBatch,
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    *,
+    label: str | None = None,
 ) -> RowRewards:
     """Sums the table's weighted rewards per row.
 
     Turn number k is at column k - 1. A missing turn reward is marked in `turn_present`, since it
-    is not the same as a reward of 0.
+    is not the same as a reward of 0. `label` names the turn reward of `RowRewards.labels`.
     """
     shape = tuple(batch.state_ids.shape)
     turns, present = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
@@ -85,4 +90,20 @@ def build_row_rewards(
             if total is not None:
                 at = trees[row.tree].segments[segment].turn - 1
                 turns[b, at], present[b, at] = total, True
-    return RowRewards(turn_rewards=turns, turn_present=present, global_rewards=whole)
+    labels = None
+    if label is not None:
+        labels = torch.tensor(
+            [_find_label(trees[r.tree], table, r.tree, r.segment, label) for r in batch.rows]
+        )
+    return RowRewards(turn_rewards=turns, turn_present=present, global_rewards=whole, labels=labels)
+
+
+def _find_label(
+    tree: RolloutTree, table: RewardTable, number: int, segment: int, name: str
+) -> float:
+    """Raw value of a turn reward at a segment or the nearest one before that has it, or NaN."""
+    for index in reversed(tree.path(segment)):
+        entry = table.turns.get((number, index), {}).get(name)
+        if entry is not None and entry.raw is not None:
+            return entry.raw
+    return math.nan

@@ -11,8 +11,10 @@ update     : minimise Σ weight · (surrogate(ratio, advantage) + penalty) - ent
 
 from rlx.assignment import (
     build_credit_inputs,
+    build_expected_scores,
     compute_row_scores,
     compute_token_weights,
+    drop_sampled_credit,
     estimate_credit,
     place_row_rewards,
     subtract_kl,
@@ -58,7 +60,8 @@ def assign_credit(rows: ScoredRows, streams: TokenStreams, rules: CreditRules) -
     token_rewards, kl = subtract_kl(placed.token_rewards, mask, streams, rules.credit)
     inputs = build_credit_inputs(rows, token_rewards, streams, rules.credit)
     credit = estimate_credit(rules.estimator, inputs)
-    advantages = credit.advantages
+    expected = build_expected_scores(rows, rules)
+    advantages = drop_sampled_credit(credit.advantages, expected)
     returns = advantages if credit.returns is None else credit.returns
     weights = compute_token_weights(rows, advantages, streams, rules)
     return TrainBatch(
@@ -72,5 +75,6 @@ def assign_credit(rows: ScoredRows, streams: TokenStreams, rules: CreditRules) -
         returns=returns,
         scores=compute_row_scores(rows.rewards, placed, returns, mask),
         state=credit.state,
+        expected=expected,
         **weights._asdict(),
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlx.batch import TokenBatch
 from rlx.credit import Credit, CreditInputs, PlacedRewards
 from rlx.discovery import build_placement
-from rlx.loss import CorrectionWeights
+from rlx.loss import CorrectionWeights, ExpectedScores
 from rlx.plugin import Placement
 from rlx.spec import CreditSpec, LossSpec
 
@@ -36,12 +36,14 @@ class CreditRules:
         loss: aggregation, correction, and the entropy bonus.
         max_tokens: token budget of each kind of turn; the divisor of `aggregate: constant` if
             `constant_length` is not set.
+        confidences: the texts that a stated confidence can be; read with `loss.expected` only.
     """
 
     estimator: Estimate
     credit: CreditSpec
     loss: LossSpec
     max_tokens: Mapping[str, int]
+    confidences: tuple[str, ...] = ()
 
     @cached_property
     def placement(self) -> Placement:
@@ -57,11 +59,14 @@ class RowRewards:
         turn_rewards: `[B, K]` weighted sums; 0 where not present.
         turn_present: `[B, K]` bool.
         global_rewards: `[B]` weighted sums; 0 where a row has none.
+        labels: `[B]` raw value of the reward that tells right from wrong, of the row's last turn or
+            of the nearest one before that has it; NaN where there is none. None if unknown.
     """
 
     turn_rewards: Tensor
     turn_present: Tensor
     global_rewards: Tensor
+    labels: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -138,6 +143,7 @@ class TrainBatch:
         scores: the three scores of each row.
         correction: importance weights for the mismatch between sampler and learner; None if off.
         state: estimator state for the next step.
+        expected: stated confidences whose expected score is part of the loss; None if off.
     """
 
     batch: TokenBatch
@@ -154,6 +160,7 @@ class TrainBatch:
     scores: RowScores
     correction: CorrectionWeights | None
     state: Mapping[str, float]
+    expected: ExpectedScores | None = None
 
     def find_stream(self, name: str) -> Tensor | None:
         """A stream of the step, whoever computed it, by its name in `rlx_registry.STREAMS`."""

@@ -41,7 +41,7 @@ with speed_up_imports():
         RunnerSpec,
         TinyModelSpec,
     )
-    from rlx.spec.loss import EntropyBonus, KlPenalty
+    from rlx.spec.loss import EntropyBonus, ExpectedScore, KlPenalty
     from rlx.train_batch import CreditRules, RowRewards, ScoredRows
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
@@ -58,7 +58,15 @@ CHOICES = {
     "none": LossSpec(surrogate="none", aggregate="constant", per_turn=True),
     "penalty": LOSS.model_copy(update={"kl": KlPenalty(coefficient=0.1, kl_penalty="k3")}),
     "all": LossSpec(ratio="sequence", surrogate="cispo", kl=KlPenalty(coefficient=0.1)),
+    "values": LossSpec(expected=ExpectedScore(coefficient=3.0), per_turn=True),
+    "longer values": LossSpec(expected=ExpectedScore(score="spherical"), aggregate="sequence_mean"),
 }
+VALUES = {
+    "values": {"0.0": (30,), "0.3": (33,), "1.0": (40,)},
+    # Those of 1 begin those of 1., so that all are told apart by what closes them.
+    "longer values": {"1": (42, 11), "1.": (42, 27, 11), ".5": (27, 46, 11), "0.9": (39, 11)},
+}
+"""Texts of confidences and their tokens; 11 is `</confidence>`."""
 VALUE_CLIP = 0.1
 TEMPERATURES = {"answer": 1.0, "confidence": 0.7}
 LR = 1e4
@@ -114,7 +122,7 @@ def rollout_trees(seed, count=5):
     return trees
 
 
-def train_batch(seed, model, loss=LOSS):
+def train_batch(seed, model, loss=LOSS, confidences=()):
     """A batch with clipped and unclipped tokens, silent rows, and NaN where nobody may look."""
     batch = build_token_batch(rollout_trees(seed), temperatures=TEMPERATURES)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -129,11 +137,15 @@ def train_batch(seed, model, loss=LOSS):
     values = noise[2].where(mask, torch.nan)
     returns = torch.rand(shape, generator=generator).where(mask, 0.0)
     none = torch.zeros(shape[0], 2)
+    labels = torch.rand(shape[0], generator=generator).mul(3).floor()
     return assign_credit(
         ScoredRows(
             batch=batch,
             rewards=RowRewards(
-                turn_rewards=none, turn_present=none.bool(), global_rewards=none[:, 0]
+                turn_rewards=none,
+                turn_present=none.bool(),
+                global_rewards=none[:, 0],
+                labels=labels.where(labels < 2, torch.nan),
             ),
             mask=mask,
         ),
@@ -147,6 +159,7 @@ def train_batch(seed, model, loss=LOSS):
             credit=CreditSpec(),
             loss=loss,
             max_tokens={"answer": 30, "confidence": 4},
+            confidences=tuple(confidences),
         ),
     )
 
@@ -233,7 +246,25 @@ def plain_loss(model, train, loss):
         total = total + (weights * row[0]).sum()
         held += int((row[1] & train.wanted[b, own]).sum())
         penalty += float((weights * row[2]).sum())
+    if train.expected is not None:
+        total = total - plain_expectation(model, train, loss)
     return total, held, penalty
+
+
+def plain_expectation(model, train, loss):
+    """Σ weight · Σᵥ P(v) · score(v), every value of every row in a forward of its own."""
+    expected, total = train.expected, 0.0
+    (values,) = (VALUES[name] for name in VALUES if CHOICES[name] is loss)
+    for row, start, scores in zip(expected.rows, expected.starts, expected.scores, strict=True):
+        weight = loss.expected.coefficient * train.weights[row, start]
+        temperature = train.batch.temperatures[row, start]
+        for score, tokens in zip(scores, values.values(), strict=True):
+            ids = torch.tensor([*train.batch.token_ids[row, :start].tolist(), *tokens])
+            logits = model(input_ids=ids[None]).logits[0, start - 1 : -1]
+            logprobs = torch.log_softmax(logits / temperature, dim=-1)
+            stated = logprobs.gather(1, torch.tensor(tokens)[:, None]).sum().exp()
+            total = total + weight * score * stated
+    return total
 
 
 @functools.cache
@@ -511,6 +542,8 @@ class Bench:
             "found": {name: getattr(stats, name) for name in plain},
             "plain": plain,
             "penalised": stats.kl_loss is not None,
+            "expected_score": stats.expected_score,
+            "stated_mass": stats.stated_mass,
         }
 
     def reference(self, **options):
@@ -634,7 +667,9 @@ def main(out):
     ranks = join_ranks(RunnerSpec(device=DEVICE))
     model = build_policy(MODEL, 0).model
     batches = tuple(train_batch(seed, model) for seed in (0, 100, 200))
-    chosen = {name: train_batch(0, model, loss) for name, loss in CHOICES.items()}
+    chosen = {
+        name: train_batch(0, model, loss, VALUES.get(name, ())) for name, loss in CHOICES.items()
+    }
     folder = out.parent
     measured = {s: measure_stage(s, ranks, batches, chosen, folder) for s in range(4)}
     if ranks.is_first:

@@ -23,6 +23,8 @@ DEALT = {
     2: {"whole": [[2], [3]], "several": [[1, 1], [1, 2]], "cut": [[1, 1, 1], [1, 1, 1]]},
 }
 """By number of ranks: packed trees in every micro-batch of every rank; 0 is a filler."""
+VALUES = ("values", "longer values")
+"""Losses with an expected score, of values of one token and of several."""
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -123,13 +125,17 @@ class TestOneStep:
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-@pytest.mark.parametrize("choice", ["gspo", "cispo", "none", "penalty", "all"])
+@pytest.mark.parametrize("choice", ["gspo", "cispo", "none", "penalty", "all", *VALUES])
 def test_every_choice_of_loss_is_the_plain_one_however_cut(measured, stage, choice):
     found = measured[str(stage)][choice]
     assert found["worst"] <= 5e-6
     assert found["found"] == near(found["plain"])
     assert (found["found"]["clip_fraction"] > 0.05) == (choice != "none")
     assert found["penalised"] == (choice in ("penalty", "all"))
+    if choice in VALUES:
+        assert 0 < found["expected_score"] < found["stated_mass"] < 1
+    else:
+        assert found["expected_score"] is None
 
 
 @STAGES

@@ -148,7 +148,9 @@ def one_step(parts, step, pool):
     )
     train = assign_credit(
         ScoredRows(
-            batch=batch, rewards=build_row_rewards(batch, trees, table), mask=parts.mask(batch)
+            batch=batch,
+            rewards=build_row_rewards(batch, trees, table, label=parts.label),
+            mask=parts.mask(batch),
         ),
         streams,
         CreditRules(
@@ -156,6 +158,7 @@ def one_step(parts, step, pool):
             credit=parts.spec.credit,
             loss=parts.spec.loss,
             max_tokens=parts.max_tokens,
+            confidences=parts.rules.confidences,
         ),
     )
     statistics = {"beta": 0.05, "state_before": dict(streams.state), "max_tokens": parts.max_tokens}
@@ -230,6 +233,21 @@ def test_a_record_of_two_turns_holds(second, registry, capsys):
     assert [i["first"] for i in found.values() if not i["holds"]] == []
     assert code == 0
     assert (found["equal_scores"]["checked"] > 0) == (second != "prompt_renorm")
+
+
+@pytest.mark.parametrize(("baseline", "count"), [("label", 1), ("siblings", 4)])
+def test_a_record_with_expected_scores_holds(baseline, count, registry, capsys):
+    sets = {
+        **SMALL,
+        "phases": [{"name": "joint", "steps": 1}],
+        "rollout.num_generations_confidence": count,
+        "estimator.confidence.baseline": baseline,
+        "loss.expected": {"span": "confidence", "of": "accuracy"},
+    }
+    code, found, _ = checked(recorded(registry, "rlcr.yaml", sets), capsys=capsys)
+    assert [i["first"] for i in found.values() if not i["holds"]] == []
+    assert code == 0
+    assert found["group_means"]["checked"] > 0
 
 
 # Records that were changed ------------------------------------------------------------------------

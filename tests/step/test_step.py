@@ -1,6 +1,7 @@
 """A step of two turns, small enough to be worked by hand."""
 
 import math
+from dataclasses import replace
 
 import bound
 import pytest
@@ -10,7 +11,7 @@ from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx.spec import CreditSpec, EntropyBonus, LossSpec
+from rlx.spec import ConfidenceSpec, CreditSpec, EntropyBonus, ExpectedScore, LossSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
 
@@ -85,6 +86,7 @@ def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, old=None, **loss):
             credit=CreditSpec(),
             loss=LossSpec(**loss),
             max_tokens={"answer": 4, "confidence": 2},
+            confidences=("0.0", "0.5", "1.0"),
         ),
     )
 
@@ -204,3 +206,55 @@ def test_what_a_correction_masks_is_not_even_computed():
         train = step(old=old, old_logprobs="learner", correction=correction)
         assert train.wanted[0].sum() == (train.weights[0] != 0).sum() == left
         assert torch.equal(train.wanted[1:], step().wanted[1:])
+
+
+# Expected scores ---------------------------------------------------------------------------------
+
+LABELS = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+
+
+def labelled(labels=LABELS):
+    return replace(REWARDS, labels=labels)
+
+
+def test_a_confidence_with_an_expected_score_has_no_sampled_credit():
+    train = step(rewards=labelled(), expected=ExpectedScore(coefficient=2.0))
+    # Row 4 states no confidence, and token 14 of row 5 is its tag.
+    assert train.expected.rows.tolist() == [2, 3, 5]
+    assert train.expected.starts.tolist() == [7, 7, 6]
+    assert train.expected.coefficient == 2.0
+    right, wrong = [0.0, 0.75, 1.0], [1.0, 0.75, 0.0]
+    torch.testing.assert_close(train.expected.scores, torch.tensor([right, right, wrong]))
+    by_hand = torch.tensor(BY_HAND)
+    by_hand[train.expected.tokens] = 0
+    torch.testing.assert_close(train.advantages, by_hand)
+    content = train.batch.contents["confidence"]
+    assert torch.equal(train.expected.tokens, content)
+    assert not train.wanted[content].any()
+
+
+def test_a_confidence_without_a_label_keeps_its_sampled_credit():
+    labels = LABELS.clone()
+    labels[3] = math.nan
+    train = step(rewards=labelled(labels), expected=ExpectedScore())
+    assert train.expected.rows.tolist() == [2, 5]
+    assert train.advantages[3, 7] == step().advantages[3, 7] != 0
+
+
+def test_expected_scores_change_no_weight():
+    train = step(rewards=labelled(), expected=ExpectedScore())
+    assert torch.equal(train.weights, step().weights)
+
+
+def test_confidences_compared_by_label_leave_themselves_out():
+    by_label = ConfidenceSpec(baseline="label")
+    train = step(
+        rewards=labelled(),
+        estimator=bound.estimator(
+            "two_level", normalize="center", lambda_conf=4.0, confidence=by_label
+        ),
+    )
+    earned = torch.tensor([0.96 - 0.75, 0.75 - 0.96, 0.19 - 0.91, 0.91 - 0.19])
+    spread = train.advantages[2:].gather(1, train.mask[2:].int().argmax(dim=1, keepdim=True))[:, 0]
+    torch.testing.assert_close(spread, 4 * earned)
+    torch.testing.assert_close(train.advantages[:2], torch.tensor(BY_HAND)[:2])

@@ -162,6 +162,7 @@ def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, context: Evaluatio
     spec, plugins = recipe.spec.dump_resolved(), resolve_plugins(recipe.spec)
     sections = ("task", "rollout", "rewards", "sampler", "evaluation")
     settings = {name: spec[name] for name in sections}
+    del settings["evaluation"]["distinct"]  # a suite draws its own problems
     sampling = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
     sources = [plugin.sha256 for plugin in plugins.provenance]
     data = [dict(plugin.data()) for plugin in plugins.named]

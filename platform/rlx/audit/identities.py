@@ -279,6 +279,12 @@ def _reads_one_score(estimator: Estimator) -> bool:
     return estimator.reading() == "scores" or isinstance(estimator, Uniform)
 
 
+def _find_group_rows(e: StepEvidence) -> Tensor:
+    """`[B]` bool rows that are compared within their group: not confidences compared by label."""
+    by_label = isinstance(e.estimator, TwoLevel) and e.estimator.confidence.baseline == "label"
+    return (e.batch.levels == 0) | (not by_label)
+
+
 def _equal_scores(e: StepEvidence) -> IdentityResult:
     """Checks that groups with equal scores have zero advantages.
 
@@ -290,6 +296,7 @@ def _equal_scores(e: StepEvidence) -> IdentityResult:
         return IdentityResult(0)
     groups = _Groups.from_evidence(e)
     alike = (~has_score_spread(groups.highest, groups.lowest) & (groups.sizes > 1))[groups.slot]
+    alike &= _find_group_rows(e)
     stored = e.get_token_stream("advantages")
     wrong = alike[:, None] & e.mask & (stored != 0)
     return e.collect_violations(
@@ -304,10 +311,10 @@ def _check_group_means(e: StepEvidence) -> IdentityResult:
     """
     if not (isinstance(e.estimator, _CENTRED) and _reads_one_score(e.estimator)):
         return IdentityResult(0)
-    groups, learns = _Groups.from_evidence(e), e.mask.any(dim=1)
-    per_row = sum_token_rewards(e.get_token_stream("advantages"), e.mask) / e.mask.sum(dim=1).clamp(
-        min=1
-    )
+    groups, credited = _Groups.from_evidence(e), e.credited
+    learns = credited.any(dim=1) & _find_group_rows(e)
+    tokens = credited.sum(dim=1).clamp(min=1)
+    per_row = sum_token_rewards(e.get_token_stream("advantages"), credited) / tokens
     zeros = per_row.new_zeros(len(groups.sizes))
     means = zeros.index_add(0, groups.slot, per_row) / groups.sizes
     largest = zeros.scatter_reduce(0, groups.slot, per_row.abs(), "amax")

@@ -134,6 +134,13 @@ class StepEvidence:
         """`[B, T]` bool, as stored."""
         return self.get_token_stream("mask")
 
+    @property
+    def credited(self) -> Tensor:
+        """`[B, T]` bool tokens in the mask that have the estimator's credit: all but those of
+        confidences whose expected score is in the loss."""
+        expected = self.recomputed_batch.expected
+        return self.mask if expected is None else self.mask & ~expected.tokens
+
     def get_token_stream(self, name: str) -> Tensor:
         """A stored stream that every step has.
 

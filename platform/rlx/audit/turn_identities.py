@@ -142,8 +142,10 @@ def turn_advantages(e: StepEvidence) -> IdentityResult:
     if not looks:
         return IdentityResult(0)
     stored = e.get_token_stream("advantages")
-    expected, checked = _spread_turn_values(e.recomputed_batch.advantages, e.batch.turn_ids, e.mask)
-    learns = e.mask & (e.batch.turn_ids > 0)
+    expected, checked = _spread_turn_values(
+        e.recomputed_batch.advantages, e.batch.turn_ids, e.credited
+    )
+    learns = e.credited & (e.batch.turn_ids > 0)
     slack = 1e-6 * expected.abs().max()
     wrong = learns & ~((stored - expected).abs() <= slack)
     return e.collect_violations("advantages", stored, expected, wrong, checked)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
+from rlx.checks.loss_contradictions import find_loss_contradictions
 from rlx.spec import (
     COLDEST,
     EVERY_TURN,
@@ -32,8 +33,7 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     covered."""
     yield from _check_sizes(spec)
     yield from _check_reward_settings(spec)
-    yield from _check_entropy_bonus(spec)
-    yield from _check_loss_settings(spec)
+    yield from find_loss_contradictions(spec)
     yield from _check_probe_settings(spec)
     yield from _check_kl_horizon(spec)
     yield from _check_rank_counts(spec)
@@ -227,44 +227,6 @@ def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 
 # The rest --------------------------------------------------------------------------------------
-
-
-def _check_entropy_bonus(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    bonus = spec.loss.entropy
-    spans = [s for turn in spec.rollout.turn_specs.values() for s in turn.spans]
-    if bonus is not None and bonus.span is not None and bonus.span not in spans:
-        message = (
-            f"loss.entropy.span is {bonus.span!r}, but the turns declare "
-            f"{', '.join(spans) or 'no spans'}"
-        )
-        yield build_error(("loss", "entropy", "span"), message, suggest_name(bonus.span, spans))
-
-
-def _check_loss_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    loss = spec.loss
-    if loss.kl is not None and spec.credit.use_kl_in_reward:
-        yield build_error(
-            ("loss", "kl"),
-            "loss.kl and credit.use_kl_in_reward are both on: KL would be penalized twice",
-            "keep one of them: KL as a penalty in the loss, or as part of the reward",
-            against=("credit", "use_kl_in_reward"),
-        )
-    if loss.correction is not None and loss.old_logprobs != "learner":
-        yield build_error(
-            ("loss", "correction"),
-            "loss.correction weighs the learner's old log-probabilities against the sampler's, but "
-            f"loss.old_logprobs is {loss.old_logprobs!r}: they would be identical",
-            "`old_logprobs: learner` computes them",
-            against=("loss", "old_logprobs"),
-        )
-    if loss.constant_length is not None and loss.aggregate != "constant":
-        yield build_error(
-            ("loss", "constant_length"),
-            f"loss.constant_length is {loss.constant_length}, but loss.aggregate "
-            f"{loss.aggregate!r} does not divide by a constant",
-            "use `aggregate: constant`, or drop `constant_length`",
-            against=("loss", "aggregate"),
-        )
 
 
 def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:

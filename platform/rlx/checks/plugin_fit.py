@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import cast
 
 from rlx.discovery import PROVIDERS, BuiltPlugins, list_needed_streams, list_providers
-from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin
+from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin, get_confidence_values
 from rlx.spec import (
     EVERY_TURN,
     PROFILES,
@@ -29,10 +29,12 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
     built = plugins.built
     if estimator := built.get(("estimator",)):
         yield from _check_estimator_fit(spec, cast(Estimator, estimator))
-        if spec.loss.entropy is None:  # which needs no advantage
+        yield from _check_confidence_labels(spec, cast(Estimator, estimator))
+        if spec.loss.entropy is None and spec.loss.expected is None:  # which need no advantage
             yield from _check_signal(spec, cast(Estimator, estimator))
     if task := built.get(("task",)):
         yield from _check_task_corruption(spec, task)
+        yield from _check_confidence_values(spec, task)
     if mask := built.get(("mask",)):
         yield from _check_mask_reach(spec, cast(Mask, mask))
         yield from _check_empty_mask(spec, cast(Mask, mask))
@@ -103,6 +105,41 @@ def _check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagn
             "alter a sentence",
             "drop it; your own task can implement rlx.plugin.Corrupts",
         )
+
+
+def _check_confidence_labels(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Reports confidences that are compared by a label that nobody gives."""
+    by_label = isinstance(estimator, TwoLevel) and estimator.confidence.baseline == "label"
+    label = spec.evaluation.correct
+    if by_label and spec.loss.expected is None and label not in spec.rewards.turn:
+        yield build_error(
+            ("estimator",),
+            f"estimator.confidence.baseline is 'label', but evaluation.correct is {label!r}, which "
+            "is no turn reward: a confidence would have no label",
+            "name a turn reward there, or in `loss.expected.of`",
+        )
+
+
+def _check_confidence_values(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+    """Reports confidence values that are no numbers in [0, 1]."""
+    if spec.loss.expected is None:
+        return
+    values = get_confidence_values(task)
+    wrong = [text for text in values if not _is_probability(text)]
+    if wrong:
+        yield build_error(
+            ("loss", "expected"),
+            f"loss.expected sums over the confidence values of task '{spec.task.plugin}', and "
+            f"{wrong[0]!r} is no number in [0, 1]",
+            "correct `confidence_values` of the task plugin, or drop `loss.expected`",
+        )
+
+
+def _is_probability(text: str) -> bool:
+    try:
+        return 0.0 <= float(text) <= 1.0
+    except ValueError:
+        return False
 
 
 def _check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Iterator[Diagnostic]:

@@ -11,15 +11,19 @@ __all__ = ["run_json"]
 def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
     """Returns a run as `rlx status --json` and `rlx runs --json` print it."""
     evaluations = {e.label: e for e in registry.results.evaluations(run.id, "held_out")}
-    main_metrics = ("accuracy", "brier", "ece", "auroc", "n")
+    main_metrics = ("accuracy", "brier", "ece", "auroc", "n", "problems")
     metrics = (
         *main_metrics,
+        "brier_recalibrated",
+        "ece_debiased",
+        "auroc_one_bit",
         "stratum_brier",
         "stratum_auroc",
         "within_auroc",
         "alike_share",
         "unparsable",
         "by_stratum",
+        "rewards",
     )
     return {
         "run": run.id,

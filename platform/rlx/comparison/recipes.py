@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 METRICS = (
-    "accuracy", "mean_confidence", "brier", "nll", "ece", "ece_mass", "auroc", "within_auroc",
-    "aurc", "alike_share",
+    "accuracy", "mean_confidence", "brier", "brier_recalibrated", "nll", "auroc", "auroc_one_bit",
+    "within_auroc", "aurc", "ece", "ece_debiased", "ece_mass", "alike_share",
 )  # fmt: skip
 """Metrics that are compared, of every evaluation after training that has them."""
 COLUMNS = (

@@ -45,7 +45,13 @@ from .returns import (
     whiten_values,
 )
 from .turns import estimate_gigpo, estimate_mt_grpo, estimate_tree_grpo
-from .two_level import ScaledAdvantages, ema_scale, estimate_two_level, prompt_scale
+from .two_level import (
+    ScaledAdvantages,
+    compute_label_advantages,
+    ema_scale,
+    estimate_two_level,
+    prompt_scale,
+)
 
 __all__ = [
     "Credit",
@@ -57,6 +63,7 @@ __all__ = [
     "TurnWithoutTokens",
     "compute_gae_advantages",
     "compute_group_extremes",
+    "compute_label_advantages",
     "ema_scale",
     "estimate_dr_grpo",
     "estimate_gae",

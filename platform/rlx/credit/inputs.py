@@ -40,6 +40,8 @@ class CreditInputs:
         tree_ids: `[B]` int64 rows with equal ids were grown from one prompt.
         state_ids: `[B, K]` int64 state in which a turn began: within a tree, equal ids are the same
             state. -1 if the row has no such turn.
+        labels: `[B]` raw value of the reward that tells right from wrong, of the row or of what it
+            continues; NaN where there is none.
         score_source: how a row's score is computed; see `total_scores`.
         streams: those of `rlx_registry.STREAMS` that the estimator's `needs` names, and
             `old_logprobs`, by name; `stream` looks one up. Integers are -1 where a token has none.
@@ -56,6 +58,7 @@ class CreditInputs:
     levels: Tensor
     tree_ids: Tensor
     state_ids: Tensor
+    labels: Tensor | None = None
     score_source: ScoreSource = "structured"
     streams: Mapping[str, Tensor] = field(default_factory=dict)
     state: Mapping[str, float] = field(default_factory=dict)

@@ -14,9 +14,15 @@ from torch import Tensor
 
 from rlx.credit.grpo import group_advantages
 from rlx.credit.inputs import Credit, CreditInputs, spread_over_mask, total_scores
-from rlx.spec import TwoLevel
+from rlx.spec import Singleton, TwoLevel
 
-__all__ = ["ScaledAdvantages", "ema_scale", "estimate_two_level", "prompt_scale"]
+__all__ = [
+    "ScaledAdvantages",
+    "compute_label_advantages",
+    "ema_scale",
+    "estimate_two_level",
+    "prompt_scale",
+]
 
 
 class ScaledAdvantages(NamedTuple):
@@ -31,6 +37,9 @@ def estimate_two_level(inputs: CreditInputs, options: TwoLevel) -> Tensor | Cred
 
         A_ans = λ_ans · norm over G_a         A_conf = λ_conf · second(norm over the G_c siblings)
 
+    With `confidence.baseline: label`, a confidence is compared with all others of the step whose
+    answer has the same label: see `compute_label_advantages`.
+
     Groups come from the batch: the answers of a prompt form a group, and so do the
     confidences of an answer. Level 0 rows are answers, deeper rows confidences.
 
@@ -43,7 +52,14 @@ def estimate_two_level(inputs: CreditInputs, options: TwoLevel) -> Tensor | Cred
     """
     scores, groups, is_answer = total_scores(inputs), inputs.group_ids, inputs.levels == 0
     answers = group_advantages(scores, groups, **options.comparison)
-    confidences = group_advantages(scores, groups, **options.confidence.model_dump())
+    within = options.confidence
+    if within.baseline == "label":
+        labels = inputs.stream("labels").masked_fill(is_answer, torch.nan)
+        confidences = compute_label_advantages(
+            scores, labels, singleton=within.singleton, tolerance=within.tolerance
+        )
+    else:
+        confidences = group_advantages(scores, groups, **within.comparison)
     scaled = _apply_second_level(confidences[~is_answer], inputs, options)
     confidences = confidences.masked_scatter(~is_answer, scaled.advantages)
     per_row = torch.where(
@@ -53,6 +69,35 @@ def estimate_two_level(inputs: CreditInputs, options: TwoLevel) -> Tensor | Cred
     if scaled.mean_square is None:
         return advantages
     return Credit(advantages=advantages, state={"mean_square": scaled.mean_square})
+
+
+def compute_label_advantages(
+    scores: Tensor, labels: Tensor, *, singleton: Singleton = "zero", tolerance: float = 0.0
+) -> Tensor:
+    """A confidence's score minus the mean of all other confidences of the same label.
+
+        Aᵢ = sᵢ - mean of sⱼ over j ≠ i with yⱼ = yᵢ
+
+    The baseline depends on the label, which is there before the confidence, and not on the
+    confidence itself, so the gradient has no bias, even with one confidence per answer.
+
+    Args:
+        scores: `[B]`.
+        labels: `[B]` y; NaN where a row is not compared.
+        singleton, tolerance: as in `group_advantages`.
+
+    Returns:
+        `[B]`; 0 where a row is not compared.
+    """
+    compared, advantages = labels.isfinite(), torch.zeros_like(scores)
+    if compared.any():
+        _, slot, counts = labels[compared].unique(return_inverse=True, return_counts=True)
+        sizes = counts[slot]
+        centred = group_advantages(
+            scores[compared], slot, normalize="center", singleton=singleton, tolerance=tolerance
+        )
+        advantages[compared] = centred * sizes / (sizes - 1).clamp(min=1)
+    return advantages
 
 
 def _apply_second_level(

@@ -6,6 +6,7 @@ from .held_out import (
     collect_stated_confidences,
     compute_held_out_metrics,
     compute_identical_share,
+    draw_test_problems,
     find_correctness_reward,
     limit_to_one_answer,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "draw_learning_curves",
     "draw_reliability_diagram",
     "draw_suite",
+    "draw_test_problems",
     "find_correctness_reward",
     "limit_to_one_answer",
     "read_answers",

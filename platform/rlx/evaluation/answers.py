@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlx.evaluation.answer_scaling import AnswerScaling, ProblemAnswers
 from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.corrected import compute_debiased_ece, compute_one_bit_auroc
 from rlx.evaluation.held_out import (
     collect_stated_confidences,
     compute_identical_share,
@@ -147,7 +148,9 @@ def compute_answer_metrics(
     confidence = None
     if has_confidences:
         confidence = np.array([a.confidences[0] for a in answers])
-        metrics |= Calibration.measure(correct, confidence, strata).to_json()
+        metrics |= Calibration.measure(
+            correct, confidence, strata, [a.problem_id for a in answers]
+        ).to_json()
         metrics["alike_share"] = compute_identical_share([a.confidences for a in answers])
     else:
         metrics["by_stratum"] = {
@@ -176,8 +179,10 @@ def _build_interval_measures(
     of_pairs = {
         "brier": compute_brier,
         "ece": compute_expected_calibration_error,
+        "ece_debiased": compute_debiased_ece,
         "mce": compute_maximum_calibration_error,
         "auroc": compute_auroc,
+        "auroc_one_bit": compute_one_bit_auroc,
         "aurc": compute_aurc,
     }
 

@@ -12,6 +12,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rlx.evaluation.corrected import (
+    compute_debiased_ece,
+    compute_one_bit_auroc,
+    compute_recalibrated_brier,
+)
 from rlx.evaluation.scores import (
     Floats,
     MurphyDecomposition,
@@ -67,11 +72,16 @@ class Calibration:
         unparsable: number of pairs without a readable confidence (counted as confidence 0).
         readable_share: share with a readable confidence: adherence to the format.
         brier_skill: 1 - brier / (base rate's Brier); None when all labels are equal.
+        brier_recalibrated: Brier score after an increasing map, fitted on other problems; None with
+            fewer than two problems.
         nll: clipped at .001, in nats.
         ece: 10 equal-width bins; `ece_15`: 15 bins; `ece_mass`: 10 bins of about equal counts.
+        ece_debiased: `ece` minus the part that comes from having few answers per bin.
         mce: the largest gap of the 10 bins.
         signed_gap: mean confidence minus accuracy; positive means overconfident.
         auroc: None when all labels are equal.
+        auroc_one_bit: AUROC of whether the confidence is at least .5; an `auroc` near it means that
+            the confidence says no more than yes or no.
         within_auroc: AUROC among answers to problems of the same stratum: what the confidence knows
             beyond the kind of problem. None if no stratum has both labels.
         auprc_error: average precision of detecting errors; None when all labels are equal.
@@ -98,13 +108,16 @@ class Calibration:
     signed_gap: float
     brier: float
     brier_skill: float | None
+    brier_recalibrated: float | None
     murphy: MurphyDecomposition
     nll: float
     ece: float
     ece_15: float
     ece_mass: float
+    ece_debiased: float | None
     mce: float
     auroc: float | None
+    auroc_one_bit: float | None
     within_auroc: float | None
     auprc_error: float | None
     aurc: float
@@ -122,7 +135,11 @@ class Calibration:
 
     @classmethod
     def measure(
-        cls, correct: ArrayLike, confidence: ArrayLike, stratum: Sequence[str] | None = None
+        cls,
+        correct: ArrayLike,
+        confidence: ArrayLike,
+        stratum: Sequence[str] | None = None,
+        problems: Sequence[str] | None = None,
     ) -> Self:
         """Computes all metrics.
 
@@ -130,6 +147,7 @@ class Calibration:
             correct: `[n]` of 0 or 1.
             confidence: `[n]` in [0, 1]; nan if unparsable.
             stratum: `[n]` labels known before answering; None puts all in one stratum.
+            problems: `[n]` the problem of each answer; None if all differ.
 
         Raises:
             ValueError: no samples, different lengths, or values out of range.
@@ -147,13 +165,16 @@ class Calibration:
             signed_gap=float(c.mean() - y.mean()),
             brier=compute_brier(y, c),
             brier_skill=compute_brier_skill(y, c),
+            brier_recalibrated=compute_recalibrated_brier(y, c, problems),
             murphy=compute_murphy_decomposition(y, c),
             nll=compute_clipped_nll(y, c),
             ece=compute_expected_calibration_error(y, c),
             ece_15=compute_expected_calibration_error(y, c, bins=15),
             ece_mass=compute_equal_mass_ece(y, c),
+            ece_debiased=compute_debiased_ece(y, c),
             mce=compute_maximum_calibration_error(y, c),
             auroc=compute_auroc(y, c),
+            auroc_one_bit=compute_one_bit_auroc(y, c),
             within_auroc=compute_within_auroc(y, c, labels),
             auprc_error=compute_error_auprc(y, c),
             aurc=compute_aurc(y, c),

@@ -8,6 +8,7 @@ import numpy as np
 
 from rlx.errors import RewardError
 from rlx.evaluation.calibration import Calibration
+from rlx.plugin import Problem, Task
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutPlan, RolloutTree
 
@@ -16,10 +17,15 @@ __all__ = [
     "collect_stated_confidences",
     "compute_held_out_metrics",
     "compute_identical_share",
+    "draw_test_problems",
     "find_correctness_reward",
     "get_stated_confidence",
     "limit_to_one_answer",
 ]
+
+
+PATIENCE = 1000
+"""Draws in a row without a new problem after which a task is taken to have no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,7 @@ class HeldOutResults:
         """Metrics as plain JSON: `n`, `accuracy`, and calibration, None without confidences."""
         base: dict[str, Any] = {
             "n": len(self.correct),
+            "problems": len(set(self.problem_ids)),
             "accuracy": float(np.mean(self.correct)),
             "brier": None,
             "ece": None,
@@ -61,7 +68,9 @@ class HeldOutResults:
             base["by_stratum"] = {stratum: self._of(stratum) for stratum in strata}
         if self.confidence is None:
             return base
-        calibration = Calibration.measure(self.correct, self.confidence, self.strata)
+        calibration = Calibration.measure(
+            self.correct, self.confidence, self.strata, self.problem_ids
+        )
         return {**base, **calibration.to_json(), "alike_share": self.alike}
 
     def _of(self, stratum: str) -> dict[str, float]:
@@ -79,6 +88,29 @@ class HeldOutResults:
             if confidence is None
             else [None if np.isnan(c) else c for c in confidence],
         }
+
+
+def draw_test_problems(task: Task, count: int, seed: int, *, distinct: bool) -> list[Problem]:
+    """Draws held-out problems, the first `count` of the task.
+
+    Args:
+        task: where they come from.
+        count: how many.
+        seed: the task's seed.
+        distinct: skip problems whose id was drawn before. The set ends early once `PATIENCE` draws
+            in a row have brought nothing new.
+    """
+    if not distinct:
+        return [task.problem("test", index, seed) for index in range(count)]
+    found: dict[str, Problem] = {}
+    index = last = 0
+    while len(found) < count and index - last <= PATIENCE:
+        problem = task.problem("test", index, seed)
+        if problem.id not in found:
+            found[problem.id] = problem
+            last = index
+        index += 1
+    return list(found.values())
 
 
 def limit_to_one_answer(plan: RolloutPlan) -> RolloutPlan:

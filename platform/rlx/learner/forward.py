@@ -62,7 +62,7 @@ class PackedModule(nn.Module, ABC):
         """See `rlx.learner.forms.OutputReader`; returns outputs of the transformer itself."""
 
     def outputs(self, packed: PackedBatch) -> Tensor:
-        """Returns the `[M, W]` outputs that the targets are predicted from."""
+        """Returns the `[M + U, W]` outputs that targets, then branches are predicted from."""
         return self.form(self.read, packed)
 
 
@@ -89,20 +89,29 @@ class PackedPolicy(PackedModule):
         logits = self.model(**arguments, logits_to_keep=kept).logits.flatten(0, 1)
         return torch.as_tensor(logits.index_select(0, at // length * len(kept) + where))
 
-    def forward(self, packed: PackedBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, packed: PackedBatch, temperatures: Tensor, branch_temperatures: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """Returns the log-probability of each target, and the entropy of its distribution.
 
         Args:
             packed: micro-batch with `M` targets.
             temperatures: `[M]` sampling temperatures; logits are divided by them.
+            branch_temperatures: `[U]` likewise for the states of the branches; None without any.
 
         Returns:
-            `[M]` and `[M]` float32, nats.
+            `[M]` and `[M]` float32, nats; with branches also `[K]`, the log-probability of each of
+            their tokens.
         """
-        logits = self.outputs(packed).float() / temperatures[:, None]
-        logprobs = torch.log_softmax(logits, dim=-1)
+        outputs, count = self.outputs(packed).float(), len(temperatures)
+        logprobs = torch.log_softmax(outputs[:count] / temperatures[:, None], dim=-1)
         entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
-        return logprobs.gather(1, packed.targets[:, None])[:, 0], entropy
+        chosen = logprobs.gather(1, packed.targets[:, None])[:, 0]
+        if branch_temperatures is None:
+            return chosen, entropy
+        next_tokens = torch.log_softmax(outputs[count:] / branch_temperatures[:, None], dim=-1)
+        branches = packed.branches
+        return chosen, entropy, next_tokens[branches.states, branches.tokens]
 
 
 class PackedValues(PackedModule):

@@ -10,12 +10,19 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.learner.choice import choose_form
+from rlx.learner.confidences import build_confidence_branches, encode_confidences
 from rlx.learner.distributed import Ranks
 from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
 from rlx.learner.forward import PackedPolicy
-from rlx.learner.pack import PackedBatch
+from rlx.learner.pack import Branches, PackedBatch
 from rlx.learner.share import RankMicroBatches
-from rlx.learner.terms import UpdateStats, UpdateSums, UpdateTargets, policy_term
+from rlx.learner.terms import (
+    UpdateStats,
+    UpdateSums,
+    UpdateTargets,
+    expected_score_term,
+    policy_term,
+)
 from rlx.model import Policy, adapter_weights, disable_adapters, merged_weights, save_adapter
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
 from rlx.train_batch import TrainBatch
@@ -60,6 +67,8 @@ class Learner:
         self._runner = runner
         self._ranks = ranks
         self._model = policy.model
+        self._dialogue = policy.dialogue
+        self._peak_rate = optimizer.learning_rate
         module = PackedPolicy(policy.model.eval()).to(ranks.device)
         if runner.activation_checkpointing:
             module.recompute_layers()
@@ -75,6 +84,7 @@ class Learner:
 
     def begin_phase(self, optimizer: OptimizerSpec, *, fresh: bool) -> None:
         """Applies a phase's optimizer settings; `fresh` resets Adam's moments."""
+        self._peak_rate = optimizer.learning_rate
         self._engine.begin_phase(optimizer, fresh=fresh)
 
     def save(self, folder: Path) -> None:
@@ -99,20 +109,34 @@ class Learner:
 
         Raises:
             RlxError: the gradient is not finite.
+            SpecError: the tokenizer cannot state the confidences of `loss.expected`.
             ValueError: the loss has a KL penalty but the batch has no reference log-probabilities.
         """
-        share = self._share(train.batch, train.wanted)
+        confidences = None
+        if train.expected is not None and loss.expected is not None:
+            values, span = train.expected.values, loss.expected.span
+            tokens = encode_confidences(values, span, self._dialogue)
+            confidences = build_confidence_branches(train, tokens)
+        share = self._share(
+            train.batch, train.wanted, None if confidences is None else confidences.branches
+        )
         if not share:
             return None
         sums = UpdateSums()
+        falls = loss.entropy is not None and loss.entropy.schedule == "learning_rate"
+        bonus_scale = rate / self._peak_rate if falls else 1.0
 
         def compute_policy_loss(packed: PackedBatch) -> Tensor:
-            logprobs, entropy = self._engine(
-                packed, packed.gather_targets(train.batch.temperatures)
-            )
-            return policy_term(
-                logprobs, entropy, UpdateTargets.from_packed(packed, train, loss), loss, sums
-            )
+            temperatures = train.batch.temperatures
+            arguments = [packed, packed.gather_targets(temperatures)]
+            if confidences is not None:
+                arguments.append(packed.branches.gather_starts(temperatures))
+            logprobs, entropy, *branches = self._engine(*arguments)
+            targets = UpdateTargets.from_packed(packed, train, loss, bonus_scale)
+            term = policy_term(logprobs, entropy, targets, loss, sums)
+            if confidences is not None:
+                term = term + expected_score_term(branches[0], packed, confidences, sums)
+            return term
 
         norm = self._engine.step(share, compute_policy_loss, rate)
         return UpdateSums.sum_over_ranks(self._ranks.gather(sums)).stats(
@@ -122,9 +146,11 @@ class Learner:
             row_tokens=share.row_tokens,
         )
 
-    def _share(self, batch: TokenBatch, want: Tensor) -> RankMicroBatches:
-        limit = self._runner.micro_batch_tokens
-        return RankMicroBatches(batch, want, limit, self._ranks, merge=self.chosen.form.merges)
+    def _share(
+        self, batch: TokenBatch, want: Tensor, branches: Branches | None = None
+    ) -> RankMicroBatches:
+        limit, merge = self._runner.micro_batch_tokens, self.chosen.form.merges
+        return RankMicroBatches(batch, want, limit, self._ranks, merge=merge, branches=branches)
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """Computes log-probabilities of tokens under the current policy.

@@ -3,15 +3,72 @@
 The rows of a tree form a trie of tokens. Its nodes, in depth-first order, become one packed row; a
 node's position is its depth, and it attends only to its ancestors and itself. Loss and gradient
 equal those of the plain rows up to rounding.
+
+Branches are continuations of rows that were not sampled, such as every value that a confidence
+could have. They are paths of the same trie, without their last token, whose own output nobody
+reads: branches of one token add no node at all.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["PackedBatch", "PackedTree", "collate_trees", "distribute_trees", "pack_trees"]
+__all__ = [
+    "Branches",
+    "PackedBatch",
+    "PackedBranches",
+    "PackedTree",
+    "collate_trees",
+    "distribute_trees",
+    "pack_trees",
+]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Branches:
+    """`R` continuations of rows.
+
+    Attributes:
+        rows: `[R]` int64 the row that each leaves.
+        starts: `[R]` int64 position of its first token in that row, at least 1.
+        tokens: its tokens, `R` times.
+    """
+
+    rows: Tensor
+    starts: Tensor
+    tokens: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PackedBranches:
+    """The branches of a packed tree or of a micro-batch: `U` states, each followed by some tokens.
+
+    Attributes:
+        at: `[U]` the node whose output predicts what follows.
+        rows: `[U]` the row that was left.
+        starts: `[U]` where it was left.
+        states: `[K]` for every token of every branch, the state that it follows.
+        tokens: `[K]` the token.
+        numbers: `[K]` the branch's number in `Branches`.
+    """
+
+    at: Tensor
+    rows: Tensor
+    starts: Tensor
+    states: Tensor
+    tokens: Tensor
+    numbers: Tensor
+
+    def to(self, device: torch.device) -> "PackedBranches":
+        """Returns the branches on another device."""
+        return PackedBranches(**{name: getattr(self, name).to(device) for name in self.__slots__})
+
+    def gather_starts(self, tensor: Tensor) -> Tensor:
+        """Returns the `[U]` values of a `[B, T]` tensor where rows were left, on this device."""
+        return tensor[self.rows.cpu(), self.starts.cpu()].to(self.rows.device)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -25,6 +82,7 @@ class PackedTree:
         at: `[M]` for every wanted (row, position), the node whose output predicts the token.
         rows: `[M]` the token's row in the step's batch.
         columns: `[M]` the token's position in that row.
+        branches: the branches that leave the rows.
     """
 
     token_ids: Tensor
@@ -33,6 +91,7 @@ class PackedTree:
     at: Tensor
     rows: Tensor
     columns: Tensor
+    branches: PackedBranches
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -46,10 +105,12 @@ class PackedBatch:
         token_ids: `[L]`.
         positions: `[L]` number of tokens before it on its path; 0 at the start of a tree.
         ends: `[L]` token i attends to token j exactly when j <= i < ends[j].
-        sources: `[M]` index of the token whose output predicts each target.
+        sources: `[M + U]` index of the token whose output predicts each target, then the states of
+            the branches.
         targets: `[M]` the predicted tokens.
         rows: `[M]` row of each target in the step's batch.
         columns: `[M]` position of each target in its row.
+        branches: the branches that leave the rows.
     """
 
     token_ids: Tensor
@@ -59,6 +120,7 @@ class PackedBatch:
     targets: Tensor
     rows: Tensor
     columns: Tensor
+    branches: PackedBranches
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -81,9 +143,10 @@ def pack_trees(
     want: Tensor,
     limit: int,
     *,
+    branches: Branches | None = None,
     merge: bool = True,
 ) -> list[PackedTree]:
-    """Packs the rows that have wanted tokens.
+    """Packs the rows that have wanted tokens, and the branches.
 
     Args:
         token_ids: `[B, T]` int64.
@@ -92,33 +155,76 @@ def pack_trees(
         want: `[B, T]` bool, tokens whose log-probability is needed; never the first of a row.
         limit: a packed tree longer than this is split between rows; results do not change, since
             the shared prefix is then computed once in each part.
-        merge: False disables sharing: every row is its own tree.
+        branches: continuations whose tokens are all wanted.
+        merge: False disables sharing: every row is its own tree, and so is a branch, unless its
+            path begins another one's.
 
     Returns:
         Packed trees, in order of tree id.
     """
-    chosen = want.any(dim=1)
+    members: dict[int, list[_Path]] = {}
+    for b in want.any(dim=1).nonzero()[:, 0].tolist():
+        columns = want[b].nonzero()[:, 0].tolist()
+        path = _Path(tuple(token_ids[b, is_token[b]].tolist()), b, columns)
+        members.setdefault(int(tree_ids[b]), []).append(path)
+    if branches is not None:
+        leaves = zip(branches.rows.tolist(), branches.starts.tolist(), strict=True)
+        for number, (b, start) in enumerate(leaves):
+            branch = branches.tokens[number]
+            shown = (*token_ids[b, :start].tolist(), *branch[:-1])
+            columns = list(range(start, start + len(branch)))
+            path = _Path(shown, b, columns, number, branch)
+            members.setdefault(int(tree_ids[b]), []).append(path)
     packed = []
-    for tree in tree_ids[chosen].unique().tolist():
-        members = ((tree_ids == tree) & chosen).nonzero()[:, 0].tolist()
-        paths = sorted((tuple(token_ids[b, is_token[b]].tolist()), b) for b in members)
-        groups = _split_paths(paths, limit) if merge else ([path] for path in paths)
-        packed += [_build_packed_tree(group, want) for group in groups]
+    for tree in sorted(members):
+        paths = sorted(members[tree])
+        groups = _split_paths(paths, limit) if merge else _split_chains(paths)
+        packed += [_build_packed_tree(group) for group in groups]
     return packed
 
 
-def _split_paths(
-    paths: Sequence[tuple[tuple[int, ...], int]], limit: int
-) -> Iterator[Sequence[tuple[tuple[int, ...], int]]]:
+class _Path(NamedTuple):
+    """What the model reads for a row or a branch, and the columns that are wanted.
+
+    Attributes:
+        tokens: what it reads.
+        row: the row, or the one that the branch leaves.
+        columns: wanted positions.
+        number: number of the branch; -1 for a row.
+        branch: all tokens of the branch.
+    """
+
+    tokens: tuple[int, ...]
+    row: int
+    columns: list[int]
+    number: int = -1
+    branch: tuple[int, ...] = ()
+
+
+def _split_chains(paths: Sequence[_Path]) -> Iterator[Sequence[_Path]]:
+    """Splits sorted paths into runs of which each path begins the next, with one row at most."""
+    part: list[_Path] = []
+    for path in paths:
+        fits = not part or path.tokens[: len(part[-1].tokens)] == part[-1].tokens
+        if not fits or (path.number < 0 and any(other.number < 0 for other in part)):
+            yield part
+            part = []
+        part.append(path)
+    if part:
+        yield part
+
+
+def _split_paths(paths: Sequence[_Path], limit: int) -> Iterator[Sequence[_Path]]:
     """Splits lexicographically sorted paths into runs whose trie has at most `limit` nodes."""
-    part: list[tuple[tuple[int, ...], int]] = []
+    part: list[_Path] = []
     nodes = 0
-    for path, row in paths:
-        new = len(path) - (_count_common_prefix(part[-1][0], path) if part else 0)
+    for path in paths:
+        length = len(path.tokens)
+        new = length - (_count_common_prefix(part[-1].tokens, path.tokens) if part else 0)
         if part and nodes + new > limit:
             yield part
-            part, nodes, new = [], 0, len(path)
-        part.append((path, row))
+            part, nodes, new = [], 0, length
+        part.append(path)
         nodes += new
     yield part
 
@@ -130,14 +236,16 @@ def _count_common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     )
 
 
-def _build_packed_tree(paths: Sequence[tuple[tuple[int, ...], int]], want: Tensor) -> PackedTree:
+def _build_packed_tree(paths: Sequence[_Path]) -> PackedTree:
     tokens: list[int] = []
     depths: list[int] = []
     ends: list[int] = []
     at, rows, columns = [], [], []
+    states: dict[tuple[int, int, int], int] = {}
+    edges: list[tuple[int, int, int]] = []
     nodes: list[int] = []
     previous: tuple[int, ...] = ()
-    for path, row in paths:
+    for path, row, wanted, number, branch in paths:
         shared = _count_common_prefix(previous, path)
         for closed in nodes[shared:]:
             ends[closed] = len(tokens)
@@ -146,15 +254,32 @@ def _build_packed_tree(paths: Sequence[tuple[tuple[int, ...], int]], want: Tenso
         tokens += path[shared:]
         depths += range(shared, len(path))
         ends += [0] * (len(path) - shared)
-        positions = want[row].nonzero()[:, 0].tolist()
-        at += [nodes[t - 1] for t in positions]
-        rows += [row] * len(positions)
-        columns += positions
+        if number < 0:
+            at += [nodes[t - 1] for t in wanted]
+            rows += [row] * len(wanted)
+            columns += wanted
+        else:
+            left = [(nodes[t - 1], row, wanted[0]) for t in wanted]
+            slots = [states.setdefault(state, len(states)) for state in left]
+            edges += zip(slots, branch, [number] * len(branch), strict=True)
         previous = path
     for closed in nodes:
         ends[closed] = len(tokens)
-    fields = (tokens, depths, ends, at, rows, columns)
-    return PackedTree(*(torch.tensor(field, dtype=torch.int64) for field in fields))
+    return PackedTree(
+        token_ids=_to_indices(tokens),
+        depths=_to_indices(depths),
+        ends=_to_indices(ends),
+        at=_to_indices(at),
+        rows=_to_indices(rows),
+        columns=_to_indices(columns),
+        branches=PackedBranches(
+            *_to_indices(list(states)).view(-1, 3).T, *_to_indices(edges).view(-1, 3).T
+        ),
+    )
+
+
+def _to_indices(values: Sequence[int] | Sequence[tuple[int, int, int]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def distribute_trees(
@@ -207,16 +332,32 @@ def collate_trees(trees: Sequence[PackedTree], token_ids: Tensor) -> PackedBatch
     """
     trees = trees or [_FILLER]
     starts = [sum(map(len, trees[:n])) for n in range(len(trees))]
+    branches = _collate_branches([tree.branches for tree in trees], starts)
+    at = [tree.at + start for tree, start in zip(trees, starts, strict=True)]
     rows = torch.cat([tree.rows for tree in trees])
     columns = torch.cat([tree.columns for tree in trees])
     return PackedBatch(
         token_ids=torch.cat([tree.token_ids for tree in trees]),
         positions=torch.cat([tree.depths for tree in trees]),
         ends=torch.cat([tree.ends + start for tree, start in zip(trees, starts, strict=True)]),
-        sources=torch.cat([tree.at + start for tree, start in zip(trees, starts, strict=True)]),
+        sources=torch.cat([*at, branches.at]),
         targets=token_ids[rows, columns],
         rows=rows,
         columns=columns,
+        branches=branches,
+    )
+
+
+def _collate_branches(parts: Sequence[PackedBranches], starts: Sequence[int]) -> PackedBranches:
+    """Concatenates branches; `starts` are the first tokens of their trees."""
+    earlier = [sum(len(part.at) for part in parts[:n]) for n in range(len(parts))]
+    return PackedBranches(
+        at=torch.cat([part.at + start for part, start in zip(parts, starts, strict=True)]),
+        rows=torch.cat([part.rows for part in parts]),
+        starts=torch.cat([part.starts for part in parts]),
+        states=torch.cat([p.states + before for p, before in zip(parts, earlier, strict=True)]),
+        tokens=torch.cat([part.tokens for part in parts]),
+        numbers=torch.cat([part.numbers for part in parts]),
     )
 
 
@@ -228,4 +369,5 @@ _FILLER = PackedTree(
     at=_NOTHING,
     rows=_NOTHING,
     columns=_NOTHING,
+    branches=PackedBranches(*[_NOTHING] * 6),
 )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.learner.distributed import Ranks
-from rlx.learner.pack import PackedBatch, collate_trees, distribute_trees, pack_trees
+from rlx.learner.pack import Branches, PackedBatch, collate_trees, distribute_trees, pack_trees
 
 __all__ = ["RankMicroBatches"]
 
@@ -23,6 +23,7 @@ class RankMicroBatches:
         limit: packed tokens per micro-batch.
         ranks: the ranks that trees are distributed over.
         merge: whether rows of a tree share prefixes; if not, padding counts as tokens.
+        branches: continuations of rows whose tokens are wanted as well.
 
     Attributes:
         computed_tokens: packed tokens of all ranks, without padding; 0 if nothing is wanted.
@@ -30,12 +31,25 @@ class RankMicroBatches:
     """
 
     def __init__(
-        self, batch: TokenBatch, want: Tensor, limit: int, ranks: Ranks, *, merge: bool
+        self,
+        batch: TokenBatch,
+        want: Tensor,
+        limit: int,
+        ranks: Ranks,
+        *,
+        merge: bool,
+        branches: Branches | None = None,
     ) -> None:
         self._batch = batch
         self._ranks = ranks
         trees = pack_trees(
-            batch.token_ids, batch.is_token, batch.tree_ids, want, limit, merge=merge
+            batch.token_ids,
+            batch.is_token,
+            batch.tree_ids,
+            want,
+            limit,
+            branches=branches,
+            merge=merge,
         )
         shares = (
             distribute_trees(trees, ranks.count, limit, padded=not merge)
@@ -44,7 +58,10 @@ class RankMicroBatches:
         )
         self._mine = shares[ranks.rank]
         self.computed_tokens = sum(map(len, trees))
-        self.row_tokens = int(batch.is_token[want.any(dim=1)].sum())
+        represented = want.any(dim=1)
+        if branches is not None:
+            represented = represented.index_fill(0, branches.rows, True)
+        self.row_tokens = int(batch.is_token[represented].sum())
 
     def __len__(self) -> int:
         """Number of micro-batches, the same for every rank; 0 if nothing is wanted."""

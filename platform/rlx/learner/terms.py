@@ -6,17 +6,19 @@ import torch
 from torch import Tensor
 
 from rlx.kl import kl_terms
+from rlx.learner.confidences import ConfidenceBranches
 from rlx.learner.pack import PackedBatch
 from rlx.loss import (
     clipped_surrogate,
     compute_cispo_loss,
+    compute_expected_score_loss,
     compute_unclipped_loss,
     sequence_log_ratio,
 )
 from rlx.spec import LossSpec
 from rlx.train_batch import TrainBatch
 
-__all__ = ["UpdateStats", "UpdateSums", "UpdateTargets", "policy_term"]
+__all__ = ["UpdateStats", "UpdateSums", "UpdateTargets", "expected_score_term", "policy_term"]
 
 LARGEST = ("ratio_max", "token_ratio_max")
 """Attributes of `UpdateSums` that are maxima instead of sums."""
@@ -27,13 +29,15 @@ class UpdateStats:
     """Statistics of one optimizer step, over all ranks.
 
     Attributes:
-        loss: Σ weight · (surrogate + penalty), minus the entropy bonus.
+        loss: Σ weight · (surrogate + penalty), minus the entropy bonus and the expected scores.
         entropy: mean over the computed tokens, nats.
         bonus_entropy: mean over the tokens of the entropy bonus, nats; None without a bonus.
         kl: mean of k3 = r - 1 - log r between the old policy (the ratio's denominator) and the
             current one, nats.
         kl_loss: mean KL from the reference policy with the penalty's estimator, weighted like the
             loss and before its coefficient, nats; None without a penalty.
+        expected_score: mean expected score of the stated confidences; None without any.
+        stated_mass: mean probability that a confidence is one of the task's values.
         clip_fraction: fraction of computed tokens whose ratio (or whose row's ratio) is clipped by
             the surrogate, dual clip included.
         ratio_max: largest importance ratio in the loss, of a token or of a row.
@@ -49,6 +53,8 @@ class UpdateStats:
     bonus_entropy: float | None
     kl: float
     kl_loss: float | None
+    expected_score: float | None
+    stated_mass: float | None
     clip_fraction: float
     ratio_max: float
     token_ratio_max: float
@@ -79,8 +85,10 @@ class UpdateTargets:
     reference: Tensor | None
 
     @classmethod
-    def from_packed(cls, packed: PackedBatch, train: TrainBatch, spec: LossSpec) -> "UpdateTargets":
-        """Looks up the targets of a micro-batch.
+    def from_packed(
+        cls, packed: PackedBatch, train: TrainBatch, spec: LossSpec, bonus_scale: float = 1.0
+    ) -> "UpdateTargets":
+        """Looks up the targets of a micro-batch; `bonus_scale` multiplies the entropy bonus.
 
         Raises:
             ValueError: the spec has a KL penalty but the batch has no reference log-probabilities.
@@ -96,7 +104,7 @@ class UpdateTargets:
             old=packed.gather_targets(train.streams.old_logprobs),
             advantages=packed.gather_targets(train.advantages),
             weights=packed.gather_targets(train.weights),
-            bonus=packed.gather_targets(train.entropy_weights),
+            bonus=bonus_scale * packed.gather_targets(train.entropy_weights),
             reference=reference,
         )
 
@@ -107,6 +115,7 @@ class UpdateSums:
     def __init__(self) -> None:
         self.loss = self.entropy = self.bonus_entropy = self.kl = self.clipped = 0.0
         self.kl_loss = self.kl_weight = self.ratio_max = self.token_ratio_max = 0.0
+        self.expected_score = self.stated_mass = self.confidences = 0.0
         self.tokens = self.bonus_tokens = 0
 
     @staticmethod
@@ -122,13 +131,15 @@ class UpdateSums:
         self, *, grad_norm: float, learning_rate: float, computed_tokens: int, row_tokens: int
     ) -> UpdateStats:
         """Converts sums to means."""
-        count = max(self.tokens, 1)
+        count, confidences = max(self.tokens, 1), self.confidences
         return UpdateStats(
             loss=self.loss,
             entropy=self.entropy / count,
             bonus_entropy=self.bonus_entropy / self.bonus_tokens if self.bonus_tokens else None,
             kl=self.kl / count,
             kl_loss=self.kl_loss / self.kl_weight if self.kl_weight else None,
+            expected_score=self.expected_score / confidences if confidences else None,
+            stated_mass=self.stated_mass / confidences if confidences else None,
             clip_fraction=self.clipped / count,
             ratio_max=self.ratio_max,
             token_ratio_max=self.token_ratio_max,
@@ -169,6 +180,33 @@ def policy_term(
     if len(logprobs):
         with torch.no_grad():
             _accumulate_statistics(token_log_ratio, log_ratio, entropy, targets, spec, sums)
+    return term
+
+
+def expected_score_term(
+    logprobs: Tensor, packed: PackedBatch, confidences: ConfidenceBranches, sums: UpdateSums
+) -> Tensor:
+    """Computes `rlx.loss.compute_expected_score_loss` over a micro-batch's branches.
+
+    Args:
+        logprobs: `[K]` nats of the branches' tokens. A branch is never split.
+        packed: the micro-batch.
+        confidences: the branches of the step.
+        sums: accumulates statistics.
+
+    Returns:
+        `[]`, with a zero gradient if there are no branches.
+    """
+    numbers, slots = packed.branches.numbers.unique(return_inverse=True)
+    whole = logprobs.new_zeros(len(numbers)).index_add(0, slots, logprobs)
+    here = numbers.cpu()
+    scores, weights = (v[here].to(whole.device) for v in (confidences.scores, confidences.weights))
+    term = compute_expected_score_loss(whole, scores, weights)
+    sums.loss += float(term.detach())
+    mass = whole.detach().exp()
+    sums.expected_score += float((mass * scores).sum())
+    sums.stated_mass += float(mass.sum())
+    sums.confidences += len(numbers) / confidences.values
     return term
 
 

@@ -1,5 +1,6 @@
 """The loss, from independent choices: ratio, surrogate and aggregation, plus an entropy bonus. The
-value loss of the critic is separate.
+expected score of a stated confidence takes the place of its sampled credit. The value loss of the
+critic is separate.
 
 The KL penalty is `rlx.kl.kl_terms` against the reference policy, a term of the token loss.
 

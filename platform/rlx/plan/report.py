@@ -339,4 +339,8 @@ def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
         ("KL in the loss", f"{loss.kl.kl_penalty} × {loss.kl.coefficient:g}" if loss.kl else "no"),
         ("aggregate", loss.aggregate + (", per turn" if loss.per_turn else "")),
     ]
+    if (expected := loss.expected) is not None:
+        values = len(build_recipe(spec).rules.confidences)
+        what = f"{expected.score} of {expected.of} over {values} values × {expected.coefficient:g}"
+        settings.append((f"expected score of {expected.span}", what))
     return [(what, str(value)) for what, value in settings]

@@ -25,7 +25,9 @@ from rlx.plugin.task import (
     Rehearsed,
     Split,
     StandsIn,
+    StatesConfidence,
     Task,
+    get_confidence_values,
 )
 
 __all__ = [
@@ -52,8 +54,10 @@ __all__ = [
     "Score",
     "Split",
     "StandsIn",
+    "StatesConfidence",
     "Step",
     "Task",
     "Use",
+    "get_confidence_values",
     "reward",
 ]

@@ -14,10 +14,15 @@ __all__ = [
     "Rehearsed",
     "Split",
     "StandsIn",
+    "StatesConfidence",
     "Task",
+    "get_confidence_values",
 ]
 
 Split = Literal["train", "test"]
+
+CONFIDENCES = tuple(str(step / 20) for step in range(21))
+"""Confidences from 0.0 to 1.0 in steps of .05, as texts: the values of tasks that name none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,21 @@ class Canonical(Protocol):
     def canonical(self, answer: str) -> str:
         """Returns a text that is the same for equivalent answers."""
         ...
+
+
+@runtime_checkable
+class StatesConfidence(Protocol):
+    """A task that says which confidences a response can state; `loss.expected` sums over them."""
+
+    @property
+    def confidence_values(self) -> Sequence[str]:
+        """The confidences as texts, such as `("0.0", "0.5", "1.0")`, each a number in [0, 1]."""
+        ...
+
+
+def get_confidence_values(task: object) -> tuple[str, ...]:
+    """The confidences that a task's responses can state: its own, or 0.0 to 1.0 by .05."""
+    return tuple(task.confidence_values) if isinstance(task, StatesConfidence) else CONFIDENCES
 
 
 @runtime_checkable

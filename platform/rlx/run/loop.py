@@ -6,7 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from rlx.errors import RewardError
-from rlx.evaluation import compute_held_out_metrics, limit_to_one_answer
+from rlx.evaluation import (
+    compute_held_out_metrics,
+    draw_test_problems,
+    limit_to_one_answer,
+)
 from rlx.home import WARM_STARTS, RunFolder, get_rlx_home
 from rlx.learner import (
     Critic,
@@ -268,8 +272,9 @@ def _evaluate_suite(
     """Evaluates one held-out set with one way of sampling."""
     spec = context.spec.evaluation
     data = derive_seed(context.spec.seed, "held out")
+    problems = draw_test_problems(task, spec.problems, data, distinct=spec.distinct)
     fit = build_prompt_fit(context.policy, recipe)
-    drawn = fit.draw_held_out(lambda i: task.problem("test", i, data), range(spec.problems))
+    drawn = fit.draw_held_out(problems.__getitem__, range(len(problems)))
     seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in drawn.numbers]
     sample = sample_and_score(context, recipe, plan, drawn.problems, seeds)
     if context.recorder is None:
@@ -290,7 +295,7 @@ def _evaluate_suite(
     if result.lost:
         context.recorder.event(
             "held_out_lost",
-            f"{result.lost} of {spec.problems} rollouts of {suite} ({label}) could not be scored",
+            f"{result.lost} of {len(problems)} rollouts of {suite} ({label}) could not be scored",
             level="warning",
         )
     print(

@@ -78,6 +78,9 @@ def step_figures(
             figures["train/span_entropy"] = update.bonus_entropy
         if update.kl_loss is not None:
             figures["train/kl_loss"] = update.kl_loss
+        if update.expected_score is not None and update.stated_mass is not None:
+            figures["train/expected_score"] = update.expected_score
+            figures["train/stated_mass"] = update.stated_mass
     if critic is not None:
         known = {n: value for n, value in asdict(critic).items() if value is not None}
         figures |= {f"critic/{name}": value for name, value in known.items()}

@@ -43,7 +43,15 @@ from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.field_docs import read_field_meanings
 from rlx.spec.json_schema import experiment_schema
 from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
-from rlx.spec.loss import Aggregate, Correction, EntropyBonus, KlPenalty, LossSpec
+from rlx.spec.loss import (
+    Aggregate,
+    Correction,
+    EntropyBonus,
+    ExpectedScore,
+    KlPenalty,
+    LossSpec,
+    ProperScore,
+)
 from rlx.spec.mask import AllResponse, Effective, ModelTokens, TurnSpans
 from rlx.spec.model import (
     CLOSED_VOCABULARIES,
@@ -115,6 +123,7 @@ __all__ = [
     "EnvironmentUse",
     "EstimatorUse",
     "EvaluationSpec",
+    "ExpectedScore",
     "ExperimentSpec",
     "FinalTokenOnly",
     "ForcedAnswer",
@@ -150,6 +159,7 @@ __all__ = [
     "PretrainedModelSpec",
     "ProbeSpec",
     "PromptLimit",
+    "ProperScore",
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "Remax",

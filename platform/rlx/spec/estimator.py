@@ -74,6 +74,15 @@ class ConfidenceSpec(GroupComparison):
 
     normalize: Normalize = "center"
     """std divides by the standard deviation, center does not."""
+    baseline: Literal["siblings", "label"] = "siblings"
+    """siblings: the mean over the confidences of the same answer. label: the mean over all other
+    confidences of the step whose answer has the same label, for `loss.expected` with one confidence
+    per answer."""
+
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """The options of `rlx.credit.group_advantages`."""
+        return self.model_dump(exclude={"baseline"})
 
 
 class _GroupEstimator(_SignalOptions, Estimator):
@@ -315,11 +324,24 @@ class TwoLevel(_NormalizingEstimator):
     lambda_conf: float = 1.0
     """Multiplies the confidence advantages; about 4 compensates for centering without σ."""
 
+    @model_validator(mode="after")
+    def _check_baseline(self) -> Self:
+        if self.confidence.baseline == "label":
+            if self.confidence.normalize != "center":
+                raise ValueError("confidence.baseline: label needs confidence.normalize: center")
+            if self.second_level != "none":
+                raise ValueError("confidence.baseline: label needs second_level: none")
+        return self
+
     def compares(self, turn: str) -> bool:
-        return self._get_turn_settings(turn).singleton != "raw"
+        return self._compares_siblings(turn) and self._get_turn_settings(turn).singleton != "raw"
 
     def refuses_one(self, turn: str) -> bool:
-        return self._get_turn_settings(turn).singleton == "refuse"
+        refuses = self._get_turn_settings(turn).singleton == "refuse"
+        return refuses and self._compares_siblings(turn)
+
+    def _compares_siblings(self, turn: str) -> bool:
+        return turn != "confidence" or self.confidence.baseline == "siblings"
 
     def get_ddof(self, turn: str) -> Literal[0, 1]:
         return self._get_turn_settings(turn).ddof

@@ -37,9 +37,12 @@ __all__ = ["EstimatorUse", "ExperimentSpec", "MaskUse", "MisplacedSetting"]
 
 _NOT_IN_DIGEST = ("name", "seed", "runner", "tracking")
 _LATER_DEFAULTS: Final = (
-    ("optimizer", "mini_batches", 1),
-    ("critic", "mini_batches", 1),
-    ("rollout", "max_prompt_tokens", None),
+    (("optimizer",), "mini_batches", 1),
+    (("critic",), "mini_batches", 1),
+    (("rollout",), "max_prompt_tokens", None),
+    (("evaluation",), "distinct", False),
+    (("loss",), "expected", None),
+    (("loss", "entropy"), "schedule", "constant"),
 )
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
 they are not part of the digest, so that an experiment keeps its own."""
@@ -144,7 +147,8 @@ class ExperimentSpec(StrictModel):
         """Returns the experiment with the phase's `set` applied.
 
         If the phase selects another schedule, the keys that only the previous schedule has are
-        dropped, together with the rewards and the entropy bonus of turns that are not sampled.
+        dropped, together with the rewards, the entropy bonus and the expected score of turns that
+        are not sampled.
 
         Raises:
             ValueError: a path does not exist, or is fixed for the whole run.
@@ -199,6 +203,9 @@ class ExperimentSpec(StrictModel):
         bonus = self.loss.entropy
         if bonus and bonus.span and bonus.span not in spans and is_untouched("loss", "entropy"):
             tree["loss"]["entropy"] = None
+        expected = self.loss.expected
+        if expected and expected.span not in spans and is_untouched("loss", "expected"):
+            tree["loss"]["expected"] = None
 
     def dump_resolved(self) -> dict[str, Any]:
         """Returns the whole spec, defaults included, as plain JSON values under their YAML keys."""
@@ -208,9 +215,12 @@ class ExperimentSpec(StrictModel):
     def digest(self) -> str:
         """16 hex digits that identify everything that affects results, except the seed."""
         settings = {k: v for k, v in self.dump_resolved().items() if k not in _NOT_IN_DIGEST}
-        for section, name, default in _LATER_DEFAULTS:
-            if (settings[section] or {}).get(name) == default:
-                del settings[section][name]
+        for path, name, default in _LATER_DEFAULTS:
+            section = settings
+            for key in path:
+                section = section.get(key) or {}
+            if name in section and section[name] == default:
+                del section[name]
         if settings["model"].get("tokenizer", "") is None:
             # Runs of before had this default; where null chooses another, they could not run.
             settings["model"]["tokenizer"] = CLOSED_VOCABULARIES[0]

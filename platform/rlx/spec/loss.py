@@ -11,9 +11,11 @@ __all__ = [
     "Aggregate",
     "Correction",
     "EntropyBonus",
+    "ExpectedScore",
     "KlPenalty",
     "LossSpec",
     "MaskedCorrection",
+    "ProperScore",
     "Ratio",
     "Surrogate",
     "TruncatedCorrection",
@@ -22,6 +24,7 @@ __all__ = [
 Ratio = Literal["token", "sequence"]
 Surrogate = Literal["clip", "cispo", "none"]
 Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
+ProperScore = Literal["brier", "log", "spherical"]
 
 
 class EntropyBonus(StrictModel):
@@ -32,6 +35,29 @@ class EntropyBonus(StrictModel):
     span: str | None = None
     """Name of the span; its delimiters are excluded, since only the content should vary. null
     means every learning token."""
+    schedule: Literal["constant", "learning_rate"] = "constant"
+    """learning_rate: the coefficient falls with the learning rate, in proportion to it."""
+
+
+class ExpectedScore(StrictModel):
+    """Expected proper score of a stated confidence in closed form, in place of a sampled score.
+
+    The loss gains -coefficient · Σᵥ π(v) · score(v, y) over the task's confidence values v, with
+    the weight of the span's first token. The span's own tokens then get no sampled credit; all
+    other tokens keep theirs.
+    """
+
+    span: str = "confidence"
+    """Name of the span whose content is a confidence."""
+    of: str = "accuracy"
+    """Turn reward that is the label y, in [0, 1], of the span's turn or of an earlier one."""
+    score: ProperScore = "brier"
+    """Each is at most 1, and 0 at worst, as mass outside the task's values is. brier:
+    1 - (y - v)². log: 1 - ln p / ln .001 with p, the probability given to y, at least .001.
+    spherical: p / √(v² + (1 - v)²)."""
+    coefficient: float = Field(1.0, gt=0)
+    """Multiplies the term. At `lambda_conf` of the estimator two_level, times the weight of the
+    sampled reward, it is the expectation of what sampling would give."""
 
 
 class KlPenalty(StrictModel):
@@ -92,6 +118,7 @@ class LossSpec(StrictModel):
     """Aggregate within each kind of turn, then add, so that long answers do not outweigh short
     confidences."""
     entropy: EntropyBonus | None = None
+    expected: ExpectedScore | None = None
     old_logprobs: Literal["behaviour", "learner"] = "behaviour"
     """Denominator of the ratio: log-probabilities reported by the sampler (behaviour), or
     recomputed by the learner."""

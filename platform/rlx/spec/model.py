@@ -17,7 +17,7 @@ __all__ = [
     "is_tokenizer_folder",
 ]
 
-CLOSED_VOCABULARIES = ("arithmetic", "world")
+CLOSED_VOCABULARIES = ("arithmetic", "arithmetic_05", "world")
 """Tokenizers shipped with rlx that write only the texts of some tasks."""
 TOKENIZERS = ("bytes", "train", *CLOSED_VOCABULARIES)
 
@@ -52,9 +52,10 @@ class TinyModelSpec(StrictModel):
     tokenizer: str | None = Field(None, min_length=1)
     """`bytes` writes any text, one token per byte. `train` is a byte-level BPE of at most 1024
     tokens, trained on the task's own texts when the run is submitted. `arithmetic` has integers up
-    to 100, `world` the entities of the shipped knowledge graph and the words of questions about
-    them. A path, such as `./tokenizer`, is the folder of a tokenizer. null follows the task:
-    `arithmetic` or `world` if it can write the task's texts, otherwise `train`."""
+    to 100 and confidences in steps of .1, `arithmetic_05` also in steps of .05; `world` has the
+    entities of the shipped knowledge graph and the words of questions about them. A path, such as
+    `./tokenizer`, is the folder of a tokenizer. null follows the task: the first of these closed
+    ones that can write the task's texts, otherwise `train`."""
     hidden_size: Count = Field(96, ge=32)
     layers: Count = Field(3, ge=1)
     heads: Count = Field(4, ge=1)

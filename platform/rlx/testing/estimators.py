@@ -72,6 +72,7 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
         levels=levels,
         tree_ids=tree_ids,
         state_ids=torch.where(has_turn, torch.randint(0, 3, (rows, _TURNS), generator=rng), -1),
+        labels=(torch.arange(rows) % 2).to(dtype),
         streams={
             stream.name: _draw_stream(stream, tree_ids, turn_ids, rng, dtype)
             for stream in STREAMS.values()

@@ -49,6 +49,8 @@ class Demonstrations(BaseModel):
     informed: float = Field(0.0, ge=0, le=1)
     """Share of informative confidences: above 0.5 after a right answer, below 0.5 after a wrong
     one. The others are uniformly random."""
+    confidence_steps: Literal[10, 20] = 10
+    """Confidences are multiples of 1/10 or 1/20; for 20 a tiny model needs `arithmetic_05`."""
 
 
 class CountdownTask(Plugin):
@@ -148,6 +150,12 @@ class CountdownTask(Plugin):
         return self._generate(split, random.Random(f"countdown/{seed}/{split}/{index}"))
 
     @property
+    def confidence_values(self) -> tuple[str, ...]:
+        """The confidences of demonstrations, from 0.0 to 1.0."""
+        steps = self.demonstrations.confidence_steps
+        return tuple(str(step / steps) for step in range(steps + 1))
+
+    @property
     def stand_ins(self) -> str:
         """What `rlx plan` takes where the files are missing."""
         return "Countdown problems" if self.files is not None else ""
@@ -226,11 +234,13 @@ class CountdownTask(Plugin):
         return f"{over:x}/{under:x}"  # decimal conversion of huge numbers is slow
 
     def _confidence(self, problem: Problem, answer: str, rng: random.Random) -> str:
-        tenths = rng.randrange(11)
+        values = self.confidence_values
+        most = len(values) - 1
+        chosen = rng.randrange(most + 1)
         if rng.random() < self.demonstrations.informed:
             right = compute_score(answer, problem.fields) == 1.0
-            tenths = rng.randrange(6, 11) if right else rng.randrange(5)
-        return f"<confidence>{tenths / 10:.1f}</confidence>"
+            chosen = rng.randrange(most // 2 + 1, most + 1) if right else rng.randrange(most // 2)
+        return f"<confidence>{values[chosen]}</confidence>"
 
     def _read_files(self) -> FileProblems | None:
         return read_files(self.files, self.held_out) if self.files else None

@@ -66,6 +66,7 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
             ("clipping", r"train/(clip_frac.*|ratio_max)"),
             ("gradient norm", r"train/(grad_norm)"),
             ("loss", r"train/(loss|value_loss)"),
+            ("stated confidences: expected score, mass", r"train/(expected_score|stated_mass)"),
             ("learning rate", r"train/(lr.*)"),
         ),
     ),

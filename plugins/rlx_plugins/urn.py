@@ -1,0 +1,127 @@
+"""A task whose posterior is graded and known: the prompt names the balls in an urn, one is drawn.
+
+What a confidence should be is the share of red balls, whatever is answered. So recipes are compared
+with the truth itself instead of with labels.
+"""
+
+import random
+import string
+import zlib
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from rlx.plugin import Demonstration, Example, Plugin, Problem, Reward, Sample, Score, Split
+from rlx_plugins.rlcr import parse_confidence
+
+__all__ = ["UrnDistance", "UrnDrawn", "UrnTask"]
+
+
+_URNS = 100
+
+
+class UrnTask(Plugin):
+    """How likely is a red ball? The prompt names an urn's number, its red and its blue balls.
+
+    Red is drawn with probability red / balls, once per problem. The prompt is all that can be known
+    about it, so the best confidence is that share. The urn's number says nothing; with red it
+    decides the split: test if `crc32(repr((number, red))) % held_out` is 0.
+    """
+
+    balls: int = Field(10, ge=2, le=100)
+    """Balls in every urn; the number of red ones is uniform from 0 to all."""
+    confidence_steps: int = Field(10, ge=2, le=100)
+    """Confidences are multiples of 1 / confidence_steps. A tiny model has tokens for 10, and for
+    20 with `tokenizer: arithmetic_05`."""
+    held_out: int = Field(3, ge=2)
+    """One in `held_out` urns is held out for testing."""
+    prompt: str = "nums: {number} {red} {blue}\n"
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, value: str) -> str:
+        names = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
+        if names != {"number", "red", "blue"}:
+            raise ValueError("must hold {number}, {red} and {blue} and no other field")
+        return value
+
+    @property
+    def confidence_values(self) -> tuple[str, ...]:
+        """The confidences of demonstrations, from 0.0 to 1.0."""
+        steps = self.confidence_steps
+        return tuple(str(step / steps) for step in range(steps + 1))
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        """Returns problem number `index` of a split; the same for the same arguments."""
+        rng = random.Random(f"urn/{seed}/{split}/{index}")
+        while True:
+            number, red = rng.randint(1, _URNS), rng.randint(0, self.balls)
+            if (zlib.crc32(repr((number, red)).encode()) % self.held_out == 0) == (split == "test"):
+                break
+        blue = self.balls - red
+        fields: dict[str, Any] = {
+            "red": red,
+            "blue": blue,
+            "drawn": int(rng.random() * self.balls < red),
+            "data_source": "urn",
+        }
+        return Problem(
+            id=f"urn/{split}/{seed}/{index}",
+            prompt=self.prompt.format(number=number, red=red, blue=blue),
+            fields=fields,
+            stratum=f"{red} of {self.balls} red",
+        )
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Returns `<answer>1</answer>` and, in the same turn, a uniformly random confidence."""
+        rng = random.Random(f"demonstration/{seed}/{problem.id}")
+        confidence = rng.choice(self.confidence_values)
+        return Demonstration((f"<answer>1</answer><confidence>{confidence}</confidence>",))
+
+
+def _build_urn_example(
+    name: str, value: float | None, *, red: int = 3, drawn: int = 1, response: str = ""
+) -> Example:
+    problem = {"red": red, "blue": 10 - red, "drawn": drawn}
+    sample = Sample(id="a", problem=problem, turn="answer", number=1, response=response)
+    return Example(name=name, sample=sample, value=value)
+
+
+class UrnDrawn(Reward):
+    """1 if a red ball was drawn, whatever the response is: the label of the task `urn`."""
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _build_urn_example("gold", 1.0, response="<answer>1</answer>"),
+        _build_urn_example("blue", 0.0, drawn=0, response="<answer>1</answer>"),
+        _build_urn_example("no answer", 1.0, response="red!"),
+    )
+
+    def is_solution(self, sample: Sample) -> bool:
+        """Whether red was drawn: a response cannot change it."""
+        return bool(sample.problem["drawn"] == 1)
+
+    def score(self, sample: Sample) -> Score:
+        """Returns what was drawn."""
+        return Score(float(sample.problem["drawn"]))
+
+
+class UrnDistance(Reward):
+    """|stated − true|: how far a confidence is from the urn's share of red balls.
+
+    For a name that begins with `_`: recorded, never summed. Abstains without a readable confidence,
+    so that its mean is over stated confidences.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _build_urn_example("gold", 0.0, red=5, response="<confidence>0.5</confidence>"),
+        _build_urn_example("sure and far", 1.0, red=0, response="<confidence>1.0</confidence>"),
+        _build_urn_example("none", None, response="half of them"),
+    )
+
+    def score(self, sample: Sample) -> Score | None:
+        """Measures one confidence."""
+        confidence = parse_confidence(sample.response).value
+        if confidence is None:
+            return None
+        red, blue = sample.problem["red"], sample.problem["blue"]
+        return Score(abs(confidence - red / (red + blue)))

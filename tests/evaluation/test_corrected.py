@@ -1,0 +1,96 @@
+"""What flatters a calibration figure: few answers per bin, one bit, and what a map could mend."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from rlx.evaluation.corrected import (
+    _halve_problems,
+    compute_debiased_ece,
+    compute_one_bit_auroc,
+    compute_recalibrated_brier,
+)
+from rlx.evaluation.held_out import draw_test_problems
+from rlx.evaluation.scores import compute_auroc, compute_brier, compute_expected_calibration_error
+from rlx.plugin import Problem
+
+
+def answers(n, seed=0, gap=0.0):
+    """Confidences on a grid of .05, and labels with that probability less a gap."""
+    draw = np.random.default_rng(seed)
+    stated = draw.integers(2, 20, n) / 20
+    return (draw.random(n) < stated - gap).astype(float), stated
+
+
+def test_the_correction_is_that_of_a_folded_normal_by_hand():
+    correct = [1.0] * 6 + [0.0] * 4
+    gap, noise = 0.75 - 0.6, np.sqrt(0.6 * 0.4 / 10)
+    outcomes = norm(gap, noise)
+    grid = np.linspace(-8, 8, 200_001) * noise + gap
+    expected_gap = np.trapezoid(np.abs(grid) * outcomes.pdf(grid), grid)
+    found = compute_debiased_ece(correct, [0.75] * 10)
+    assert found == pytest.approx(2 * gap - expected_gap, abs=1e-6)
+    assert compute_expected_calibration_error(correct, [0.75] * 10) == pytest.approx(gap)
+
+
+def test_a_bin_with_one_outcome_is_not_corrected():
+    assert compute_debiased_ece([1.0] * 5, [0.8] * 5) == pytest.approx(0.2)
+
+
+def test_a_calibrated_confidence_has_less_debiased_ece_at_every_size():
+    for n in (100, 400, 1600):
+        plain, debiased = (
+            np.mean([measure(*answers(n, seed)) for seed in range(40)])
+            for measure in (compute_expected_calibration_error, compute_debiased_ece)
+        )
+        assert debiased < 0.75 * plain
+
+
+def test_a_true_gap_is_found():
+    found = [compute_debiased_ece(*answers(400, seed, gap=0.1)) for seed in range(40)]
+    assert np.mean(found) == pytest.approx(0.1, abs=0.01)
+
+
+def test_a_confidence_of_two_values_is_one_bit_and_a_graded_one_is_not():
+    correct, stated = answers(4000)
+    bit = np.where(stated >= 0.5, 0.9, 0.1)
+    assert compute_one_bit_auroc(correct, bit) == compute_auroc(correct, bit)
+    assert compute_one_bit_auroc(correct, stated) == compute_auroc(correct, bit)
+    assert compute_auroc(correct, stated) > compute_one_bit_auroc(correct, stated) + 0.02
+    assert compute_one_bit_auroc([1, 1], [0.2, 0.9]) is None
+
+
+def test_an_increasing_map_is_mended_and_noise_is_not():
+    correct, stated = answers(4000)
+    bent = stated**3
+    assert compute_brier(correct, bent) > compute_brier(correct, stated) + 0.03
+    mended = compute_recalibrated_brier(correct, bent)
+    assert mended == pytest.approx(compute_brier(correct, stated), abs=0.005)
+    shuffled = np.random.default_rng(1).permutation(stated)
+    base = correct.mean() * (1 - correct.mean())
+    assert compute_recalibrated_brier(correct, shuffled) == pytest.approx(base, abs=0.005)
+
+
+def test_the_map_is_fitted_on_other_problems():
+    """One problem is always right at .2 and one always wrong at .8: no other problem shows it."""
+    correct, stated = [1.0] * 4 + [0.0] * 4, [0.2] * 4 + [0.8] * 4
+    halves = ["a"] * 4 + ["d"] * 4
+    assert _halve_problems(halves).tolist() in ([True] * 4 + [False] * 4, [False] * 4 + [True] * 4)
+    assert compute_recalibrated_brier(correct, stated, halves) == 1.0
+    assert compute_recalibrated_brier(correct, stated) == 0.25, "half of each problem shows it"
+    assert compute_recalibrated_brier([1, 0], [0.5, 0.5], ["a", "a"]) is None
+
+
+class Repeating:
+    """A task with few problems, which it draws again and again."""
+
+    def problem(self, split, index, seed):
+        return Problem(id=f"{split}/{index * index % 7}", prompt="?", fields={})
+
+
+def test_distinct_problems_are_each_drawn_once():
+    every = draw_test_problems(Repeating(), 12, 0, distinct=False)
+    assert len(every) == 12
+    distinct = draw_test_problems(Repeating(), 12, 0, distinct=True)
+    assert [p.id for p in distinct] == ["test/0", "test/1", "test/4", "test/2"]
+    assert len(draw_test_problems(Repeating(), 2, 0, distinct=True)) == 2

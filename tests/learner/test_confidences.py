@@ -1,0 +1,160 @@
+"""The values of a confidence as tokens, and as branches of the rows that state one."""
+
+import checkpoints
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from rlx.errors import SpecError
+from rlx.learner.confidences import encode_confidences
+from rlx.learner.pack import Branches, collate_trees, pack_trees
+from rlx.model.dialogue import PlainDialogue
+from rlx.model.tokenizer import load_local_dialogue
+from rlx.plugin import get_confidence_values
+from rlx.spec import TinyModelSpec
+
+GRID = get_confidence_values(None)
+
+
+def tiny(tokenizer):
+    return load_local_dialogue(TinyModelSpec(tokenizer=tokenizer))
+
+
+@pytest.fixture(scope="module")
+def by_digit():
+    """A byte-level BPE that splits digits one by one, as those of instruct models do."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d|[^\d]+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["<confidence>0.8</confidence>"] * 50, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    return PlainDialogue(fast, (fast.eos_token_id,))
+
+
+def test_a_value_is_one_token_of_a_vocabulary_that_has_it():
+    dialogue = tiny("arithmetic_05")
+    tokens = encode_confidences(GRID, "confidence", dialogue)
+    assert [len(value) for value in tokens] == [1] * 21
+    assert [dialogue.read(value)[0] for value in tokens] == list(GRID)
+
+
+def test_a_value_that_begins_another_is_told_apart_by_what_closes_it(by_digit):
+    tokens = encode_confidences(GRID, "confidence", by_digit)
+    texts = [by_digit.read(value)[0] for value in tokens]
+    closing = texts[0].removeprefix("0.0")
+    assert closing
+    assert "</confidence>".startswith(closing)
+    assert texts == [value + closing for value in GRID]
+    for one in tokens:
+        assert sum(other[: len(one)] == one for other in tokens) == 1
+
+
+def test_a_grid_that_needs_no_closing_tag_has_none(by_digit):
+    tokens = encode_confidences(("0.1", "0.9"), "confidence", by_digit)
+    assert [by_digit.read(value)[0] for value in tokens] == ["0.1", "0.9"]
+
+
+def test_a_vocabulary_without_the_values_is_refused():
+    with pytest.raises(SpecError, match=r"no token for '0\.05'"):
+        encode_confidences(GRID, "confidence", tiny("arithmetic"))
+
+
+def test_values_that_are_the_same_are_refused():
+    with pytest.raises(SpecError, match="does not tell the values of <confidence> apart"):
+        encode_confidences(("0.5", "0.5"), "confidence", tiny("arithmetic"))
+
+
+def test_a_tag_that_a_token_joins_with_a_value_is_refused():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([">0."] * 50, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    with pytest.raises(SpecError, match=r"joins '0\.5' with a tag"):
+        encode_confidences(("0.5",), "confidence", PlainDialogue(fast, (fast.eos_token_id,)))
+
+
+def test_a_usual_byte_level_vocabulary_states_the_grid():
+    fast = checkpoints.tokenizer(checkpoints.STYLES["chatml"])
+    dialogue = PlainDialogue(fast, (fast.eos_token_id,))
+    texts = [dialogue.read(value)[0] for value in encode_confidences(GRID, "confidence", dialogue)]
+    assert all(text.startswith(value) for text, value in zip(texts, GRID, strict=True))
+    assert {len(text) - len(value) for text, value in zip(texts, GRID, strict=True)} <= {1, 2}
+
+
+# Packing ------------------------------------------------------------------------------------------
+
+IDS = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 7, 0], [1, 2, 3, 8, 9]])
+IS_TOKEN = IDS > 0
+TREES = torch.tensor([0, 0, 1])
+NOTHING = torch.zeros_like(IS_TOKEN)
+
+
+def path(tree, node):
+    return tree.token_ids[[j for j in range(node + 1) if node < tree.ends[j]]].tolist()
+
+
+@pytest.mark.parametrize("limit", [1000, 6, 1])
+@pytest.mark.parametrize("merge", [True, False])
+def test_every_token_of_a_branch_follows_its_row_and_its_own_tokens(limit, merge):
+    values = ((11,), (12, 13), (12, 14, 15), (4, 5))
+    branches = Branches(
+        rows=torch.tensor([0, 0, 0, 0, 2, 2, 2, 2]), starts=torch.tensor([3] * 8), tokens=values * 2
+    )
+    trees = pack_trees(IDS, IS_TOKEN, TREES, IS_TOKEN, limit, branches=branches, merge=merge)
+    packed = collate_trees(trees, IDS)
+    found = {}
+    for state, token, number in zip(
+        packed.branches.states, packed.branches.tokens, packed.branches.numbers, strict=True
+    ):
+        at = int(packed.branches.at[state])
+        read = path(packed, at)
+        found.setdefault(int(number), []).append((read, int(token)))
+        assert int(packed.positions[at]) == len(read) - 1
+        assert int(packed.branches.rows[state]) == branches.rows[number]
+        assert int(packed.branches.starts[state]) == 3
+    expected = {}
+    for number, (row, start) in enumerate(zip(branches.rows, branches.starts, strict=True)):
+        begun = IDS[row, :start].tolist()
+        tokens = branches.tokens[number]
+        expected[number] = [([*begun, *tokens[:n]], token) for n, token in enumerate(tokens)]
+    assert found == expected
+    assert packed.sources[len(packed.targets) :].tolist() == packed.branches.at.tolist()
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_values_of_one_token_add_no_node(merge):
+    branches = Branches(
+        rows=torch.tensor([0] * 3), starts=torch.tensor([3] * 3), tokens=((11,), (12,), (13,))
+    )
+    want = IS_TOKEN.clone()
+    want[:, 0] = False
+    plain = pack_trees(IDS, IS_TOKEN, TREES, want, 1000, merge=merge)
+    more = pack_trees(IDS, IS_TOKEN, TREES, want, 1000, branches=branches, merge=merge)
+    assert sum(map(len, more)) == sum(map(len, plain))
+    assert sum(len(tree.branches.at) for tree in more) == 1
+
+
+def test_a_row_without_another_wanted_token_is_read_only_up_to_its_branches():
+    branches = Branches(rows=torch.tensor([1]), starts=torch.tensor([2]), tokens=((11, 12),))
+    (tree,) = pack_trees(IDS, IS_TOKEN, TREES, NOTHING, 1000, branches=branches)
+    assert tree.token_ids.tolist() == [1, 2, 11]
+    assert len(tree.rows) == 0

@@ -1,0 +1,104 @@
+"""Expected scores of stated confidences: worked by hand, enumerated, and against many samples."""
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from rlx.loss import compute_expected_score_loss, compute_proper_scores
+
+SCORES = ["brier", "log", "spherical"]
+GRID = torch.arange(21, dtype=torch.float64) / 20
+
+
+@pytest.mark.parametrize(
+    ("score", "right", "wrong"),
+    [
+        ("brier", [0.0, 0.75, 1.0], [1.0, 0.75, 0.0]),
+        ("log", [0.0, 1 - math.log(2) / math.log(1000), 1.0], None),
+        ("spherical", [0.0, math.sqrt(0.5), 1.0], None),
+    ],
+)
+def test_scores_of_never_half_and_always(score, right, wrong):
+    values = torch.tensor([0.0, 0.5, 1.0])
+    found = compute_proper_scores(values, torch.tensor([1.0, 0.0]), score)
+    expected = torch.tensor([right, wrong or right[::-1]])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@given(st.integers(0, 20))
+def test_the_truth_earns_most_in_expectation(score, truth):
+    p = GRID[truth]
+    outcomes = compute_proper_scores(GRID, torch.tensor([1.0, 0.0], dtype=p.dtype), score)
+    earned = p * outcomes[0] + (1 - p) * outcomes[1]
+    assert int(earned.argmax()) == truth
+    assert (earned >= 0).all()
+    assert (earned <= 1).all(), "no value is worth less than saying nothing, which scores 0"
+
+
+@pytest.mark.parametrize(("values", "labels"), [([1.5], [1.0]), ([0.5], [-1.0]), ([0.5], [2.0])])
+def test_what_is_no_probability_is_refused(values, labels):
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+        compute_proper_scores(torch.tensor(values), torch.tensor(labels), "brier")
+
+
+def _draw_policy(seed):
+    """Logits of four confidences over the grid and five other tokens, with labels and weights."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(4, len(GRID) + 5, generator=draw, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    weights = torch.tensor([0.5, 0.25, 0.0, 2.0], dtype=torch.float64)
+    return logits, labels, weights
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_gradient_is_the_one_by_moments_or_by_enumeration(score):
+    logits, labels, weights = _draw_policy(0)
+    scores = compute_proper_scores(GRID, labels, score)
+    stated = torch.log_softmax(logits, dim=1)[:, : len(GRID)]
+    loss = compute_expected_score_loss(
+        stated.flatten(), scores.flatten(), weights.repeat_interleave(len(GRID))
+    )
+    (found,) = torch.autograd.grad(loss, logits)
+    # d π(v) / d logit_k = π(v) (1[v = k] - π(k)), and what is no value of the grid earns 0.
+    policy = logits.detach().softmax(dim=1)
+    earned = torch.zeros_like(policy)
+    earned[:, : len(GRID)] = scores
+    mean = (policy * earned).sum(dim=1, keepdim=True)
+    expected = -weights[:, None] * policy * (earned - mean)
+    torch.testing.assert_close(found, expected)
+    if score == "brier":  # m₀ (1 - y) - m₂ + 2 y m₁ for labels of 0 and 1
+        m0, m1, m2 = (policy[:, : len(GRID)] @ GRID**k for k in range(3))
+        moments = torch.where(labels == 1, 2 * m1 - m2, m0 - m2)
+        assert float(loss.detach()) == pytest.approx(-float((weights * moments).sum()))
+
+
+def test_it_is_the_mean_of_sampled_credit_with_a_leave_one_out_baseline():
+    """The mean over 60 000 groups of four samples, within five of its standard errors."""
+    logits, labels, _ = _draw_policy(1)
+    weights = torch.ones(4, dtype=torch.float64)
+    scores = compute_proper_scores(GRID, labels, "brier")
+    stated = torch.log_softmax(logits, dim=1)[:, : len(GRID)]
+    loss = compute_expected_score_loss(
+        stated.flatten(), scores.flatten(), weights.repeat_interleave(len(GRID))
+    )
+    (exact,) = torch.autograd.grad(loss, logits)
+    policy = logits.detach().softmax(dim=1)
+    draw = torch.Generator().manual_seed(2)
+    groups, siblings = 60_000, 4
+    chosen = torch.multinomial(policy, groups * siblings, replacement=True, generator=draw)
+    chosen = chosen.view(4, groups, siblings)
+    earned = torch.cat([scores, scores.new_zeros(4, 5)], dim=1)
+    rewards = earned.gather(1, chosen.flatten(1)).view_as(chosen)
+    others = (rewards.sum(dim=2, keepdim=True) - rewards) / (siblings - 1)
+    advantages = rewards - others
+    for row in range(4):
+        # -A · ∇ log π(v) = -A · (1[v = k] - π(k)), whose second part sums to 0 over siblings.
+        taken = torch.zeros(groups, policy.shape[1], dtype=torch.float64)
+        taken.scatter_add_(1, chosen[row], -advantages[row] / siblings)
+        error = taken.std(dim=0) / math.sqrt(groups)
+        assert ((taken.mean(dim=0) - exact[row]).abs() <= 5 * error + 1e-12).all()
+        assert (taken.std(dim=0) > 10 * error).all(), "samples vary, the sum over values does not"

@@ -1,0 +1,63 @@
+"""The urn: what is drawn follows the share that the prompt shows; rewards measure against it."""
+
+from collections import defaultdict
+
+import pytest
+from pydantic import ValidationError
+
+from rlx.plugin import Sample, get_confidence_values
+from rlx_plugins.urn import UrnDistance, UrnDrawn, UrnTask
+
+
+def test_red_is_drawn_as_often_as_the_prompt_says():
+    task, drawn = UrnTask(), defaultdict(list)
+    for index in range(6000):
+        problem = task.problem("train", index, 7)
+        number, red, blue = map(int, problem.prompt.removeprefix("nums: ").split())
+        assert (red, blue) == (problem.fields["red"], problem.fields["blue"])
+        assert 1 <= number <= 100
+        assert red + blue == 10
+        assert problem.stratum == f"{red} of 10 red"
+        drawn[red].append(problem.fields["drawn"])
+    assert sorted(drawn) == list(range(11))
+    for red, outcomes in drawn.items():
+        share, n = red / 10, len(outcomes)
+        error = (share * (1 - share) / n) ** 0.5
+        assert abs(sum(outcomes) / n - share) <= 4.5 * error
+
+
+def test_no_urn_is_in_both_splits():
+    task = UrnTask(held_out=2)
+    prompts = [
+        {task.problem(split, index, seed).prompt for index in range(400) for seed in (0, 1)}
+        for split in ("train", "test")
+    ]
+    assert not prompts[0] & prompts[1]
+
+
+def test_a_demonstration_states_each_value():
+    task = UrnTask(confidence_steps=4)
+    texts = {task.demonstration(task.problem("train", i, 0), 0).turns for i in range(200)}
+    assert get_confidence_values(task) == ("0.0", "0.25", "0.5", "0.75", "1.0")
+    assert texts == {
+        (f"<answer>1</answer><confidence>{value}</confidence>",) for value in task.confidence_values
+    }
+
+
+def test_a_prompt_names_all_that_it_must():
+    with pytest.raises(ValidationError, match="must hold"):
+        UrnTask(prompt="{red}")
+
+
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_the_label_is_what_was_drawn_and_the_distance_is_from_the_share(drawn):
+    problem = {"red": 3, "blue": 7, "drawn": drawn}
+    sample = Sample(
+        id="a",
+        problem=problem,
+        turn="confidence",
+        number=2,
+        response="<confidence>0.8</confidence>",
+    )
+    assert UrnDrawn().score(sample).value == drawn
+    assert UrnDistance().score(sample).value == pytest.approx(0.5)
