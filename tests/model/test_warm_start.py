@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlx.checks import read_spec
-from rlx.model import build_policy, warm_start_policy
+from rlx.model import Vocabulary, build_policy, warm_start_policy
 from rlx.recipe import build_recipe
 from rlx.spec import ExperimentSpec
 
@@ -40,9 +40,9 @@ class Watched:
             raise KeyboardInterrupt
 
 
-def warm(cache, *overrides, break_at=None, tell=lambda _: None):
+def warm(cache, *overrides, break_at=None, tell=lambda _: None, tokenizer=None):
     spec = read_spec(RLCR, [*SMALL, *overrides]).spec
-    policy = build_policy(spec.model, spec.seed)
+    policy = build_policy(spec.model, spec.seed, tokenizer)
     fresh = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     watched = Watched(break_at)
     folder = warm_start_policy(policy, spec, build_recipe(spec).task, cache, watched, tell=tell)
@@ -102,6 +102,19 @@ def test_whatever_decides_the_result_trains_anew(tmp_path, change):
     other, watched, *_ = warm(tmp_path, change)
     assert other != folder
     assert watched.steps == [1, 2, 3]
+
+
+def test_another_trained_tokenizer_trains_anew(tmp_path):
+    """Both have the name `train`."""
+    texts = ["nums: 3 17 target: 20", "<think>3+17=20</think><answer>3+17</answer>"]
+    folders = set()
+    for name, some in (("one", texts[:1]), ("two", texts * 9)):
+        Vocabulary.train(some).save(tmp_path / name)
+        chosen = {"tokenizer": tmp_path / name}
+        folder, watched, *_ = warm(tmp_path / "cache", "model.tokenizer=train", **chosen)
+        assert watched.steps == [1, 2, 3]
+        folders.add(folder)
+    assert len(folders) == 2
 
 
 @pytest.mark.parametrize("same_result", ["optimizer.learning_rate=1e-3", "runner.zero_stage=0"])

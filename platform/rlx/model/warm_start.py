@@ -27,7 +27,13 @@ from rlx.model.files import compute_model_fingerprint
 from rlx.plugin import Environment, Plugin, Task
 from rlx.sealing import MANIFEST, CheckpointError, check_sealed_folder, sync_folder, write_manifest
 from rlx.sources import source_digest
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PretrainedModelSpec, WarmStart
+from rlx.spec import (
+    EnvironmentRolloutSpec,
+    ExperimentSpec,
+    PretrainedModelSpec,
+    TinyModelSpec,
+    WarmStart,
+)
 
 __all__ = ["warm_start_policy"]
 
@@ -67,7 +73,7 @@ def warm_start_policy(
     if warm is None:
         return None
     stage = DemonstrationPlayer(spec, task, environment)
-    folder = cache / _compute_stage_digest(stage)
+    folder = cache / _compute_stage_digest(stage, policy)
     if folder.exists():
         try:
             check_sealed_folder(folder)
@@ -118,7 +124,7 @@ def _remove_folder(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _compute_stage_digest(stage: DemonstrationPlayer) -> str:
+def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy) -> str:
     spec = stage.spec
     resolved = spec.dump_resolved()
     plugins = [p for p in (stage.task, stage.environment) if isinstance(p, Plugin)]
@@ -134,6 +140,9 @@ def _compute_stage_digest(stage: DemonstrationPlayer) -> str:
         "torch": torch.__version__,
         "seed": spec.seed,
         "model": resolved["model"],
+        "tokenizer": _compute_tokenizer_digest(policy)
+        if isinstance(spec.model, TinyModelSpec)
+        else None,
         "files": compute_model_fingerprint(spec.model)
         if isinstance(spec.model, PretrainedModelSpec)
         else None,
@@ -143,6 +152,11 @@ def _compute_stage_digest(stage: DemonstrationPlayer) -> str:
         "templates": turns,
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def _compute_tokenizer_digest(policy: Policy) -> str:
+    """A trained tokenizer has the name `train`, whatever texts it was trained on."""
+    return hashlib.sha256(policy.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()[:16]
 
 
 def _compute_source_digest(module: str) -> str:
