@@ -22,7 +22,7 @@ from rlx.spec.reading.yaml_source import MAX_BYTES
 BAD = Path(__file__).parent / "bad"
 CASES = sorted(path.stem for path in BAD.glob("*.yaml"))
 RLX = [sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())"]
-ONLY_PLUGINS_AT_FAULT = {"environment_unknown", "plugin_missing"}
+ONLY_PLUGINS_AT_FAULT = {"environment_unknown", "plugin_missing", "plugin_of_another_kind"}
 
 
 def overrides(case):

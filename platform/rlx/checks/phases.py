@@ -24,6 +24,17 @@ def find_in_phases(
         at = ("phases", number)
         for found in check(phase) if phase.set else ():
             moved = relocate_phase_fault(found, at, {"name": phase.name, "set": phase.set})
-            follows = moved.path == at and found.path in faulty  # the phase does not set it
+            follows = found.path in faulty and not _is_set(found, phase)
             if (found.path, found.message) not in known and not follows:
                 yield moved
+
+
+def _is_set(found: Diagnostic, phase: PhaseSpec) -> bool:
+    """Whether the phase itself sets a value that a fault is about, or a part of it."""
+    keys = [tuple(key.split(".")) for key in phase.set]
+    paths = [tuple(map(str, path)) for path in (found.path, found.against) if path]
+    return any(
+        all(mine == theirs for mine, theirs in zip(key, path, strict=False))
+        for key in keys
+        for path in paths
+    )

@@ -66,6 +66,16 @@ def _check_phase_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 suggest_name(setting.path, setting.choices),
                 kind="unknown_key",
             )
+        yield from _check_discarded_settings(phase, at)
+
+
+def _check_discarded_settings(phase: PhaseSpec, at: KeyPath) -> Iterator[Diagnostic]:
+    """Yields entries of `set` that a later entry replaces as a whole."""
+    keys = list(phase.set)
+    for number, key in enumerate(keys):
+        if whole := next((k for k in keys[number + 1 :] if key.startswith(f"{k}.")), ""):
+            message = f"{key!r} has no effect: {whole!r} replaces it (phase '{phase.name}')"
+            yield build_error((*at, "set", key), message, f"write it after {whole!r}, or in it")
 
 
 def _find_phase_errors(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
@@ -83,9 +93,11 @@ def _find_hidden_errors(tree: Any, faults: Sequence[Diagnostic]) -> Iterator[Dia
     """Yields errors among the valid values, which validation does not reach after `faults`.
 
     Misspelt keys are renamed to the keys that were probably meant and malformed values are removed;
-    errors that concern removed values are dropped.
+    errors that concern removed values are dropped, and those of a renamed key's own value, since
+    another key may have been meant.
     """
     mended = deepcopy(tree)
+    guessed = {(*fault.path[:-1], fault.meant) for fault in faults if fault.meant}
     left_out = [path for fault in faults if (path := _repair_key(mended, fault))]
     try:
         hidden = list(find_spec_errors(parse_spec_tree(mended)))
@@ -96,6 +108,7 @@ def _find_hidden_errors(tree: Any, faults: Sequence[Diagnostic]) -> Iterator[Dia
         both = (fault.path, fault.against)
         if (
             (fault.path, fault.message) not in reported
+            and fault.path not in guessed
             and any(_find_container(mended, path) for path in both)
             and not any(_has_path_overlap(path, p) for path in both for p in left_out)
         ):

@@ -295,7 +295,8 @@ def _diagnose_unknown_plugin(kind: Kind, name: str) -> Diagnostic:
     if near := did_you_mean(name, offers):
         helps.append(f"did you mean '{near}' ({offers[near].source})?")
     if others := [f.kind for f in list_installed_plugins() if f.name == name]:
-        helps.append(f"'{name}' is the name of a {others[0]} plugin")
+        article = "an" if others[0][0] in "aeiou" else "a"
+        helps.append(f"'{name}' is the name of {article} {others[0]} plugin")
     notes = (
         f"{len(offers)} installed: {', '.join(offers) or 'none'}",
         f"searched entry-point group '{GROUPS[kind]}' in {sys.prefix}\n"

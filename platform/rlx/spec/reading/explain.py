@@ -54,6 +54,7 @@ _BOUNDS = {
     "too_short": "of {min_length} or more items",
     "too_long": "of {max_length} or fewer items",
 }
+_SELECTORS = frozenset({"engine", "kind", "name", "plugin", "strategy", "type"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +119,27 @@ def describe_value(value: Any) -> str:
     return _shorten_value_text(str(value))
 
 
-def unknown_key(path: KeyPath, valid: Sequence[str], *, hint: str = "") -> Diagnostic:
-    """Returns the diagnostic for an unknown key, with the closest valid key or the list of all."""
-    near = None if hint else did_you_mean(str(path[-1]), valid)
+def unknown_key(
+    path: KeyPath, valid: Sequence[str], *, hint: str = "", meant: str = ""
+) -> Diagnostic:
+    """Returns the diagnostic for an unknown key, with the key that was `meant`, the closest valid
+    key, or the list of all."""
+    near = None if hint else meant or did_you_mean(str(path[-1]), valid)
     if near is not None:
         help_ = f"did you mean '{near}'?"
     else:
         help_ = f"valid keys here: {', '.join(valid)}" if valid else "no keys are allowed here"
     message = f"unknown key '{format_key_path(path)}'"
     return replace(build_error(path, message, hint, help_, kind="unknown_key"), meant=near or "")
+
+
+def _find_selector(key: Any, valid: Sequence[str], *, written: Any) -> str:
+    """Returns the key that selects a member in this section, where another section's such key
+    stands instead (`mask: {name: ...}` for `strategy`); empty if there is none."""
+    here = _SELECTORS.intersection(valid)
+    if key not in _SELECTORS or len(here) != 1 or not isinstance(written, dict):
+        return ""
+    return next((one for one in here if one not in written), "")
 
 
 def _counts_valid_items(error: ErrorDetails) -> bool:
@@ -176,7 +189,9 @@ class _Explainer:
         others = owner.family or {}
         of = [tag for tag, member in others.items() if path[-1] in list_yaml_keys(member)]
         hint = f"'{path[-1]}' belongs to '{of[0]}'" if of else ""
-        return unknown_key((*self.at, *path), valid, hint=hint)
+        mapping = _get_at_path(self.data, path[:-1])
+        meant = "" if of else _find_selector(path[-1], valid, written=mapping)
+        return unknown_key((*self.at, *path), valid, hint=hint, meant=meant)
 
     def explain_missing_key(self, fault: _Fault) -> Diagnostic:
         path = (*self.at, *fault.place.path)
@@ -188,7 +203,8 @@ class _Explainer:
         owner = resolve_error_location(self.model, fault.error["loc"][:-1], self.data)
         known = list_yaml_keys(owner.expected) if isinstance(owner.expected, type) else ()
         strange = [k for k in mapping if k not in known] if isinstance(mapping, dict) else []
-        near = did_you_mean(key, strange)
+        selectors = [k for k in strange if key in _SELECTORS and k in _SELECTORS]
+        near = did_you_mean(key, strange) or (selectors or [None])[0]
         help_ = f"should '{near}' be '{key}'?" if near else ""
         where = f"in '{format_key_path(path[:-1])}'" if len(path) > 1 else "at the top of the file"
         message = f"missing key '{key}' {where}"
