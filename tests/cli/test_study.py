@@ -12,7 +12,8 @@ APART = {
     "prompt_scale": {"estimator.second_level", "estimator.lambda_conf"},
     "ema_scale": {"estimator.second_level", "estimator.lambda_conf"},
     "coupled": {
-        *("phases.1.name", "phases.1.set", "loss.entropy.coefficient", "loss.entropy.span"),
+        *("phases.1.name", "phases.1.set"),
+        *("loss.entropy.coefficient", "loss.entropy.span", "loss.entropy.schedule"),
     },
     "accuracy": {"phases.1.name", "phases.1.set"},
 }

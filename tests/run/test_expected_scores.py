@@ -51,6 +51,7 @@ def test_the_status_names_what_flatters_no_figure(own_home, run):
 
 
 def test_a_model_that_cannot_state_the_values_is_refused(own_home, run):
-    done = own_home.rlx("submit", URN, "-q", sets={**SMALL, "task.confidence_steps": 20})
+    steps = {"task.confidence_steps": 20, "model.tokenizer": "arithmetic"}
+    done = own_home.rlx("submit", URN, "-q", sets={**SMALL, **steps})
     assert done.returncode != 0
     assert "no token for '0.05'" in done.stdout + done.stderr

@@ -162,6 +162,8 @@ def test_what_the_optimiser_did():
         loss=0.1,
         entropy=0.2,
         bonus_entropy=None,
+        expected_score=None,
+        stated_mass=None,
         kl=0.3,
         clip_fraction=0.4,
         kl_loss=0.25,
