@@ -25,6 +25,12 @@ EPISODES = {
         "<analysis>20-3=17</analysis><confidence>10</confidence>",
         "<confidence>95%</confidence>",
     ],
+    "arithmetic_05": [
+        "nums: 3 17 20\ntarget: 99\n",
+        "<think>17+3=20\n</think><answer>(17+3)*4</answer>",
+        "<confidence>0.05</confidence>",
+        "<analysis>20-3=17</analysis><confidence>0.95</confidence>",
+    ],
     "world": [
         "name the capital of a country that borders Papua New Guinea ?\n",
         "<think> find borders of Niger</think>"
@@ -37,6 +43,7 @@ EPISODES = {
 WORDS = [(name, text) for name, texts in EPISODES.items() for text in texts]
 STRANGE = {
     "arithmetic": ["é", "3 + x", "101", "<unk>"],
+    "arithmetic_05": ["é", "3 + x", "101", "<unk>"],
     "world": ["é", " Atlantis", " Nigeri", "<unk>"],
 }
 
