@@ -29,8 +29,8 @@ def speed_up_imports() -> Iterator[None]:
     """Halves the import time of a process that imports everything it needs at once.
 
     Garbage collection is off inside the block. Imported objects live until the process ends, so
-    they are frozen and the garbage collector never scans them. Nothing is hidden once transformers is
-    imported, since it remembers which packages it has found.
+    are frozen and the garbage collector never scans them. Nothing is hidden once transformers has
+    been imported, since it remembers which packages it has found.
     """
     beside = () if "transformers" in sys.modules else BESIDE
     collecting = gc.isenabled()

@@ -42,6 +42,8 @@ __all__ = [
     "whiten_values",
 ]
 
+_DEFAULTS = Gae()
+
 
 class TokenAdvantages(NamedTuple):
     """Advantages and returns of tokens, `[B, T]` each, 0 outside the mask."""
@@ -79,9 +81,9 @@ def compute_gae_advantages(
     values: Tensor,
     mask: Tensor,
     *,
-    gamma: float,
-    lam: float,
-    environment: EnvironmentTokens,
+    gamma: float = _DEFAULTS.gamma,
+    lam: float = _DEFAULTS.lam,
+    environment: EnvironmentTokens = _DEFAULTS.environment,
 ) -> TokenAdvantages:
     """The formula of `estimate_gae`, not whitened.
 

@@ -24,6 +24,8 @@ __all__ = [
     "prompt_scale",
 ]
 
+_DEFAULTS = TwoLevel()
+
 
 class ScaledAdvantages(NamedTuple):
     """Scaled advantages, `[B]`, and the mean square to pass at the next step; None if unknown."""
@@ -118,7 +120,13 @@ def _apply_second_level(
             return ema_scale(advantages, before, momentum=options.momentum, eps=eps)
 
 
-def prompt_scale(advantages: Tensor, prompt_ids: Tensor, *, ddof: int, eps: float) -> Tensor:
+def prompt_scale(
+    advantages: Tensor,
+    prompt_ids: Tensor,
+    *,
+    ddof: int = _DEFAULTS.confidence.ddof,
+    eps: float = _DEFAULTS.confidence.eps,
+) -> Tensor:
     """Divides all confidences of a prompt by one deviation, without shifting the mean.
 
         Aᵢ = aᵢ / (σ + ε)        σ² = Σ a² / (n - ddof) over the prompt
@@ -145,7 +153,11 @@ def prompt_scale(advantages: Tensor, prompt_ids: Tensor, *, ddof: int, eps: floa
 
 
 def ema_scale(
-    advantages: Tensor, mean_square: float | None, *, momentum: float, eps: float
+    advantages: Tensor,
+    mean_square: float | None,
+    *,
+    momentum: float = _DEFAULTS.momentum,
+    eps: float = _DEFAULTS.confidence.eps,
 ) -> ScaledAdvantages:
     """Divides by a running root mean square, shared by all prompts and carried across steps.
 
