@@ -41,43 +41,43 @@ tracking: {mlflow: null, pictures: false}
 
 
 @pytest.fixture(scope="module")
-def english(home):
+def english(own_home):
     lines = [
         {"question": f"What is {i} plus one?{' Why?' * 50 * (i % 5 == 0)}", "answer": str(i + 1)}
         for i in range(60)
     ]
     worked = [{**line, "worked": f"<answer>{line['answer']}</answer>"} for line in lines]
-    (home.folder / "questions.jsonl").write_text("\n".join(map(json.dumps, worked)))
-    path = home.folder / "english.yaml"
+    (own_home.folder / "questions.jsonl").write_text("\n".join(map(json.dumps, worked)))
+    path = own_home.folder / "english.yaml"
     path.write_text(YAML)
     return path
 
 
 @pytest.fixture(scope="module")
-def unbroken(home, english):
-    done = home.rlx("submit", english, "-q")
+def unbroken(own_home, english):
+    done = own_home.rlx("submit", english, "-q")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_what_cannot_be_shown_is_refused_before_anything_is_recorded(home, english, unbroken):
-    before = len(home.json("runs"))
+def test_what_cannot_be_shown_is_refused_before_anything_is_recorded(own_home, english, unbroken):
+    before = len(own_home.json("runs"))
     for sets, line in (
         ({"model.tokenizer": "arithmetic"}, "no token for 'W'"),
         ({"rollout.max_prompt_tokens": "null"}, "do not fit"),
     ):
         for verb in ("validate", "submit"):
-            done = home.rlx(verb, english, sets=sets)
+            done = own_home.rlx(verb, english, sets=sets)
             assert done.returncode == 2 and line in done.stderr, done.stderr
-    assert len(home.json("runs")) == before
+    assert len(own_home.json("runs")) == before
 
 
 @pytest.mark.timeout(900)
-def test_the_tokenizer_is_trained_and_long_prompts_are_counted(home, unbroken):
-    folder = Path(home.run(unbroken).directory)
+def test_the_tokenizer_is_trained_and_long_prompts_are_counted(own_home, unbroken):
+    folder = Path(own_home.run(unbroken).directory)
     trained = Vocabulary.load_folder(folder / "tokenizer")
     assert len(trained.encode("What is 7 plus one?")) <= 8
-    with home.registry() as registry:
+    with own_home.registry() as registry:
         metrics = registry.results.metrics(unbroken)
     dropped = [value for _, value in metrics["prompts/dropped"]]
     assert len(dropped) == 12 and sum(dropped) > 0
@@ -87,26 +87,26 @@ def test_the_tokenizer_is_trained_and_long_prompts_are_counted(home, unbroken):
 
 
 @pytest.mark.timeout(900)
-def test_a_stopped_run_goes_on_with_the_same_problems(home, english, unbroken):
-    done = home.rlx("submit", english, "-qd", "--again")
+def test_a_stopped_run_goes_on_with_the_same_problems(own_home, english, unbroken):
+    done = own_home.rlx("submit", english, "-qd", "--again")
     assert done.returncode == 0, done.stderr
     run_id = done.stdout.strip()
-    home.until(lambda: home.run(run_id).step >= 3, "it to train")
-    home.stop(run_id)
-    assert home.rlx("resume", run_id, "-q").returncode == 0
-    with home.registry() as registry:
+    own_home.until(lambda: own_home.run(run_id).step >= 3, "it to train")
+    own_home.stop(run_id)
+    assert own_home.rlx("resume", run_id, "-q").returncode == 0
+    with own_home.registry() as registry:
         assert list(find_run_differences(registry, unbroken, run_id)) == []
 
 
 @pytest.mark.timeout(900)
-def test_a_fork_has_the_tokenizer_of_its_checkpoint(home, english, unbroken):
-    done = home.rlx(
+def test_a_fork_has_the_tokenizer_of_its_checkpoint(own_home, english, unbroken):
+    done = own_home.rlx(
         *("submit", english, "-q", "--from-checkpoint", f"{unbroken}@latest"),
         sets={"phases.0.steps": 13, "task.prompt": "'Please: {question}'"},
     )
     assert done.returncode == 0, done.stderr
     ours, theirs = (
-        Path(home.run(run).directory) / "tokenizer" / "tokenizer.json"
+        Path(own_home.run(run).directory) / "tokenizer" / "tokenizer.json"
         for run in (done.stdout.strip(), unbroken)
     )
     assert ours.read_bytes() == theirs.read_bytes()

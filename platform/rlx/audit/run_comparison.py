@@ -72,9 +72,22 @@ def _compare_evaluations(registry: Registry, one: str, other: str) -> Iterator[s
         for run in (one, other)
     ]
     for place in sorted({*found[0], *found[1]}):
-        if found[0].get(place) != found[1].get(place):
-            step, label, suite = place
+        step, label, suite = place
+        if any(place not in evaluations for evaluations in found):
+            yield f"evaluation {suite} ({label}, step {step}) is missing in one of them"
+        elif not _agree_on_common_keys(*(evaluations[place] for evaluations in found)):
             yield f"evaluation {suite} ({label}, step {step}) differs"
+
+
+def _agree_on_common_keys(one: Any, other: Any) -> bool:
+    """Whether results are equal, without figures that an earlier version of rlx did not compute."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_agree_on_common_keys(one[key], other[key]) for key in one.keys() & other)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(
+            _agree_on_common_keys(*pair) for pair in zip(one, other, strict=True)
+        )
+    return bool(one == other)
 
 
 def _compare_rollouts(registry: Registry, first: RunRecord, second: RunRecord) -> Iterator[str]:
