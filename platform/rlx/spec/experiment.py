@@ -91,7 +91,7 @@ class MisplacedSetting:
 class ExperimentSpec(StrictModel):
     """One experiment. Experiments with equal digests are the same; a run is a digest and a seed.
 
-    Each value is valid on its own; `rlx.checks` says whether they fit each other.
+    Each value is valid on its own; `rlx validate` says whether they fit each other.
     """
 
     # `model_construct` skips validation of defaults, which would build their schemas at import.
