@@ -17,9 +17,13 @@ def command(pid):
 
 
 def temporary_folder(rank):
-    """The folder for temporary files of a rank."""
-    variables = Path(f"/proc/{rank}/environ").read_bytes().decode().split("\0")
-    return Path(dict(v.split("=", 1) for v in variables if v)["TMPDIR"])
+    """The folder for temporary files of a rank; None if the rank has ended."""
+    try:
+        variables = Path(f"/proc/{rank}/environ").read_bytes().decode().split("\0")
+    except OSError:
+        return None
+    folder = dict(v.split("=", 1) for v in variables if v).get("TMPDIR")
+    return None if folder is None else Path(folder)
 
 
 def semaphores(folder):
@@ -62,7 +66,11 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home, finished)
     assert "killed by signal 9 (SIGKILL" in home.run(runs["no-rank"]).reason
     home.until(lambda: home.run(runs["no-launcher"]).status == "failed", "torchrun to be missed")
     assert home.rlx("resume", runs["no-supervisor"], "-dq").returncode == 0
-    home.until(lambda: home.run(runs["no-supervisor"]).attempt == 2, "it to go on")
+    # An attempt sweeps up after earlier ones before it starts its ranks.
+    home.until(
+        lambda: {temporary_folder(pid) for pid in of_run("no-supervisor")} - {None, *folders},
+        "the second attempt to start its rank",
+    )
     os.kill(home.run(runs["no-supervisor"]).pid, signal.SIGKILL)
     again = submit("no-supervisor", 1)
     assert again != runs["no-supervisor"], "nobody was left to run it"
