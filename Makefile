@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-rooms test-crowded check bench golden docs screenshots suite study gpu-check clean
+.PHONY: install demo test test-runs test-launch test-rooms test-crowded check bench golden docs screenshots suite study gpu-check clean
 
 install: $(INSTALLED)
 
@@ -24,19 +24,21 @@ $(INSTALLED): pyproject.toml .ci/constraints.txt
 demo: install  ## a language model learns to say how sure it is; several minutes
 	$(BIN)/rlx submit experiments/rlcr.yaml
 
-test: install  ## every test, those of whole runs beside the others
-	$(MAKE) --jobs 2 test-runs test-rooms
+test: install  ## every test, in three parts side by side
+	$(MAKE) --jobs 3 test-runs test-launch test-rooms
 
-# Two parts that take about as long: whole runs, with those of plugins of others, and everything
-# else, with the runs on Slurm, which mostly wait for it.
-WAITING = tests/run/test_slurm.py
-RUNS = tests/run/ tests/discovery/
-ROOMS = $(filter-out $(RUNS) tests/__pycache__/,$(sort $(wildcard tests/*/)))
+# Three parts that take about as long: whole runs; what starts, interrupts and ends runs, which
+# mostly waits; and everything else. Each is one process, since its files share their runs.
+LAUNCH = elsewhere group hang_watch hosts killed leftovers pauses queue resume slurm team_registry vllm
+ROOMS = $(filter-out tests/run/ tests/discovery/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
 test-runs: install
-	$(BIN)/python -m pytest $(RUNS) $(WAITING:%=--ignore=%) --durations=15
+	$(BIN)/python -m pytest tests/run/ $(LAUNCH:%=--ignore=tests/run/test_%.py) --durations=15
+
+test-launch: install
+	$(BIN)/python -m pytest $(LAUNCH:%=tests/run/test_%.py) tests/discovery/ --durations=15
 
 test-rooms: install
-	$(BIN)/python -m pytest $(WAITING) $(ROOMS) --durations=15
+	$(BIN)/python -m pytest $(ROOMS) --durations=15
 
 test-crowded: install  ## every test, three times beside a load generator; ARGS="--times 1 -- tests/web"
 	$(BIN)/python tests/load.py $(ARGS)
