@@ -134,6 +134,19 @@ def test_recipes_on_the_same_problems_are_paired_by_them(asked, capsys):
     assert gaps["mean_confidence"]["p"] == 1
 
 
+def test_p_values_are_corrected_for_the_number_of_recipes(runs, capsys):
+    _, first, second, _ = runs
+    with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
+        third = [finished(registry, seed, 0.9, "phases.0.steps=9") for seed in range(3)]
+    names = [*first, *second, *third]
+    lines = list(csv.DictReader(io.StringIO(told(capsys, *names, "--csv"))))
+    brier = {line["recipe"]: line for line in lines if line["metric"] == "brier"}
+    assert brier["A"]["p_holm"] == ""
+    assert {float(brier[label]["p"]) for label in "BC"} == {0.25}
+    assert {float(brier[label]["p_holm"]) for label in "BC"} == {0.5}
+    assert "(p 0.5)" in told(capsys, *names, "--md")
+
+
 def test_every_form_says_which_test_it_is(asked, capsys, tmp_path):
     text, md = told(capsys, *asked), told(capsys, *asked, "--md")
     assert main(["compare", *asked, "--html", str(tmp_path / "page.html")]) == 0

@@ -1,6 +1,7 @@
 """Means over seeds, and differences between recipes."""
 
 import math
+from itertools import combinations
 
 import hypothesis.strategies as st
 import numpy as np
@@ -8,7 +9,11 @@ import pytest
 from hypothesis import given, settings
 from scipy import stats
 
-from rlx.evaluation.seed_statistics import compute_paired_difference, compute_seed_mean
+from rlx.evaluation.seed_statistics import (
+    compute_paired_difference,
+    compute_seed_mean,
+    correct_p_values,
+)
 
 numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
 
@@ -53,3 +58,16 @@ def test_many_seeds():
     one = {seed: 0.1 * math.sin(seed) + 0.3 for seed in range(20)}
     assert compute_paired_difference(one, dict.fromkeys(range(20), 0.0)).p < 0.001
     assert compute_paired_difference(one, one).p == 1
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=6))
+def test_corrected_p_values_are_those_of_the_closed_test(p_values):
+    """A test is significant if every family that holds it is, by Bonferroni's rule."""
+    made = [place for place, p in enumerate(p_values) if p is not None]
+    families = [f for size in range(1, len(made) + 1) for f in combinations(made, size)]
+    for place, corrected in enumerate(correct_p_values(p_values)):
+        if p_values[place] is None:
+            assert corrected is None
+            continue
+        of = [min(1.0, len(f) * min(p_values[i] for i in f)) for f in families if place in f]
+        assert corrected == pytest.approx(max(of), abs=1e-12)

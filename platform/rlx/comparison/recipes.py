@@ -37,9 +37,9 @@ METRICS = (
 """Metrics that are compared, of every evaluation after training that has them."""
 COLUMNS = (
     *("suite", "metric", "recipe", "seeds", "mean", "std", "low", "high"),
-    *("difference", "difference_low", "difference_high", "p", "problems"),
+    *("difference", "difference_low", "difference_high", "p", "p_holm", "problems"),
     *("by_problem_difference", "by_problem_difference_low", "by_problem_difference_high"),
-    "by_problem_p",
+    *("by_problem_p", "by_problem_p_holm"),
 )
 """Keys of a comparison's records."""
 NOT_COMPARED = ("name", "seed")
@@ -84,6 +84,13 @@ class ComparisonRow:
     means: "tuple[SeedMean | None, ...]"
     differences: "tuple[SeedDifference | None, ...]"
 
+    @property
+    def corrected_p(self) -> list[float | None]:
+        """p-value of each difference, corrected for the number of recipes of this metric."""
+        from rlx.evaluation import correct_p_values
+
+        return correct_p_values([None if gap is None else gap.p for gap in self.differences])
+
 
 @dataclass(frozen=True, slots=True)
 class SuiteDifferences:
@@ -97,6 +104,13 @@ class SuiteDifferences:
     suite: str
     differences: "tuple[dict[str, ProblemDifference] | None, ...]"
     absent: tuple[str | None, ...]
+
+    def correct_p(self, metric: str) -> list[float | None]:
+        """p-value of each recipe's difference in a metric, corrected for the number of recipes."""
+        from rlx.evaluation import correct_p_values
+
+        found = [(differences or {}).get(metric) for differences in self.differences]
+        return correct_p_values([None if gap is None else gap.p for gap in found])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +143,18 @@ class Comparison:
 
         Differences are from the first recipe; None where there is none.
         """
-        of_suite = {pairs.suite: pairs.differences for pairs in self.by_problem}
+        of_suite = {pairs.suite: pairs for pairs in self.by_problem}
         records = []
         for row in self.rows:
-            pairs = of_suite.get(row.suite) or [None] * len(self.recipes)
-            each = zip(self.recipes, row.means, row.differences, pairs, strict=True)
-            for recipe, mean, gap, pair in each:
+            pairs = of_suite.get(row.suite)
+            by_problem = pairs.differences if pairs else [None] * len(self.recipes)
+            corrected = pairs.correct_p(row.metric) if pairs else [None] * len(self.recipes)
+            each = zip(
+                *(self.recipes, row.means, row.differences, row.corrected_p),
+                *(by_problem, corrected),
+                strict=True,
+            )
+            for recipe, mean, gap, p_holm, pair, pair_p_holm in each:
                 if mean is None:
                     continue
                 own = (pair or {}).get(row.metric)
@@ -142,8 +162,10 @@ class Comparison:
                     *(row.suite, row.metric, recipe.label),
                     *(mean.n, mean.mean, mean.std, mean.low, mean.high),
                     *(_list_interval(gap.over, gap.p) if gap else [None] * 4),
+                    p_holm,
                     own and own.problems,
                     *(_list_interval(own, own.p) if own else [None] * 4),
+                    pair_p_holm,
                 ]
                 records.append(dict(zip(COLUMNS, cells, strict=True)))
         return records

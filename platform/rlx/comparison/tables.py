@@ -34,6 +34,11 @@ BY_PROBLEM = (
     "how the recipes would do with other seeds is for the test over seeds."
 )
 
+FAMILY = (
+    "Each p is corrected by Holm's method for the recipes in its row. The rows are not corrected "
+    "for each other: take the metric that was chosen beforehand, and the others as exploratory."
+)
+
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}"
     "table{border-collapse:collapse;margin:1rem 0}th,td{padding:.25rem .8rem;text-align:right;"
@@ -89,7 +94,7 @@ def build_comparison_json(found: Comparison) -> dict[str, Any]:
             for r in found.recipes
         ],
         "spec": {path: list(values) for path, values in found.spec.items()},
-        "figures": [asdict(row) for row in found.rows],
+        "figures": [{**asdict(row), "corrected_p": row.corrected_p} for row in found.rows],
         "by_problem": [asdict(pairs) for pairs in found.by_problem],
         "left_out": list(found.left),
         "unlike": [asdict(one) for one in found.unlike],
@@ -133,7 +138,7 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
             [
                 row.metric,
                 *map(_format_seed_mean, row.means),
-                *map(_format_seed_difference, row.differences[1:]),
+                *map(_format_seed_difference, row.differences[1:], row.corrected_p[1:]),
             ]
             for row in found.rows
             if row.suite == suite
@@ -152,7 +157,13 @@ def _problem_table(found: Comparison, pairs: SuiteDifferences) -> Table:
     columns = [differences or {} for differences in pairs.differences[1:]]
     counts = [str(next(iter(c.values())).problems) if c else "–" for c in columns]
     rows = [
-        [figure, *(_problem_gap(column.get(figure)) for column in columns)]
+        [
+            figure,
+            *(
+                _problem_gap(column.get(figure), p)
+                for column, p in zip(columns, pairs.correct_p(figure)[1:], strict=True)
+            ),
+        ]
         for figure in FIGURES
         if any(figure in column for column in columns)
     ]
@@ -167,6 +178,7 @@ def list_comparison_notes(found: Comparison) -> list[str]:
             "Differences are seed by seed, over the seeds that both have; p is the exact paired "
             "permutation test's."
         )
+        notes.append(FAMILY)
     if any(any(pairs.differences) for pairs in found.by_problem):
         notes.append(BY_PROBLEM)
     for pairs in found.by_problem:
@@ -193,17 +205,17 @@ def _format_seed_mean(mean: "SeedMean | None") -> str:
     return f"{mean.mean:.3f}{half}"
 
 
-def _format_seed_difference(gap: "SeedDifference | None") -> str:
-    if gap is None:
+def _format_seed_difference(gap: "SeedDifference | None", p: float | None) -> str:
+    if gap is None or p is None:
         return "–"
     half = "" if gap.over.high is None else f" ± {gap.over.high - gap.over.mean:.3f}"
-    return f"{gap.over.mean:+.3f}{half} (p {gap.p:.2g})"
+    return f"{gap.over.mean:+.3f}{half} (p {p:.2g})"
 
 
-def _problem_gap(gap: "ProblemDifference | None") -> str:
-    if gap is None:
+def _problem_gap(gap: "ProblemDifference | None", p: float | None) -> str:
+    if gap is None or p is None:
         return "–"
-    return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (p {gap.p:.2g})"
+    return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (p {p:.2g})"
 
 
 def _format_markdown_row(cells: Sequence[str]) -> str:

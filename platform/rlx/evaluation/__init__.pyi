@@ -27,7 +27,13 @@ from .scores import (
     compute_wilson_interval,
     compute_within_auroc,
 )
-from .seed_statistics import SeedDifference, SeedMean, compute_paired_difference, compute_seed_mean
+from .seed_statistics import (
+    SeedDifference,
+    SeedMean,
+    compute_paired_difference,
+    compute_seed_mean,
+    correct_p_values,
+)
 from .selective import (
     compute_accuracy_at_coverage,
     compute_aurc,
@@ -83,6 +89,7 @@ __all__ = [
     "compute_seed_mean",
     "compute_wilson_interval",
     "compute_within_auroc",
+    "correct_p_values",
     "draw_accuracy_and_ece",
     "draw_distributions",
     "draw_learning_curves",

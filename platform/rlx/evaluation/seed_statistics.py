@@ -13,6 +13,7 @@ __all__ = [
     "compute_paired_difference",
     "compute_permutation_p_value",
     "compute_seed_mean",
+    "correct_p_values",
 ]
 
 LEVEL = 0.95
@@ -122,3 +123,28 @@ def compute_permutation_p_value(gaps: "np.ndarray[tuple[int], np.dtype[np.float6
         rng=np.random.default_rng(0),
     )
     return float(found.pvalue)
+
+
+def correct_p_values(p_values: Sequence[float | None]) -> list[float | None]:
+    """Corrects the p-values of a family of tests for their number.
+
+    The corrected values bound the chance that any test of the family is wrongly significant,
+    however the tests depend on each other.
+
+    Args:
+        p_values: one per test; None where a test was not made, which does not count.
+
+    Reference:
+        Holm, "A simple sequentially rejective multiple test procedure", 1979.
+
+    Example:
+        >>> correct_p_values([0.01, None, 0.04, 0.03])
+        [0.03, None, 0.06, 0.06]
+    """
+    made = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(made):
+        largest = max(largest, min(1.0, p * (len(made) - rank)))
+        corrected[place] = largest
+    return corrected
