@@ -139,10 +139,11 @@ def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
     if runner.device == "cpu" or not here or (lack := find_cuda_lack(here)) is None:
         return
     sampler = read.spec.sampler
-    needs_gpu = isinstance(sampler, VllmSamplerSpec) and sampler.needs_gpu
+    needs_gpu = sampler.needs_gpu
     if runner.device == "auto" and lack.count == 0 and not needs_gpu:
         return  # it falls back to the CPU
-    alone = " --set sampler.colocate=true --set sampler.weight_transfer=file" if needs_gpu else ""
+    apart = isinstance(sampler, VllmSamplerSpec) and needs_gpu
+    alone = " --set sampler.colocate=true --set sampler.weight_transfer=file" if apart else ""
     path: KeyPath = ("runner", "ranks") if lack.count else ("runner", "device")
     yield build_error(
         path,
@@ -222,7 +223,7 @@ def _check_torchvision() -> Iterator[Diagnostic]:
 
 def _check_plugins(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
     """Runs the plugins' own checks of files and packages, including plugins that phases add."""
-    named = list(_list_plugin_paths(plugins))
+    named = [*_list_plugin_paths(plugins), (("sampler",), spec.sampler)]
     own = [fault for path, plugin in named for fault in _check_one_plugin(path, plugin)]
     yield from own or _check_shared_data(plugins)
     seen = [plugin for _, plugin in named]

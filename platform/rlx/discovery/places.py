@@ -18,6 +18,7 @@ from rlx.discovery.lookup import (
 from rlx.plugin import Placement, Plugin
 from rlx.spec import (
     PROFILES,
+    SAMPLERS,
     CreditSpec,
     EnvironmentUse,
     EstimatorUse,
@@ -165,6 +166,23 @@ def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
         elif isinstance(use, dict) and isinstance(_get_plugin_name(model, use), str):
             made = _build_plugin_place(path, kind, model, use)
             yield replace(made, profile=str(profile)) if kind in _PROFILED else made
+    yield from _list_foreign_sections(tree)
+
+
+def _list_foreign_sections(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
+    """Yields the sections whose models other distributions provide. rlx's own are part of its
+    version, which a run records. The spec reader reports malformed ones."""
+    sampler = tree.get("sampler")
+    if not isinstance(sampler, dict):
+        return
+    name = sampler.get(SAMPLERS.key)
+    if not isinstance(name, str) or name in SAMPLERS.shipped:
+        return
+    try:
+        SAMPLERS.validate_section(sampler, as_json=True)
+    except ValueError:
+        return
+    yield PluginReference(("sampler",), "sampler", (), SAMPLERS.key, name, sampler, None)
 
 
 def fill_profile_options(

@@ -7,7 +7,7 @@ from rlx.errors import EnvironmentFault
 from rlx.launch.devices import list_device_tokens, query_nvidia_driver
 from rlx.launch.launchers import ranks_here
 from rlx.launch.processes import this_machine
-from rlx.spec import ExperimentSpec, VllmSamplerSpec
+from rlx.spec import ExperimentSpec
 from rlx_registry import DeviceRequest
 
 __all__ = ["DEVICES", "build_cuda_environment", "build_device_request", "gpus_here"]
@@ -23,8 +23,7 @@ def gpus_here(spec: ExperimentSpec) -> int:
     Raises:
         EnvironmentFault: the run has an invalid hostfile.
     """
-    apart = isinstance(spec.sampler, VllmSamplerSpec) and not spec.sampler.colocate
-    return ranks_here(spec.runner) * (2 if apart else 1)
+    return ranks_here(spec.runner) * spec.sampler.gpus_per_rank
 
 
 def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:

@@ -9,6 +9,7 @@ the first line of its docstring. A distribution registers it under an entry-poin
     rlx.estimators   Estimator   how rewards become advantages
     rlx.masks        Mask        which tokens learn
     rlx.placements   Placement   which tokens receive rewards
+    rlx.samplers     SamplerPlugin   the settings of an engine that samples
 
 The built-in plugins are registered the same way.
 """
@@ -17,6 +18,8 @@ from rlx.plugin.base import API, Plugin, Use
 from rlx.plugin.credit import Estimator, Mask, Placement, Reading
 from rlx.plugin.environment import FAILED, Action, Environment, Episode, Step
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
+from rlx.plugin.sampler import SamplerPlugin
+from rlx.plugin.section import PLUGIN_FAULT, PluginSection
 from rlx.plugin.task import (
     Canonical,
     Corrupts,
@@ -33,6 +36,7 @@ from rlx.plugin.task import (
 __all__ = [
     "API",
     "FAILED",
+    "PLUGIN_FAULT",
     "Action",
     "Canonical",
     "Corrupts",
@@ -44,12 +48,14 @@ __all__ = [
     "Mask",
     "Placement",
     "Plugin",
+    "PluginSection",
     "Problem",
     "Reading",
     "Rehearsed",
     "Reward",
     "RewardPlugin",
     "Sample",
+    "SamplerPlugin",
     "Scope",
     "Score",
     "Split",

@@ -84,27 +84,24 @@ from rlx.spec.rollout import (
     TurnSpec,
     TwoTurnRolloutSpec,
 )
+from rlx.spec.sampler import SAMPLERS, SamplerSpec, TransformersSamplerSpec, VllmSamplerSpec
 from rlx.spec.suite import OWN_SUITE, SetSpec, SuiteSpec
 from rlx.spec.training import (
-    COLDEST,
     CriticSpec,
     EvaluationSpec,
     OptimizerSpec,
     PhaseSpec,
     RunnerSpec,
-    SamplerSpec,
     TrackingSpec,
-    TransformersSamplerSpec,
-    VllmSamplerSpec,
 )
 
 __all__ = [
     "CLOSED_VOCABULARIES",
-    "COLDEST",
     "EVERY_TURN",
     "LARGEST",
     "OWN_SUITE",
     "PROFILES",
+    "SAMPLERS",
     "AdaptiveBeta",
     "Aggregate",
     "AllResponse",

@@ -22,15 +22,14 @@ from rlx.spec.rollout import (
     SingleRolloutSpec,
     TwoTurnRolloutSpec,
 )
+from rlx.spec.sampler import SamplerSpec, TransformersSamplerSpec
 from rlx.spec.training import (
     CriticSpec,
     EvaluationSpec,
     OptimizerSpec,
     PhaseSpec,
     RunnerSpec,
-    SamplerSpec,
     TrackingSpec,
-    TransformersSamplerSpec,
 )
 
 __all__ = ["EstimatorUse", "ExperimentSpec", "MaskUse", "MisplacedSetting"]

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rlx.plugin import SamplerPlugin
 from rlx.spec.base import StrictModel
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.field_docs import read_field_meanings
@@ -30,10 +31,13 @@ def experiment_schema(plugins: Mapping[str, Sequence[str]]) -> dict[str, Any]:
             can install others.
     """
     schema: dict[str, Any] = ExperimentSpec.model_json_schema()
-    models = {model.__name__: model for model in _list_subclasses(StrictModel)}
+    bases = (StrictModel, SamplerPlugin)
+    models = {model.__name__: model for base in bases for model in _list_subclasses(base)}
     definitions = {ExperimentSpec.__name__: schema, **schema["$defs"]}
     for name, definition in definitions.items():
-        model = models[name]
+        model = models.get(name)
+        if model is None:  # below the settings of another distribution's plugin
+            continue
         meanings = read_field_meanings(model)
         for field, info in model.model_fields.items():
             if field in meanings:

@@ -1,8 +1,8 @@
 """Conformance checks for plugins, to run standalone or as part of a plugin's own tests.
 
-`check_reward`, `check_task`, `check_environment`, `check_mask`, `check_placement` and
-`check_estimator` raise AssertionError at the first promise that is broken. `reward_checks()` and
-its counterparts return the checks one by one, by name:
+`check_reward`, `check_task`, `check_environment`, `check_mask`, `check_placement`,
+`check_estimator` and `check_sampler` raise AssertionError at the first promise that is broken.
+`reward_checks()` and its counterparts return the checks one by one, by name:
 
     @pytest.mark.parametrize("check", reward_checks(), ids=str)
     def test_keeps_every_promise(check):
@@ -19,6 +19,7 @@ from rlx.testing.environments import check_environment, environment_checks
 from rlx.testing.processes import first_import
 from rlx.testing.promise import PromiseCheck, required_options
 from rlx.testing.rewards import check_reward, reward_checks
+from rlx.testing.samplers import check_sampler, sampler_checks
 from rlx.testing.tasks import check_task, task_checks
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "check_mask",
     "check_placement",
     "check_reward",
+    "check_sampler",
     "check_task",
     "environment_checks",
     "estimator_checks",
@@ -39,6 +41,7 @@ __all__ = [
     "placement_checks",
     "required_options",
     "reward_checks",
+    "sampler_checks",
     "task_checks",
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rlx.plugin import PLUGIN_FAULT
 from rlx.spec.base import LARGEST, KeyPath, list_yaml_keys
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
@@ -18,7 +19,6 @@ from rlx.spec.reading.diagnostics import (
 from rlx.spec.reading.schema_paths import (
     ErrorLocation,
     list_choices,
-    map_union_tags,
     resolve_error_location,
 )
 
@@ -226,6 +226,9 @@ class _Explainer:
             return self._explain_raised_error(error["ctx"]["error"], place.path)
         if fault.type in ("union_tag_invalid", "union_tag_not_found"):
             return self._tag(fault)
+        if fault.type == PLUGIN_FAULT:
+            named = (*self.at, *place.path, place.discriminator or "")
+            return build_error(named, error["msg"], kind="plugin")
         path = (*self.at, *place.path)
         wanted = _describe_expected(error)
         if wanted:
@@ -241,7 +244,7 @@ class _Explainer:
         place = fault.place
         key = place.discriminator or ""
         path = (*self.at, *place.path, key)
-        names = tuple(map_union_tags(place.expected, key))
+        names = place.tags
         wanted = " or ".join(f"'{name}'" for name in names)
         mapping = _get_at_path(self.data, place.path)
         if isinstance(mapping, str) and fault.type == "union_tag_invalid":  # a bare kind
