@@ -50,17 +50,17 @@ def speed_up_imports() -> Iterator[None]:
 
 
 @contextmanager
-def limit_import_time(seconds: float = PATIENCE) -> Iterator[None]:
-    """Raises TimeoutError after `seconds`; no limit outside the main thread or if a timer runs."""
+def limit_import_time() -> Iterator[None]:
+    """Raises TimeoutError after `PATIENCE`; no limit outside the main thread or if a timer runs."""
     if current_thread() is not main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
         yield
         return
 
     def give_up(*_: object) -> None:
-        raise TimeoutError(f"importing it takes more than {seconds:g} s")
+        raise TimeoutError(f"importing it takes more than {PATIENCE:g} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
     try:
         yield
     finally:
