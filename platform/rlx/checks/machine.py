@@ -223,13 +223,14 @@ def _check_torchvision() -> Iterator[Diagnostic]:
 
 def _check_plugins(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
     """Runs the plugins' own checks of files and packages, including plugins that phases add."""
-    named = [*_list_plugin_paths(plugins), (("sampler",), spec.sampler)]
+    named = list(_list_plugin_paths(spec, plugins))
     own = [fault for path, plugin in named for fault in _check_one_plugin(path, plugin)]
     yield from own or _check_shared_data(plugins)
     seen = [plugin for _, plugin in named]
 
     def check_phase(phase: PhaseSpec) -> Iterator[Diagnostic]:
-        for path, plugin in _list_plugin_paths(resolve_plugins(spec.resolve_phase_spec(phase))):
+        changed = spec.resolve_phase_spec(phase)
+        for path, plugin in _list_plugin_paths(changed, resolve_plugins(changed)):
             if plugin not in seen:
                 seen.append(plugin)
                 yield from _check_one_plugin(path, plugin)
@@ -249,7 +250,9 @@ def _check_shared_data(plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
             yield build_error(("rollout", "environment"), message, help_, against=("task",))
 
 
-def _list_plugin_paths(plugins: ExperimentPlugins) -> Iterator[tuple[KeyPath, Plugin]]:
+def _list_plugin_paths(
+    spec: ExperimentSpec, plugins: ExperimentPlugins
+) -> Iterator[tuple[KeyPath, Plugin]]:
     yield ("task",), plugins.task
     for name, task in plugins.variants.items():
         yield ("evaluation", "variants", name), task
@@ -257,6 +260,8 @@ def _list_plugin_paths(plugins: ExperimentPlugins) -> Iterator[tuple[KeyPath, Pl
         yield ("rollout", "environment"), plugins.environment
     for (scope, name), reward in plugins.rewards.items():
         yield ("rewards", scope, name), reward
+    yield ("rollout",), spec.rollout
+    yield ("sampler",), spec.sampler
 
 
 def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:

@@ -26,6 +26,7 @@ from rlx.plugin import (
     Placement,
     Plugin,
     SamplerPlugin,
+    Schedule,
     Task,
 )
 from rlx.sources import source_digest
@@ -56,7 +57,9 @@ __all__ = [
     "load_plugin",
 ]
 
-Kind = Literal["task", "environment", "reward", "estimator", "mask", "placement", "sampler"]
+Kind = Literal[
+    "task", "environment", "reward", "estimator", "mask", "placement", "sampler", "schedule"
+]
 
 GROUPS: Mapping[Kind, str] = {
     "task": "rlx.tasks",
@@ -66,6 +69,7 @@ GROUPS: Mapping[Kind, str] = {
     "mask": "rlx.masks",
     "placement": "rlx.placements",
     "sampler": "rlx.samplers",
+    "schedule": "rlx.schedules",
 }
 
 
@@ -217,6 +221,7 @@ _KEPT: Mapping[Kind, frozenset[str]] = {
     "mask": frozenset(list_yaml_keys(MaskUse)),
     "placement": frozenset(list_yaml_keys(PlacementUse)),
     "sampler": frozenset(),
+    "schedule": frozenset(),
 }
 """YAML keys that rlx reads itself, beside a plugin's own options."""
 
@@ -234,6 +239,7 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
         "mask": Mask,
         "placement": Placement,
         "sampler": SamplerPlugin,
+        "schedule": Schedule,
         "task": Task,
     }
     if kind in bases and not issubclass(offered, bases[kind]):

@@ -17,8 +17,8 @@ from rlx.discovery.lookup import (
 )
 from rlx.plugin import Placement, Plugin
 from rlx.spec import (
+    PLUGIN_SECTIONS,
     PROFILES,
-    SAMPLERS,
     CreditSpec,
     EnvironmentUse,
     EstimatorUse,
@@ -172,17 +172,17 @@ def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
 def _list_foreign_sections(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
     """Yields the sections whose models other distributions provide. rlx's own are part of its
     version, which a run records. The spec reader reports malformed ones."""
-    sampler = tree.get("sampler")
-    if not isinstance(sampler, dict):
-        return
-    name = sampler.get(SAMPLERS.key)
-    if not isinstance(name, str) or name in SAMPLERS.shipped:
-        return
-    try:
-        SAMPLERS.validate_section(sampler, as_json=True)
-    except ValueError:
-        return
-    yield PluginReference(("sampler",), "sampler", (), SAMPLERS.key, name, sampler, None)
+    for path, section in PLUGIN_SECTIONS.items():
+        value = tree.get(path[0])
+        model = section.get_model(value)
+        if value is None or model is None or model in section.shipped.values():
+            continue
+        try:
+            section.validate_section(value, as_json=True)
+        except ValueError:
+            continue
+        kind = cast(Kind, section.kind)
+        yield PluginReference(path, kind, (), section.key, value[section.key], value, None)
 
 
 def fill_profile_options(

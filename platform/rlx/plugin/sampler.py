@@ -4,12 +4,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rlx.plugin.base import Plugin
+from rlx.plugin.base import Count, Plugin, StrictModel
 
 __all__ = ["SamplerPlugin"]
 
 
-class SamplerPlugin(Plugin):
+class SamplerPlugin(StrictModel, Plugin):
     """The `sampler:` section of one engine, selected by the field `engine`.
 
     A subclass declares `engine: Literal["NAME"] = "NAME"`, with the name of its entry point.
@@ -30,7 +30,7 @@ class SamplerPlugin(Plugin):
     holds_weights_apart: ClassVar[bool] = False
 
     engine: str
-    max_rows: int = Field(512, ge=1, le=10**9)
+    max_rows: Count = Field(512, ge=1)
     """Rows decoded together."""
 
     @property

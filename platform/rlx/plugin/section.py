@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, Union, get_args
+from typing import Annotated, Any, Generic, TypeVar, Union, get_args
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
@@ -29,8 +29,11 @@ PLUGIN_FAULT = "plugin_fault"
 """Type of the validation error where a model is installed and cannot be used."""
 
 
+_Model = TypeVar("_Model", bound=Plugin)
+
+
 @dataclass(frozen=True, eq=False)
-class PluginSection:
+class PluginSection(Generic[_Model]):
     """How a section finds its model. As metadata of `Annotated[base, section]`, it validates.
 
     Attributes:
@@ -42,11 +45,11 @@ class PluginSection:
         default: name if the YAML gives none; "" if it must.
     """
 
-    base: type[Plugin]
+    base: type[_Model]
     group: str
     kind: str
     key: str
-    shipped: Mapping[str, type[Plugin]]
+    shipped: Mapping[str, type[_Model]]
     default: str = ""
 
     def list_names(self) -> tuple[str, ...]:
@@ -54,7 +57,7 @@ class PluginSection:
         others = {point.name for point in self._points} - self.shipped.keys()
         return (*self.shipped, *sorted(others))
 
-    def find_model(self, value: Any) -> type[Plugin]:
+    def find_model(self, value: Any) -> type[_Model]:
         """Returns the model of a section's value.
 
         Raises:
@@ -81,13 +84,20 @@ class PluginSection:
             raise self._build_fault(name, f"is provided twice, by {values}; uninstall one")
         return self._load_model(points[0])
 
-    def list_imported(self) -> dict[str, type[Plugin]]:
+    def get_model(self, value: Any) -> type[_Model] | None:
+        """Like `find_model`, with None for a value that validation refuses."""
+        try:
+            return self.find_model(value)
+        except (PydanticKnownError, PydanticCustomError):
+            return None
+
+    def list_imported(self) -> dict[str, type[_Model]]:
         """Returns the shipped models, and valid others whose modules are imported, by name."""
         return self._find_models(
             point.name for point in self._points if point.module in sys.modules
         )
 
-    def validate_section(self, value: Any, *, as_json: bool = False) -> Plugin:
+    def validate_section(self, value: Any, *, as_json: bool = False) -> _Model:
         """Validates a section by its model.
 
         Args:
@@ -109,7 +119,7 @@ class PluginSection:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        def validate(value: Any, info: core_schema.ValidationInfo) -> Plugin:
+        def validate(value: Any, info: core_schema.ValidationInfo) -> _Model:
             return self.validate_section(value, as_json=info.mode == "json")
 
         return core_schema.with_info_plain_validator_function(validate)
@@ -134,17 +144,15 @@ class PluginSection:
     def _points(self) -> tuple[EntryPoint, ...]:
         return tuple(entry_points(group=self.group))
 
-    def _find_models(self, names: Iterable[str]) -> dict[str, type[Plugin]]:
+    def _find_models(self, names: Iterable[str]) -> dict[str, type[_Model]]:
         """Returns the shipped models and those of other names, without those that are at fault."""
         models = dict(self.shipped)
-        for name in names:
-            try:
-                models[name] = self.find_model({self.key: name})
-            except PydanticCustomError:
-                continue  # an experiment that names it says why
+        for name in names:  # where one is at fault, an experiment that names it says why
+            if (model := self.get_model({self.key: name})) is not None:
+                models[name] = model
         return models
 
-    def _load_model(self, point: EntryPoint) -> type[Plugin]:
+    def _load_model(self, point: EntryPoint) -> type[_Model]:
         try:
             with limit_import_time():
                 model = point.load()

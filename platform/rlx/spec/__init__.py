@@ -39,7 +39,7 @@ from rlx.spec.estimator import (
     Uniform,
     VinePpo,
 )
-from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
+from rlx.spec.experiment import PLUGIN_SECTIONS, EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.field_docs import read_field_meanings
 from rlx.spec.json_schema import experiment_schema
 from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
@@ -74,6 +74,7 @@ from rlx.spec.reward import (
     ValueOnError,
 )
 from rlx.spec.rollout import (
+    SCHEDULES,
     DynamicSampling,
     EnvironmentRolloutSpec,
     EnvironmentUse,
@@ -100,8 +101,10 @@ __all__ = [
     "EVERY_TURN",
     "LARGEST",
     "OWN_SUITE",
+    "PLUGIN_SECTIONS",
     "PROFILES",
     "SAMPLERS",
+    "SCHEDULES",
     "AdaptiveBeta",
     "Aggregate",
     "AllResponse",

@@ -5,7 +5,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlx.plugin import SamplerPlugin
 from rlx.spec.base import StrictModel
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.field_docs import read_field_meanings
@@ -31,8 +30,7 @@ def experiment_schema(plugins: Mapping[str, Sequence[str]]) -> dict[str, Any]:
             can install others.
     """
     schema: dict[str, Any] = ExperimentSpec.model_json_schema()
-    bases = (StrictModel, SamplerPlugin)
-    models = {model.__name__: model for base in bases for model in _list_subclasses(base)}
+    models = {model.__name__: model for model in _list_subclasses(StrictModel)}
     definitions = {ExperimentSpec.__name__: schema, **schema["$defs"]}
     for name, definition in definitions.items():
         model = models.get(name)

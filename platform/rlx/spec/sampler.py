@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import PluginSection, SamplerPlugin
-from rlx.spec.base import LARGEST, Count
+from rlx.spec.base import Count
 
 __all__ = ["SAMPLERS", "SamplerSpec", "TransformersSamplerSpec", "VllmSamplerSpec"]
 
@@ -28,7 +28,7 @@ class VllmSamplerSpec(SamplerPlugin):
     holds_weights_apart: ClassVar[bool] = True
 
     engine: Literal["vllm"] = "vllm"
-    max_rows: int = Field(256, ge=1, le=LARGEST)
+    max_rows: Count = Field(256, ge=1)
     """Rows decoded together."""
     kv_cache_mb: Count = Field(512, ge=8)
     """Size of the KV cache on the CPU, in MiB."""

@@ -1,8 +1,8 @@
 """Conformance checks for plugins, to run standalone or as part of a plugin's own tests.
 
 `check_reward`, `check_task`, `check_environment`, `check_mask`, `check_placement`,
-`check_estimator` and `check_sampler` raise AssertionError at the first promise that is broken.
-`reward_checks()` and its counterparts return the checks one by one, by name:
+`check_estimator`, `check_sampler` and `check_schedule` raise AssertionError at the first promise
+that is broken. `reward_checks()` and its counterparts return the checks one by one, by name:
 
     @pytest.mark.parametrize("check", reward_checks(), ids=str)
     def test_keeps_every_promise(check):
@@ -20,6 +20,7 @@ from rlx.testing.processes import first_import
 from rlx.testing.promise import PromiseCheck, required_options
 from rlx.testing.rewards import check_reward, reward_checks
 from rlx.testing.samplers import check_sampler, sampler_checks
+from rlx.testing.schedules import check_schedule, schedule_checks
 from rlx.testing.tasks import check_task, task_checks
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "check_placement",
     "check_reward",
     "check_sampler",
+    "check_schedule",
     "check_task",
     "environment_checks",
     "estimator_checks",
@@ -42,6 +44,7 @@ __all__ = [
     "required_options",
     "reward_checks",
     "sampler_checks",
+    "schedule_checks",
     "task_checks",
 ]
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, PydanticKnownError
 from typing_extensions import TypeAliasType
 
 from rlx.plugin import PluginSection
@@ -20,7 +19,7 @@ from rlx.spec.base import KeyPath
 __all__ = ["ErrorLocation", "list_choices", "map_union_tags", "resolve_error_location"]
 
 
-Discriminator = str | PluginSection | None
+Discriminator = str | PluginSection[Any] | None
 """The key that selects the member of a union; or the section whose model is chosen by name."""
 
 
@@ -94,7 +93,7 @@ def resolve_error_location(
         path = (*path, step)
         expected, discriminator = below or (None, None)
         if isinstance(discriminator, PluginSection):
-            selected = _find_section_model(discriminator, _get_data_at(data, path))
+            selected = discriminator.get_model(_get_data_at(data, path))
             if selected is not None:
                 family, expected, discriminator = discriminator.list_imported(), selected, None
     if isinstance(discriminator, PluginSection):
@@ -102,14 +101,6 @@ def resolve_error_location(
         return ErrorLocation(path, expected, discriminator.key, union, family, names)
     names = tuple(map_union_tags(expected, discriminator)) if discriminator else ()
     return ErrorLocation(path, expected, discriminator, union, family, names)
-
-
-def _find_section_model(section: PluginSection, value: Any) -> type[BaseModel] | None:
-    """Returns the model of a section's value; None if there is none, which has its own error."""
-    try:
-        return section.find_model(value)
-    except (PydanticKnownError, PydanticCustomError):
-        return None
 
 
 def _get_child_type(expected: Any, step: str | int) -> tuple[Any, Discriminator] | None:
