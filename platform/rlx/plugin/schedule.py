@@ -66,7 +66,6 @@ class Schedule(StrictModel, Plugin):
     counts: ClassVar[Mapping[str, str]] = {}
     implementation: ClassVar[str] = ""
 
-    schedule: str
     system: str = ""
     """System message of every dialogue whose problem has none; models without a chat template see
     it before the prompt."""
@@ -78,6 +77,7 @@ class Schedule(StrictModel, Plugin):
     off_policy_steps: Literal[0, 1] = 0
     """1: sample a step's rollouts during the previous step's update, with the weights from before
     that update. Every step of a phase except the first then trains on samples of older weights."""
+    schedule: str
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

@@ -247,7 +247,8 @@ def _sample_streams(recipe: Recipe, rows: ScoredRows) -> tuple[TokenStreams, tup
         optional=optional,
         beta=recipe.spec.credit.kl_coef,
     )
-    return streams, ("responses", "behaviour log-probabilities", *optional)
+    titles = (STREAMS[name].title or name.replace("_", " ") for name in optional)
+    return streams, ("responses", "behaviour log-probabilities", *titles)
 
 
 def _sample_stream(stream: TokenStream, rows: ScoredRows, draw: torch.Generator) -> Tensor:

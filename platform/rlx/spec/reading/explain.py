@@ -120,13 +120,18 @@ def describe_value(value: Any) -> str:
 
 
 def unknown_key(
-    path: KeyPath, valid: Sequence[str], *, hint: str = "", meant: str = ""
+    path: KeyPath,
+    valid: Sequence[str],
+    *,
+    hint: str = "",
+    meant: str = "",
+    elsewhere: str = "",
 ) -> Diagnostic:
     """Returns the diagnostic for an unknown key, with the key that was `meant`, the closest valid
-    key, or the list of all."""
+    key, the place `elsewhere` that has such a key, or the list of all valid ones."""
     near = None if hint else meant or did_you_mean(str(path[-1]), valid)
-    if near is not None:
-        help_ = f"did you mean '{near}'?"
+    if near or elsewhere:
+        help_ = f"did you mean '{near or elsewhere}'?"
     else:
         help_ = f"valid keys here: {', '.join(valid)}" if valid else "no keys are allowed here"
     message = f"unknown key '{format_key_path(path)}'"
@@ -191,7 +196,22 @@ class _Explainer:
         hint = f"'{path[-1]}' belongs to '{of[0]}'" if of else ""
         mapping = _get_at_path(self.data, path[:-1])
         meant = "" if of else _find_selector(path[-1], valid, written=mapping)
-        return unknown_key((*self.at, *path), valid, hint=hint, meant=meant)
+        elsewhere = "" if of else self._find_elsewhere(path)
+        return unknown_key((*self.at, *path), valid, hint=hint, meant=meant, elsewhere=elsewhere)
+
+    def _find_elsewhere(self, path: KeyPath) -> str:
+        """Returns the dotted path of the only section that has the key; empty if there is none."""
+        sections = {
+            name: resolve_error_location(self.model, (name,), self.data).expected
+            for name in list_yaml_keys(self.model)
+        }
+        found = [
+            f"{name}.{path[-1]}"
+            for name, section in sections.items()
+            if isinstance(section, type) and issubclass(section, BaseModel)
+            if path[-1] in list_yaml_keys(section)
+        ]
+        return found[0] if len(found) == 1 else ""
 
     def explain_missing_key(self, fault: _Fault) -> Diagnostic:
         path = (*self.at, *fault.place.path)
