@@ -20,7 +20,6 @@ from rlx.launch import (
     LITTLE,
     DeviceShortage,
     Package,
-    check_hostfile,
     convert_to_rlx_error,
     diagnose_devices,
     format_disk_space,
@@ -28,8 +27,8 @@ from rlx.launch import (
     gpus_here,
     hold_reserve,
     list_packages,
+    open_launcher,
     query_nvidia_driver,
-    ranks_here,
     torch_build,
 )
 from rlx.plugin import Plugin
@@ -130,7 +129,7 @@ def find_cuda_lack(wanted: int) -> DeviceShortage | None:
 
 
 def _check_machines(read: LoadedSpec) -> Iterator[Diagnostic]:
-    faults = list(check_hostfile(read.spec.runner))
+    faults = list(open_launcher(read.spec.runner).check())
     yield from faults or _check_device(read, gpus_here(read.spec))
 
 
@@ -147,7 +146,7 @@ def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
     path: KeyPath = ("runner", "ranks") if lack.count else ("runner", "device")
     yield build_error(
         path,
-        f"{_describe_device_demand(here, apart=here > ranks_here(runner))}, found {lack.count}",
+        f"{_describe_device_demand(here, apart=sampler.gpus_per_rank > 1)}, found {lack.count}",
         lack.help,
         f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
         f"queue it for another machine: rlx submit {read.document.file} --queue",
@@ -261,6 +260,7 @@ def _list_plugin_paths(
     for (scope, name), reward in plugins.rewards.items():
         yield ("rewards", scope, name), reward
     yield ("rollout",), spec.rollout
+    yield ("runner", "launcher"), spec.runner.launcher
     yield ("sampler",), spec.sampler
 
 

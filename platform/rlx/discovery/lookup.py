@@ -5,7 +5,7 @@ experiment names it, so a broken plugin affects only the experiments that use it
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -22,6 +22,7 @@ from rlx.plugin import (
     FAILED,
     Environment,
     Estimator,
+    LauncherPlugin,
     Mask,
     Placement,
     Plugin,
@@ -58,7 +59,15 @@ __all__ = [
 ]
 
 Kind = Literal[
-    "task", "environment", "reward", "estimator", "mask", "placement", "sampler", "schedule"
+    "task",
+    "environment",
+    "reward",
+    "estimator",
+    "mask",
+    "placement",
+    "schedule",
+    "sampler",
+    "launcher",
 ]
 
 GROUPS: Mapping[Kind, str] = {
@@ -68,8 +77,9 @@ GROUPS: Mapping[Kind, str] = {
     "estimator": "rlx.estimators",
     "mask": "rlx.masks",
     "placement": "rlx.placements",
-    "sampler": "rlx.samplers",
     "schedule": "rlx.schedules",
+    "sampler": "rlx.samplers",
+    "launcher": "rlx.launchers",
 }
 
 
@@ -222,8 +232,12 @@ _KEPT: Mapping[Kind, frozenset[str]] = {
     "placement": frozenset(list_yaml_keys(PlacementUse)),
     "sampler": frozenset(),
     "schedule": frozenset(),
+    "launcher": frozenset(),
 }
 """YAML keys that rlx reads itself, beside a plugin's own options."""
+
+_NAME_CODE: Set[Kind] = {"estimator", "mask", "placement", "sampler", "launcher"}
+"""Kinds whose `implementation` names what a run imports."""
 
 
 def _describe_misfit(kind: Kind, offered: Any) -> str:
@@ -238,8 +252,9 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
         "estimator": Estimator,
         "mask": Mask,
         "placement": Placement,
-        "sampler": SamplerPlugin,
         "schedule": Schedule,
+        "sampler": SamplerPlugin,
+        "launcher": LauncherPlugin,
         "task": Task,
     }
     if kind in bases and not issubclass(offered, bases[kind]):
@@ -256,7 +271,7 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
     if kept := sorted(_KEPT[kind] & set(list_yaml_keys(offered))):
         return f"its option {kept[0]!r} could never be set: rlx reads that key itself; rename it"
     names_code = isinstance(getattr(offered, "implementation", None), str)
-    if kind in ("estimator", "mask", "placement", "sampler") and not names_code:
+    if kind in _NAME_CODE and not names_code:
         return f"{offered.__name__} does not set `implementation`"
     return ""
 

@@ -9,8 +9,9 @@ the first line of its docstring. A distribution registers it under an entry-poin
     rlx.estimators   Estimator   how rewards become advantages
     rlx.masks        Mask        which tokens learn
     rlx.placements   Placement   which tokens receive rewards
-    rlx.samplers     SamplerPlugin   the settings of an engine that samples
     rlx.schedules    Schedule    which turns a rollout has, and how they are sampled
+    rlx.samplers     SamplerPlugin   the settings of an engine that samples
+    rlx.launchers    LauncherPlugin  the settings of what starts the ranks of a run
 
 The built-in plugins are registered the same way.
 """
@@ -18,6 +19,7 @@ The built-in plugins are registered the same way.
 from rlx.plugin.base import API, LARGEST, Count, Plugin, StrictModel, Use
 from rlx.plugin.credit import Estimator, Mask, Placement, Reading
 from rlx.plugin.environment import FAILED, Action, Environment, Episode, Step
+from rlx.plugin.launcher import LauncherPlugin
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
 from rlx.plugin.sampler import SamplerPlugin
 from rlx.plugin.schedule import DynamicSampling, PromptLimit, Schedule, TurnSpec
@@ -50,6 +52,7 @@ __all__ = [
     "Episode",
     "Estimator",
     "Example",
+    "LauncherPlugin",
     "Mask",
     "Placement",
     "Plugin",

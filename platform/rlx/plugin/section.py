@@ -43,6 +43,7 @@ class PluginSection(Generic[_Model]):
         key: YAML key of the name; a `Literal` field of each model.
         shipped: models that rlx ships. They also are entry points; their names cannot be taken.
         default: name if the YAML gives none; "" if it must.
+        allows_name: whether a bare name stands for the section with this name.
     """
 
     base: type[_Model]
@@ -51,6 +52,7 @@ class PluginSection(Generic[_Model]):
     key: str
     shipped: Mapping[str, type[_Model]]
     default: str = ""
+    allows_name: bool = False
 
     def list_names(self) -> tuple[str, ...]:
         """Returns the names of shipped models, then of other installed ones. Imports nothing."""
@@ -64,6 +66,7 @@ class PluginSection(Generic[_Model]):
             PydanticKnownError: the value is no mapping, or names no installed model.
             PydanticCustomError: the model that it names cannot be used.
         """
+        value = self._expand_name(value)
         if not isinstance(value, Mapping):
             raise PydanticKnownError("model_attributes_type")
         if self.key not in value and not self.default:
@@ -111,10 +114,13 @@ class PluginSection(Generic[_Model]):
         if isinstance(value, self.base):
             return value
         model = self.find_model(value)
-        value = {self.key: self.default, **value}
+        value = {self.key: self.default, **self._expand_name(value)}
         if as_json:
             return model.model_validate_json(to_json(value), strict=True)
         return model.model_validate(value)
+
+    def _expand_name(self, value: Any) -> Any:
+        return {self.key: value} if self.allows_name and isinstance(value, str) else value
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -138,7 +144,10 @@ class PluginSection(Generic[_Model]):
                 definition["properties"][self.key].pop("default", None)
                 required = definition.get("required", [])
                 definition["required"] = list(dict.fromkeys([self.key, *required]))
-        return written
+        if not self.allows_name:
+            return written
+        alone = [name for name, model in models.items() if not _list_required_fields(model)]
+        return {"anyOf": [{"enum": alone, "type": "string"}, written]}
 
     @property
     def _points(self) -> tuple[EntryPoint, ...]:
@@ -176,3 +185,7 @@ class PluginSection(Generic[_Model]):
         message = f"{self.kind} plugin '{name}' {what}"
         origin = f" (entry point '{point.value}')" if point else ""
         return PydanticCustomError(PLUGIN_FAULT, "{message}", {"message": message + origin})
+
+
+def _list_required_fields(model: type[Plugin]) -> list[str]:
+    return [name for name, field in model.model_fields.items() if field.is_required()]

@@ -42,7 +42,7 @@ from rlx.spec.estimator import (
 from rlx.spec.experiment import PLUGIN_SECTIONS, EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.field_docs import read_field_meanings
 from rlx.spec.json_schema import experiment_schema
-from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
+from rlx.spec.launcher import LAUNCHERS, HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
 from rlx.spec.loss import (
     Aggregate,
     Correction,
@@ -100,6 +100,7 @@ __all__ = [
     "CLOSED_VOCABULARIES",
     "EVERY_TURN",
     "LARGEST",
+    "LAUNCHERS",
     "OWN_SUITE",
     "PLUGIN_SECTIONS",
     "PROFILES",

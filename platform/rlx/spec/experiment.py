@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from pydantic_core import to_json
 
 from rlx.plugin import PluginSection, Schedule
-from rlx.spec.base import KeyPath, StrictModel
+from rlx.spec.base import StrictModel
 from rlx.spec.credit import CreditSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec
@@ -30,7 +30,7 @@ from rlx.spec.training import (
 
 __all__ = ["PLUGIN_SECTIONS", "EstimatorUse", "ExperimentSpec", "MaskUse", "MisplacedSetting"]
 
-PLUGIN_SECTIONS: Final[Mapping[KeyPath, PluginSection[Any]]] = {
+PLUGIN_SECTIONS: Final[Mapping[tuple[str], PluginSection[Any]]] = {
     ("rollout",): SCHEDULES,
     ("sampler",): SAMPLERS,
 }

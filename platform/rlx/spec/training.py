@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rlx.spec.base import Betas, Count, StrictModel
-from rlx.spec.launcher import LauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
+from rlx.spec.launcher import LauncherSpec, LocalLauncherSpec
 from rlx.text import list_url_secrets
 
 __all__ = [
@@ -119,12 +119,13 @@ class RunnerSpec(StrictModel):
 
     @model_validator(mode="after")
     def _nodes_fit(self) -> Self:
-        if isinstance(self.launcher, SlurmLauncherSpec) and self.ranks % self.launcher.nodes:
-            raise ValueError(
-                f"launcher.nodes {self.launcher.nodes} does not divide ranks {self.ranks}: every "
-                "node needs the same number"
-            )
+        self.launcher.check_ranks(self.ranks)
         return self
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is a single rank, on the supervisor's machine, which needs no launcher."""
+        return isinstance(self.launcher, LocalLauncherSpec) and self.ranks == 1
 
 
 VariantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
