@@ -1,11 +1,16 @@
-"""Faster imports of large libraries, without optional dependencies that rlx never uses."""
+"""Faster imports of large libraries, and a time limit for imports of plugins."""
 
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 
-__all__ = ["hide_packages", "speed_up_imports"]
+__all__ = ["hide_packages", "limit_import_time", "speed_up_imports"]
+
+PATIENCE = 20.0
+"""Time limit for importing one plugin, in seconds."""
 
 BESIDE = ("mlflow", "pandas", "scipy", "sklearn")
 """Optional dependencies that transformers and DeepSpeed import if installed: for assisted
@@ -42,3 +47,22 @@ def speed_up_imports() -> Iterator[None]:
         gc.freeze()
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def limit_import_time() -> Iterator[None]:
+    """Raises TimeoutError after `PATIENCE`; no limit outside the main thread or if a timer runs."""
+    if current_thread() is not main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
+        yield
+        return
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"importing it takes more than {PATIENCE:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
+from rlx.checks import inspect_machine
 from rlx.cli import main
 from rlx.launch.packages import list_packages
 
@@ -66,6 +67,10 @@ def test_what_is_missing_is_named_with_its_fix(folder, monkeypatch, capsys):
     assert code == 4
     assert lines["RLX_HOME"]["state"] == "broken"
     assert lines["RLX_HOME"]["fix"] == "set RLX_HOME to a folder with room"
+    [fault] = [part.finding for part in inspect_machine("sqlite:///none.db") if part.finding]
+    assert (fault.severity, fault.exit_code) == ("error", 4)
+    assert fault.message == "RLX_HOME: file/below cannot be written"
+    assert fault.helps == ("set RLX_HOME to a folder with room",)
 
 
 def test_a_registry_that_cannot_be_read_is_a_fault(folder, monkeypatch, capsys):

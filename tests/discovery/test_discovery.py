@@ -264,8 +264,8 @@ def test_a_plugin_that_cannot_be_used_is_blamed_by_name(name, says):
 def test_an_import_that_hangs_is_broken_off():
     """In a process of its own: here, the alarm is the test runner's."""
     code = (
-        "from rlx.discovery import load_plugin, lookup;"
-        "lookup.PATIENCE = 0.2; load_plugin('reward', 'slow')"
+        "from rlx import importing; from rlx.discovery import load_plugin;"
+        "importing.PATIENCE = 0.2; load_plugin('reward', 'slow')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT

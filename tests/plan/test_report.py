@@ -113,7 +113,7 @@ def test_streams_are_made_up_only_where_something_asks(plan):
     (asked,) = plan(
         "countdown", "estimator={name: gae}", "critic={}", "credit.use_kl_in_reward=true"
     ).phases
-    assert asked.made_up[2:] == ("reference_logprobs", "values")
+    assert asked.made_up[2:] == ("log-probability, reference", "value")
     token = asked.rows[0].tokens[0]
     assert token.reward == pytest.approx(-0.001 * token.kl)
     assert token.value is not None and token.target is not None

@@ -141,7 +141,7 @@ def test_a_stream_that_an_estimator_needs_is_made_up_by_a_plan(extend, tmp_path)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: reader\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[rlx.estimators]\nreader = reader:Reader\n")
     report = plan(run, "estimator.name=reader")
-    assert all("tokens_left" in phase["made_up"] for phase in report["phases"])
+    assert all("tokens left" in phase["made_up"] for phase in report["phases"])
 
 
 def test_an_estimator_with_two_options(extend):

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "writing": set(),
     "sealing": {"home", "rlx_registry"},
     "model": {"spec", "plugin", "discovery", "rollout", "sealing"},
-    "sampler": {"spec", "rollout", "model"},
+    "sampler": {"spec", "discovery", "rollout", "model"},
     "learner": {"spec", "batch", "kl", "loss", "model", "train_batch"},
     "evaluation": {"spec", "plugin", "rollout", "reward", "sampler"},
     "probe": {"spec", "plugin", "rollout", "reward", "sampler", "evaluation"},

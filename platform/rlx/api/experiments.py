@@ -8,7 +8,7 @@ from rlx.api.runs import Run
 from rlx.checks import check_file, run_preflight_checks
 from rlx.discovery import ExperimentPlugins
 from rlx.launch import open_registry, registry_url, start_experiment
-from rlx.spec import ExperimentSpec, SlurmLauncherSpec
+from rlx.spec import ExperimentSpec
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Experiment:
             InvalidSpec: the checkpoint to start from is missing or of another model.
         """
         url, read = registry_url(self.loaded), self.loaded
-        elsewhere = queue or isinstance(self.spec.runner.launcher, SlurmLauncherSpec)
+        elsewhere = queue or self.spec.runner.launcher.submits_jobs
         run_preflight_checks(read, self.plugins, elsewhere=elsewhere)
         with open_registry(url, read_only=False) as registry:
             run, _ = start_experiment(registry, read, self.plugins, again=again, queue=queue)

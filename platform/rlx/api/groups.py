@@ -13,7 +13,6 @@ from rlx.checks import check_file, run_preflight_checks
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, submit_run
-from rlx.spec import SlurmLauncherSpec
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, build_refusal, parse_yaml_document
 from rlx.text import escape_unprintable
 from rlx_registry import Registry, RunRecord
@@ -127,8 +126,12 @@ def read_group(
                 faults += [d for d in error.diagnostics if d not in faults]
     if faults:
         raise build_refusal(faults, str(spec))
-    if isinstance(members[0].read.spec.runner.launcher, SlurmLauncherSpec):
-        raise SpecError("--seeds and --grid do not support Slurm: submit its jobs one by one")
+    launcher = members[0].read.spec.runner.launcher
+    if launcher.submits_jobs:
+        raise SpecError(
+            f"--seeds and --grid do not support the launcher {launcher.kind}: submit its jobs one "
+            "by one"
+        )
     return members
 
 

@@ -9,7 +9,7 @@ from rlx.launch import (
     get_registry_url,
     get_run_exit_code,
     open_registry,
-    reconcile_slurm_run,
+    reconcile_job,
     stop_run,
     watch_run,
 )
@@ -40,7 +40,7 @@ class Run:
     def record(self) -> RunRecord:
         """What the registry knows of the run: spec, seed, step, folder, times, ..."""
         with open_registry(self.registry) as registry:
-            return reconcile_slurm_run(registry, registry.run(self.id))
+            return reconcile_job(registry, registry.run(self.id))
 
     @property
     def status(self) -> str:

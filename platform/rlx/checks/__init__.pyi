@@ -1,16 +1,17 @@
 from .experiment import check_file, check_read_spec, read_spec, validate_document
-from .machine import find_cuda_lack, run_preflight_checks, vllm_package
+from .inventory import MachinePart, inspect_machine
+from .machine import run_preflight_checks
 from .texts import check_texts
 from .trial import check_trial
 
 __all__ = [
+    "MachinePart",
     "check_file",
     "check_read_spec",
     "check_texts",
     "check_trial",
-    "find_cuda_lack",
+    "inspect_machine",
     "read_spec",
     "run_preflight_checks",
     "validate_document",
-    "vllm_package",
 ]

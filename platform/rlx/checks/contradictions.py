@@ -5,7 +5,6 @@ from graphlib import CycleError, TopologicalSorter
 
 from rlx.checks.loss_contradictions import find_loss_contradictions
 from rlx.spec import (
-    COLDEST,
     EVERY_TURN,
     LARGEST,
     EnvironmentRolloutSpec,
@@ -329,23 +328,25 @@ def _check_position_budget(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 
 def _check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields settings that vLLM would silently change or cannot honor on the CPU."""
-    if not isinstance(spec.sampler, VllmSamplerSpec):
-        return
-    if spec.runner.device == "cpu" and spec.sampler.needs_gpu:
-        key = "colocate" if not spec.sampler.colocate else "weight_transfer"
+    """Yields settings that the engine would silently change or cannot honor on the CPU."""
+    sampler = spec.sampler
+    if spec.runner.device == "cpu" and sampler.needs_gpu:
+        key = "engine"
+        if isinstance(sampler, VllmSamplerSpec):
+            key = "colocate" if not sampler.colocate else "weight_transfer"
         yield build_error(
             ("sampler", key),
-            f"sampler.{key} is {str(getattr(spec.sampler, key)).lower()}, which needs a GPU",
+            f"sampler.{key} is {str(getattr(sampler, key)).lower()}, which needs a GPU",
             "remove it",
             against=("runner", "device"),
         )
+    engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
     for kind, turn in spec.rollout.turn_specs.items():
-        if turn.temperature < COLDEST:
+        if turn.temperature < sampler.min_temperature:
             yield build_error(
                 ("rollout", kind, "temperature"),
-                f"rollout.{kind}.temperature is {turn.temperature:g}, but vLLM allows none below "
-                f"{COLDEST:g}",
+                f"rollout.{kind}.temperature is {turn.temperature:g}, but {engine} allows none "
+                f"below {sampler.min_temperature:g}",
                 "for greedy decoding, use top_k: 1",
                 against=("sampler", "engine"),
             )

@@ -20,7 +20,6 @@ from rlx.launch import (
     LITTLE,
     DeviceShortage,
     Package,
-    check_hostfile,
     convert_to_rlx_error,
     diagnose_devices,
     format_disk_space,
@@ -28,8 +27,8 @@ from rlx.launch import (
     gpus_here,
     hold_reserve,
     list_packages,
+    open_launcher,
     query_nvidia_driver,
-    ranks_here,
     torch_build,
 )
 from rlx.plugin import Plugin
@@ -130,7 +129,7 @@ def find_cuda_lack(wanted: int) -> DeviceShortage | None:
 
 
 def _check_machines(read: LoadedSpec) -> Iterator[Diagnostic]:
-    faults = list(check_hostfile(read.spec.runner))
+    faults = list(open_launcher(read.spec.runner).check())
     yield from faults or _check_device(read, gpus_here(read.spec))
 
 
@@ -139,14 +138,15 @@ def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
     if runner.device == "cpu" or not here or (lack := find_cuda_lack(here)) is None:
         return
     sampler = read.spec.sampler
-    needs_gpu = isinstance(sampler, VllmSamplerSpec) and sampler.needs_gpu
+    needs_gpu = sampler.needs_gpu
     if runner.device == "auto" and lack.count == 0 and not needs_gpu:
         return  # it falls back to the CPU
-    alone = " --set sampler.colocate=true --set sampler.weight_transfer=file" if needs_gpu else ""
+    apart = isinstance(sampler, VllmSamplerSpec) and needs_gpu
+    alone = " --set sampler.colocate=true --set sampler.weight_transfer=file" if apart else ""
     path: KeyPath = ("runner", "ranks") if lack.count else ("runner", "device")
     yield build_error(
         path,
-        f"{_describe_device_demand(here, apart=here > ranks_here(runner))}, found {lack.count}",
+        f"{_describe_device_demand(here, apart=sampler.gpus_per_rank > 1)}, found {lack.count}",
         lack.help,
         f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
         f"queue it for another machine: rlx submit {read.document.file} --queue",
@@ -222,13 +222,14 @@ def _check_torchvision() -> Iterator[Diagnostic]:
 
 def _check_plugins(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
     """Runs the plugins' own checks of files and packages, including plugins that phases add."""
-    named = list(_list_plugin_paths(plugins))
+    named = list(_list_plugin_paths(spec, plugins))
     own = [fault for path, plugin in named for fault in _check_one_plugin(path, plugin)]
     yield from own or _check_shared_data(plugins)
     seen = [plugin for _, plugin in named]
 
     def check_phase(phase: PhaseSpec) -> Iterator[Diagnostic]:
-        for path, plugin in _list_plugin_paths(resolve_plugins(spec.resolve_phase_spec(phase))):
+        changed = spec.resolve_phase_spec(phase)
+        for path, plugin in _list_plugin_paths(changed, resolve_plugins(changed)):
             if plugin not in seen:
                 seen.append(plugin)
                 yield from _check_one_plugin(path, plugin)
@@ -248,7 +249,9 @@ def _check_shared_data(plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
             yield build_error(("rollout", "environment"), message, help_, against=("task",))
 
 
-def _list_plugin_paths(plugins: ExperimentPlugins) -> Iterator[tuple[KeyPath, Plugin]]:
+def _list_plugin_paths(
+    spec: ExperimentSpec, plugins: ExperimentPlugins
+) -> Iterator[tuple[KeyPath, Plugin]]:
     yield ("task",), plugins.task
     for name, task in plugins.variants.items():
         yield ("evaluation", "variants", name), task
@@ -256,6 +259,9 @@ def _list_plugin_paths(plugins: ExperimentPlugins) -> Iterator[tuple[KeyPath, Pl
         yield ("rollout", "environment"), plugins.environment
     for (scope, name), reward in plugins.rewards.items():
         yield ("rewards", scope, name), reward
+    yield ("rollout",), spec.rollout
+    yield ("runner", "launcher"), spec.runner.launcher
+    yield ("sampler",), spec.sampler
 
 
 def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:

@@ -8,6 +8,7 @@ import click
 import rlx_registry
 from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
+from rlx.cli.verb_group import SuggestingGroup
 from rlx.errors import RegistryError
 from rlx.home import RunFolder, format_path, tracking_url
 from rlx.launch import convert_to_rlx_error, open_registry
@@ -17,7 +18,7 @@ from rlx_registry import ImportedRun, find_journal
 __all__ = ["db"]
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def db() -> None:
     """Upgrade or restore the registry of runs."""
 

@@ -1,56 +1,19 @@
 """`rlx doctor`: reports what experiments need that this machine has or lacks, with fixes."""
 
 import os
-import platform
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import metadata
-from pathlib import Path
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import asdict
 
 import click
-from packaging.specifiers import SpecifierSet
 
-from rlx.checks import find_cuda_lack, vllm_package
+from rlx.checks import MachinePart, inspect_machine
 from rlx.cli.options import DEFAULT, json_option
 from rlx.cli.output import format_json, print_text
 from rlx.cli.text import format_columns
-from rlx.discovery import PluginFault, list_installed_plugins, load_plugin
-from rlx.errors import RlxError
-from rlx.home import format_path, get_rlx_home, tracking_url
-from rlx.launch import (
-    LITTLE,
-    DeviceShortage,
-    Package,
-    format_disk_space,
-    free_bytes,
-    list_packages,
-    open_registry,
-)
 
 __all__ = ["doctor"]
 
-State = Literal["ok", "broken", "absent"]
-SIGNS: dict[State, str] = {"ok": "✓", "broken": "✗", "absent": "–"}
-NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "datasets")
-"""Packages that have their own line; the others share one."""
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorFinding:
-    """One line of the report.
-
-    Attributes:
-        found: what was found.
-        fix: how to fix it; "" where nothing needs fixing.
-        required: whether an experiment with the built-in defaults needs it.
-    """
-
-    name: str
-    state: State
-    found: str
-    fix: str = ""
-    required: bool = False
+SIGNS = {"ok": "✓", "broken": "✗", "absent": "–"}
 
 
 @click.command()
@@ -60,202 +23,27 @@ def doctor(as_json: bool) -> int:
 
     The exit code is 0 when an experiment with the built-in defaults can run here, else 4.
     """
-    findings = [
-        *_check_system(),
-        *_check_torch(),
-        *_check_packages(),
-        *_check_record_stores(),
-        *_check_installed_plugins(),
-    ]
-    ready = not any(f.required and f.state == "broken" for f in findings)
+    parts = tuple(inspect_machine(os.environ.get("RLX_REGISTRY") or DEFAULT))
+    findings = [part.finding for part in parts if part.finding]
+    ready = not any(finding.severity == "error" for finding in findings)
     if as_json:
-        report = {"ready": ready, "findings": [asdict(f) for f in findings]}
+        report = {"ready": ready, "findings": [asdict(part) for part in parts]}
         print_text(format_json(report, indent=2))
     else:
-        print_text(_format_doctor_table(findings))
+        print_text(_format_doctor_table(parts))
         ending = "experiments can run here" if ready else "experiments cannot run here: see ✗"
         print_text(f"\n{ending}")
     return 0 if ready else 4
 
 
-def _format_doctor_table(findings: Sequence[DoctorFinding]) -> str:
-    """Formats a line per finding, followed by its fix."""
+def _format_doctor_table(parts: Sequence[MachinePart]) -> str:
+    """Formats a line per part, followed by its fix."""
     rows = [
         row
-        for f in findings
-        for row in ((SIGNS[f.state], f.name, f.found), ("", "", f"→ {f.fix}"))[: 2 if f.fix else 1]
+        for part in parts
+        for row in (
+            (SIGNS[part.state], part.name, part.found),
+            *([("", "", f"→ {part.fix}")] if part.fix else []),
+        )
     ]
     return format_columns(rows)
-
-
-def _build_required_finding(name: str, sound: bool, found: str, fix: str) -> DoctorFinding:
-    """Builds a finding on something that every experiment needs."""
-    return DoctorFinding(
-        name, "ok" if sound else "broken", found, "" if sound else fix, required=True
-    )
-
-
-# The machine -----------------------------------------------------------------------------------
-
-
-def _check_system() -> Iterator[DoctorFinding]:
-    wanted = metadata("rlx")["Requires-Python"]
-    found = platform.python_version()
-    fits = SpecifierSet(wanted).contains(found, prereleases=True)
-    yield _build_required_finding("Python", fits, found, f"install Python {wanted}")
-    posix = os.name == "posix"
-    yield _build_required_finding("platform", posix, platform.platform(), "run rlx on Linux")
-    yield DoctorFinding("threads", "ok", f"{os.cpu_count()} cores; {_describe_wait_policy()}")
-
-
-def _describe_wait_policy() -> str:
-    """Describes how idle OpenMP threads wait; spinning threads slow down other processes."""
-    policy = os.environ.get("OMP_WAIT_POLICY")
-    return f"OMP_WAIT_POLICY {policy or 'unset'}; runs set it to PASSIVE"
-
-
-def _check_torch() -> Iterator[DoctorFinding]:
-    torch = list_packages()["torch"]
-    yield _check_one_package(torch)
-    if torch.installed is None:
-        return
-    lack = find_cuda_lack(1)
-    if lack is None:
-        yield from _check_gpus(torch)
-    else:
-        yield _build_no_gpu_finding(lack)
-        yield DoctorFinding("NCCL", "absent", "not needed without a GPU")
-
-
-def _build_no_gpu_finding(lack: DeviceShortage) -> DoctorFinding:
-    return DoctorFinding("CUDA", "absent", f"no device: {lack.found}", f"for a GPU: {lack.help}")
-
-
-def _check_gpus(package: Package) -> Iterator[DoctorFinding]:
-    """Checks the GPUs that torch sees; torch is imported only where there is a driver."""
-    import torch
-
-    if not torch.cuda.is_available():
-        fix = "for the cause, run `python -c 'import torch; torch.cuda.init()'`"
-        yield DoctorFinding("CUDA", "broken", f"torch {package.installed} finds no device", fix)
-        return
-    for number in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(number)
-        memory = f"{properties.total_memory / 1024**3:.0f} GiB"
-        found = f"{properties.name}, {memory}, capability {properties.major}.{properties.minor}"
-        yield DoctorFinding(f"CUDA {number}", "ok", found)
-    nccl = torch.distributed.is_nccl_available()
-    version = ".".join(map(str, torch.cuda.nccl.version())) if nccl else "none"
-    fix = "" if nccl else "install a torch build with NCCL"
-    yield DoctorFinding("NCCL", "ok" if nccl else "broken", version, fix)
-
-
-# Packages --------------------------------------------------------------------------------------
-
-
-def _check_packages() -> Iterator[DoctorFinding]:
-    known = list_packages()
-    yield from (_check_one_package(known[name]) for name in NAMED)
-    yield _check_one_package(vllm_package())
-    others = [p for p in known.values() if not p.extra and p.name not in (*NAMED, "torch")]
-    wrong = [p for p in others if not p.fits]
-    found = f"{len(others)}, all within the tested ranges"
-    if wrong:
-        found = ", ".join(f"{p.name} {p.installed or 'missing'}" for p in wrong)
-    fix = " ".join(["pip install", *(f"'{p.name}{p.range}'" for p in wrong)])
-    yield _build_required_finding("other packages", not wrong, found, fix)
-
-
-def _check_one_package(package: Package) -> DoctorFinding:
-    needed = not package.extra
-    if package.installed is None:
-        state: State = "broken" if needed else "absent"
-        return DoctorFinding(package.name, state, "not installed", package.command, needed)
-    if package.fits:
-        return DoctorFinding(package.name, "ok", package.installed, required=needed)
-    found = f"{package.installed}, tested with {package.range}"
-    return DoctorFinding(package.name, "broken", found, package.command, needed)
-
-
-# Storage ------------------------------------------------------------------------------
-
-
-def _check_record_stores() -> Iterator[DoctorFinding]:
-    folder = get_rlx_home()
-    free = free_bytes(folder)
-    writable = _is_writable(folder)
-    found = f"{format_path(folder)}, {format_disk_space(free)} free"
-    if not writable:
-        found = f"{format_path(folder)} cannot be written"
-    elif free < LITTLE:
-        found += ": little"
-    yield _build_required_finding(
-        "RLX_HOME", writable and free >= LITTLE, found, "set RLX_HOME to a folder with room"
-    )
-    yield _check_registry()
-    yield _check_mlflow_store()
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    how = "offline: HF_HUB_OFFLINE is set, only files on this machine are used"
-    yield DoctorFinding(
-        "model hub", "ok", how if offline else "used for files that are not on this machine"
-    )
-
-
-def _is_writable(folder: Path) -> bool:
-    """Returns whether `folder` is writable or could be created, without creating it."""
-    there = next(f for f in (folder, *folder.parents) if f.exists())
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-
-
-def _check_registry() -> DoctorFinding:
-    url = os.environ.get("RLX_REGISTRY") or DEFAULT
-    try:
-        path = Path(tracking_url(url).removeprefix("sqlite:///"))
-        if tracking_url(url).startswith("sqlite:///") and not path.exists():
-            return DoctorFinding(
-                "registry", "absent", f"none yet at {format_path(path)}; `rlx submit` creates it"
-            )
-        with open_registry(url) as registry:
-            count = len(registry.runs())
-            where = format_path(path) if path.exists() else registry.label
-    except RlxError as error:
-        fix = "move it away, or set RLX_REGISTRY to another"
-        return DoctorFinding("registry", "broken", str(error), fix, required=True)
-    runs = "1 run" if count == 1 else f"{count} runs"
-    return DoctorFinding("registry", "ok", f"{where}, {runs}", required=True)
-
-
-def _check_mlflow_store() -> DoctorFinding:
-    path = get_rlx_home() / "mlflow.db"
-    if not path.exists():
-        return DoctorFinding(
-            "MLflow store", "absent", f"none yet at {format_path(path)}; runs create it"
-        )
-    return DoctorFinding(
-        "MLflow store", "ok", f"{format_path(path)}, {format_disk_space(path.stat().st_size)}"
-    )
-
-
-# Plugins ---------------------------------------------------------------------------------------
-
-
-def _check_installed_plugins() -> Iterator[DoctorFinding]:
-    """Yields one finding for all working plugins, and one for each broken plugin.
-
-    Only the plugins that rlx ships are required; others affect only the experiments that use them.
-    """
-    offered = list_installed_plugins()
-    broken = []
-    for found in offered:
-        try:
-            load_plugin(found.kind, found.name)
-        except PluginFault as error:
-            first = error.diagnostic.message
-            fix = f"rlx plugins show {found.name} --traceback"
-            broken.append(
-                DoctorFinding(
-                    f"{found.kind} plugin", "broken", first, fix, found.distribution == "rlx"
-                )
-            )
-    yield DoctorFinding("plugins", "ok", f"{len(offered) - len(broken)} installed and working")
-    yield from broken

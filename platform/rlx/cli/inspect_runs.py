@@ -21,7 +21,7 @@ from rlx.launch import (
     list_group_runs,
     locate_run_folder,
     open_registry,
-    reconcile_slurm_run,
+    reconcile_job,
 )
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED, STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
@@ -56,7 +56,7 @@ def runs(
         if group is not None:
             list_group_runs(registry, group)
         found = registry.runs(name=name, group=group, status=status, limit=limit)
-        described = [run_json(registry, reconcile_slurm_run(registry, run)) for run in found]
+        described = [run_json(registry, reconcile_job(registry, run)) for run in found]
     if as_json:
         return _print_json_value(described)
     rows = [
@@ -104,7 +104,7 @@ def _format_run_age(created: float) -> str:
 def status(run: str, as_json: bool, url: str) -> None:
     """Show the status of RUN, given by its id, its number or `latest`."""
     with open_registry(url) as registry:
-        found = reconcile_slurm_run(registry, registry.run(run))
+        found = reconcile_job(registry, registry.run(run))
         described = run_json(registry, found)
         if as_json:
             return _print_json_value(described)

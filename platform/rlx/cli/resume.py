@@ -17,7 +17,7 @@ from rlx.launch import (
     is_half_made,
     locate_run_folder,
     open_registry,
-    reconcile_slurm_run,
+    reconcile_job,
 )
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable
@@ -42,7 +42,7 @@ def resume(run: str, url: str, overrides: tuple[str, ...], detach: bool, quiet: 
     """
     url = tracking_url(url)
     with open_registry(url) as reading:
-        found = reconcile_slurm_run(reading, reading.run(run))
+        found = reconcile_job(reading, reading.run(run))
     if is_half_made(found) or found.directory is None:
         raise SpecError(f"{found.id} never began: {BROKEN_OFF}; submit its experiment again")
     if found.effective_status not in RESUMABLE and not is_abandoned(found):

@@ -24,7 +24,6 @@ from rlx.launch import (
     start_experiment,
     stop_run,
 )
-from rlx.spec import SlurmLauncherSpec
 from rlx.spec.reading import LoadedSpec
 from rlx_registry import RunRecord
 
@@ -104,7 +103,7 @@ def _submit_one(
 ) -> int:
     read, plugins = check_file(spec, overrides)
     url = registry_url(read)
-    waits = queue or isinstance(read.spec.runner.launcher, SlurmLauncherSpec)
+    waits = queue or read.spec.runner.launcher.submits_jobs
     print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
     run, created = None, False
     try:

@@ -1,13 +1,15 @@
 """The click group `rlx`: commands with a line of help, imported only when they are called."""
 
+from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
 
 import rlx
 
-__all__ = ["VERBS", "LazyGroup", "Verb", "rlx_command"]
+__all__ = ["VERBS", "LazyGroup", "SuggestingGroup", "Verb", "rlx_command"]
 
 
 class Verb(NamedTuple):
@@ -63,8 +65,44 @@ VERBS = {
 }
 
 
-class LazyGroup(click.Group):
+OTHER_WORDS = {
+    "evaluate": "eval",
+    "follow": "logs -f",
+    "kill": "stop",
+    "list": "runs",
+    "new": "plugins new",
+    "run": "submit",
+    "train": "submit",
+}
+"""What verbs of rlx are called elsewhere."""
+
+
+class SuggestingGroup(click.Group):
+    """A click group that suggests the nearest verb for an unknown one."""
+
+    other_words: Mapping[str, str] = MappingProxyType({})
+    """Words that are no verbs, and the verb that is meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        verbs = self.list_commands(ctx)
+        if args and args[0] not in verbs and not args[0].startswith("-"):
+            from rlx.spec.reading import did_you_mean
+            from rlx.text import escape_unprintable
+
+            near = did_you_mean(args[0], [*verbs, *self.other_words])
+            hint = f" There are: {', '.join(verbs)}."
+            if near:
+                hint = f" Did you mean '{self.other_words.get(near, near)}'?"
+            ctx.fail(f"No verb '{escape_unprintable(args[0])}'.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(SuggestingGroup):
     """A click group whose help and suggestions import no command."""
+
+    other_words = OTHER_WORDS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -79,18 +117,6 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from rlx.spec.reading import did_you_mean
-            from rlx.text import escape_unprintable
-
-            near = did_you_mean(args[0], VERBS)
-            hint = f" Did you mean '{near}'?" if near else f" There are: {', '.join(VERBS)}."
-            ctx.fail(f"No verb '{escape_unprintable(args[0])}'.{hint}")
-        return super().resolve_command(ctx, args)
 
 
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}

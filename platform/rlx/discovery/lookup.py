@@ -4,22 +4,32 @@ Listing plugins reads only the metadata of installed distributions. A plugin is 
 experiment names it, so a broken plugin affects only the experiments that use it.
 """
 
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from importlib.metadata import Distribution, entry_points
 from inspect import signature
 from pathlib import Path
-from threading import current_thread, main_thread
 from typing import Any, Literal
 
 from rlx import __version__
 from rlx.errors import PluginError
-from rlx.plugin import API, FAILED, Environment, Estimator, Mask, Placement, Plugin, Task
+from rlx.importing import limit_import_time
+from rlx.plugin import (
+    API,
+    FAILED,
+    Environment,
+    Estimator,
+    LauncherPlugin,
+    Mask,
+    Placement,
+    Plugin,
+    SamplerPlugin,
+    Schedule,
+    Task,
+)
 from rlx.sources import source_digest
 from rlx.spec import (
     EVERY_TURN,
@@ -48,10 +58,17 @@ __all__ = [
     "load_plugin",
 ]
 
-Kind = Literal["task", "environment", "reward", "estimator", "mask", "placement"]
-
-PATIENCE = 20.0
-"""Time limit for importing one plugin, in seconds."""
+Kind = Literal[
+    "task",
+    "environment",
+    "reward",
+    "estimator",
+    "mask",
+    "placement",
+    "schedule",
+    "sampler",
+    "launcher",
+]
 
 GROUPS: Mapping[Kind, str] = {
     "task": "rlx.tasks",
@@ -60,6 +77,9 @@ GROUPS: Mapping[Kind, str] = {
     "estimator": "rlx.estimators",
     "mask": "rlx.masks",
     "placement": "rlx.placements",
+    "schedule": "rlx.schedules",
+    "sampler": "rlx.samplers",
+    "launcher": "rlx.launchers",
 }
 
 
@@ -152,7 +172,7 @@ def load_plugin(kind: Kind, name: str) -> type[Plugin]:
     plugin = find_installed_plugin(kind, name)
     module, _, attribute = plugin.value.partition(":")
     try:
-        with _limit_import_time(PATIENCE):
+        with limit_import_time():
             offered: Any = import_module(module)
         for part in attribute.split("."):
             offered = getattr(offered, part)
@@ -166,25 +186,6 @@ def load_plugin(kind: Kind, name: str) -> type[Plugin]:
         help_ = f"upgrade rlx, or install an older {plugin.distribution}"
         raise PluginFault(build_plugin_diagnostic(plugin, message, helps=(help_,)))
     return cls
-
-
-@contextmanager
-def _limit_import_time(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError after `seconds`; no limit outside the main thread or if a timer runs."""
-    if current_thread() is not main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
-        yield
-        return
-
-    def give_up(*_: object) -> None:
-        raise TimeoutError(f"importing it takes more than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def bind_implementation(plugin: Estimator | Mask | Placement) -> Callable[[Any], Any]:
@@ -203,7 +204,7 @@ def bind_implementation(plugin: Estimator | Mask | Placement) -> Callable[[Any],
 
 
 def import_implementation(name: str) -> Callable[..., Any]:
-    """Imports the implementation of an estimator or mask, "module:function".
+    """Imports the implementation that a plugin names, "module:function".
 
     Raises:
         PluginError: the function cannot be imported, or is not callable.
@@ -229,8 +230,14 @@ _KEPT: Mapping[Kind, frozenset[str]] = {
     "estimator": frozenset(list_yaml_keys(EstimatorUse)),
     "mask": frozenset(list_yaml_keys(MaskUse)),
     "placement": frozenset(list_yaml_keys(PlacementUse)),
+    "sampler": frozenset(),
+    "schedule": frozenset(),
+    "launcher": frozenset(),
 }
 """YAML keys that rlx reads itself, beside a plugin's own options."""
+
+_NAME_CODE: Set[Kind] = {"estimator", "mask", "placement", "sampler", "launcher"}
+"""Kinds whose `implementation` names what a run imports."""
 
 
 def _describe_misfit(kind: Kind, offered: Any) -> str:
@@ -245,6 +252,9 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
         "estimator": Estimator,
         "mask": Mask,
         "placement": Placement,
+        "schedule": Schedule,
+        "sampler": SamplerPlugin,
+        "launcher": LauncherPlugin,
         "task": Task,
     }
     if kind in bases and not issubclass(offered, bases[kind]):
@@ -261,7 +271,7 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
     if kept := sorted(_KEPT[kind] & set(list_yaml_keys(offered))):
         return f"its option {kept[0]!r} could never be set: rlx reads that key itself; rename it"
     names_code = isinstance(getattr(offered, "implementation", None), str)
-    if kind in ("estimator", "mask", "placement") and not names_code:
+    if kind in _NAME_CODE and not names_code:
         return f"{offered.__name__} does not set `implementation`"
     return ""
 

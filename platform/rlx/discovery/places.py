@@ -17,6 +17,7 @@ from rlx.discovery.lookup import (
 )
 from rlx.plugin import Placement, Plugin
 from rlx.spec import (
+    PLUGIN_SECTIONS,
     PROFILES,
     CreditSpec,
     EnvironmentUse,
@@ -165,6 +166,23 @@ def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
         elif isinstance(use, dict) and isinstance(_get_plugin_name(model, use), str):
             made = _build_plugin_place(path, kind, model, use)
             yield replace(made, profile=str(profile)) if kind in _PROFILED else made
+    yield from _list_foreign_sections(tree)
+
+
+def _list_foreign_sections(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
+    """Yields the sections whose models other distributions provide. rlx's own are part of its
+    version, which a run records. The spec reader reports malformed ones."""
+    for path, section in PLUGIN_SECTIONS.items():
+        value = tree.get(path[0])
+        model = section.get_model(value)
+        if value is None or model is None or model in section.shipped.values():
+            continue
+        try:
+            section.validate_section(value, as_json=True)
+        except ValueError:
+            continue
+        kind = cast(Kind, section.kind)
+        yield PluginReference(path, kind, (), section.key, value[section.key], value, None)
 
 
 def fill_profile_options(

@@ -2,7 +2,18 @@ from .device_slots import build_device_request, gpus_here
 from .devices import DeviceShortage, diagnose_devices, query_nvidia_driver, torch_build
 from .disk import LITTLE, format_disk_space, free_bytes, hold_reserve
 from .failures import convert_to_rlx_error
-from .launchers import check_hostfile, ranks_here
+from .hosts import HostsLauncher
+from .jobs import cancel_job, read_job_id, reconcile_job
+from .launcher import (
+    JobLauncher,
+    Launcher,
+    LocalLauncher,
+    MultiNodeLauncher,
+    NodeOrder,
+    NodeSession,
+    build_torchrun_command,
+    open_launcher,
+)
 from .mirroring import get_mlflow_uri, update_mlflow_mirror
 from .packages import Package, list_packages
 from .processes import (
@@ -28,7 +39,7 @@ from .run_access import (
     locate_run_folder,
     open_registry,
 )
-from .slurm import cancel_slurm_job, read_job_id, reconcile_slurm_run
+from .slurm import SlurmLauncher
 from .start import start_experiment, stop_run
 from .submission import (
     child_environment,
@@ -47,13 +58,21 @@ __all__ = [
     "RUN_LIKE",
     "VICTIMS",
     "DeviceShortage",
+    "HostsLauncher",
+    "JobLauncher",
     "KillResult",
+    "Launcher",
+    "LocalLauncher",
+    "MultiNodeLauncher",
+    "NodeOrder",
+    "NodeSession",
     "Package",
     "ResumeTrialReport",
+    "SlurmLauncher",
     "attempts_used",
     "build_device_request",
-    "cancel_slurm_job",
-    "check_hostfile",
+    "build_torchrun_command",
+    "cancel_job",
     "child_environment",
     "collect_code_version",
     "collect_environment_versions",
@@ -79,11 +98,11 @@ __all__ = [
     "list_packages",
     "locate_run_folder",
     "on_slurm",
+    "open_launcher",
     "open_registry",
     "query_nvidia_driver",
-    "ranks_here",
     "read_job_id",
-    "reconcile_slurm_run",
+    "reconcile_job",
     "registry_url",
     "run_queue",
     "run_resume_trial",

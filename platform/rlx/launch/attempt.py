@@ -16,7 +16,7 @@ from rlx.descendants import kill_descendants
 from rlx.home import RunFolder
 from rlx.launch.failures import convert_to_rlx_error, describe_error, is_disk_full
 from rlx.launch.hang_watch import HangWatch
-from rlx.launch.launchers import is_alone, rank_command, rank_environment
+from rlx.launch.launcher import open_launcher
 from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.processes import list_live_ranks
 from rlx.launch.signals import SigtermListener
@@ -35,6 +35,15 @@ GRACE = 30.0
 """Seconds that ranks have to exit after SIGTERM."""
 PATIENCE = 5.0
 """Seconds that the processes which ranks started have to exit after them."""
+ALONE = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",  # any port: no peer connects
+}
+"""The environment variables that torchrun would set, for a rank started without it."""
 
 
 class AttemptEnd(NamedTuple):
@@ -148,7 +157,7 @@ class Attempt:
         own = {"OMP_NUM_THREADS": str(runner.threads), "RLX_SUPERVISOR": str(os.getpid())}
         self._folder.failure.unlink(missing_ok=True)
         return subprocess.Popen(
-            rank_command(runner, self._folder, self._run_id),
+            open_launcher(runner).build_command(self._folder, self._run_id),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             env={
@@ -156,7 +165,7 @@ class Attempt:
                 **own,
                 **temporary,
                 **self._environment,
-                **rank_environment(runner),
+                **(ALONE if runner.is_alone else {}),
             },
         )
 
@@ -195,7 +204,7 @@ class Attempt:
         log = _read_log_tail(self._folder.log, log_start)
         # torchrun ends the peers of a failed rank with SIGTERM.
         killed = [n for n in re.findall(r"exitcode\s*:\s*-(\d+)", log) if int(n) != signal.SIGTERM]
-        if code is not None and code < 0 and is_alone(self._spec.runner):
+        if code is not None and code < 0 and self._spec.runner.is_alone:
             killed = [str(-code)]
         failure_file = self._folder.failure
         failure = json.loads(failure_file.read_text()) if failure_file.exists() else {}

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from rlx.errors import EnvironmentFault
 from rlx.launch.devices import list_device_tokens, query_nvidia_driver
-from rlx.launch.launchers import ranks_here
+from rlx.launch.launcher import open_launcher
 from rlx.launch.processes import this_machine
-from rlx.spec import ExperimentSpec, VllmSamplerSpec
+from rlx.spec import ExperimentSpec
 from rlx_registry import DeviceRequest
 
 __all__ = ["DEVICES", "build_cuda_environment", "build_device_request", "gpus_here"]
@@ -18,13 +18,13 @@ If it is unset, they are the visible CUDA devices, and runs on the CPU do not qu
 
 
 def gpus_here(spec: ExperimentSpec) -> int:
-    """Number of GPUs on the supervisor's machine for a run on GPUs; 0 if Slurm chooses the machine.
+    """Number of GPUs on the supervisor's machine for a run on GPUs; 0 if a job
+    system chooses the machine.
 
     Raises:
         EnvironmentFault: the run has an invalid hostfile.
     """
-    apart = isinstance(spec.sampler, VllmSamplerSpec) and not spec.sampler.colocate
-    return ranks_here(spec.runner) * (2 if apart else 1)
+    return open_launcher(spec.runner).count_ranks_here() * spec.sampler.gpus_per_rank
 
 
 def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
@@ -44,8 +44,8 @@ def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
         return None  # the ranks report a missing device themselves
     if len(names) < count:
         raise EnvironmentFault(
-            f"the experiment has {ranks_here(runner)} ranks and needs {count} devices, but this "
-            f"machine has {len(names)}: {', '.join(names)}"
+            f"the experiment has {count // spec.sampler.gpus_per_rank} ranks and needs {count} "
+            f"devices, but this machine has {len(names)}: {', '.join(names)}"
         )
     return DeviceRequest(this_machine(), names, count)
 

@@ -8,8 +8,8 @@ all sessions are ended.
 
 import json
 import os
-import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,14 +20,15 @@ from pathlib import Path
 import psutil
 
 from rlx.home import RunFolder
-from rlx.launch.launchers import free_port, list_rank_hosts, write_end_reason
-from rlx.launch.node import STOP, NodeOrder
-from rlx.spec import ExperimentSpec, HostsLauncherSpec, RunnerSpec, SlurmLauncherSpec
+from rlx.launch.launcher import MultiNodeLauncher, NodeOrder, open_launcher
+from rlx.launch.node import STOP, write_end_reason
+from rlx.launch.stored_spec import load_resolved_spec
+from rlx.spec import RunnerSpec
 
 __all__ = ["main"]
 
 BEAT = 5.0
-"""Seconds between heartbeats; ssh gives up after three unanswered keepalives of its own."""
+"""Seconds between heartbeats."""
 GRACE = 30.0
 """Seconds that a session has to end after its input is closed."""
 LOOK = 0.25
@@ -36,8 +37,7 @@ FORWARDED_PREFIXES = (
     *("PATH", "LD_LIBRARY_PATH"),
 )
 """Prefixes of the environment variables that are passed to every machine."""
-NODE = (sys.executable, "-m", "rlx.launch.node")
-SSH = ("-T", "-o", "BatchMode=yes", "-o", f"ServerAliveInterval={BEAT:g}")
+NODE = [sys.executable, "-m", "rlx.launch.node"]
 SSH_FAILED, NOT_EXECUTABLE, NOT_FOUND = 255, 126, 127
 
 
@@ -46,7 +46,7 @@ def main(folder: str, run_id: str) -> int:
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     paths = RunFolder(Path(folder))
-    runner = ExperimentSpec.model_validate_json(paths.resolved_spec.read_text()).runner
+    runner = load_resolved_spec(paths).runner
     try:
         sessions = list(_start_sessions(runner, paths, run_id))
     except Exception as error:
@@ -86,7 +86,8 @@ class _MachineSession:
 def _start_sessions(
     runner: RunnerSpec, folder: RunFolder, run_id: str
 ) -> Iterator[_MachineSession]:
-    launcher = runner.launcher
+    launcher = open_launcher(runner)
+    assert isinstance(launcher, MultiNodeLauncher)
     order: NodeOrder = {
         "folder": str(folder.root),
         "run_id": run_id,
@@ -95,22 +96,18 @@ def _start_sessions(
         "nodes": 1,
         "ranks": runner.ranks,
         "address": None,
-        "port": free_port(),
+        "port": _find_free_port(),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)},
     }
-    if isinstance(launcher, SlurmLauncherSpec):
-        order["nodes"], order["ranks"] = launcher.nodes, runner.ranks // launcher.nodes
-        srun = ["srun", f"--nodes={launcher.nodes}", "--ntasks-per-node=1", "--mpi=none"]
-        srun += ["--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
-        yield _MachineSession("srun", [*srun, *NODE], order)
-        return
-    assert isinstance(launcher, HostsLauncherSpec)
-    hosts = list_rank_hosts(runner)
-    order["nodes"], order["address"] = len(hosts), hosts[0].name
-    for number, host in enumerate(hosts):
-        order["node"], order["ranks"] = number, host.slots
-        there = ["ssh", *launcher.ssh, *SSH, host.name, f"exec {shlex.join(NODE)}"]
-        yield _MachineSession(host.name, there if number else NODE, order)
+    for session in launcher.list_sessions(order, NODE):
+        yield _MachineSession(*session)
+
+
+def _find_free_port() -> int:
+    """Returns a port that is free at the moment."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
 
 
 def _watch_sessions(

@@ -18,17 +18,17 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import psutil
 
 from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
-from rlx.launch.launchers import build_torchrun_command, write_end_reason
+from rlx.launch.launcher import NodeOrder, build_torchrun_command
 from rlx.launch.leftovers import open_temporary_folder
 from rlx.stopwatch import Stopwatch
 
-__all__ = ["STOP", "NodeOrder", "main"]
+__all__ = ["STOP", "main", "write_end_reason"]
 
 STOP = b"stop\n"
 SILENCE = 30.0
@@ -36,24 +36,6 @@ SILENCE = 30.0
 GRACE = 30.0
 """Seconds that ranks have to exit after torchrun has."""
 LOOK = 0.25
-
-
-class NodeOrder(TypedDict):
-    """The ranks that one machine is to start.
-
-    `node` is the machine's number and `address` the address of machine 0; both are None under
-    Slurm, which provides them.
-    """
-
-    folder: str
-    run_id: str
-    cwd: str
-    node: int | None
-    nodes: int
-    ranks: int
-    address: str | None
-    port: int
-    environment: dict[str, str]
 
 
 def main() -> int:
@@ -67,6 +49,15 @@ def main() -> int:
     adopt_orphans()
     with open_temporary_folder(RunFolder(Path(order["folder"]))) as temporary:
         return _run_ranks(order, temporary, stop_signals)
+
+
+def write_end_reason(folder: RunFolder, message: str, exit_code: int, *, again: bool) -> None:
+    """Writes the file that tells the supervisor why ranks ended; an existing reason is kept."""
+    if not folder.failure.exists():
+        reason = {"message": message, "exit_code": exit_code, "again": again}
+        aside = folder.failure.with_suffix(f".{socket.gethostname()}.{os.getpid()}")
+        aside.write_text(json.dumps(reason))
+        aside.replace(folder.failure)
 
 
 def _run_ranks(order: NodeOrder, temporary: Mapping[str, str], stop_signals: list[int]) -> int:

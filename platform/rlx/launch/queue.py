@@ -7,9 +7,10 @@ from rlx.errors import EnvironmentFault, RlxError
 from rlx.launch.device_slots import build_device_request
 from rlx.launch.processes import has_lost_supervisor, is_supervisor, this_machine
 from rlx.launch.run_access import locate_run_folder
+from rlx.launch.stored_spec import load_resolved_spec
 from rlx.launch.takeover import attempts_used, take_over_run
 from rlx.reporting import Report, log_report
-from rlx.spec import ExperimentSpec, SlurmLauncherSpec
+from rlx.spec import ExperimentSpec
 from rlx.stopwatch import Stopwatch
 from rlx.text import escape_unprintable
 from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError, Registry, RunRecord
@@ -76,7 +77,7 @@ def _describe_takeover(run: RunRecord) -> str:
 
 def _load_run_spec(run: RunRecord) -> ExperimentSpec:
     """Loads the experiment from the run's folder, which `rlx resume --set` may have changed."""
-    return ExperimentSpec.model_validate_json(locate_run_folder(run).resolved_spec.read_text())
+    return load_resolved_spec(locate_run_folder(run))
 
 
 class _Queue:
@@ -101,8 +102,8 @@ class _Queue:
                 spec = _load_run_spec(run)
                 if (spec.digest, spec.seed) != (run.digest, run.seed):
                     raise EnvironmentFault("the folder here belongs to another registry's run")
-                if isinstance(spec.runner.launcher, SlurmLauncherSpec):
-                    raise EnvironmentFault("it is a Slurm job")
+                if spec.runner.launcher.submits_jobs:
+                    raise EnvironmentFault(f"it is a job of {spec.runner.launcher.kind}")
                 self._require_attempts(run, spec)
                 wanted = build_device_request(spec)
             except FileNotFoundError:

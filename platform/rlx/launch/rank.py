@@ -90,13 +90,13 @@ def _exit_without_supervisor(supervisor: int, folder: Path) -> None:
 def _run_rank(folder: Path, run_id: str) -> None:
     from rlx.home import ATTEMPT, REGISTRY, RunFolder
     from rlx.importing import speed_up_imports
+    from rlx.launch.stored_spec import load_resolved_spec
     from rlx.run import ProgressFile
-    from rlx.spec import ExperimentSpec
 
     paths = RunFolder(folder)
     progress = ProgressFile(paths.progress if os.environ.get("RANK") == "0" else None)
     progress.show_activity("libraries")
-    spec = ExperimentSpec.model_validate_json(paths.resolved_spec.read_text())
+    spec = load_resolved_spec(paths)
     with speed_up_imports():
         import torch
 

@@ -6,13 +6,12 @@ from contextlib import suppress
 
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import RlxError, SpecError
+from rlx.launch.jobs import cancel_job, reconcile_job
 from rlx.launch.processes import is_abandoned, this_machine
 from rlx.launch.run_access import BROKEN_OFF, KILLED, end_orphaned_run, locate_run_folder
-from rlx.launch.slurm import cancel_slurm_job, reconcile_slurm_run
 from rlx.launch.submission import registry_url, submit_run
 from rlx.launch.takeover import launch_run
 from rlx.reporting import Report, log_report
-from rlx.spec import SlurmLauncherSpec
 from rlx.spec.reading import LoadedSpec
 from rlx_registry import ENDED, Registry, RunRecord
 
@@ -27,7 +26,7 @@ def start_experiment(
     again: bool,
     queue: bool,
 ) -> tuple[RunRecord, bool]:
-    """Records a run and starts its supervisor, or its Slurm job.
+    """Records a run and starts its supervisor, or submits its job.
 
     Args:
         registry: the experiment's, open for writing.
@@ -42,7 +41,7 @@ def start_experiment(
     Raises:
         InvalidSpec: the checkpoint to start from is missing, damaged, or of another model.
     """
-    job = isinstance(read.spec.runner.launcher, SlurmLauncherSpec)
+    job = read.spec.runner.launcher.submits_jobs
     run, created = submit_run(registry, read, plugins, again=again, queue=queue or job)
     if not created and _is_over(registry, run):
         run, created = submit_run(registry, read, plugins, again=again, queue=queue or job)
@@ -53,7 +52,7 @@ def start_experiment(
 
 def _is_over(registry: Registry, run: RunRecord) -> bool:
     """Returns whether a run has ended; records it as lost if its supervisor died silently."""
-    run = reconcile_slurm_run(registry, run)
+    run = reconcile_job(registry, run)
     if run.status in ("failed", "stopped", "lost"):
         return True
     reason = BROKEN_OFF if run.status == "queued" else KILLED
@@ -72,7 +71,7 @@ def stop_run(registry: Registry, run_id: str, *, report: Report = log_report) ->
         SpecError: the run is not running.
         RlxError: the run has just started.
     """
-    found = reconcile_slurm_run(registry, registry.run(run_id))
+    found = reconcile_job(registry, registry.run(run_id))
     if found.status in ENDED and found.status != "lost":
         raise SpecError(f"{found.id} is not running: it is {found.status}")
     if found.status == "running" and not is_abandoned(found):
@@ -83,7 +82,7 @@ def stop_run(registry: Registry, run_id: str, *, report: Report = log_report) ->
     if not end_orphaned_run(registry, found, "stopped", why):
         raise RlxError(f"{found.id} has just started: try again")
     if found.directory is not None:
-        cancel_slurm_job(locate_run_folder(found))
+        cancel_job(locate_run_folder(found))
     report(f"{found.id}: {why}; marked as stopped", err=True)
 
 

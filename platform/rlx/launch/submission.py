@@ -5,7 +5,6 @@ killed leaves either no run, or one that can be resumed. Every recorded run eith
 marked as failed, so that none waits forever.
 """
 
-import json
 import os
 import platform
 import shutil
@@ -30,9 +29,10 @@ from rlx.launch.disk import hold_reserve
 from rlx.launch.failures import convert_to_rlx_error, describe_error
 from rlx.launch.processes import this_machine
 from rlx.launch.run_vocabulary import choose_run_vocabulary
+from rlx.launch.stored_spec import put_spec
 from rlx.model import Vocabulary
 from rlx.sources import source_digest
-from rlx.spec import ExperimentSpec, SlurmLauncherSpec, TrackingSpec
+from rlx.spec import TrackingSpec
 from rlx.spec.reading import LoadedSpec
 from rlx_registry import Registry, RegistryDatabaseError, RunRecord, record_supervisor
 
@@ -41,7 +41,6 @@ __all__ = [
     "collect_code_version",
     "collect_environment_versions",
     "fail_unless_started",
-    "put_spec",
     "registry_url",
     "start_supervisor",
     "submit_run",
@@ -129,9 +128,9 @@ def _remove_unrecorded(runs: Path) -> None:
 
 
 def _record_folder(registry: Registry, run: RunRecord, read: LoadedSpec, folder: RunFolder) -> None:
-    on_slurm = isinstance(read.spec.runner.launcher, SlurmLauncherSpec)
+    is_job = read.spec.runner.launcher.submits_jobs
     starter: dict[str, str | int] = {}
-    if on_slurm or run.status == "submitted":  # until it is started, the run is this process's
+    if is_job or run.status == "submitted":  # until it is started, the run is this process's
         starter = {"pid": os.getpid(), "host": this_machine()}
     registry.update_run(
         run.id,
@@ -144,13 +143,6 @@ def _record_folder(registry: Registry, run: RunRecord, read: LoadedSpec, folder:
     registry.results.add_artifact(run.id, folder.resolved_spec, "spec")
     for file in sorted(folder.tokenizer.glob("*.json")):
         registry.results.add_artifact(run.id, file, "tokenizer")
-
-
-def put_spec(folder: RunFolder, spec: ExperimentSpec) -> None:
-    """Writes atomically the experiment that ranks read."""
-    aside = folder.resolved_spec.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(spec.dump_resolved(), indent=2))
-    aside.replace(folder.resolved_spec)
 
 
 def _place_folder(staged: Path, runs: Path, run_id: str) -> RunFolder:

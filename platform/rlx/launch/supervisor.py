@@ -31,14 +31,15 @@ from rlx.home import ATTEMPT, REGISTRY, RunFolder
 from rlx.launch.attempt import Attempt, AttemptEnd, build_failed_end
 from rlx.launch.device_slots import build_cuda_environment, build_device_request
 from rlx.launch.failures import describe_error, is_disk_full
+from rlx.launch.jobs import find_job_launcher, list_startable_statuses, restore_disk_reserve
 from rlx.launch.mirroring import MirrorThread, print_to_log
 from rlx.launch.processes import this_machine
 from rlx.launch.signals import SigtermListener
-from rlx.launch.slurm import find_stop_status, list_startable_statuses, restore_disk_reserve
+from rlx.launch.stored_spec import load_resolved_spec
 from rlx.launch.submission import fail_unless_started
 from rlx.launch.takeover import attempts_used
 from rlx.record import retry_registry_call
-from rlx.spec import ExperimentSpec, LocalLauncherSpec, SlurmLauncherSpec
+from rlx.spec import ExperimentSpec, LocalLauncherSpec
 from rlx.text import redact_passwords
 from rlx_registry import (
     ENDED,
@@ -69,12 +70,12 @@ def main(run_id: str) -> int:
         with fail_unless_started(registry, run_id):
             run = retry_registry_call(lambda: registry.run(run_id))
             folder = RunFolder(Path(run.directory or ""))
-            spec = ExperimentSpec.model_validate_json(folder.resolved_spec.read_text())
+            spec = load_resolved_spec(folder)
             if (spec.digest, spec.seed) != (run.digest, run.seed):
                 raise RlxError(f"{folder.root} belongs to a run of another registry")
             expect = list_startable_statuses(spec.runner, run)
             if run.status in expect:
-                restore_disk_reserve(folder)
+                restore_disk_reserve(spec.runner, folder)
                 registry.update_run(run_id, pid=os.getpid(), host=this_machine())
             devices = build_device_request(spec)
             started = _wait_for_start(registry, run_id, expect, devices, orders, folder.root)
@@ -202,9 +203,9 @@ class _Supervisor:
             writer = retry_registry_call(
                 partial(self._registry.as_writer, self._run_id, started.attempt)
             )
-        on_slurm = isinstance(self._spec.runner.launcher, SlurmLauncherSpec)
-        if end.status == "stopped" and on_slurm and not writer.run(self._run_id).request:
-            end = AttemptEnd(*find_stop_status())
+        launcher = find_job_launcher(self._spec.runner)
+        if end.status == "stopped" and launcher and not writer.run(self._run_id).request:
+            end = AttemptEnd(*launcher.find_stop_status())
         self._record_end(writer, end)
         return end
 

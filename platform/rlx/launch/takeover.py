@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rlx.home import RunFolder
 from rlx.launch.disk import hold_reserve
+from rlx.launch.jobs import cancel_job, submit_job
 from rlx.launch.processes import list_live_ranks, this_machine
-from rlx.launch.slurm import cancel_slurm_job, is_for_slurm
-from rlx.launch.slurm import submit_slurm_job as give_to_slurm
-from rlx.launch.submission import fail_unless_started, put_spec, start_supervisor
-from rlx.spec import ExperimentSpec, SlurmLauncherSpec
+from rlx.launch.stored_spec import load_resolved_spec, put_spec
+from rlx.launch.submission import fail_unless_started, start_supervisor
+from rlx.spec import ExperimentSpec
 from rlx_registry import Registry, RunRecord, forget_supervisor
 
 __all__ = ["BY_HAND", "attempts_used", "continue_run", "launch_run", "take_over_run"]
@@ -28,10 +28,10 @@ def attempts_used(registry: Registry, run_id: str) -> int:
 
 
 def launch_run(registry: Registry, run: RunRecord, registry_url: str) -> None:
-    """Starts the supervisor of a new run here, or submits a queued run to Slurm."""
+    """Starts the supervisor of a new run here, or submits a queued run as a job."""
     with fail_unless_started(registry, run.id):
         if run.status == "queued":
-            give_to_slurm(registry, run, registry_url)
+            submit_job(registry, run, registry_url)
         else:
             registry.update_run(
                 run.id, pid=start_supervisor(run, registry_url), host=this_machine()
@@ -41,7 +41,7 @@ def launch_run(registry: Registry, run: RunRecord, registry_url: str) -> None:
 def continue_run(
     registry: Registry, run: RunRecord, registry_url: str, changed: ExperimentSpec | None
 ) -> bool:
-    """Resumes a run where its launcher puts it: on this machine, or as a Slurm job.
+    """Resumes a run where its launcher puts it: on this machine, or as a job.
 
     Args:
         changed: the experiment with other ranks, devices or engine; None if it is unchanged.
@@ -50,22 +50,18 @@ def continue_run(
         False if the run has been taken over or ended elsewhere in the meantime.
     """
     folder = RunFolder(Path(run.directory or ""))
-    slurm = (
-        is_for_slurm(folder)
-        if changed is None
-        else isinstance(changed.runner.launcher, SlurmLauncherSpec)
-    )
-    if not slurm:
+    spec = changed or load_resolved_spec(folder)
+    if not spec.runner.launcher.submits_jobs:
         return take_over_run(registry, run, registry_url, BY_HAND, changed) is not None
     forget_supervisor(folder.root)
     if not registry.transition(run.id, {run.status}, "queued", BY_HAND):
         return False
     with fail_unless_started(registry, run.id):
-        cancel_slurm_job(folder)  # the run's previous job, whose state must not count any more
+        cancel_job(folder)  # the run's previous job, whose state must not count any more
         if changed is not None:
             put_spec(folder, changed)
         hold_reserve(folder.reserve)
-        give_to_slurm(registry, run, registry_url)
+        submit_job(registry, run, registry_url)
     return True
 
 
@@ -89,7 +85,7 @@ def take_over_run(
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with fail_unless_started(registry, run.id):
-        cancel_slurm_job(folder)
+        cancel_job(folder)
         if changed is not None:
             put_spec(folder, changed)
         hold_reserve(folder.reserve)

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
+from rlx.launch.jobs import reconcile_job
 from rlx.launch.processes import has_lost_supervisor, is_abandoned
 from rlx.launch.run_access import end_orphaned_run, locate_run_folder, open_registry
-from rlx.launch.slurm import reconcile_slurm_run
 from rlx.run import Progress, read_progress
 from rlx_registry import ENDED, RunRecord
 
@@ -51,7 +51,7 @@ def _wait_for_end(
         while True:
             run = registry.run(run_id)
             if time.monotonic() - last_query > ASK_EVERY:
-                run, last_query = reconcile_slurm_run(registry, run), time.monotonic()
+                run, last_query = reconcile_job(registry, run), time.monotonic()
             stage = read_progress(locate_run_folder(run).progress)
             if stage is not None:
                 show(stage)

@@ -9,14 +9,21 @@ the first line of its docstring. A distribution registers it under an entry-poin
     rlx.estimators   Estimator   how rewards become advantages
     rlx.masks        Mask        which tokens learn
     rlx.placements   Placement   which tokens receive rewards
+    rlx.schedules    Schedule    which turns a rollout has, and how they are sampled
+    rlx.samplers     SamplerPlugin   the settings of an engine that samples
+    rlx.launchers    LauncherPlugin  the settings of what starts the ranks of a run
 
 The built-in plugins are registered the same way.
 """
 
-from rlx.plugin.base import API, Plugin, Use
+from rlx.plugin.base import API, LARGEST, Count, Plugin, StrictModel, Use
 from rlx.plugin.credit import Estimator, Mask, Placement, Reading
 from rlx.plugin.environment import FAILED, Action, Environment, Episode, Step
+from rlx.plugin.launcher import LauncherPlugin
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
+from rlx.plugin.sampler import SamplerPlugin
+from rlx.plugin.schedule import DynamicSampling, PromptLimit, Schedule, TurnSpec
+from rlx.plugin.section import PLUGIN_FAULT, PluginSection
 from rlx.plugin.task import (
     Canonical,
     Corrupts,
@@ -33,30 +40,41 @@ from rlx.plugin.task import (
 __all__ = [
     "API",
     "FAILED",
+    "LARGEST",
+    "PLUGIN_FAULT",
     "Action",
     "Canonical",
     "Corrupts",
+    "Count",
     "Demonstration",
+    "DynamicSampling",
     "Environment",
     "Episode",
     "Estimator",
     "Example",
+    "LauncherPlugin",
     "Mask",
     "Placement",
     "Plugin",
+    "PluginSection",
     "Problem",
+    "PromptLimit",
     "Reading",
     "Rehearsed",
     "Reward",
     "RewardPlugin",
     "Sample",
+    "SamplerPlugin",
+    "Schedule",
     "Scope",
     "Score",
     "Split",
     "StandsIn",
     "StatesConfidence",
     "Step",
+    "StrictModel",
     "Task",
+    "TurnSpec",
     "Use",
     "get_confidence_values",
     "reward",

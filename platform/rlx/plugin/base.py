@@ -1,14 +1,27 @@
-"""The base class of all plugins."""
+"""The base classes of plugins and of the sections that they have in YAML."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-__all__ = ["API", "Plugin", "Use"]
+__all__ = ["API", "LARGEST", "Count", "Plugin", "StrictModel", "Use"]
 
 API = 1
 """Version of the plugin API. rlx refuses a plugin that needs a newer version."""
+
+LARGEST = 10**9
+"""Largest count in an experiment. Sums and products of counts then fit the registry's columns and
+the libraries' 64-bit integers."""
+
+Count = Annotated[int, Field(le=LARGEST)]
+"""A number of things, such as steps; a field adds its own lower bound."""
+
+
+class StrictModel(BaseModel):
+    """Frozen model that rejects unknown keys, so that a typo never becomes a silent default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Plugin(BaseModel):

@@ -13,6 +13,7 @@ from rlx.rollout.dialogue import (
 )
 from rlx.rollout.environment import EnvironmentPlan, build_talk, is_fault_segment
 from rlx.rollout.host import EnvironmentHost, HostFault, LocalHost, check_environment_step
+from rlx.rollout.own_schedule import build_turn_segment
 from rlx.rollout.prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
 from rlx.rollout.schedule import RolloutPlan, TurnLevel, build_rollout_plan, sample_rollout_trees
 from rlx.rollout.session import Completion, CompletionRequest, Sampler, SamplingSession
@@ -46,6 +47,7 @@ __all__ = [
     "build_piece_splitter",
     "build_rollout_plan",
     "build_talk",
+    "build_turn_segment",
     "check_environment_step",
     "encode_between_turns",
     "encode_opening",

@@ -7,7 +7,7 @@ single-turn schedule has one level and a two-turn schedule has two; the tree fol
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rlx.plugin import Problem
+from rlx.plugin import Problem, Schedule
 from rlx.rollout.dialogue import (
     Dialogue,
     encode_between_turns,
@@ -16,11 +16,11 @@ from rlx.rollout.dialogue import (
 )
 from rlx.rollout.environment import EnvironmentPlan, build_talk, sample_conversations
 from rlx.rollout.host import EnvironmentHost
-from rlx.rollout.session import Completion, CompletionRequest, SamplingSession
-from rlx.rollout.spans import find_hull, find_spans
+from rlx.rollout.own_schedule import build_turn_segment, sample_own_trees
+from rlx.rollout.session import CompletionRequest, SamplingSession
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
-from rlx.spec import EnvironmentRolloutSpec, RolloutSpec, TurnSpec, TwoTurnRolloutSpec
+from rlx.spec import EnvironmentRolloutSpec, RolloutSpec, TurnSpec
 
 __all__ = ["RolloutPlan", "TurnLevel", "build_rollout_plan", "sample_rollout_trees"]
 
@@ -42,11 +42,13 @@ class RolloutPlan:
         levels: levels, first turn first.
         system: system message for problems without their own.
         talk: how the rollouts of the single level continue with an environment; None without one.
+        own: settings of a schedule whose own function samples the trees; None without one.
     """
 
     levels: tuple[TurnLevel, ...]
     system: str = ""
     talk: EnvironmentPlan | None = None
+    own: Schedule | None = None
 
     def copy_with_sampling(self, count: int, **sampling: int) -> "RolloutPlan":
         """Returns a copy with `count` turns, or rollouts, per prompt and other sampling options.
@@ -56,9 +58,22 @@ class RolloutPlan:
         """
         first, *below = self.levels
         turn = first.turn.model_copy(update=sampling)
-        levels = (TurnLevel(first.kind, count, turn), *below)
         talk = None if self.talk is None else replace(self.talk, count=count, turn=turn)
-        return replace(self, levels=levels, talk=talk)
+        levels = (TurnLevel(first.kind, count, turn), *below)
+        return replace(self, talk=talk)._replace_levels(levels)
+
+    def copy_with_one_rollout(self) -> "RolloutPlan":
+        """Returns a copy with one rollout per prompt: one turn below every turn."""
+        one = self.copy_with_sampling(1)
+        return one._replace_levels(tuple(replace(level, count=1) for level in one.levels))
+
+    def _replace_levels(self, levels: tuple[TurnLevel, ...]) -> "RolloutPlan":
+        own = self.own
+        if own is not None:
+            counts = {own.counts[level.kind]: level.count for level in levels}
+            turns = {level.kind: level.turn for level in levels}
+            own = own.model_copy(update={**counts, **turns})
+        return replace(self, levels=levels, own=own)
 
 
 def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
@@ -66,10 +81,11 @@ def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
     if isinstance(spec, EnvironmentRolloutSpec):
         level = TurnLevel("turn", spec.num_generations, spec.turn)
         return RolloutPlan((level,), spec.system, build_talk(spec))
-    levels = [TurnLevel("answer", spec.num_generations_answer, spec.answer)]
-    if isinstance(spec, TwoTurnRolloutSpec):
-        levels.append(TurnLevel("confidence", spec.num_generations_confidence, spec.confidence))
-    return RolloutPlan(tuple(levels), spec.system)
+    levels = [
+        TurnLevel(kind, getattr(spec, spec.counts[kind]), turn)
+        for kind, turn in spec.turn_specs.items()
+    ]
+    return RolloutPlan(tuple(levels), spec.system, own=spec if spec.implementation else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +106,8 @@ def sample_rollout_trees(
     dialogue: Dialogue,
     host: EnvironmentHost | None = None,
 ) -> list[RolloutTree]:
-    """Samples one tree per problem, level by level, for all problems together.
+    """Samples one tree per problem, level by level, for all problems together; or by the schedule's
+    own function.
 
     A turn's samples depend only on its problem's seed and on its place in the tree. The other
     problems of the batch cannot change it.
@@ -105,11 +122,27 @@ def sample_rollout_trees(
 
     Returns:
         Trees in the order of `problems`.
+
+    Raises:
+        PluginError: the schedule's own function fails, or returns something else.
     """
+    if plan.own is not None:
+        return sample_own_trees(plan.own, problems, seeds, session, dialogue)
     if plan.talk is not None:
         if host is None:
             raise ValueError("a plan with an environment needs a host for it")
         return sample_conversations(plan.talk, problems, seeds, session, dialogue, host)
+    return _sample_levels(plan, problems, seeds, session, dialogue)
+
+
+def _sample_levels(
+    plan: RolloutPlan,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    session: SamplingSession,
+    dialogue: Dialogue,
+) -> list[RolloutTree]:
+    """Samples the turns of each level below every turn of the level before."""
     grown: list[list[Segment]] = [[] for _ in problems]
     above = [_Node(tree, NO_PARENT, (), ()) for tree in range(len(problems))]
     for number, level in enumerate(plan.levels, start=1):
@@ -136,7 +169,15 @@ def sample_rollout_trees(
         above = []
         for node, request, group in zip(opened, requests, completions, strict=True):
             for i, (completion, drawn) in enumerate(zip(group, request.seeds, strict=True)):
-                turn = _build_turn_segment(completion, node.segment, number, level, dialogue, drawn)
+                turn = build_turn_segment(
+                    completion,
+                    dialogue,
+                    level.turn,
+                    parent=node.segment,
+                    number=number,
+                    kind=level.kind,
+                    seed=drawn,
+                )
                 grown[node.tree].append(turn)
                 at, context = len(grown[node.tree]) - 1, node.context + turn.token_ids
                 above.append(_Node(node.tree, at, (*node.place, i), context))
@@ -158,27 +199,3 @@ def _build_prompt_segment(
         text = fill_turn_template(dialogue, level.turn.template, problem)
         ids = encode_between_turns(dialogue, text, segments[parent].token_ids)
     return Segment(parent=parent, author="prompt", token_ids=ids, text=text)
-
-
-def _build_turn_segment(
-    completion: Completion,
-    parent: int,
-    number: int,
-    level: TurnLevel,
-    dialogue: Dialogue,
-    seed: int,
-) -> Segment:
-    text, ends = dialogue.read(completion.token_ids)
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=completion.token_ids,
-        turn=number,
-        kind=level.kind,
-        logprobs=completion.logprobs,
-        finish_reason=completion.finish_reason,
-        text=text,
-        spans=find_spans(text, ends, level.turn.spans, first_turn=number == 1),
-        hull=find_hull(text, ends, level.turn.spans, first_turn=number == 1),
-        seed=seed,
-    )

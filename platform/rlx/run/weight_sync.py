@@ -16,10 +16,9 @@ from rlx.kl import kl_terms
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Completion, CompletionRequest, RolloutTree, Segment
 from rlx.run.run_context import RunContext
-from rlx.sampler import SamplerDrift, SamplingEngine, VllmSampler
+from rlx.sampler import SamplerDrift, SamplingEngine
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
-from rlx.spec import VllmSamplerSpec as VllmSpec
 
 __all__ = ["compute_sync_figures", "synchronize_sampler"]
 
@@ -41,10 +40,11 @@ def synchronize_sampler(context: RunContext) -> None:
         RlxError: the sampler rejects the weights, or its log-probabilities are not the learner's.
     """
     spec = context.spec.sampler
-    if not isinstance(spec, VllmSpec) or not isinstance(context.sampler, VllmSampler):
+    if not spec.own_model:
         context.sampler.load(context.learner.weights())
         return
-    prompts = _build_check_prompts(context, context.sampler.context_length)
+    with context.sampler.session() as session:
+        prompts = _build_check_prompts(context, session.context_length)
     # Fills the caches, so that entries which are stale after the load are found.
     _sample_completions(context.sampler, prompts, SEEDS[:1])
     context.sampler.load(context.learner.weights())
@@ -54,21 +54,22 @@ def synchronize_sampler(context: RunContext) -> None:
         for one in share
     ]
     drift = context.sampler.drift = _compute_drift(context, completions)
-    tolerance = spec.tolerance or TOLERANCE[context.spec.runner.dtype]
+    tolerance = spec.max_drift or TOLERANCE[context.spec.runner.dtype]
     if not drift.mean <= tolerance:  # NaN raises too
         raise RlxError(
-            "after a weight update, vLLM's log-probabilities differ from the learner's by "
-            f"{drift.mean:.3g} nats in the mean and {drift.largest:.3g} at most; sampler.tolerance "
-            f"is {tolerance:g} for the mean. vLLM samples from a different policy than the one "
-            "being trained: it still holds old weights (tied embeddings, prefix cache), or it "
-            "computes this model differently. Set sampler.engine: transformers to sample without "
-            "vLLM"
+            f"after a weight update, the log-probabilities of the engine {spec.engine!r} differ "
+            f"from the learner's by {drift.mean:.3g} nats in the mean and {drift.largest:.3g} at "
+            f"most; the mean may be {tolerance:g} (sampler.tolerance of vLLM). The engine samples "
+            "from a different policy than the one being trained: it still holds old weights (tied "
+            "embeddings, prefix cache), or it computes this model differently. Set "
+            "sampler.engine: transformers to sample by the learner's code"
         )
 
 
 def compute_sync_figures(sampler: SamplingEngine) -> dict[str, float]:
-    """Metrics of the last synchronisation and of the sampler's process; empty without vLLM."""
-    if not isinstance(sampler, VllmSampler) or sampler.drift is None:
+    """Metrics of the last synchronisation and of the engine's process; empty for an
+    engine without a model of its own."""
+    if sampler.drift is None:
         return {}
     return {
         "sampler/drift": sampler.drift.largest,
@@ -88,8 +89,8 @@ def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, .
     length = min(LENGTH, longest - CHECK_TURN.max_new_tokens)
     if length < 1:
         raise RlxError(
-            f"vLLM has memory for a dialogue of only {longest} tokens: raise sampler.kv_cache_mb, "
-            "or sampler.gpu_memory_utilization on a GPU"
+            f"the sampler has memory for a dialogue of only {longest} tokens: for vLLM, raise "
+            "sampler.kv_cache_mb, or sampler.gpu_memory_utilization on a GPU"
         )
     return [tuple(source.choices(vocabulary, k=length)) for _ in range(PROMPTS)]
 

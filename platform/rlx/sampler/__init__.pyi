@@ -1,6 +1,14 @@
-from .engines import SamplingEngine, copy_policy, open_sampler, require_engine
+from .drift import SamplerDrift
+from .engines import (
+    SamplingEngine,
+    copy_policy,
+    open_sampler,
+    open_transformers,
+    open_vllm,
+    require_engine,
+)
 from .transformers_engine import TransformersSampler
-from .vllm_engine import SamplerDrift, VllmSampler
+from .vllm_engine import VllmSampler
 
 __all__ = [
     "SamplerDrift",
@@ -9,5 +17,7 @@ __all__ = [
     "VllmSampler",
     "copy_policy",
     "open_sampler",
+    "open_transformers",
+    "open_vllm",
     "require_engine",
 ]

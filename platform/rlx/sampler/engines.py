@@ -2,18 +2,21 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from rlx.discovery import import_implementation
+from rlx.errors import EnvironmentFault
 from rlx.model import Policy
 from rlx.rollout import Sampler
+from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.transformers_engine import TransformersSampler
 from rlx.sampler.vllm_engine import VllmSampler, require_vllm
-from rlx.spec import RunnerSpec, SamplerSpec
+from rlx.spec import RunnerSpec, SamplerSpec, TransformersSamplerSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 
 __all__ = [
@@ -22,6 +25,8 @@ __all__ = [
     "VllmSampler",
     "copy_policy",
     "open_sampler",
+    "open_transformers",
+    "open_vllm",
     "require_engine",
 ]
 
@@ -31,7 +36,13 @@ class SamplingEngine(Sampler, Protocol):
 
     Attributes:
         description: how the engine computes, for the run's record.
+        restarts: how often a process of the engine was restarted.
+        drift: how far its log-probabilities are from the learner's since the last `load`; a run
+            sets it, if the engine has its own model.
     """
+
+    restarts: int
+    drift: SamplerDrift | None
 
     @property
     def description(self) -> str: ...
@@ -45,17 +56,23 @@ def require_engine(spec: SamplerSpec) -> None:
     """Checks that the engine is installed, before any model is loaded.
 
     Raises:
-        EnvironmentFault: the engine is not installed.
+        EnvironmentFault: the engine is not installed, or lacks something that it reads.
     """
     if isinstance(spec, VllmSpec):
         require_vllm()
+    try:
+        spec.check()
+    except (OSError, ImportError, ValueError) as error:
+        raise EnvironmentFault(
+            f"sampler.engine {spec.engine!r} cannot run here: {error}"
+        ) from error
 
 
-@contextmanager
 def open_sampler(
     policy: Policy, spec: SamplerSpec, runner: RunnerSpec, device: torch.device
-) -> Iterator[SamplingEngine]:
-    """Context manager: starts an engine with its own weights, in the learner's precision.
+) -> AbstractContextManager[SamplingEngine]:
+    """Context manager: starts the engine that `spec` names, with its own weights, in the learner's
+    precision.
 
     Args:
         policy: not modified.
@@ -65,17 +82,33 @@ def open_sampler(
 
     Raises:
         EnvironmentFault: the engine is not installed.
+        PluginError: its implementation cannot be imported.
         RlxError: the engine cannot run this model.
     """
-    if isinstance(spec, VllmSpec):
-        sampler = VllmSampler(policy, spec, runner, device)
-        try:
-            yield sampler
-        finally:
-            sampler.close()
-    else:
-        own = copy_policy(policy, getattr(torch, runner.dtype))
-        yield TransformersSampler(own, max_rows=spec.max_rows, device=device)
+    open_engine = import_implementation(type(spec).implementation)
+    opened: AbstractContextManager[SamplingEngine] = open_engine(policy, spec, runner, device)
+    return opened
+
+
+@contextmanager
+def open_transformers(
+    policy: Policy, spec: TransformersSamplerSpec, runner: RunnerSpec, device: torch.device
+) -> Iterator[SamplingEngine]:
+    """See `open_sampler`."""
+    own = copy_policy(policy, getattr(torch, runner.dtype))
+    yield TransformersSampler(own, max_rows=spec.max_rows, device=device)
+
+
+@contextmanager
+def open_vllm(
+    policy: Policy, spec: VllmSpec, runner: RunnerSpec, device: torch.device
+) -> Iterator[SamplingEngine]:
+    """See `open_sampler`."""
+    sampler = VllmSampler(policy, spec, runner, device)
+    try:
+        yield sampler
+    finally:
+        sampler.close()
 
 
 def copy_policy(policy: Policy, dtype: torch.dtype) -> Policy:

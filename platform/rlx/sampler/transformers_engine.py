@@ -20,6 +20,7 @@ from rlx.sampler.draw import (
     sample_tokens,
     sample_uniforms,
 )
+from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.limits import StopStringDetector, require_context_room
 from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows
 from rlx.spec import TurnSpec
@@ -45,7 +46,11 @@ class TransformersSampler:
 
     Attributes:
         description: how the model is computed, and why if that is the slow way.
+        restarts, drift: see `rlx.sampler.SamplingEngine`; the learner's code cannot drift.
     """
+
+    restarts = 0
+    drift: SamplerDrift | None = None
 
     def __init__(self, policy: Policy, *, max_rows: int, device: torch.device) -> None:
         self._policy = policy

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from rlx.model import Policy
 from rlx.rollout import Completion, CompletionRequest
 from rlx.sampler.channel import Channel
 from rlx.sampler.draw import require_finite_logits
+from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.limits import require_context_room
 from rlx.sampler.transfer import (
     SHARED_MEMORY,
@@ -37,11 +37,11 @@ from rlx.sampler.transfer import (
     join_process_group,
     publish_weights,
 )
-from rlx.spec import COLDEST, RunnerSpec, TurnSpec
+from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 from rlx.text import escape_unprintable
 
-__all__ = ["SamplerDrift", "VllmSampler", "require_vllm"]
+__all__ = ["VllmSampler", "require_vllm"]
 
 WORKER = "rlx.sampler.vllm_worker"
 LEAVING = 10.0
@@ -62,24 +62,6 @@ def require_vllm() -> None:
             f"sampler.engine is vllm, and vLLM is not installed: pip install 'rlx[{extra}]', or "
             "set sampler.engine to transformers"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerDrift:
-    """Differences between the sampler's and the learner's log-probabilities of the same tokens.
-
-    In bfloat16, single tokens differ by several tenths of a nat although both sides are right, so a
-    sampler is judged by the mean.
-
-    Attributes:
-        largest: max |Δ|, nats.
-        mean: mean |Δ|, nats.
-        k3: mean of r - 1 - log r with r = learner / sampler, an estimate of the KL, nats.
-    """
-
-    largest: float
-    mean: float
-    k3: float
 
 
 class VllmSampler:
@@ -234,9 +216,9 @@ class _VllmSession:
             RlxError: vLLM failed.
         """
         require_context_room(requests, sampling, *self._sampler.limits)
-        if sampling.temperature < COLDEST:
+        if sampling.temperature < (coldest := VllmSpec.min_temperature):
             raise SpecError(
-                f"temperature is {sampling.temperature:g}, but vLLM's minimum is {COLDEST:g}: use "
+                f"temperature is {sampling.temperature:g}, but vLLM's minimum is {coldest:g}: use "
                 "top_k: 1 to take the most likely tokens"
             )
         rows = [(request.context, seed) for request in requests for seed in request.seeds]

@@ -39,10 +39,10 @@ from rlx.spec.estimator import (
     Uniform,
     VinePpo,
 )
-from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
+from rlx.spec.experiment import PLUGIN_SECTIONS, EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.field_docs import read_field_meanings
 from rlx.spec.json_schema import experiment_schema
-from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
+from rlx.spec.launcher import LAUNCHERS, HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
 from rlx.spec.loss import (
     Aggregate,
     Correction,
@@ -74,6 +74,7 @@ from rlx.spec.reward import (
     ValueOnError,
 )
 from rlx.spec.rollout import (
+    SCHEDULES,
     DynamicSampling,
     EnvironmentRolloutSpec,
     EnvironmentUse,
@@ -84,27 +85,27 @@ from rlx.spec.rollout import (
     TurnSpec,
     TwoTurnRolloutSpec,
 )
+from rlx.spec.sampler import SAMPLERS, SamplerSpec, TransformersSamplerSpec, VllmSamplerSpec
 from rlx.spec.suite import OWN_SUITE, SetSpec, SuiteSpec
 from rlx.spec.training import (
-    COLDEST,
     CriticSpec,
     EvaluationSpec,
     OptimizerSpec,
     PhaseSpec,
     RunnerSpec,
-    SamplerSpec,
     TrackingSpec,
-    TransformersSamplerSpec,
-    VllmSamplerSpec,
 )
 
 __all__ = [
     "CLOSED_VOCABULARIES",
-    "COLDEST",
     "EVERY_TURN",
     "LARGEST",
+    "LAUNCHERS",
     "OWN_SUITE",
+    "PLUGIN_SECTIONS",
     "PROFILES",
+    "SAMPLERS",
+    "SCHEDULES",
     "AdaptiveBeta",
     "Aggregate",
     "AllResponse",

@@ -2,7 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
+
+from rlx.plugin import LARGEST, Count, StrictModel
 
 __all__ = [
     "LARGEST",
@@ -22,19 +24,6 @@ FaultKind = Literal[
     "file", "syntax", "unknown_key", "missing_key", "value", "conflict", "plugin", "machine"
 ]
 
-
-class StrictModel(BaseModel):
-    """Frozen model that rejects unknown keys, so that a typo never becomes a silent default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-
-
-LARGEST = 10**9
-"""Largest count in an experiment. Sums and products of counts then fit the registry's columns and
-the libraries' 64-bit integers."""
-
-Count = Annotated[int, Field(le=LARGEST)]
-"""A number of things, such as steps; a field adds its own lower bound."""
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 

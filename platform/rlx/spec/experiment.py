@@ -10,30 +10,31 @@ from typing import Any, Final
 from pydantic import Field, field_validator
 from pydantic_core import to_json
 
+from rlx.plugin import PluginSection, Schedule
 from rlx.spec.base import StrictModel
 from rlx.spec.credit import CreditSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec
 from rlx.spec.probe import MonteCarloSpec, ProbeSpec
 from rlx.spec.reward import EVERY_TURN, PluginUse, RewardsSpec
-from rlx.spec.rollout import (
-    EnvironmentRolloutSpec,
-    RolloutSpec,
-    SingleRolloutSpec,
-    TwoTurnRolloutSpec,
-)
+from rlx.spec.rollout import SCHEDULES, EnvironmentRolloutSpec, RolloutSpec, SingleRolloutSpec
+from rlx.spec.sampler import SAMPLERS, SamplerSpec, TransformersSamplerSpec
 from rlx.spec.training import (
     CriticSpec,
     EvaluationSpec,
     OptimizerSpec,
     PhaseSpec,
     RunnerSpec,
-    SamplerSpec,
     TrackingSpec,
-    TransformersSamplerSpec,
 )
 
-__all__ = ["EstimatorUse", "ExperimentSpec", "MaskUse", "MisplacedSetting"]
+__all__ = ["PLUGIN_SECTIONS", "EstimatorUse", "ExperimentSpec", "MaskUse", "MisplacedSetting"]
+
+PLUGIN_SECTIONS: Final[Mapping[tuple[str], PluginSection[Any]]] = {
+    ("rollout",): SCHEDULES,
+    ("sampler",): SAMPLERS,
+}
+"""Sections whose model is chosen by name, among installed ones."""
 
 _NOT_IN_DIGEST = ("name", "seed", "runner", "tracking")
 _LATER_DEFAULTS: Final = (
@@ -166,17 +167,13 @@ class ExperimentSpec(StrictModel):
             p for path, value in phase.set.items() if (p := _set_phase_value(tree, path, value))
         ]
         tree["phases"] = [{"name": phase.name, "steps": phase.steps}]
-        schedule = tree["rollout"].get("schedule") if isinstance(tree["rollout"], dict) else None
-        kind = _SCHEDULES.get(str(schedule))
+        kind = SCHEDULES.get_model(tree["rollout"])
         if kind is not None and not isinstance(self.rollout, kind):
             self._drop_former_keys(kind, tree, phase.set)
         return tree, misplaced
 
     def _drop_former_keys(
-        self,
-        kind: type[SingleRolloutSpec | TwoTurnRolloutSpec | EnvironmentRolloutSpec],
-        tree: dict[str, Any],
-        overrides: Mapping[str, Any],
+        self, kind: type[Schedule], tree: dict[str, Any], overrides: Mapping[str, Any]
     ) -> None:
         """Removes settings that do not exist under the schedule `kind`.
 
@@ -226,13 +223,6 @@ class ExperimentSpec(StrictModel):
             settings["model"]["tokenizer"] = CLOSED_VOCABULARIES[0]
         text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-_SCHEDULES: dict[str, type[SingleRolloutSpec | TwoTurnRolloutSpec | EnvironmentRolloutSpec]] = {
-    "single": SingleRolloutSpec,
-    "two_turn": TwoTurnRolloutSpec,
-    "environment": EnvironmentRolloutSpec,
-}
 
 
 def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> MisplacedSetting | None:

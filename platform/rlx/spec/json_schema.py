@@ -33,7 +33,9 @@ def experiment_schema(plugins: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     models = {model.__name__: model for model in _list_subclasses(StrictModel)}
     definitions = {ExperimentSpec.__name__: schema, **schema["$defs"]}
     for name, definition in definitions.items():
-        model = models[name]
+        model = models.get(name)
+        if model is None:  # below the settings of another distribution's plugin
+            continue
         meanings = read_field_meanings(model)
         for field, info in model.model_fields.items():
             if field in meanings:

@@ -1,12 +1,19 @@
-"""The `runner.launcher` section: which machines the ranks run on."""
+"""The `runner.launcher` section (entry-point group `rlx.launchers`): where the ranks run."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
-from rlx.spec.base import Count, StrictModel
+from rlx.plugin import LauncherPlugin, PluginSection
+from rlx.spec.base import Count
 
-__all__ = ["HostsLauncherSpec", "LauncherSpec", "LocalLauncherSpec", "SlurmLauncherSpec"]
+__all__ = [
+    "LAUNCHERS",
+    "HostsLauncherSpec",
+    "LauncherSpec",
+    "LocalLauncherSpec",
+    "SlurmLauncherSpec",
+]
 
 OURS = frozenset(
     {
@@ -17,21 +24,23 @@ OURS = frozenset(
 """sbatch options that rlx sets itself, or that would make a job something other than one run."""
 
 
-class LocalLauncherSpec(StrictModel):
+class LocalLauncherSpec(LauncherPlugin):
     """Runs every rank on the supervisor's machine."""
+
+    implementation: ClassVar[str] = "rlx.launch:LocalLauncher"
 
     kind: Literal["local"] = "local"
 
 
-class HostsLauncherSpec(StrictModel):
+class HostsLauncherSpec(LauncherPlugin):
     """Runs ranks on the machines of a hostfile, in order; the first must be this machine."""
+
+    implementation: ClassVar[str] = "rlx.launch:HostsLauncher"
 
     kind: Literal["hosts"] = "hosts"
     hostfile: str = Field(min_length=1)
     """Path of a hostfile in DeepSpeed's format: one line `NAME slots=N` per machine, `#` starts a
     comment."""
-    # Not a tuple: after `_expand_launcher_kind` the data is Python, not JSON, and strict validation
-    # does not accept a list for a tuple.
     ssh: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Additional ssh arguments, such as [-p, "2222"]."""
 
@@ -45,8 +54,11 @@ def _check_option_name(name: str) -> str:
 OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$"), AfterValidator(_check_option_name)]
 
 
-class SlurmLauncherSpec(StrictModel):
+class SlurmLauncherSpec(LauncherPlugin):
     """Runs each experiment as its own Slurm job, with the same number of ranks on every node."""
+
+    implementation: ClassVar[str] = "rlx.launch:SlurmLauncher"
+    submits_jobs: ClassVar[bool] = True
 
     kind: Literal["slurm"] = "slurm"
     nodes: Count = Field(1, ge=1)
@@ -54,19 +66,26 @@ class SlurmLauncherSpec(StrictModel):
     """Additional sbatch options, without dashes: `time: "12:00:00"`; true sets a flag without a
     value."""
 
+    def check_ranks(self, ranks: int) -> None:
+        if ranks % self.nodes:
+            raise ValueError(
+                f"launcher.nodes {self.nodes} does not divide ranks {ranks}: every node needs the "
+                "same number"
+            )
 
-def _expand_launcher_kind(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
 
+LAUNCHERS: Final = PluginSection(
+    base=LauncherPlugin,
+    group="rlx.launchers",
+    kind="launcher",
+    key="kind",
+    shipped={
+        "local": LocalLauncherSpec,
+        "hosts": HostsLauncherSpec,
+        "slurm": SlurmLauncherSpec,
+    },
+    allows_name=True,
+)
 
-_Kinds = Annotated[
-    LocalLauncherSpec | HostsLauncherSpec | SlurmLauncherSpec, Field(discriminator="kind")
-]
-
-LauncherSpec = Annotated[
-    _Kinds,
-    BeforeValidator(
-        _expand_launcher_kind, json_schema_input_type=Literal["local", "slurm"] | _Kinds
-    ),
-]
+LauncherSpec = Annotated[LauncherPlugin, LAUNCHERS]
 """A bare kind stands for its defaults: `launcher: slurm`."""

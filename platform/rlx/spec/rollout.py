@@ -1,14 +1,16 @@
-"""The `rollout:` section: how turns are sampled, and the shape of the rollout trees."""
+"""The `rollout:` section (entry-point group `rlx.schedules`): the turns of rollout trees."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from rlx.plugin import DynamicSampling, PluginSection, PromptLimit, Schedule, TurnSpec
 from rlx.spec.base import Count, StrictModel
 from rlx.spec.reward import PluginUse
 
 __all__ = [
+    "SCHEDULES",
     "DynamicSampling",
     "EnvironmentRolloutSpec",
     "EnvironmentUse",
@@ -21,84 +23,7 @@ __all__ = [
 ]
 
 
-class TurnSpec(StrictModel):
-    """Prompt template and sampling parameters of one kind of turn."""
-
-    template: str = "{prompt}"
-    """Text shown before the turn; `{prompt}` is replaced by the problem's prompt. If it is empty
-    for a turn after the first, the turn continues the previous one in the same message."""
-    max_new_tokens: Count = Field(256, ge=1)
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: Count = Field(0, ge=0)
-    """0 disables top-k."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Stop strings: the turn ends with the first one, which is included in the turn's text."""
-    spans: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")], ...] = ()
-    """Names of tags, `<name>...</name>`, whose contents and delimiters are recorded."""
-
-
-class DynamicSampling(StrictModel):
-    """Replaces trees in which no group's scores differ by newly sampled ones (DAPO)."""
-
-    max_batches: Count = Field(4, ge=1)
-    """Maximum draws of `prompts_per_step` per step; after that, the step trains on what it has."""
-
-
-class PromptLimit(StrictModel):
-    """What happens to problems whose prompt is too long. `prompts/dropped` and `prompts/truncated`
-    count them in every step."""
-
-    limit: Count | None = Field(None, ge=1)
-    """Longest prompt in tokens, template and system message included; null leaves only the model's
-    context, which must always have room for the token limits of the turns too."""
-    on_longer: Literal["drop", "truncate", "error"] = "drop"
-    """drop: the next problem takes its place in training, and none in an evaluation. truncate: the
-    beginning of the problem's text is removed. error: the run ends."""
-
-
-class _RolloutSpecBase(StrictModel):
-    counts: ClassVar[Mapping[str, str]] = {}
-    """For every kind of turn with a prompt, the key with the number of samples."""
-
-    system: str = ""
-    """System message of every dialogue whose problem has none; models without a chat template see
-    it before the prompt."""
-    prompts_per_step: Count = Field(32, ge=1)
-    max_prompt_tokens: PromptLimit | None = None
-    """null shows every problem as it is; one that does not fit into the context ends the run."""
-    dynamic_sampling: DynamicSampling | None = None
-    """null trains on every sampled tree."""
-    off_policy_steps: Literal[0, 1] = 0
-    """1: sample a step's rollouts during the previous step's update, with the weights from before
-    that update. Every step of a phase except the first then trains on samples of older weights."""
-
-    @property
-    def turns(self) -> tuple[str, ...]:
-        """Kinds of turn with a prompt, in order; each is the key of a `TurnSpec`."""
-        return tuple(self.counts)
-
-    @property
-    def turn_specs(self) -> dict[str, TurnSpec]:
-        """The `TurnSpec` of each kind of turn."""
-        return {turn: getattr(self, turn) for turn in self.turns}
-
-    @property
-    def budgets(self) -> dict[str, int]:
-        """Maximum tokens that the policy generates in a row, by kind of turn."""
-        return {turn: spec.max_new_tokens for turn, spec in self.turn_specs.items()}
-
-    @property
-    def rows_per_step(self) -> int:
-        """Maximum number of rows in a step's trees."""
-        rows, width = 0, self.prompts_per_step
-        for key in self.counts.values():
-            width *= getattr(self, key)
-            rows += width
-        return rows
-
-
-class SingleRolloutSpec(_RolloutSpecBase):
+class SingleRolloutSpec(Schedule):
     """A prompt, then answers."""
 
     counts: ClassVar[Mapping[str, str]] = {"answer": "num_generations_answer"}
@@ -109,7 +34,7 @@ class SingleRolloutSpec(_RolloutSpecBase):
     answer: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
 
 
-class TwoTurnRolloutSpec(_RolloutSpecBase):
+class TwoTurnRolloutSpec(Schedule):
     """A prompt, answers, and for each answer a question with several confidences."""
 
     counts: ClassVar[Mapping[str, str]] = {
@@ -145,7 +70,7 @@ class ForcedAnswer(StrictModel):
     """null uses the limit of the other turns."""
 
 
-class EnvironmentRolloutSpec(_RolloutSpecBase):
+class EnvironmentRolloutSpec(Schedule):
     """A prompt, then multi-turn rollouts in which an environment responds to every turn."""
 
     counts: ClassVar[Mapping[str, str]] = {"turn": "num_generations"}
@@ -172,6 +97,16 @@ class EnvironmentRolloutSpec(_RolloutSpecBase):
         return {"turn": self.max_turns * self.turn.max_new_tokens + last}
 
 
-RolloutSpec = Annotated[
-    SingleRolloutSpec | TwoTurnRolloutSpec | EnvironmentRolloutSpec, Field(discriminator="schedule")
-]
+SCHEDULES: Final = PluginSection(
+    base=Schedule,
+    group="rlx.schedules",
+    kind="schedule",
+    key="schedule",
+    shipped={
+        "single": SingleRolloutSpec,
+        "two_turn": TwoTurnRolloutSpec,
+        "environment": EnvironmentRolloutSpec,
+    },
+)
+
+RolloutSpec = Annotated[Schedule, SCHEDULES]

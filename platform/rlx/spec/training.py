@@ -1,11 +1,11 @@
-"""Sections for the optimizer, critic, phases, runner, sampler, evaluation and tracking."""
+"""Sections for the optimizer, critic, phases, runner, evaluation and tracking."""
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlx.spec.base import Betas, Count, StrictModel
-from rlx.spec.launcher import LauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
+from rlx.spec.launcher import LauncherSpec, LocalLauncherSpec
 from rlx.text import list_url_secrets
 
 __all__ = [
@@ -15,10 +15,7 @@ __all__ = [
     "OptimizerSpec",
     "PhaseSpec",
     "RunnerSpec",
-    "SamplerSpec",
     "TrackingSpec",
-    "TransformersSamplerSpec",
-    "VllmSamplerSpec",
 ]
 
 
@@ -122,78 +119,14 @@ class RunnerSpec(StrictModel):
 
     @model_validator(mode="after")
     def _nodes_fit(self) -> Self:
-        if isinstance(self.launcher, SlurmLauncherSpec) and self.ranks % self.launcher.nodes:
-            raise ValueError(
-                f"launcher.nodes {self.launcher.nodes} does not divide ranks {self.ranks}: every "
-                "node needs the same number"
-            )
+        self.launcher.check_ranks(self.ranks)
         return self
-
-
-class TransformersSamplerSpec(StrictModel):
-    """Samples with the transformers model, forking its KV cache where a tree branches."""
-
-    engine: Literal["transformers"] = "transformers"
-    max_rows: Count = Field(512, ge=1)
-    """Rows decoded together."""
-
-
-COLDEST = 0.01
-"""Lowest temperature that vLLM supports; it raises lower ones to this."""
-
-
-class VllmSamplerSpec(StrictModel):
-    """Samples with vLLM, in a separate process for every rank."""
-
-    engine: Literal["vllm"]
-    max_rows: Count = Field(256, ge=1)
-    """Rows decoded together."""
-    kv_cache_mb: Count = Field(512, ge=8)
-    """Size of the KV cache on the CPU, in MiB."""
-    gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
-    """Fraction of a GPU's memory that vLLM may use, weights included."""
-    colocate: bool = True
-    """Share the rank's GPU and sleep during updates; false uses one more GPU per rank."""
-    weight_transfer: Literal["file", "ipc", "nccl"] = "file"
-    """How the learner's weights are transferred. file: through shared memory. ipc: as a handle to
-    the rank's copy on the GPU that both use. nccl: as a broadcast to a GPU that is not
-    colocated."""
-    tolerance: float | None = Field(None, gt=0)
-    """Maximum mean difference, in nats, between vLLM's log-probabilities and the learner's under
-    the same weights; null: 0.001 in float32, 0.1 in bfloat16."""
 
     @property
-    def needs_gpu(self) -> bool:
-        """Whether these settings require a GPU."""
-        return not self.colocate or self.weight_transfer != "file"
+    def is_alone(self) -> bool:
+        """Whether there is a single rank, on the supervisor's machine, which needs no launcher."""
+        return isinstance(self.launcher, LocalLauncherSpec) and self.ranks == 1
 
-    @model_validator(mode="after")
-    def _arrives(self) -> Self:
-        if self.weight_transfer == "ipc" and not self.colocate:
-            raise ValueError(
-                "weight_transfer ipc works only within one GPU, so it needs colocate: true; "
-                "nccl works between GPUs"
-            )
-        if self.weight_transfer == "nccl" and self.colocate:
-            raise ValueError(
-                "weight_transfer nccl works between GPUs, so it needs colocate: false; "
-                "ipc works within one GPU"
-            )
-        return self
-
-
-def _add_default_engine(value: Any) -> Any:
-    if isinstance(value, dict) and "engine" not in value:
-        return {"engine": "transformers", **value}
-    return value
-
-
-_Engines = Annotated[TransformersSamplerSpec | VllmSamplerSpec, Field(discriminator="engine")]
-
-SamplerSpec = Annotated[
-    _Engines, BeforeValidator(_add_default_engine, json_schema_input_type=_Engines)
-]
-"""`engine` defaults to `transformers`."""
 
 VariantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 

@@ -1,8 +1,9 @@
 """Conformance checks for plugins, to run standalone or as part of a plugin's own tests.
 
-`check_reward`, `check_task`, `check_environment`, `check_mask`, `check_placement` and
-`check_estimator` raise AssertionError at the first promise that is broken. `reward_checks()` and
-its counterparts return the checks one by one, by name:
+`check_reward`, `check_task`, `check_environment`, `check_mask`, `check_placement`,
+`check_estimator`, `check_schedule`, `check_sampler` and `check_launcher` raise AssertionError at
+the first promise that is broken. `reward_checks()` and its counterparts return the checks one by
+one, by name:
 
     @pytest.mark.parametrize("check", reward_checks(), ids=str)
     def test_keeps_every_promise(check):
@@ -16,29 +17,38 @@ from typing import Any
 
 from rlx.discovery import Kind
 from rlx.testing.environments import check_environment, environment_checks
+from rlx.testing.launchers import check_launcher, launcher_checks
 from rlx.testing.processes import first_import
 from rlx.testing.promise import PromiseCheck, required_options
 from rlx.testing.rewards import check_reward, reward_checks
+from rlx.testing.samplers import check_sampler, sampler_checks
+from rlx.testing.schedules import check_schedule, schedule_checks
 from rlx.testing.tasks import check_task, task_checks
 
 __all__ = [
     "PromiseCheck",
     "check_environment",
     "check_estimator",
+    "check_launcher",
     "check_mask",
     "check_placement",
     "check_reward",
+    "check_sampler",
+    "check_schedule",
     "check_task",
     "environment_checks",
     "estimator_checks",
     "example_batch",
     "example_inputs",
     "first_import",
+    "launcher_checks",
     "list_plugin_checks",
     "mask_checks",
     "placement_checks",
     "required_options",
     "reward_checks",
+    "sampler_checks",
+    "schedule_checks",
     "task_checks",
 ]
 

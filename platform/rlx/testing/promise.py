@@ -15,7 +15,7 @@ from unittest import SkipTest
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rlx.discovery import bind_implementation, build_plugin
+from rlx.discovery import bind_implementation, build_plugin, import_implementation
 from rlx.errors import RlxError
 from rlx.plugin import Plugin
 from rlx.spec import PluginUse
@@ -28,6 +28,7 @@ __all__ = [
     "bind_subject",
     "build_subject_plugin",
     "common_checks",
+    "implementation_check",
     "is_plugin",
     "required_options",
     "run_checks",
@@ -174,6 +175,22 @@ def common_checks(
             partial(_check_json_options, make_one=make_one),
         ),
     )
+
+
+def implementation_check(form: str) -> PromiseCheck:
+    """Returns the check that what a plugin names in `implementation` can be imported."""
+    return PromiseCheck(
+        "names an implementation that can be imported",
+        f"set `implementation` to '{form}'",
+        _check_implementation,
+    )
+
+
+def _check_implementation(subject: Subject) -> None:
+    try:
+        import_implementation(build_subject_plugin(subject).implementation)
+    except RlxError as error:
+        raise AssertionError(str(error)) from error
 
 
 def _check_import_cost(subject: Subject) -> None:

@@ -6,7 +6,7 @@ from statistics import mean
 
 from rlx.recipe import Recipe
 from rlx.rollout import NO_PARENT, EnvironmentPlan
-from rlx.spec import ExperimentSpec, VllmSamplerSpec
+from rlx.spec import ExperimentSpec
 from rlx.trial.model_shape import ModelShape
 from rlx.trial.synthetic_rollouts import PlanTrial
 
@@ -203,7 +203,7 @@ def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) ->
     step = -(-int(tokens.shared[1]) // runner.ranks)
     parts |= _compute_activation_bytes(trial, shape, width, min(runner.micro_batch_tokens, step))
     parts["the sampler's copy"] = width * shape.parameters
-    if isinstance(spec.sampler, VllmSamplerSpec):
+    if spec.sampler.holds_weights_apart:
         parts["weights on their way to the sampler"] = width * shape.parameters
     parts["the sampler's cache"] = _compute_cache_bytes(spec, shape, tokens, width)
     if "values" in trial.recipe.needs:
@@ -247,10 +247,10 @@ def _compute_cache_bytes(
 ) -> int:
     """Keys and values of the rows that are decoded together, all at maximum length.
 
-    vLLM works within the memory that it is given.
+    An engine such as vLLM works within the memory that it is given.
     """
-    if isinstance(spec.sampler, VllmSamplerSpec):
-        return spec.sampler.kv_cache_mb << 20
+    if spec.sampler.cache_bytes is not None:
+        return spec.sampler.cache_bytes
     most = max(level.turns for level in tokens.levels)
     rows = min(spec.sampler.max_rows, -(-most // spec.runner.ranks))
     length = min(tokens.longest, shape.positions or tokens.longest)

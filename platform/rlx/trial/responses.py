@@ -211,14 +211,18 @@ class FakeSession:
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """Returns one synthetic completion per seed; the n-th call is the n-th level."""
+        """Returns one synthetic completion per seed; the n-th call is the n-th level, where a
+        schedule's own function does not call it out of order."""
+        levels = self._author.plan.levels
+        alike = [number for number, level in enumerate(levels) if level.turn == sampling]
+        level = alike[0] if len(alike) == 1 else min(self._level, len(levels) - 1)
         trees = [
             order if request.extends is None else self._tree_of[request.extends]
             for order, request in enumerate(requests)
         ]
         groups = [
             self._author.write_response_group(
-                self._problems[tree], self._level, request.seeds, number=number
+                self._problems[tree], level, request.seeds, number=number
             )
             for number, (tree, request) in enumerate(zip(trees, requests, strict=True))
         ]

@@ -140,8 +140,7 @@ def run_trial(
     whole = recipe.plan
     if whole.talk is not None:  # its faults are recorded and do not end the plan
         whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
-    one = whole.copy_with_sampling(1)
-    one = replace(one, levels=tuple(replace(level, count=1) for level in one.levels))
+    one = whole.copy_with_one_rollout()
     script = None
     if whole.talk is not None and isinstance(recipe.task, Rehearsed) and not problems.note:
         script = ScriptedPolicy.from_experiment(recipe.spec, recipe.task)
@@ -248,7 +247,8 @@ def _sample_streams(recipe: Recipe, rows: ScoredRows) -> tuple[TokenStreams, tup
         optional=optional,
         beta=recipe.spec.credit.kl_coef,
     )
-    return streams, ("responses", "behaviour log-probabilities", *optional)
+    titles = (STREAMS[name].title or name.replace("_", " ") for name in optional)
+    return streams, ("responses", "behaviour log-probabilities", *titles)
 
 
 def _sample_stream(stream: TokenStream, rows: ScoredRows, draw: torch.Generator) -> Tensor:

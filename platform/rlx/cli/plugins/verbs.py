@@ -11,6 +11,7 @@ from rlx.cli.output import format_json, print_text
 from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
 from rlx.cli.plugins.scaffold import KINDS, write_plugin_scaffold
 from rlx.cli.text import format_columns
+from rlx.cli.verb_group import SuggestingGroup
 from rlx.discovery import (
     Kind,
     PluginFault,
@@ -22,13 +23,23 @@ from rlx.text import escape_unprintable
 __all__ = ["plugins"]
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=SuggestingGroup, invoke_without_command=True)
 @json_option
 @click.pass_context
 def plugins(ctx: click.Context, as_json: bool) -> None:
     """List installed plugins and their state; a broken plugin is a row, not a failure."""
-    if ctx.invoked_subcommand is not None:
-        return
+    if ctx.invoked_subcommand is None:
+        _print_plugin_table(as_json=as_json)
+
+
+@plugins.command("list")
+@json_option
+def list_plugins(as_json: bool) -> None:
+    """List installed plugins and their state, as `rlx plugins` does."""
+    _print_plugin_table(as_json=as_json)
+
+
+def _print_plugin_table(*, as_json: bool) -> None:
     states = [(found, *describe_plugin_state(found)) for found in list_installed_plugins()]
     if as_json:
         keys = ("name", "kind", "from", "api", "state")

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rlx.plugin import PLUGIN_FAULT
 from rlx.spec.base import LARGEST, KeyPath, list_yaml_keys
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
@@ -18,7 +19,6 @@ from rlx.spec.reading.diagnostics import (
 from rlx.spec.reading.schema_paths import (
     ErrorLocation,
     list_choices,
-    map_union_tags,
     resolve_error_location,
 )
 
@@ -120,13 +120,18 @@ def describe_value(value: Any) -> str:
 
 
 def unknown_key(
-    path: KeyPath, valid: Sequence[str], *, hint: str = "", meant: str = ""
+    path: KeyPath,
+    valid: Sequence[str],
+    *,
+    hint: str = "",
+    meant: str = "",
+    elsewhere: str = "",
 ) -> Diagnostic:
     """Returns the diagnostic for an unknown key, with the key that was `meant`, the closest valid
-    key, or the list of all."""
+    key, the place `elsewhere` that has such a key, or the list of all valid ones."""
     near = None if hint else meant or did_you_mean(str(path[-1]), valid)
-    if near is not None:
-        help_ = f"did you mean '{near}'?"
+    if near or elsewhere:
+        help_ = f"did you mean '{near or elsewhere}'?"
     else:
         help_ = f"valid keys here: {', '.join(valid)}" if valid else "no keys are allowed here"
     message = f"unknown key '{format_key_path(path)}'"
@@ -191,7 +196,22 @@ class _Explainer:
         hint = f"'{path[-1]}' belongs to '{of[0]}'" if of else ""
         mapping = _get_at_path(self.data, path[:-1])
         meant = "" if of else _find_selector(path[-1], valid, written=mapping)
-        return unknown_key((*self.at, *path), valid, hint=hint, meant=meant)
+        elsewhere = "" if of else self._find_elsewhere(path)
+        return unknown_key((*self.at, *path), valid, hint=hint, meant=meant, elsewhere=elsewhere)
+
+    def _find_elsewhere(self, path: KeyPath) -> str:
+        """Returns the dotted path of the only section that has the key; empty if there is none."""
+        sections = {
+            name: resolve_error_location(self.model, (name,), self.data).expected
+            for name in list_yaml_keys(self.model)
+        }
+        found = [
+            f"{name}.{path[-1]}"
+            for name, section in sections.items()
+            if isinstance(section, type) and issubclass(section, BaseModel)
+            if path[-1] in list_yaml_keys(section)
+        ]
+        return found[0] if len(found) == 1 else ""
 
     def explain_missing_key(self, fault: _Fault) -> Diagnostic:
         path = (*self.at, *fault.place.path)
@@ -226,6 +246,9 @@ class _Explainer:
             return self._explain_raised_error(error["ctx"]["error"], place.path)
         if fault.type in ("union_tag_invalid", "union_tag_not_found"):
             return self._tag(fault)
+        if fault.type == PLUGIN_FAULT:
+            named = (*self.at, *place.path, place.discriminator or "")
+            return build_error(named, error["msg"], kind="plugin")
         path = (*self.at, *place.path)
         wanted = _describe_expected(error)
         if wanted:
@@ -241,7 +264,7 @@ class _Explainer:
         place = fault.place
         key = place.discriminator or ""
         path = (*self.at, *place.path, key)
-        names = tuple(map_union_tags(place.expected, key))
+        names = place.tags
         wanted = " or ".join(f"'{name}'" for name in names)
         mapping = _get_at_path(self.data, place.path)
         if isinstance(mapping, str) and fault.type == "union_tag_invalid":  # a bare kind

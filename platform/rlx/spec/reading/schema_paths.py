@@ -13,9 +13,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
+from rlx.plugin import PluginSection
 from rlx.spec.base import KeyPath
 
 __all__ = ["ErrorLocation", "list_choices", "map_union_tags", "resolve_error_location"]
+
+
+Discriminator = str | PluginSection[Any] | None
+"""The key that selects the member of a union; or the section whose model is chosen by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class ErrorLocation:
         discriminator: the key that selects the member if `expected` is a discriminated union.
         union: path of the last union without a discriminator on the way, or None.
         family: members of the last discriminated union on the way, by tag.
+        tags: names that `discriminator` may have.
     """
 
     path: KeyPath
@@ -35,6 +41,7 @@ class ErrorLocation:
     discriminator: str | None = None
     union: KeyPath | None = None
     family: Mapping[str, type[BaseModel]] | None = None
+    tags: tuple[str, ...] = ()
 
 
 def map_union_tags(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
@@ -71,7 +78,7 @@ def resolve_error_location(
     union: KeyPath | None = None
     family: Mapping[str, type[BaseModel]] | None = None
     for step in location:
-        if discriminator is not None:
+        if isinstance(discriminator, str):
             family = map_union_tags(expected, discriminator)
             expected, discriminator = _unwrap_type(family.get(str(step)), None)
             continue
@@ -85,10 +92,18 @@ def resolve_error_location(
             continue
         path = (*path, step)
         expected, discriminator = below or (None, None)
-    return ErrorLocation(path, expected, discriminator, union, family)
+        if isinstance(discriminator, PluginSection):
+            selected = discriminator.get_model(_get_data_at(data, path))
+            if selected is not None:
+                family, expected, discriminator = discriminator.list_imported(), selected, None
+    if isinstance(discriminator, PluginSection):
+        names = discriminator.list_names()
+        return ErrorLocation(path, expected, discriminator.key, union, family, names)
+    names = tuple(map_union_tags(expected, discriminator)) if discriminator else ()
+    return ErrorLocation(path, expected, discriminator, union, family, names)
 
 
-def _get_child_type(expected: Any, step: str | int) -> tuple[Any, str | None] | None:
+def _get_child_type(expected: Any, step: str | int) -> tuple[Any, Discriminator] | None:
     """Returns the type one step down and its discriminator; None if the type does not define it."""
     if isinstance(expected, type) and issubclass(expected, BaseModel):
         for name, field in expected.model_fields.items():
@@ -109,30 +124,44 @@ def _get_child_type(expected: Any, step: str | int) -> tuple[Any, str | None] | 
 
 
 def _has_data_at(data: Any, path: KeyPath, step: str | int) -> bool:
-    for key in (*path, step):
+    return _get_data_at(data, (*path, step)) is not _NOWHERE
+
+
+def _get_data_at(data: Any, path: KeyPath) -> Any:
+    for key in path:
         try:
             data = data[key]
         except (LookupError, TypeError):
-            return False
-    return True
+            return _NOWHERE
+    return data
+
+
+_NOWHERE = object()
 
 
 def _is_union(expected: Any) -> bool:
     return get_origin(expected) in (Union, types.UnionType)
 
 
-def _unwrap_type(expected: Any, field: FieldInfo | None) -> tuple[Any, str | None]:
+def _unwrap_type(expected: Any, field: FieldInfo | None) -> tuple[Any, Discriminator]:
     """Strips aliases, `Annotated` and `| None`; returns the rest and its discriminator."""
-    discriminator = field.discriminator if field is not None else None
+    discriminator: Any = field.discriminator if field is not None else None
+    for one in field.metadata if field is not None else ():
+        if isinstance(one, PluginSection):
+            discriminator = one
     while True:
         if isinstance(expected, TypeAliasType):
             expected = expected.__value__
         elif get_origin(expected) is Annotated:
-            found = [m.discriminator for m in expected.__metadata__ if isinstance(m, FieldInfo)]
+            found: list[Any] = [
+                m.discriminator for m in expected.__metadata__ if isinstance(m, FieldInfo)
+            ]
+            found += [m for m in expected.__metadata__ if isinstance(m, PluginSection)]
             discriminator = next((d for d in found if d), discriminator)
             expected = get_args(expected)[0]
         elif _is_union(expected) and types.NoneType in get_args(expected):
             members = tuple(m for m in get_args(expected) if m is not types.NoneType)
             expected = Union[members]  # noqa: UP007  (members are known only here)
         else:
-            return expected, discriminator if isinstance(discriminator, str) else None
+            known = isinstance(discriminator, str | PluginSection)
+            return expected, discriminator if known else None

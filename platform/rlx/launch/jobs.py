@@ -1,0 +1,146 @@
+"""Runs as jobs of a job system: submits and cancels them, and records what only it knows.
+
+A job is the usual supervisor, on a machine that the job system chooses. While a job is pending, its
+run is "queued". A job system may requeue a job when a machine fails or a user asks for it: the run
+is then queued again and resumes from its checkpoint.
+"""
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from rlx.errors import EnvironmentFault
+from rlx.home import REGISTRY, RunFolder
+from rlx.launch.disk import hold_reserve
+from rlx.launch.launcher import JobLauncher, open_launcher
+from rlx.launch.stored_spec import load_resolved_spec
+from rlx.launch.submission import child_environment
+from rlx.spec import RunnerSpec
+from rlx_registry import DatabaseUnwritableError, Registry, RunRecord, Status
+
+__all__ = [
+    "cancel_job",
+    "find_job_launcher",
+    "list_startable_statuses",
+    "read_job_id",
+    "reconcile_job",
+    "restore_disk_reserve",
+    "submit_job",
+]
+
+JOB_SCRIPT = """\
+#!/bin/sh
+# Run {run} of rlx, as submitted to {title}.
+exec {python} -m rlx.launch.supervisor {run}
+"""
+
+
+def find_job_launcher(runner: RunnerSpec) -> JobLauncher | None:
+    """Returns the launcher of a run whose supervisor a job system starts; None for other runs."""
+    launcher = open_launcher(runner) if runner.launcher.submits_jobs else None
+    return launcher if isinstance(launcher, JobLauncher) else None
+
+
+def submit_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
+    """Submits a queued run as a job, whose id is written to the run's folder.
+
+    Raises:
+        EnvironmentFault: the job system is not installed here, or rejects the job.
+    """
+    folder = RunFolder(Path(run.directory or ""))
+    spec = load_resolved_spec(folder)
+    launcher = find_job_launcher(spec.runner)
+    assert launcher is not None
+    script = folder.root / "job.sh"
+    script.write_text(
+        JOB_SCRIPT.format(run=run.id, title=launcher.title, python=shlex.quote(sys.executable))
+    )
+    script.chmod(0o755)
+    environment = {**child_environment(), REGISTRY: registry_url}
+    job = launcher.submit(spec, folder, run.id, script, environment)
+    aside = folder.job.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps({"job": job}))
+    aside.replace(folder.job)
+    message = f"submitted to {launcher.title} as job {job}"
+    registry.results.add_event(run.id, spec.runner.launcher.kind, message, {"job": job})
+
+
+def cancel_job(folder: RunFolder) -> None:
+    """Cancels a run's job, pending or running; does nothing if the run has no job.
+
+    Raises:
+        EnvironmentFault: the job system is not installed here, does not answer, or refuses.
+    """
+    job = read_job_id(folder)
+    launcher = None if job is None else find_job_launcher(load_resolved_spec(folder).runner)
+    if job is None or launcher is None:
+        return
+    folder.job.unlink(missing_ok=True)  # first: the job's state must not count any more
+    try:
+        launcher.cancel(job)
+    except EnvironmentFault:
+        folder.job.write_text(json.dumps({"job": job}))
+        raise
+
+
+def reconcile_job(registry: Registry, run: RunRecord) -> RunRecord:
+    """Updates a run from the state of its job, if the job could not record it itself.
+
+    A run without a job is returned unchanged, and so is any run if the job system does not answer.
+
+    Args:
+        registry: may be read-only; it is reopened for writing if there is something to record.
+        run: as the registry has it.
+    """
+    if run.directory is None or run.status not in ("queued", "running", "lost"):
+        return run
+    folder = RunFolder(Path(run.directory))
+    job = read_job_id(folder)
+    launcher = None if job is None else find_job_launcher(load_resolved_spec(folder).runner)
+    if job is None or launcher is None:
+        return run
+    change = launcher.find_status(job, run.status)
+    if change is None:
+        return run
+    status, reason = change
+    try:
+        with Registry.open(registry.url) as writing:
+            if writing.transition(run.id, {run.status}, status, reason) and status != "queued":
+                folder.reserve.unlink(missing_ok=True)
+            return writing.run(run.id)
+    except DatabaseUnwritableError:  # without write access, return the run as recorded
+        return run
+
+
+def list_startable_statuses(runner: RunnerSpec, run: RunRecord) -> set[Status]:
+    """Statuses from which a supervisor may start its run.
+
+    A requeued job finds its run as the previous supervisor left it. That one may have been killed
+    with its machine or stopped by the job system, but not by a user's request.
+    """
+    launcher = find_job_launcher(runner)
+    if launcher is None:
+        return {"submitted"}
+    if not launcher.count_restarts():
+        return {"queued"}
+    found: set[Status] = {"queued", "running", "lost"}
+    if run.request is None and run.attempt:
+        found.add("stopped")
+    return found
+
+
+def restore_disk_reserve(runner: RunnerSpec, folder: RunFolder) -> None:
+    """Recreates the disk reserve that the job's previous supervisor deleted on exit."""
+    launcher = find_job_launcher(runner)
+    if launcher is not None and launcher.count_restarts():
+        hold_reserve(folder.reserve)
+
+
+def read_job_id(folder: RunFolder) -> str | None:
+    """The id of a run's latest job; None if it has none."""
+    try:
+        return str(json.loads(folder.job.read_text())["job"])
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,55 @@
+"""Settings of a sampling engine. Only a run imports the engine that they name."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from rlx.plugin.base import Count, Plugin, StrictModel
+
+__all__ = ["SamplerPlugin"]
+
+
+class SamplerPlugin(StrictModel, Plugin):
+    """The `sampler:` section of one engine, selected by the field `engine`.
+
+    A subclass declares `engine: Literal["NAME"] = "NAME"`, with the name of its entry point.
+
+    Attributes:
+        implementation: "module:function". Called as `f(policy, settings, runner, device)` with the
+            arguments of `rlx.sampler.open_sampler`; returns a context manager of a
+            `rlx.sampler.SamplingEngine`.
+        own_model: whether the engine computes log-probabilities by code of its own. If so, a run
+            compares them with the learner's after each update, and stops if they differ.
+        min_temperature: lowest temperature that the engine supports.
+        holds_weights_apart: whether weights are copied once more on their way to the engine.
+    """
+
+    implementation: ClassVar[str]
+    own_model: ClassVar[bool] = True
+    min_temperature: ClassVar[float] = 0.0
+    holds_weights_apart: ClassVar[bool] = False
+
+    engine: str
+    max_rows: Count = Field(512, ge=1)
+    """Rows decoded together."""
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether these settings require a GPU."""
+        return False
+
+    @property
+    def gpus_per_rank(self) -> int:
+        """Number of GPUs that a rank and its engine use on a machine with GPUs."""
+        return 1
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Size of the KV cache; None if it grows with the rows that are decoded together."""
+        return None
+
+    @property
+    def max_drift(self) -> float | None:
+        """Maximum mean difference, in nats, between the engine's log-probabilities and the
+        learner's under the same weights; None: 0.001 in float32, 0.1 in bfloat16."""
+        return None

@@ -1,0 +1,110 @@
+"""Settings of a schedule: which turns a rollout has, how each is sampled, and by which function."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rlx.plugin.base import Count, Plugin, StrictModel
+
+__all__ = ["DynamicSampling", "PromptLimit", "Schedule", "TurnSpec"]
+
+
+class TurnSpec(StrictModel):
+    """Prompt template and sampling parameters of one kind of turn."""
+
+    template: str = "{prompt}"
+    """Text shown before the turn; `{prompt}` is replaced by the problem's prompt. If it is empty
+    for a turn after the first, the turn continues the previous one in the same message."""
+    max_new_tokens: Count = Field(256, ge=1)
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: Count = Field(0, ge=0)
+    """0 disables top-k."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Stop strings: the turn ends with the first one, which is included in the turn's text."""
+    spans: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")], ...] = ()
+    """Names of tags, `<name>...</name>`, whose contents and delimiters are recorded."""
+
+
+class DynamicSampling(StrictModel):
+    """Replaces trees in which no group's scores differ by newly sampled ones (DAPO)."""
+
+    max_batches: Count = Field(4, ge=1)
+    """Maximum draws of `prompts_per_step` per step; after that, the step trains on what it has."""
+
+
+class PromptLimit(StrictModel):
+    """What happens to problems whose prompt is too long. `prompts/dropped` and `prompts/truncated`
+    count them in every step."""
+
+    limit: Count | None = Field(None, ge=1)
+    """Longest prompt in tokens, template and system message included; null leaves only the model's
+    context, which must always have room for the token limits of the turns too."""
+    on_longer: Literal["drop", "truncate", "error"] = "drop"
+    """drop: the next problem takes its place in training, and none in an evaluation. truncate: the
+    beginning of the problem's text is removed. error: the run ends."""
+
+
+class Schedule(StrictModel, Plugin):
+    """The `rollout:` section of one schedule, selected by the field `schedule`.
+
+    A subclass declares `schedule: Literal["NAME"] = "NAME"`, with the name of its entry point, and
+    for every kind of turn a `TurnSpec` and a number of samples. rlx samples the trees level by
+    level: `counts[kind]` turns below every turn of the kind before.
+
+    Attributes:
+        counts: for every kind of turn with a prompt, in order, the key with the number of samples
+            below each turn of the kind before; the kind is the key of its `TurnSpec`.
+        implementation: "module:function" that samples the trees instead; "" if there is none.
+            Called as `f(settings, problems, seeds, session, dialogue)` with the arguments of
+            `rlx.rollout.sample_rollout_trees`; returns one `rlx.rollout.RolloutTree` per problem,
+            with turns of these kinds and no more than these numbers. `settings` is this object,
+            in an evaluation with another number and another sampling of first turns.
+    """
+
+    counts: ClassVar[Mapping[str, str]] = {}
+    implementation: ClassVar[str] = ""
+
+    system: str = ""
+    """System message of every dialogue whose problem has none; models without a chat template see
+    it before the prompt."""
+    prompts_per_step: Count = Field(32, ge=1)
+    max_prompt_tokens: PromptLimit | None = None
+    """null shows every problem as it is; one that does not fit into the context ends the run."""
+    dynamic_sampling: DynamicSampling | None = None
+    """null trains on every sampled tree."""
+    off_policy_steps: Literal[0, 1] = 0
+    """1: sample a step's rollouts during the previous step's update, with the weights from before
+    that update. Every step of a phase except the first then trains on samples of older weights."""
+    schedule: str
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        named = [*cls.counts, *cls.counts.values()]
+        if unknown := [key for key in named if key not in cls.model_fields]:
+            raise TypeError(f"{cls.__name__}.counts names {unknown[0]!r}, which is no field of it")
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """Kinds of turn with a prompt, in order; each is the key of a `TurnSpec`."""
+        return tuple(self.counts)
+
+    @property
+    def turn_specs(self) -> dict[str, TurnSpec]:
+        """The `TurnSpec` of each kind of turn."""
+        return {turn: getattr(self, turn) for turn in self.turns}
+
+    @property
+    def budgets(self) -> dict[str, int]:
+        """Maximum tokens that the policy generates in a row, by kind of turn."""
+        return {turn: spec.max_new_tokens for turn, spec in self.turn_specs.items()}
+
+    @property
+    def rows_per_step(self) -> int:
+        """Maximum number of rows in a step's trees."""
+        rows, width = 0, self.prompts_per_step
+        for key in self.counts.values():
+            width *= getattr(self, key)
+            rows += width
+        return rows

@@ -1,0 +1,88 @@
+"""The `sampler:` section (entry-point group `rlx.samplers`): the engine that samples."""
+
+from typing import Annotated, ClassVar, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlx.plugin import PluginSection, SamplerPlugin
+from rlx.spec.base import Count
+
+__all__ = ["SAMPLERS", "SamplerSpec", "TransformersSamplerSpec", "VllmSamplerSpec"]
+
+
+class TransformersSamplerSpec(SamplerPlugin):
+    """Samples with the transformers model, forking its KV cache where a tree branches."""
+
+    implementation: ClassVar[str] = "rlx.sampler:open_transformers"
+    own_model: ClassVar[bool] = False
+
+    engine: Literal["transformers"] = "transformers"
+
+
+class VllmSamplerSpec(SamplerPlugin):
+    """Samples with vLLM, in a separate process for every rank."""
+
+    implementation: ClassVar[str] = "rlx.sampler:open_vllm"
+    min_temperature: ClassVar[float] = 0.01
+    """vLLM raises lower ones to this."""
+    holds_weights_apart: ClassVar[bool] = True
+
+    engine: Literal["vllm"] = "vllm"
+    max_rows: Count = Field(256, ge=1)
+    """Rows decoded together."""
+    kv_cache_mb: Count = Field(512, ge=8)
+    """Size of the KV cache on the CPU, in MiB."""
+    gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
+    """Fraction of a GPU's memory that vLLM may use, weights included."""
+    colocate: bool = True
+    """Share the rank's GPU and sleep during updates; false uses one more GPU per rank."""
+    weight_transfer: Literal["file", "ipc", "nccl"] = "file"
+    """How the learner's weights are transferred. file: through shared memory. ipc: as a handle to
+    the rank's copy on the GPU that both use. nccl: as a broadcast to a GPU that is not
+    colocated."""
+    tolerance: float | None = Field(None, gt=0)
+    """Maximum mean difference, in nats, between vLLM's log-probabilities and the learner's under
+    the same weights; null: 0.001 in float32, 0.1 in bfloat16."""
+
+    @property
+    def needs_gpu(self) -> bool:
+        return not self.colocate or self.weight_transfer != "file"
+
+    @property
+    def gpus_per_rank(self) -> int:
+        return 1 if self.colocate else 2
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.kv_cache_mb << 20
+
+    @property
+    def max_drift(self) -> float | None:
+        return self.tolerance
+
+    @model_validator(mode="after")
+    def _arrives(self) -> Self:
+        if self.weight_transfer == "ipc" and not self.colocate:
+            raise ValueError(
+                "weight_transfer ipc works only within one GPU, so it needs colocate: true; "
+                "nccl works between GPUs"
+            )
+        if self.weight_transfer == "nccl" and self.colocate:
+            raise ValueError(
+                "weight_transfer nccl works between GPUs, so it needs colocate: false; "
+                "ipc works within one GPU"
+            )
+        return self
+
+
+SAMPLERS: Final = PluginSection(
+    base=SamplerPlugin,
+    group="rlx.samplers",
+    kind="sampler",
+    key="engine",
+    shipped={"transformers": TransformersSamplerSpec, "vllm": VllmSamplerSpec},
+    default="transformers",
+)
+
+SamplerSpec = Annotated[SamplerPlugin, SAMPLERS]
+"""`engine` defaults to `transformers`."""

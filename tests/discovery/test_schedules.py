@@ -1,0 +1,270 @@
+"""Schedules of another distribution, named in YAML with their own settings."""
+
+import json
+import sys
+from importlib.metadata import distribution
+
+import pytest
+
+from rlx.checks import check_file
+from rlx.cli import main
+from rlx.discovery import resolve_plugins
+from rlx.errors import PluginError
+from rlx.plugin import Problem
+from rlx.rollout import build_rollout_plan, sample_rollout_trees
+from rlx.spec import SCHEDULES, ExperimentSpec
+from rlx.spec.json_schema import experiment_schema
+from rlx.spec.reading.diagnostics import InvalidSpec
+from rlx.testing import check_schedule
+from rlx.testing.schedules import ByteDialogue, RandomSession
+
+SETTINGS = '''
+from typing import ClassVar, Literal
+from pydantic import Field
+from rlx.plugin import Schedule, TurnSpec
+
+class Draft(Schedule):
+    """A prompt, drafts, and final answers below each draft."""
+    counts: ClassVar = {"draft": "drafts", "answer": "answers"}
+    schedule: Literal["draft"] = "draft"
+    drafts: int = Field(3, ge=1)
+    answers: int = Field(2, ge=1)
+    draft: TurnSpec = TurnSpec(template="Draft: {prompt}")
+    answer: TurnSpec = TurnSpec(template="Final", spans=("answer",))
+
+class Retry(Schedule):
+    """A prompt, answers, and a second try that quotes the first, of those without an answer."""
+    implementation: ClassVar[str] = "page_retry_rule:sample_tries"
+    counts: ClassVar = {"answer": "answers", "again": "tries"}
+    schedule: Literal["retry"] = "retry"
+    answers: int = Field(4, ge=1)
+    tries: int = Field(1, ge=1, le=1)
+    answer: TurnSpec = TurnSpec(spans=("answer",))
+    again: TurnSpec = TurnSpec(template="You wrote: {first}", spans=("answer",))
+    every: int = Field(1, ge=1)
+    """Only every such answer is tried again."""
+
+    def check(self):
+        if self.every == 13:
+            raise OSError("no number 13 here")
+
+class Odd(Schedule):
+    """Its number of turns is no field."""
+    counts: ClassVar = {"answer": "number"}
+    schedule: Literal["odd"] = "odd"
+    answer: TurnSpec = TurnSpec()
+'''
+RULE = """
+from rlx.rollout import (
+    CompletionRequest, NO_PARENT, RolloutTree, Segment, build_turn_segment, encode_opening
+)
+from rlx.seeding import derive_seed
+
+def prompt(parent, ids, text):
+    return Segment(parent=parent, author="prompt", token_ids=ids, text=text)
+
+def sample_tries(settings, problems, seeds, session, dialogue):
+    template, system = settings.answer.template, settings.system
+    openings = [encode_opening(dialogue, template, problem, system) for problem in problems]
+    drawn = [tuple(derive_seed(s, "turn", i) for i in range(settings.answers)) for s in seeds]
+    first = session.generate(
+        [CompletionRequest(o.token_ids, None, d) for o, d in zip(openings, drawn)], settings.answer
+    )
+    trees, later = [], []
+    for number, (opening, group, ones) in enumerate(zip(openings, first, drawn)):
+        segments = [prompt(NO_PARENT, opening.token_ids, opening.text)]
+        for i, (completion, seed) in enumerate(zip(group, ones)):
+            turn = build_turn_segment(
+                completion, dialogue, settings.answer, parent=0, number=1, kind="answer", seed=seed
+            )
+            segments.append(turn)
+            if i % settings.every == 0:
+                text = settings.again.template.replace("{first}", turn.text)
+                reply = dialogue.reply(text, turn.token_ids)
+                parent = len(segments) - 1
+                segments.append(prompt(parent, reply, text))
+                order = number * settings.answers + i
+                context = opening.token_ids + turn.token_ids + reply
+                seed = derive_seed(seed, "again")
+                later.append((segments, len(segments) - 1, context, order, seed))
+        trees.append(segments)
+    second = session.generate(
+        [CompletionRequest(c, order, (seed,)) for _, _, c, order, seed in later], settings.again
+    )
+    for (segments, parent, _, _, seed), (completion,) in zip(later, second):
+        segments.append(build_turn_segment(
+            completion, dialogue, settings.again, parent=parent, number=2, kind="again", seed=seed
+        ))
+    return [RolloutTree(problem, tuple(segments)) for problem, segments in zip(problems, trees)]
+"""
+POINTS = """[rlx.schedules]
+draft = page_retry:Draft
+retry = page_retry:Retry
+odd = page_odd:Odd
+broken = page_no_such_module:Retry
+"""
+
+
+@pytest.fixture(autouse=True)
+def guest(tmp_path, monkeypatch):
+    info = tmp_path / "rlx_retry-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-retry\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    begin, odd = SETTINGS.split("class Odd")
+    (tmp_path / "page_retry.py").write_text(begin)
+    (tmp_path / "page_odd.py").write_text(begin.partition("class Draft")[0] + "class Odd" + odd)
+    (tmp_path / "page_retry_rule.py").write_text(RULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield
+    for name in ("page_retry", "page_odd", "page_retry_rule"):
+        sys.modules.pop(name, None)
+
+
+EXPERIMENT = """
+name: own-schedule
+model: {kind: tiny, hidden_size: 32, heads: 1, kv_heads: 1, layers: 1, tokenizer: bytes}
+task: {plugin: countdown}
+rollout:
+  schedule: single
+  prompts_per_step: 2
+  answer: {max_new_tokens: 40}
+rewards:
+  turn: {accuracy: {plugin: countdown.verify, turn: answer}}
+phases: [{name: only, steps: 2}]
+"""
+
+
+def read(tmp_path, rollout, *more):
+    path = tmp_path / "own.yaml"
+    path.write_text(EXPERIMENT)
+    return check_file(path, [f"rollout={rollout}", *more])[0].spec
+
+
+def test_yaml_names_it_and_a_stored_spec_reads_back(tmp_path):
+    spec = read(tmp_path, "{schedule: retry, every: 2, again: {template: 'Again: {first}'}}")
+    stored = spec.dump_resolved()
+    assert stored["rollout"]["every"] == 2 and stored["rollout"]["system"] == ""
+    again = ExperimentSpec.model_validate_json(json.dumps(stored), strict=True)
+    assert again == spec and again.digest == spec.digest
+    assert spec.digest != read(tmp_path, "{schedule: retry, every: 3}").digest
+    assert [
+        (one.kind, one.distribution, one.name)
+        for one in resolve_plugins(spec).provenance
+        if one.kind == "schedule"
+    ] == [("schedule", "rlx-retry", "retry")]
+
+
+def test_only_what_is_named_is_imported(tmp_path):
+    read(tmp_path, "{schedule: single}")
+    assert "page_retry" not in sys.modules
+    read(tmp_path, "{schedule: retry}")
+    assert "page_retry" in sys.modules and "page_retry_rule" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("value", "says", "code"),
+    [
+        ("{schedule: rerty}", "must be 'single' or 'two_turn' or .*did you mean 'retry'", 2),
+        ("{every: 2}", "missing key 'schedule' in 'rollout'", 2),
+        ("{schedule: retry, evry: 2}", "unknown key 'rollout.evry'.*did you mean 'every'", 2),
+        ("{schedule: retry, every: 0}", "'rollout.every' must be at least 1, not 0", 2),
+        ("{schedule: retry, again: {max_new_tokens: x}}", "rollout.again.max_new_tokens", 2),
+        ("{schedule: retry, max_turns: 2}", "'max_turns' belongs to 'environment'", 2),
+        ("{schedule: broken}", "schedule plugin 'broken' failed to import: ModuleNotFound", 3),
+        ("{schedule: odd}", "TypeError: Odd.counts names 'number', which is no field of it", 3),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(tmp_path, value, says, code):
+    with pytest.raises(InvalidSpec, match=r"(?s)" + says) as caught:
+        read(tmp_path, value)
+    assert caught.value.exit_code == code
+    assert caught.value.diagnostics[0].position is not None
+
+
+def test_a_reward_names_one_of_its_kinds_of_turn(tmp_path):
+    with pytest.raises(InvalidSpec, match=r"'draft' has only draft, answer"):
+        read(tmp_path, "{schedule: draft}", "rewards.turn.accuracy.turn=again")
+
+
+def test_a_phase_changes_to_it_and_keeps_what_both_have(tmp_path):
+    phases = "[{name: first, steps: 1}, {name: second, steps: 1, set: {rollout.schedule: retry}}]"
+    spec = read(tmp_path, "{schedule: single, prompts_per_step: 3}", f"phases={phases}")
+    rollout = spec.resolve_phase_spec(spec.phases[1]).rollout
+    assert (rollout.schedule, rollout.prompts_per_step, rollout.answers) == ("retry", 3, 4)
+
+
+def test_its_own_function_samples_the_trees(tmp_path):
+    plan = build_rollout_plan(read(tmp_path, "{schedule: retry, answers: 3}").rollout)
+    assert [(level.kind, level.count) for level in plan.levels] == [("answer", 3), ("again", 1)]
+    [tree] = sample_rollout_trees(
+        plan, [Problem(id="a", prompt="1", fields={})], [1], RandomSession(), ByteDialogue()
+    )
+    assert [s.kind for s in tree.segments if s.kind] == ["answer"] * 3 + ["again"] * 3
+    one = plan.copy_with_sampling(1, top_k=1)
+    [tree] = sample_rollout_trees(
+        one, [Problem(id="a", prompt="1", fields={})], [1], RandomSession(), ByteDialogue()
+    )
+    assert [s.kind for s in tree.segments if s.kind] == ["answer", "again"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("def sample_tries(*_): return []", "one RolloutTree per problem, in order"),
+        ("def sample_tries(*_): 1 / 0", "ZeroDivisionError"),
+        ("def sample_trees(*_): pass", "page_retry_rule"),
+        (RULE.replace('kind="again"', 'kind="more"'), "'more', not one of answer, again"),
+        (RULE.replace("range(settings.answers)", "range(5)"), "a tree has 5 turns 'answer', not 4"),
+    ],
+)
+def test_what_its_function_does_wrong_is_said(tmp_path, rule, says):
+    (tmp_path / "page_retry_rule.py").write_text(rule)
+    plan = build_rollout_plan(read(tmp_path, "{schedule: retry}").rollout)
+    with pytest.raises(PluginError, match=says):
+        sample_rollout_trees(
+            plan, [Problem(id="a", prompt="1", fields={})], [1], RandomSession(), ByteDialogue()
+        )
+
+
+def test_the_promises_find_what_depends_on_the_batch_and_a_number_of_its_own(tmp_path):
+    module = tmp_path / "page_retry_rule.py"
+    import page_retry
+
+    check_schedule(page_retry.Draft)
+    check_schedule(page_retry.Retry)
+    module.write_text(RULE.replace("for s in seeds]", "for s in reversed(seeds)]"))
+    sys.modules.pop("page_retry_rule")
+    with pytest.raises(AssertionError, match="whatever is beside it"):
+        check_schedule(page_retry.Retry)
+
+
+def test_it_is_listed_checked_validated_and_planned(tmp_path, capsys):
+    path = tmp_path / "own.yaml"
+    path.write_text(EXPERIMENT)
+    assert main(["plugins"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ("retry", "draft", "two_turn", "broken"))
+    assert main(["plugins", "show", "retry"]) == 0
+    assert "every" in capsys.readouterr().out
+    assert main(["plugins", "check", "retry"]) == 0
+    assert "promises hold" in capsys.readouterr().out
+    assert main(["validate", str(path), "--set=rollout={schedule: retry, every: 13}"]) == 0
+    for schedule in ("draft", "retry"):
+        assert main(["plan", str(path), f"--set=rollout={{schedule: {schedule}}}"]) == 0
+        assert schedule in capsys.readouterr().out
+
+
+def test_the_schema_holds_every_installed_one_that_can_be_imported():
+    shape = ExperimentSpec.model_json_schema()["properties"]["rollout"]
+    names = {"single", "two_turn", "environment", "draft", "retry"}
+    assert shape["discriminator"]["mapping"].keys() == names
+    models = experiment_schema({})["$defs"]
+    meaning = models["Retry"]["properties"]["every"]["description"]
+    assert meaning == "Only every such answer is tried again."
+
+
+def test_rlxs_own_are_entry_points():
+    points = distribution("rlx").entry_points.select(group="rlx.schedules")
+    assert {point.name: point.load() for point in points} == SCHEDULES.shipped
