@@ -11,6 +11,7 @@ from .errors import (
     SchemaError,
 )
 from .journal_import import find_journal
+from .plugin_records import fill_plugin_options, find_changed_plugins
 from .queries import Curve, RolloutQuery
 from .records import (
     ENDED,
@@ -88,6 +89,8 @@ __all__ = [
     "TokenStream",
     "TreeRecord",
     "build_arrow_type",
+    "fill_plugin_options",
+    "find_changed_plugins",
     "find_journal",
     "forget_supervisor",
     "get_token_values",

@@ -13,6 +13,7 @@ from patience import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
+
 @contextmanager
 def at(home, path):
     """The command line of a home, at another folder."""

@@ -15,6 +15,7 @@ from rlx.launch import (
     continue_run,
     is_abandoned,
     is_half_made,
+    is_spec_of_run,
     locate_run_folder,
     open_registry,
     reconcile_slurm_run,
@@ -87,7 +88,7 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
     if not overrides:
         return None
     read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
-    if (read.spec.digest, read.spec.seed) != (run.digest, run.seed):
+    if not is_spec_of_run(read.spec, run):
         raise SpecError(
             f"{run.id} would be another experiment: only `runner` and `tracking` can change; "
             f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"

@@ -20,9 +20,7 @@ class Verb(NamedTuple):
 VERBS = {
     "submit": Verb("rlx.cli.submit:submit", "Submit experiments as recorded background runs."),
     "validate": Verb("rlx.cli.validate:validate", "Report every error in experiment files."),
-    "show": Verb(
-        "rlx.cli.validate:show", "Show an experiment in full, each value with its origin."
-    ),
+    "show": Verb("rlx.cli.show:show", "Show an experiment in full, each value with its origin."),
     "plan": Verb(
         "rlx.cli.plan:plan", "Preview every token's rewards and advantages without a model."
     ),

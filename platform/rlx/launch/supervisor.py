@@ -33,6 +33,7 @@ from rlx.launch.device_slots import build_cuda_environment, build_device_request
 from rlx.launch.failures import describe_error, is_disk_full
 from rlx.launch.mirroring import MirrorThread, print_to_log
 from rlx.launch.processes import this_machine
+from rlx.launch.run_access import is_spec_of_run
 from rlx.launch.signals import SigtermListener
 from rlx.launch.slurm import find_stop_status, list_startable_statuses, restore_disk_reserve
 from rlx.launch.submission import fail_unless_started
@@ -70,7 +71,7 @@ def main(run_id: str) -> int:
             run = retry_registry_call(lambda: registry.run(run_id))
             folder = RunFolder(Path(run.directory or ""))
             spec = ExperimentSpec.model_validate_json(folder.resolved_spec.read_text())
-            if (spec.digest, spec.seed) != (run.digest, run.seed):
+            if not is_spec_of_run(spec, run):
                 raise RlxError(f"{folder.root} belongs to a run of another registry")
             expect = list_startable_statuses(spec.runner, run)
             if run.status in expect:
