@@ -101,3 +101,20 @@ def test_a_moved_home_goes_on(original, tmp_path):
         assert "rlcr" in client.page("/runs/r-0001").text
         assert "advantage" in client.page("/runs/r-0001/rollouts/1").text
     assert not copy.exists()
+
+
+def test_a_run_is_removed_from_mlflow(original, tmp_path):
+    copy = tmp_path / "home"
+    shutil.copytree(original.path, copy)
+    mlflow_run = original.run("r-0001").mlflow_run_id
+    (artifacts,) = (copy / "mlartifacts").glob(f"*/{mlflow_run}")
+    with at(original, copy) as home:
+        done = home.rlx("rm", "r-0001", "--yes")
+        assert done.returncode == 0, done.stderr
+        assert f"MLflow run {mlflow_run}" in done.stdout
+        assert "r-0001" not in home.rlx("runs").stdout
+    assert not artifacts.exists()
+    with closing(sqlite3.connect(copy / "mlflow.db")) as database:
+        query = "SELECT lifecycle_stage FROM runs WHERE run_uuid = ?"
+        assert database.execute(query, (mlflow_run,)).fetchone() == ("deleted",)
+    assert (original.path / "mlartifacts" / artifacts.relative_to(copy / "mlartifacts")).exists()

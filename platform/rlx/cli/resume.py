@@ -5,6 +5,7 @@ import json
 import click
 
 from rlx.checks import check_file, run_preflight_checks
+from rlx.cli.completion import complete_run
 from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
 from rlx.discovery import describe_plugin_changes, resolve_plugins
@@ -30,7 +31,7 @@ RESUMABLE = ("failed", "stopped", "lost", "queued")
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @registry_option
 @overrides_option("PATH=VALUE", "Override a value of `runner` or `tracking`; can be repeated.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")

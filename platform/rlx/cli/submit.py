@@ -11,6 +11,7 @@ from types import FrameType
 import click
 
 from rlx.checks import check_file, run_preflight_checks
+from rlx.cli.completion import complete_run
 from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
@@ -194,7 +195,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @registry_option
 def stop(run: str, url: str) -> None:
     """Stop RUN between two steps, with a checkpoint; repeat the command to stop it immediately.

@@ -16,6 +16,7 @@ from .processes import (
     this_machine,
 )
 from .queue import run_queue
+from .removal import Removal, plan_removal, remove_run_data
 from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
 from .run_access import (
     BROKEN_OFF,
@@ -51,6 +52,7 @@ __all__ = [
     "DeviceShortage",
     "KillResult",
     "Package",
+    "Removal",
     "ResumeTrialReport",
     "attempts_used",
     "build_device_request",
@@ -84,11 +86,13 @@ __all__ = [
     "locate_run_folder",
     "on_slurm",
     "open_registry",
+    "plan_removal",
     "query_nvidia_driver",
     "ranks_here",
     "read_job_id",
     "reconcile_slurm_run",
     "registry_url",
+    "remove_run_data",
     "run_queue",
     "run_resume_trial",
     "start_experiment",

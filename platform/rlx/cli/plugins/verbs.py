@@ -6,6 +6,7 @@ from typing import cast
 
 import click
 
+from rlx.cli.completion import complete_plugin
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
 from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
@@ -44,7 +45,7 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
 
 
 @plugins.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_plugin)
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema of the options.")
 @click.option(
     "--traceback", "full", is_flag=True, help="Print the full traceback of a failed import."
@@ -67,7 +68,7 @@ def show(name: str, as_json: bool, full: bool) -> None:
 
 
 @plugins.command("check")
-@click.argument("what", metavar="NAME|PATH")
+@click.argument("what", metavar="NAME|PATH", shell_complete=complete_plugin)
 @click.option("--kind", help="Check only plugins of this kind, if several share the name.")
 @click.option(
     "--option",
