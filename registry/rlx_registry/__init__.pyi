@@ -11,6 +11,7 @@ from .errors import (
     SchemaError,
 )
 from .journal_import import find_journal
+from .plugin_records import fill_plugin_options, find_changed_plugins
 from .queries import Curve, RolloutQuery
 from .records import (
     ENDED,
@@ -34,6 +35,7 @@ from .records import (
     StatusChange,
 )
 from .registry import Registry
+from .removal import delete_rollout_records, delete_run_records
 from .rollout_files import read_body, read_trees, search_body_trees, write_body
 from .rollout_records import (
     RewardRecord,
@@ -88,6 +90,10 @@ __all__ = [
     "TokenStream",
     "TreeRecord",
     "build_arrow_type",
+    "delete_rollout_records",
+    "delete_run_records",
+    "fill_plugin_options",
+    "find_changed_plugins",
     "find_journal",
     "forget_supervisor",
     "get_token_values",

@@ -229,6 +229,11 @@ def _write_step_rollouts(
         connection.execute(insert(table), [{**row, **place} for row in index])
 
 
+def _delete_rollout_rows(connection: Connection, key: int, at: float) -> None:
+    for table in (models.rollout, models.rollout_step):
+        connection.execute(delete(table).where(table.c.run_id == key))
+
+
 def _write_group_row(connection: Connection, key: int, at: float, *, name: str) -> None:
     row = {"run_id": key, "name": name, "at": at}
     connection.execute(build_insert_if_absent(connection, models.grouped), row)
@@ -251,6 +256,7 @@ KINDS: Mapping[str, Callable[..., Mapping[str, Any] | None]] = {
     "checkpoint": _write_checkpoint_row,
     "artifact": _write_artifact_row,
     "rollouts": _write_step_rollouts,
+    "rollouts_removed": _delete_rollout_rows,
     "grouped": _write_group_row,
     "mirrored": _write_mirror_row,
 }

@@ -1,11 +1,12 @@
-"""Conversion of values for the database: arbitrary text, and plain JSON."""
+"""Conversion of values for the database: arbitrary text, folders of runs, and plain JSON."""
 
 import json
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Dialect, Text, TypeDecorator
+from sqlalchemy import Dialect, Engine, Text, TypeDecorator
 
-__all__ = ["AnyText", "NotJsonError", "encode_plain_json"]
+__all__ = ["AnyText", "FolderPath", "NotJsonError", "encode_plain_json", "set_base_folder"]
 
 
 class AnyText(TypeDecorator[str]):
@@ -24,6 +25,45 @@ class AnyText(TypeDecorator[str]):
         if not value.isascii():
             value = value.encode("utf-8", "backslashreplace").decode()
         return value.replace("\0", "␀") if dialect.name == "postgresql" else value
+
+
+class FolderPath(TypeDecorator[str]):
+    """The absolute path of a folder, stored relative to the base folder of the database.
+
+    The database and the folders below its base can so be moved and copied together. A folder that
+    lies elsewhere, and one of a database without a base, is stored as an absolute path.
+
+    Earlier versions stored every path as absolute. Of such a path, the last two parts are looked
+    for below the base: a home that was moved or copied owns the folders in it.
+    """
+
+    impl = AnyText
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        base = _get_base_folder(dialect)
+        if value is None or base is None or not Path(value).is_relative_to(base):
+            return value
+        return Path(value).relative_to(base).as_posix()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        base = _get_base_folder(dialect)
+        if value is None or base is None:
+            return value
+        recorded = base / value  # an absolute path replaces the base
+        if recorded.is_relative_to(base):
+            return str(recorded)
+        own = base.joinpath(*recorded.parts[-2:])
+        return str(own if own.is_dir() else recorded)
+
+
+def set_base_folder(engine: Engine, base: Path) -> None:
+    """Sets the folder that paths in an engine's database are relative to."""
+    engine.dialect.rlx_base_folder = base  # type: ignore[attr-defined]
+
+
+def _get_base_folder(dialect: Dialect) -> Path | None:
+    return getattr(dialect, "rlx_base_folder", None)
 
 
 class NotJsonError(ValueError):

@@ -20,7 +20,7 @@ from sqlalchemy import (
     Table,
 )
 
-from rlx_registry.column_values import AnyText
+from rlx_registry.column_values import AnyText, FolderPath
 from rlx_registry.records import HEALTH, LABELS, REQUESTS, STATUSES
 
 metadata = MetaData(
@@ -63,7 +63,7 @@ run = Table(
     Column("started", Double),
     Column("ended", Double),
     Column("reason", AnyText),
-    Column("directory", AnyText),
+    Column("directory", FolderPath),
     Column("mlflow_run_id", AnyText),
     Column("mlflow_experiment_id", AnyText),
     Column("attempt", Integer, nullable=False, default=0),

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from rlx_registry.plugin_records import fill_plugin_options
 from rlx_registry.supervisors import is_supervisor_alive
 
 __all__ = [
@@ -101,6 +102,11 @@ class RunRecord:
     host: str | None
     request: Request | None
     origins: dict[str, str] | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """`spec` with the options that its plugins had, defaults included."""
+        return fill_plugin_options(self.spec, self.plugins)
 
     @property
     def effective_status(self) -> Status:

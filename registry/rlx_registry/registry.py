@@ -15,6 +15,7 @@ from rlx_registry.database import Database, find_key, format_run_id
 from rlx_registry.engine import acquire_named_lock, select_backend
 from rlx_registry.journal_import import import_journal, read_journal
 from rlx_registry.machines import Machines, claim_devices
+from rlx_registry.plugin_records import find_changed_plugins
 from rlx_registry.queries import Queries
 from rlx_registry.records import (
     LIVING,
@@ -143,9 +144,10 @@ class Registry:
         again: bool = False,
         queue: bool = False,
     ) -> tuple[RunRecord, bool]:
-        """Records a run, or returns the newest existing one with the same digest and seed.
+        """Records a run, or returns the newest existing one that is the same.
 
-        Failed, stopped and lost runs do not count as existing.
+        The same are runs with equal digest, seed and name whose plugins had the same version,
+        source and data. Failed, stopped and lost runs do not count as existing.
 
         Args:
             again: always create a new run.
@@ -158,10 +160,11 @@ class Registry:
             # No other process can insert this pair between the query and the insertion.
             acquire_named_lock(connection, f"rlx submit {digest} {seed}")
             c, now = models.run.c, time.time()
-            same = select(models.run).where(c.digest == digest, c.seed == seed)
-            same = same.where(is_blocking(connection, BLOCKING, now)).order_by(c.id.desc()).limit(1)
-            if not again and (row := connection.execute(same).one_or_none()):
-                return _build_run_record(row), False
+            alike = select(models.run).where(c.digest == digest, c.seed == seed, c.name == name)
+            alike = alike.where(is_blocking(connection, BLOCKING, now)).order_by(c.id.desc())
+            for row in () if again else connection.execute(alike).all():
+                if not find_changed_plugins(plugins, row.plugins):
+                    return _build_run_record(row), False
             values = {"digest": digest, "seed": seed, "name": name, "spec": spec, "yaml": yaml}
             values |= {"plugins": plugins, "code": code, "environment": environment}
             status: Status = "queued" if queue else "submitted"
@@ -213,12 +216,15 @@ class Registry:
         name: str | None = None,
         group: str | None = None,
         status: str | None = None,
+        digest: str | None = None,
         limit: int | None = None,
     ) -> list[RunRecord]:
         """Returns runs, newest first; `status` is the effective one."""
         query = select(models.run).order_by(models.run.c.id.desc()).limit(limit)
         if name is not None:
             query = query.where(models.run.c.name == name)
+        if digest is not None:
+            query = query.where(models.run.c.digest == digest)
         if group is not None:
             own = select(models.grouped.c.run_id).where(models.grouped.c.name == group)
             query = query.where(models.run.c.id.in_(own))

@@ -6,10 +6,17 @@ from sqlalchemy import ColumnElement, Connection, and_, func, not_, or_, select
 
 from rlx_registry import models
 from rlx_registry.changes import record_change
-from rlx_registry.records import HEARTBEAT_LIMIT, LIVING, STATUSES
+from rlx_registry.records import ENDED, HEARTBEAT_LIMIT, LIVING, STATUSES
 from rlx_registry.supervisors import is_supervisor_alive
 
-__all__ = ["change_run_status", "has_status", "is_blocking", "is_lost", "require_statuses"]
+__all__ = [
+    "change_run_status",
+    "has_status",
+    "is_blocking",
+    "is_lost",
+    "require_ended",
+    "require_statuses",
+]
 
 
 def require_statuses(names: Collection[str]) -> None:
@@ -17,6 +24,13 @@ def require_statuses(names: Collection[str]) -> None:
     if unknown := set(names) - set(STATUSES):
         known = ", ".join(STATUSES)
         raise ValueError(f"unknown status {', '.join(sorted(unknown))!r}; known: {known}")
+
+
+def require_ended(connection: Connection, key: int) -> None:
+    """Raises ValueError unless a run has ended."""
+    status = connection.scalar(select(models.run.c.status).where(models.run.c.id == key))
+    if status not in ENDED:
+        raise ValueError(f"the run has not ended: it is {status}")
 
 
 def change_run_status(

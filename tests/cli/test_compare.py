@@ -28,7 +28,9 @@ def payload(seed, shift, others=False):
     return {"problem_ids": ids, "strata": [""] * PROBLEMS, "correct": correct, "confidence": stated}
 
 
-def finished(registry, seed, brier, *overrides, status="finished", name="rlcr", told=None):
+def finished(
+    registry, seed, brier, *overrides, status="finished", name="rlcr", told=None, plugins=()
+):
     spec = read_spec(RLCR, (f"seed={seed}", f"name={name}", *overrides)).spec
     run, _ = registry.submit(
         digest=spec.digest,
@@ -36,7 +38,7 @@ def finished(registry, seed, brier, *overrides, status="finished", name="rlcr", 
         name=name,
         spec=spec.dump_resolved(),
         yaml="",
-        plugins=[],
+        plugins=list(plugins),
         code={},
         environment={},
         again=True,
@@ -83,7 +85,11 @@ def test_recipes_are_told_apart_by_their_digests(runs, capsys):
         "estimator.confidence.normalize": ["center", "std"],
         "rollout.confidence.template": ["", "su|re?"],
     }
-    assert found["left_out"] == [stopped]
+    assert found["left_out_reasons"] == {
+        stale: f"{first[0]} has the same spec and seed, and is newer",
+        stopped: "it is stopped",
+    }
+    assert found["left_out"] == [stale, stopped]
     figures = {row["metric"]: row for row in found["figures"]}
     assert {row["suite"] for row in found["figures"]} == {"held_out"}
     assert set(figures) == {"accuracy", "brier"}
@@ -190,11 +196,46 @@ def test_the_newest_of_a_seed_is_that_with_the_largest_number():
     assert select_newest_runs(runs)[0].id == "r-10000"
 
 
-def test_what_was_run_anew_is_not_left_out(runs, capsys):
+def test_a_failed_run_is_left_out_beside_its_twin(runs, capsys):
     _, first, _, _ = runs
     with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
         again = finished(registry, 0, 0.4, status="failed")
-    assert json.loads(told(capsys, again, *first, "--json"))["left_out"] == []
+    why = f"it is failed; {first[0]} has the same spec and seed"
+    assert json.loads(told(capsys, again, *first, "--json"))["left_out_reasons"] == {again: why}
+    assert f"{again} is left out: {why}." in " ".join(told(capsys, again, *first).split())
+
+
+def test_a_recipe_of_several_versions_of_a_plugin_says_so(runs, capsys):
+    brevity = {"kind": "reward", "name": "brevity", "distribution": "short", "version": "1"}
+    brevity |= {"sha256": "a", "options": {}, "data": {}, "entry_point": "x:y"}
+    with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
+        old = finished(registry, 4, 0.1, plugins=[brevity])
+        new = finished(registry, 5, 0.2, plugins=[{**brevity, "data": {"words.txt": "b"}}])
+        newest = finished(registry, 4, 0.1, plugins=[{**brevity, "sha256": "b"}])
+    found = json.loads(told(capsys, old, new, newest, "--json"))
+    assert found["left_out_reasons"] == {
+        old: f"{newest} has the same spec and seed, and is newer; brevity changed between them"
+    }
+    assert found["mixtures"] == [f"A mixes plugins: brevity changed between {newest} and {new}."]
+
+
+def test_an_option_that_a_plugin_filled_in_is_compared(runs, capsys):
+    """Runs of earlier versions do not have it in their spec, only among their plugins."""
+    options = {"window": 4, "shape": {"slope": 1.0, "floor": 0}}
+    record = {"kind": "estimator", "name": "two_level", "distribution": "rlx", "version": "1"}
+    record |= {"sha256": "a", "options": options, "entry_point": "x:y"}
+    with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
+        left_out = finished(registry, 4, 0.1, plugins=[record])
+        written = finished(registry, 4, 0.1, "estimator.window=4", plugins=[record])
+        other = finished(
+            registry, 4, 0.1, "estimator.shape={slope: 2}",
+            plugins=[{**record, "options": {**options, "shape": {"slope": 2.0, "floor": 0}}}],
+        )  # fmt: skip
+    assert json.loads(told(capsys, left_out, written, "--json"))["spec"] == {}
+    assert main(["diff", left_out, written]) == 0
+    assert "spec: the same" in capsys.readouterr().out
+    found = json.loads(told(capsys, written, other, "--json"))["spec"]
+    assert found == {"estimator.shape.slope": [1.0, 2]}
 
 
 def test_every_form_has_the_same_cells(runs, capsys, tmp_path):

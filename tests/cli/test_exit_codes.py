@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from patience import LIMIT
 
+from rlx import errors
 from rlx.cli.follow import follow_run
 from rlx_registry import Registry
 
@@ -238,3 +240,11 @@ sys.exit(run_guarded(building, []))
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_the_documented_codes_are_those_of_the_errors():
+    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    table = page.partition("## Exit codes")[2].partition("##")[0]
+    documented = {int(code) for code in re.findall(r"^\| ([0-9]+) \|", table, re.M)}
+    raised = {getattr(errors, name).exit_code for name in errors.__all__}
+    assert documented == raised | {0, 130}

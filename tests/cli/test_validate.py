@@ -236,7 +236,7 @@ def test_a_surprise_is_one_line_and_the_traceback_is_kept(tmp_path, monkeypatch,
 def test_interrupts_and_deliberate_failures_have_codes_of_their_own(monkeypatch, capsys):
     monkeypatch.setattr("rlx.cli.validate.check_file", raising(KeyboardInterrupt()))
     assert main(["validate", "good.yaml"]) == 130
-    monkeypatch.setattr("rlx.cli.validate.check_file", raising(EnvironmentFault("no device")))
+    monkeypatch.setattr("rlx.cli.show.check_file", raising(EnvironmentFault("no device")))
     assert main(["show", "good.yaml"]) == 4
     assert capsys.readouterr().err.endswith("error: no device\n")
 

@@ -15,7 +15,7 @@ from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, submit_run
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, build_refusal, parse_yaml_document
 from rlx.text import escape_unprintable
-from rlx_registry import Registry, RunRecord
+from rlx_registry import Registry, RunRecord, find_changed_plugins
 
 __all__ = [
     "GroupMember",
@@ -45,6 +45,17 @@ class GroupMember:
     cell: dict[str, Any]
     read: LoadedSpec
     plugins: ExperimentPlugins
+
+    @property
+    def digest(self) -> str:
+        """Digest of its experiment."""
+        return self.plugins.compute_digest(self.read.spec)
+
+    def is_run(self, run: RunRecord) -> bool:
+        """Whether a run is the member's: the same experiment, seed, name and plugins."""
+        spec = self.read.spec
+        same = (run.digest, run.seed, run.name) == (self.digest, spec.seed, spec.name)
+        return same and not find_changed_plugins(self.plugins.list_records(), run.plugins)
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -207,7 +218,7 @@ def _build_group_name(registry: Registry, members: Sequence[GroupMember]) -> str
     paths = list(dict.fromkeys(path for member in members for path in member.cell))
     varied = [path.rpartition(".")[2] for path in paths if path != "seed"] or ["seeds"]
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([members[0].read.spec.name, *varied]))[:72]
-    digests = {member.read.spec.digest for member in members}
+    digests = {member.digest for member in members}
     for name in itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2))):
         own = all(run.digest in digests for run in registry.runs(group=name))
         if own and not registry.runs(name=name):
@@ -219,15 +230,13 @@ def _record_group_runs(
     registry: Registry, members: Sequence[GroupMember], group: str
 ) -> list[RunRecord]:
     """Returns the run of each member: the newest existing one, or a new one in the queue."""
-    oldest_first = reversed(registry.runs())
-    there = {(r.digest, r.seed): r for r in oldest_first if r.effective_status in GOES_ON}
+    there = [run for run in registry.runs() if run.effective_status in GOES_ON]
     runs = []
     for member in members:
-        which = member.read.spec.digest, member.read.spec.seed
-        if which not in there:
-            there[which] = submit_run(
-                registry, member.read, member.plugins, again=True, queue=True
-            )[0]
-        registry.join(there[which].id, group)
-        runs.append(there[which])
+        run = next(filter(member.is_run, there), None)
+        if run is None:
+            run = submit_run(registry, member.read, member.plugins, again=True, queue=True)[0]
+            there.insert(0, run)
+        registry.join(run.id, group)
+        runs.append(run)
     return runs

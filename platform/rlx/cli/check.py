@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlx.assess import select_rollout_steps
+from rlx.cli.completion import complete_run
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
 from rlx.cli.text import format_columns
@@ -20,7 +21,7 @@ __all__ = ["check"]
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @click.option("--step", type=click.IntRange(min=1), help="Check only this step.")
 @json_option
 @registry_option

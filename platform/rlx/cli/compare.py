@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from rlx import comparison
+from rlx.cli.completion import complete_run
 from rlx.cli.options import registry_option
 from rlx.cli.output import format_json, print_text
 from rlx.launch import open_registry
@@ -15,7 +16,9 @@ __all__ = ["compare"]
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|GROUP|NAME...")
+@click.argument(
+    "names", nargs=-1, required=True, metavar="RUN|GROUP|NAME...", shell_complete=complete_run
+)
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV: a line per recipe and metric.")
 @click.option("--md", "form", flag_value="md", help="Print Markdown.")

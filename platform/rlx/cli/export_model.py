@@ -15,6 +15,7 @@ from rlx.checkpoint import (
     list_checkpoint_steps,
     read_state,
 )
+from rlx.cli.completion import complete_run
 from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
 from rlx.errors import DivergedModelError, SpecError
@@ -30,7 +31,7 @@ ABOUT = "rlx_export.json"
 
 
 @click.command()
-@click.argument("run", metavar="RUN[@STEP]")
+@click.argument("run", metavar="RUN[@STEP]", shell_complete=complete_run)
 @click.argument("folder", type=click.Path(path_type=Path))
 @registry_option
 def export(run: str, folder: Path, url: str) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 from rlx.assess import load_step_accounts, select_rollout_steps
+from rlx.cli.completion import complete_run
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
+from rlx.cli.run_filters import filter_options, select_runs
 from rlx.cli.run_json import run_json
 from rlx.cli.text import format_columns
 from rlx.errors import SpecError
@@ -18,13 +20,12 @@ from rlx.launch import (
     BROKEN_OFF,
     is_abandoned,
     is_half_made,
-    list_group_runs,
     locate_run_folder,
     open_registry,
     reconcile_job,
 )
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
+from rlx_registry import ENDED, BodyRecord, RolloutIndex, RunRecord, read_body
 
 __all__ = ["logs", "runs", "samples", "status"]
 
@@ -37,25 +38,19 @@ def _print_json_value(value: Any) -> None:
 
 
 @click.command()
-@click.option("--name", help="Only runs of this experiment.")
-@click.option("--group", metavar="NAME", help="Only runs of this group.")
-@click.option("--status", type=click.Choice(STATUSES), help="Only runs with this status.")
+@filter_options
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of runs, newest first.")
 @json_option
 @registry_option
 def runs(
-    name: str | None,
-    group: str | None,
-    status: str | None,
     limit: int | None,
     as_json: bool,
     url: str,
+    **filters: Any,
 ) -> None:
     """List runs, newest first."""
     with open_registry(url) as registry:
-        if group is not None:
-            list_group_runs(registry, group)
-        found = registry.runs(name=name, group=group, status=status, limit=limit)
+        found = select_runs(registry, **filters, limit=limit)
         described = [run_json(registry, reconcile_job(registry, run)) for run in found]
     if as_json:
         return _print_json_value(described)
@@ -98,7 +93,7 @@ def _format_run_age(created: float) -> str:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @json_option
 @registry_option
 def status(run: str, as_json: bool, url: str) -> None:
@@ -141,7 +136,7 @@ def status(run: str, as_json: bool, url: str) -> None:
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=complete_run)
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=40, help="Lines to begin with.")
 @click.option("--json", "as_json", is_flag=True, help="Print the run's events as JSON.")
@@ -186,7 +181,7 @@ def _print_lines(text: str) -> None:
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=complete_run)
 @click.option(
     "--step", type=click.IntRange(min=1), help="The step to show; the last one by default."
 )

@@ -8,6 +8,7 @@ import click
 
 from rlx import assess
 from rlx.assess import ChangedRow, RescoreRequest, Rescoring
+from rlx.cli.completion import complete_run
 from rlx.cli.console import build_table, open_console
 from rlx.cli.options import json_option, overrides_option, registry_option
 from rlx.cli.output import format_json, print_text
@@ -25,7 +26,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @click.option(
     "--spec", "experiment", type=_FILE, metavar="FILE", help="Take the rules of this experiment."
 )

@@ -5,6 +5,7 @@ import json
 import click
 
 from rlx.checks import check_file, run_preflight_checks
+from rlx.cli.completion import complete_run
 from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
 from rlx.discovery import describe_plugin_changes, resolve_plugins
@@ -15,6 +16,7 @@ from rlx.launch import (
     continue_run,
     is_abandoned,
     is_half_made,
+    is_spec_of_run,
     locate_run_folder,
     open_registry,
     reconcile_job,
@@ -29,7 +31,7 @@ RESUMABLE = ("failed", "stopped", "lost", "queued")
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @registry_option
 @overrides_option("PATH=VALUE", "Override a value of `runner` or `tracking`; can be repeated.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
@@ -87,7 +89,7 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
     if not overrides:
         return None
     read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
-    if (read.spec.digest, read.spec.seed) != (run.digest, run.seed):
+    if not is_spec_of_run(read.spec, run):
         raise SpecError(
             f"{run.id} would be another experiment: only `runner` and `tracking` can change; "
             f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"

@@ -11,11 +11,13 @@ from types import FrameType
 import click
 
 from rlx.checks import check_file, run_preflight_checks
+from rlx.cli.completion import complete_run
 from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
 from rlx.errors import SpecError
 from rlx.launch import (
+    describe_new_run,
     locate_run_folder,
     on_slurm,
     open_registry,
@@ -25,6 +27,7 @@ from rlx.launch import (
     stop_run,
 )
 from rlx.spec.reading import LoadedSpec
+from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 
 __all__ = ["stop", "submit"]
@@ -105,14 +108,15 @@ def _submit_one(
     url = registry_url(read)
     waits = queue or read.spec.runner.launcher.submits_jobs
     print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
-    run, created = None, False
+    run, created, reason = None, False, None
     try:
         with open_registry(url, read_only=False) as registry, _delay_interrupts():
             run, created = start_experiment(registry, read, plugins, again=again, queue=queue)
+            reason = describe_new_run(registry, run) if created else None
         if quiet:
             print_text(run.id)
         elif created:
-            _print_started_run(run, read)
+            _print_started_run(run, read, reason)
         else:
             _print_nothing_to_do(run, spec, overrides)
         if detach or queue or not created:
@@ -169,7 +173,7 @@ def _print_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...])
     )
 
 
-def _print_started_run(run: RunRecord, read: LoadedSpec) -> None:
+def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> None:
     rewards = ", ".join(
         f"{name}×{use.weight:g}" if not name.startswith("_") else name
         for name, use in (*read.spec.rewards.turn.items(), *read.spec.rewards.global_.items())
@@ -184,12 +188,13 @@ def _print_started_run(run: RunRecord, read: LoadedSpec) -> None:
         f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
         + (f"  slurm   job {job}\n" if job else "")
+        + (f"  new     {escape_unprintable(reason)}\n" if reason else "")
         + f"  {'queued ' if 'worker' in look else 'watch  '} {look}"
     )
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @registry_option
 def stop(run: str, url: str) -> None:
     """Stop RUN between two steps, with a checkpoint; repeat the command to stop it immediately.

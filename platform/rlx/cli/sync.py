@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import click
 
+from rlx.cli.completion import complete_run
 from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
 from rlx.errors import SpecError
@@ -15,7 +16,7 @@ __all__ = ["sync"]
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
 @registry_option
 def sync(runs: tuple[str, ...], url: str) -> None:
     """Send MLflow the records that it missed of each RUN, or of every run that has ended.

@@ -1,7 +1,5 @@
-"""`rlx validate`, `rlx show`, `rlx schema`: check and show experiments without running them."""
+"""`rlx validate` and `rlx schema`: check experiments without running them."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,8 @@ from rlx.checks import check_file, check_texts
 from rlx.cli.failures import format_error_text
 from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_report, print_text
-from rlx.cli.text import format_columns
 from rlx.discovery import ExperimentPlugins, list_installed_plugins
 from rlx.errors import RlxError, SpecError
-from rlx.plugin import Plugin
-from rlx.spec import PROFILES, ExperimentSpec
 from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,
@@ -27,7 +22,7 @@ from rlx.spec.reading import (
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
 
-__all__ = ["schema", "show", "validate"]
+__all__ = ["schema", "validate"]
 
 _SPEC = click.Path(path_type=Path)
 _OVERRIDES = overrides_option("PATH.TO.KEY=VALUE")
@@ -90,7 +85,9 @@ def _print_spec_outcome(path: Path, outcome: Outcome) -> None:
     for warning in plugins.warnings:
         print_report(format_diagnostic(warning, str(path)) + "\n")
     steps = "1 step" if read.spec.steps == 1 else f"{read.spec.steps} steps"
-    print_text(f"{escape_unprintable(str(path))}: ok  spec {read.spec.digest}, {steps}")
+    print_text(
+        f"{escape_unprintable(str(path))}: ok  spec {plugins.compute_digest(read.spec)}, {steps}"
+    )
 
 
 def _list_spec_diagnostics(outcome: Outcome) -> tuple[Diagnostic, ...]:
@@ -106,7 +103,9 @@ def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
     entry: dict[str, Any] = {"file": str(path), "ok": not isinstance(outcome, RlxError)}
     if isinstance(outcome, RlxError):
         return entry | {"exit_code": outcome.exit_code, "diagnostics": diagnostics}
-    return entry | {"exit_code": 0, "digest": outcome[0].spec.digest, "diagnostics": diagnostics}
+    read, plugins = outcome
+    digest = plugins.compute_digest(read.spec)
+    return entry | {"exit_code": 0, "digest": digest, "diagnostics": diagnostics}
 
 
 def _format_github_annotation(path: Path, diagnostic: Diagnostic) -> str:
@@ -127,86 +126,6 @@ def _format_github_annotation(path: Path, diagnostic: Diagnostic) -> str:
 def _escape_annotation_text(text: str, *, in_property: bool = True) -> str:
     text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if in_property else escape_unprintable(text)
-
-
-@click.command()
-@click.argument("spec", type=_SPEC, metavar="SPEC")
-@_OVERRIDES
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the resolved spec, values and origins as JSON."
-)
-def show(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Show an experiment in full, each value with its origin.
-
-    An origin is a line of the file, `--set`, `default`, `plugin default`, or `profile NAME`.
-    """
-    read, plugins = check_file(spec, overrides)
-    values = {path: _get_resolved_value(read, path) for path in read.origins}
-    origins = dict(read.origins)
-    for path, value in _plugin_defaults(plugins).items():
-        if path not in values:
-            values[path], origins[path] = value, _describe_default_origin(path, read.spec)
-    if as_json:
-        document = {
-            "spec": read.spec.dump_resolved(),
-            "digest": read.spec.digest,
-            "values": values,
-            "origins": origins,
-        }
-        print_text(format_json(document, indent=2))
-        return
-    order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
-    paths = sorted(values, key=lambda path: order[path.split(".")[0]])
-    rows = [(p, json.dumps(values[p], ensure_ascii=False), f"# {origins[p]}") for p in paths]
-    print_text(format_columns(rows))
-    print_text(f"\nspec {read.spec.digest}, seed {read.spec.seed}")
-
-
-def _get_resolved_value(read: LoadedSpec, path: str) -> Any:
-    node: Any = read.spec.dump_resolved()
-    for step in read.paths[path]:
-        node = node[step]
-    return node
-
-
-def _describe_default_origin(path: str, spec: ExperimentSpec) -> str:
-    """Returns the origin of a plugin option that the YAML leaves out."""
-    section, *_, option = path.split(".")
-    profile = spec.credit.profile
-    by_profile = section in ("estimator", "mask") and option in PROFILES[profile]
-    return f"profile {profile}" if by_profile else "plugin default"
-
-
-def _plugin_defaults(plugins: ExperimentPlugins) -> dict[str, Any]:
-    """Returns every option of every plugin, by its path in YAML."""
-    rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
-    places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}
-    for origin, plugin in zip(plugins.provenance, plugins.named, strict=True):
-        if origin.kind == "placement":
-            places["credit.placement"] = plugin
-    if plugins.environment is not None:
-        places["rollout.environment"] = plugins.environment
-    return dict(o for place, plugin in places.items() for o in _list_plugin_options(place, plugin))
-
-
-def _list_plugin_options(place: str, plugin: Plugin) -> Iterator[tuple[str, Any]]:
-    """Yields path and value of the options of a plugin and of the plugins nested in it."""
-    yield from _flatten_options(plugin.model_dump(mode="json", by_alias=True), f"{place}.")
-    for option in plugin.nested:
-        for key, held in plugin.inner(option).items():
-            yield from _list_plugin_options(f"{place}.{option}.{key}", held)
-
-
-def _flatten_options(options: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    flat = []
-    for key, value in options.items():
-        path = f"{before}{key}"
-        flat += (
-            _flatten_options(value, f"{path}.")
-            if isinstance(value, dict) and value
-            else [(path, value)]
-        )
-    return flat
 
 
 @click.command()

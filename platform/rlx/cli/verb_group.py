@@ -21,10 +21,9 @@ class Verb(NamedTuple):
 
 VERBS = {
     "submit": Verb("rlx.cli.submit:submit", "Submit experiments as recorded background runs."),
+    "new": Verb("rlx.cli.new:new", "Write an example experiment."),
     "validate": Verb("rlx.cli.validate:validate", "Report every error in experiment files."),
-    "show": Verb(
-        "rlx.cli.validate:show", "Show an experiment in full, each value with its origin."
-    ),
+    "show": Verb("rlx.cli.show:show", "Show an experiment in full, each value with its origin."),
     "plan": Verb(
         "rlx.cli.plan:plan", "Preview every token's rewards and advantages without a model."
     ),
@@ -55,6 +54,7 @@ VERBS = {
         "rlx.cli.verify_resume:verify_resume",
         "Kill runs and check that they end with the same numbers.",
     ),
+    "rm": Verb("rlx.cli.remove:remove", "Remove runs that have ended, or parts of them."),
     "export": Verb(
         "rlx.cli.export_model:export", "Write a run's model in the Hugging Face layout."
     ),

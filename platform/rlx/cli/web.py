@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from rlx.cli.options import registry_option
+from rlx.cli.output import print_text
 from rlx.cli.serving import access_options, choose_address
 from rlx.errors import SpecError
 from rlx.launch import open_registry
@@ -67,7 +68,7 @@ def mlflow(uri: str, **options: Any) -> int:
     clients send MLFLOW_TRACKING_TOKEN.
     """
     from rlx.home import format_path, get_rlx_home, tracking_url
-    from rlx.record import require_free_port, ui_command
+    from rlx.record import ensure_store, require_free_port, ui_command
     from rlx_web.mlflow_app import MLFLOW_APP, export_mlflow_access
 
     address = choose_address(**options)
@@ -75,6 +76,8 @@ def mlflow(uri: str, **options: Any) -> int:
     path = Path(store.removeprefix("sqlite:///").partition("?")[0])
     if store.startswith("sqlite:///") and not path.exists():
         raise SpecError(f"there is no MLflow store at {format_path(path)} yet: run something")
+    if made := ensure_store(store):  # a store that was moved needs its new place
+        print_text(f"warning: {made}", err=True)
     require_free_port(address.host, address.port)
     command, environment = ui_command(
         store, get_rlx_home() / "mlartifacts", address.host, address.port

@@ -1,14 +1,22 @@
 """Selects the evaluations that `rlx compare` may average: those with the same settings."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlx.spec import OWN_SUITE
-from rlx_registry import EvaluationRecord, RunRecord
+from rlx.text import escape_unprintable
+from rlx_registry import EvaluationRecord, RunRecord, find_changed_plugins
 
-__all__ = ["ExcludedEvaluation", "select_comparable_evaluations", "select_newest_runs"]
+__all__ = [
+    "ExcludedEvaluation",
+    "ExcludedRun",
+    "describe_plugin_mixture",
+    "list_excluded_runs",
+    "select_comparable_evaluations",
+    "select_newest_runs",
+]
 
 Evaluations = dict[str, list[EvaluationRecord]]
 """Evaluations by run id."""
@@ -25,6 +33,43 @@ class ExcludedEvaluation:
     suite: str
     run: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedRun:
+    """A named run that no recipe of a comparison contains, and why."""
+
+    run: str
+    why: str
+
+
+def list_excluded_runs(
+    named: Iterable[RunRecord], taken: Iterable[RunRecord]
+) -> Iterator[ExcludedRun]:
+    """Yields the named runs that were not taken: the unfinished, and those with a newer twin."""
+    instead = {(run.digest, run.seed): run for run in taken}
+    for run in named:
+        twin = instead.get((run.digest, run.seed))
+        if twin is not None and twin.id == run.id:
+            continue
+        status = run.effective_status
+        why = [] if run.status == "finished" else [f"it is {status}"]
+        if twin is not None:
+            newer = "" if why else ", and is newer"
+            why.append(f"{twin.id} has the same spec and seed{newer}")
+            if changed := find_changed_plugins(twin.plugins, run.plugins):
+                why.append(f"{', '.join(changed)} changed between them")
+        yield ExcludedRun(run.id, "; ".join(why))
+
+
+def describe_plugin_mixture(label: str, runs: Iterable[RunRecord]) -> Iterator[str]:
+    """Yields a sentence if the runs of one recipe did not have the same plugins."""
+    first, *others = runs
+    for run in others:
+        if changed := find_changed_plugins(run.plugins, first.plugins):
+            names = escape_unprintable(", ".join(changed))
+            yield f"{label} mixes plugins: {names} changed between {first.id} and {run.id}."
+            return
 
 
 def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:

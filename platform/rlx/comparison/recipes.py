@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.comparison.comparable import (
     ExcludedEvaluation,
+    ExcludedRun,
+    describe_plugin_mixture,
+    list_excluded_runs,
     select_comparable_evaluations,
     select_newest_runs,
 )
@@ -121,16 +124,18 @@ class Comparison:
         spec: value of each recipe, by the spec paths in which they differ.
         rows: ordered by suite, then by metric.
         by_problem: one per suite; empty for a single recipe.
-        left: ids of runs that have not finished, unless a finished run has the same spec and seed.
+        left: named runs that no recipe contains.
         unlike: evaluations excluded because their settings differ from most of their suite.
+        mixtures: sentences about recipes whose runs had different plugins.
     """
 
     recipes: tuple[ComparedRecipe, ...]
     spec: dict[str, tuple[Any, ...]]
     rows: tuple[ComparisonRow, ...]
     by_problem: tuple[SuiteDifferences, ...]
-    left: tuple[str, ...]
+    left: tuple[ExcludedRun, ...]
     unlike: tuple[ExcludedEvaluation, ...]
+    mixtures: tuple[str, ...] = ()
 
     def to_frame(self) -> "pd.DataFrame":
         """Returns a frame with one row per suite, metric and recipe, with the columns `COLUMNS`."""
@@ -200,12 +205,18 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
         for n, own in enumerate(seeds)
     )
     firsts = [own[0] for own in by_digest.values()]
-    done = {(run.digest, run.seed) for run in finished}
-    left = tuple(run.id for run in runs if (run.digest, run.seed) not in done)
+    left = tuple(list_excluded_runs(runs, taken))
+    mixtures = tuple(
+        sentence
+        for recipe, own in zip(recipes, seeds, strict=True)
+        for sentence in describe_plugin_mixture(recipe.label, own.values())
+    )
     rows = tuple(_build_comparison_rows(recipes))
     suites = dict.fromkeys(row.suite for row in rows) if len(recipes) > 1 else {}
     pairs = tuple(_compare_recipes_by_problem(recipes, suite, unlike) for suite in suites)
-    return Comparison(recipes, _find_experiment_differences(firsts), rows, pairs, left, unlike)
+    return Comparison(
+        recipes, _find_experiment_differences(firsts), rows, pairs, left, unlike, mixtures
+    )
 
 
 def _find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:

@@ -1,13 +1,13 @@
 """How two runs or experiments differ: seed, spec, plugins, data, code and environment."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlx.checks import check_read_spec, read_spec
 from rlx.launch import collect_code_version, collect_environment_versions, open_registry
-from rlx_registry import RunRecord
+from rlx_registry import RunRecord, fill_plugin_options
 
 __all__ = ["DiffSide", "build_run_side", "find_side_differences", "load_diff_side"]
 
@@ -41,7 +41,7 @@ def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str,
 
 def build_run_side(run: RunRecord) -> DiffSide:
     """Builds the side of a run from its record."""
-    return _build_diff_side(run.id, run.spec, run.plugins, run.code, run.environment)
+    return _build_diff_side(run.id, run.settings, run.plugins, run.code, run.environment)
 
 
 def load_diff_side(name: str, url: str) -> DiffSide:
@@ -57,13 +57,10 @@ def load_diff_side(name: str, url: str) -> DiffSide:
             return build_run_side(registry.run(name))
     read = read_spec(path)
     plugins = check_read_spec(read)
-    used = [
-        {**asdict(origin), "data": dict(plugin.data())}
-        for origin, plugin in zip(plugins.provenance, plugins.named, strict=True)
-    ]
+    used = plugins.list_records()
     return _build_diff_side(
         name,
-        read.spec.dump_resolved(),
+        fill_plugin_options(read.spec.dump_resolved(), used),
         used,
         collect_code_version(),
         collect_environment_versions(),

@@ -96,7 +96,9 @@ def build_comparison_json(found: Comparison) -> dict[str, Any]:
         "spec": {path: list(values) for path, values in found.spec.items()},
         "figures": [{**asdict(row), "corrected_p": row.corrected_p} for row in found.rows],
         "by_problem": [asdict(pairs) for pairs in found.by_problem],
-        "left_out": list(found.left),
+        "left_out": [one.run for one in found.left],
+        "left_out_reasons": {one.run: one.why for one in found.left},
+        "mixtures": list(found.mixtures),
         "unlike": [asdict(one) for one in found.unlike],
     }
 
@@ -108,9 +110,8 @@ def describe_exclusions(found: Comparison) -> list[str]:
         f"{escape_unprintable(one.why)}."
         for one in found.unlike
     ]
-    if found.left:
-        sentences.append(f"Left out because they have not finished: {', '.join(found.left)}.")
-    return sentences
+    sentences += [f"{one.run} is left out: {escape_unprintable(one.why)}." for one in found.left]
+    return [*sentences, *found.mixtures]
 
 
 # Tables ----------------------------------------------------------------------------------------

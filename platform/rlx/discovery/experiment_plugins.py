@@ -1,9 +1,10 @@
 """Builds all plugins that an experiment names."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from rlx.discovery.default_options import list_default_options
 from rlx.discovery.places import (
     PluginReference,
     Provenance,
@@ -29,6 +30,7 @@ class ExperimentPlugins:
         rewards: by (scope, name), such as `("turn", "accuracy")`; the scope is "turn" or "global".
         provenance: one entry per plugin, in the order of the spec.
         named: the plugins, in the same order as `provenance`.
+        default_options: paths of options in the spec that have their default values.
         warnings: what `rlx.checks` warns of; empty if the experiment was not checked.
     """
 
@@ -40,7 +42,22 @@ class ExperimentPlugins:
     estimator: Estimator
     provenance: tuple[Provenance, ...]
     named: tuple[Plugin, ...]
+    default_options: tuple[KeyPath, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
+
+    def compute_digest(self, spec: ExperimentSpec) -> str:
+        """Returns the digest that identifies an experiment with these plugins, except the seed.
+
+        An option that is written with its default value counts as omitted.
+        """
+        return spec.compute_digest(self.default_options)
+
+    def list_records(self) -> list[dict[str, Any]]:
+        """Returns what a run records of its plugins: provenance, and digests of data."""
+        return [
+            {**asdict(origin), "data": dict(plugin.data())}
+            for origin, plugin in zip(self.provenance, self.named, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +96,7 @@ class BuiltPlugins:
             estimator=cast(Estimator, built["estimator",]),
             provenance=tuple(build_provenance(place, plugin) for place, plugin in named),
             named=tuple(plugin for _, plugin in named),
+            default_options=tuple(list_default_options(self.places, built)),
         )
 
 

@@ -27,6 +27,7 @@ from .processes import (
     this_machine,
 )
 from .queue import run_queue
+from .removal import Removal, plan_removal, remove_run_data
 from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
 from .run_access import (
     BROKEN_OFF,
@@ -35,6 +36,7 @@ from .run_access import (
     end_orphaned_run,
     get_registry_url,
     get_run_exit_code,
+    is_spec_of_run,
     list_group_runs,
     locate_run_folder,
     open_registry,
@@ -45,6 +47,7 @@ from .submission import (
     child_environment,
     collect_code_version,
     collect_environment_versions,
+    describe_new_run,
     registry_url,
     submit_run,
 )
@@ -67,6 +70,7 @@ __all__ = [
     "NodeOrder",
     "NodeSession",
     "Package",
+    "Removal",
     "ResumeTrialReport",
     "SlurmLauncher",
     "attempts_used",
@@ -78,6 +82,7 @@ __all__ = [
     "collect_environment_versions",
     "continue_run",
     "convert_to_rlx_error",
+    "describe_new_run",
     "diagnose_devices",
     "end_orphaned_run",
     "format_disk_space",
@@ -90,6 +95,7 @@ __all__ = [
     "hold_reserve",
     "is_abandoned",
     "is_half_made",
+    "is_spec_of_run",
     "is_supervised",
     "is_supervisor",
     "launch_run",
@@ -100,10 +106,12 @@ __all__ = [
     "on_slurm",
     "open_launcher",
     "open_registry",
+    "plan_removal",
     "query_nvidia_driver",
     "read_job_id",
     "reconcile_job",
     "registry_url",
+    "remove_run_data",
     "run_queue",
     "run_resume_trial",
     "start_experiment",

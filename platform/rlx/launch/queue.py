@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.launch.device_slots import build_device_request
 from rlx.launch.processes import has_lost_supervisor, is_supervisor, this_machine
-from rlx.launch.run_access import locate_run_folder
+from rlx.launch.run_access import is_spec_of_run, locate_run_folder
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.launch.takeover import attempts_used, take_over_run
 from rlx.reporting import Report, log_report
@@ -100,7 +100,7 @@ class _Queue:
         for run in self._waiting(mine):
             try:
                 spec = _load_run_spec(run)
-                if (spec.digest, spec.seed) != (run.digest, run.seed):
+                if not is_spec_of_run(spec, run):
                     raise EnvironmentFault("the folder here belongs to another registry's run")
                 if spec.runner.launcher.submits_jobs:
                     raise EnvironmentFault(f"it is a job of {spec.runner.launcher.kind}")

@@ -1,5 +1,6 @@
 """Opens the registry of runs by its URL, converts its errors to those of rlx, and finds runs."""
 
+import json
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ import rlx_registry
 from rlx.home import RunFolder, format_path, tracking_url
 from rlx.launch.failures import convert_to_rlx_error
 from rlx.launch.processes import list_live_ranks
-from rlx.spec import TrackingSpec
+from rlx.spec import ExperimentSpec, TrackingSpec
 from rlx.spec.reading import did_you_mean
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED, Registry, RunRecord, Status
@@ -25,6 +26,7 @@ __all__ = [
     "end_orphaned_run",
     "get_registry_url",
     "get_run_exit_code",
+    "is_spec_of_run",
     "list_group_runs",
     "locate_run_folder",
     "open_registry",
@@ -79,6 +81,14 @@ def _prepare_registry_file(url: str, read_only: bool) -> str:
                 "writable folder"
             ) from error
     return url
+
+
+def is_spec_of_run(spec: ExperimentSpec, run: RunRecord) -> bool:
+    """Whether an experiment is a run's, apart from what does not affect results."""
+    if spec.digest == run.digest:
+        return spec.seed == run.seed
+    recorded = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+    return (spec.digest, spec.seed) == (recorded.digest, run.seed)
 
 
 def locate_run_folder(run: RunRecord) -> RunFolder:

@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -34,12 +33,19 @@ from rlx.model import Vocabulary
 from rlx.sources import source_digest
 from rlx.spec import TrackingSpec
 from rlx.spec.reading import LoadedSpec
-from rlx_registry import Registry, RegistryDatabaseError, RunRecord, record_supervisor
+from rlx_registry import (
+    Registry,
+    RegistryDatabaseError,
+    RunRecord,
+    find_changed_plugins,
+    record_supervisor,
+)
 
 __all__ = [
     "child_environment",
     "collect_code_version",
     "collect_environment_versions",
+    "describe_new_run",
     "fail_unless_started",
     "registry_url",
     "start_supervisor",
@@ -48,6 +54,8 @@ __all__ = [
 
 UNRECORDED = ".unrecorded-"
 """Name prefix of folders of runs that are not recorded yet, or were never recorded."""
+GOES_ON = ("finished", "queued", "submitted", "running")
+"""Statuses of a run that need not be submitted again."""
 PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydantic", "numpy")
 
 
@@ -62,7 +70,8 @@ def submit_run(
     """Creates a run's folder and records the run, without starting it.
 
     Args:
-        again: submit even if an identical run has finished or is active.
+        again: submit even if an identical run has finished or is active. A run under another name,
+            or whose plugins were others, is not identical.
         queue: leave the run to any worker.
 
     Returns:
@@ -77,15 +86,12 @@ def submit_run(
     runs = get_rlx_home() / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     submission: dict[str, Any] = {
-        "digest": spec.digest,
+        "digest": plugins.compute_digest(spec),
         "seed": spec.seed,
         "name": spec.name,
         "spec": spec.dump_resolved(),
         "yaml": read.yaml,
-        "plugins": [
-            {**asdict(origin), "data": dict(plugin.data())}
-            for origin, plugin in zip(plugins.provenance, plugins.named, strict=True)
-        ],
+        "plugins": plugins.list_records(),
         "code": collect_code_version(),
         "environment": collect_environment_versions(),
         "again": again,
@@ -105,6 +111,22 @@ def submit_run(
                         run.id, "warning", found.message, found.to_json(), "warning"
                     )
     return registry.run(run.id), created
+
+
+def describe_new_run(registry: Registry, run: RunRecord) -> str | None:
+    """Returns why a run is new although an earlier one has its spec and seed, or None.
+
+    Runs that ended without finishing do not count.
+    """
+    same = [r for r in registry.runs(digest=run.digest) if r.seed == run.seed and r.id != run.id]
+    earlier = next((r for r in same if r.effective_status in GOES_ON), None)
+    if earlier is None:
+        return None
+    if changed := find_changed_plugins(run.plugins, earlier.plugins):
+        return f"{', '.join(changed)} changed since {earlier.id}"
+    if run.name != earlier.name:
+        return f"{earlier.id} is the same experiment under the name {earlier.name}"
+    return None
 
 
 def _fill_folder(

@@ -34,6 +34,7 @@ from rlx.launch.failures import describe_error, is_disk_full
 from rlx.launch.jobs import find_job_launcher, list_startable_statuses, restore_disk_reserve
 from rlx.launch.mirroring import MirrorThread, print_to_log
 from rlx.launch.processes import this_machine
+from rlx.launch.run_access import is_spec_of_run
 from rlx.launch.signals import SigtermListener
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.launch.submission import fail_unless_started
@@ -71,7 +72,7 @@ def main(run_id: str) -> int:
             run = retry_registry_call(lambda: registry.run(run_id))
             folder = RunFolder(Path(run.directory or ""))
             spec = load_resolved_spec(folder)
-            if (spec.digest, spec.seed) != (run.digest, run.seed):
+            if not is_spec_of_run(spec, run):
                 raise RlxError(f"{folder.root} belongs to a run of another registry")
             expect = list_startable_statuses(spec.runner, run)
             if run.status in expect:

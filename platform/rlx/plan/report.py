@@ -184,7 +184,7 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
     return PlanReport(
         file=str(path),
         name=spec.name,
-        digest=spec.digest,
+        digest=plugins.compute_digest(spec),
         seed=spec.seed,
         notes=tuple(notes),
         findings=tuple(sorted(findings, key=lambda f: f.severity == "warning")),

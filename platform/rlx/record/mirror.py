@@ -208,9 +208,9 @@ class MlflowMirror:
             if mlflow_run.id != run.mlflow_run_id:
                 self._record_mlflow_ids(mlflow_run.id, experiment_id)
         tags = build_run_tags(run, _list_suite_evaluations(self._registry, run.id))
-        client.describe(mlflow_run.id, flat_params(run.spec), tags)
+        client.describe(mlflow_run.id, flat_params(run.settings), tags)
         client.write_text(mlflow_run.id, redact_passwords(run.yaml), "spec.yaml")
-        resolved = json.dumps(redact_values(run.spec), indent=2)
+        resolved = json.dumps(redact_values(run.settings), indent=2)
         client.write_text(mlflow_run.id, resolved, "spec.resolved.json")
         client.set_status(mlflow_run.id, _STATUS[run.effective_status], _get_end_time(run))
         return _OpenMlflowRun(client, mlflow_run.id, run.attempt, MlflowPoints(client, mlflow_run))

@@ -3,6 +3,9 @@
 MLflow creates a store by many migrations that are not one transaction, and it cannot go on with a
 store whose creation was interrupted. rlx therefore lets MLflow create it under another name and
 renames it. One process does this at a time; what a killed one left behind is deleted by the next.
+
+MLflow also stores absolute locations of artifacts. rlx updates them when the store has been moved
+or copied together with its artifacts.
 """
 
 import fcntl
@@ -10,11 +13,22 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from rlx.record.mlflow_client import MirrorUnavailableError, create_sqlite_store
 
 __all__ = ["ensure_store", "hold_file_lock", "locate_store_lock"]
+
+ARTIFACTS = "mlartifacts"
+"""Folder of the artifacts, beside the store."""
+WAIT = 30.0
+"""Seconds to wait for another process's transaction."""
+LOCATIONS = {
+    "experiments": "artifact_location",
+    "runs": "artifact_uri",
+    "logged_models": "artifact_location",
+}
+"""Tables of MLflow that store where artifacts are, and the columns."""
 
 
 def locate_store_lock(uri: str) -> Path | None:
@@ -26,7 +40,8 @@ def locate_store_lock(uri: str) -> Path | None:
 def ensure_store(uri: str) -> str | None:
     """Creates the SQLite store of a tracking URI if it does not exist, or is incomplete.
 
-    Does nothing for other tracking URIs.
+    In a store that has been moved or copied, the locations of artifacts are updated. Does nothing
+    for other tracking URIs.
 
     Returns:
         What was done with an incomplete store; None if there was none.
@@ -41,6 +56,7 @@ def ensure_store(uri: str) -> str | None:
         path = path.resolve()
         incomplete = path.exists() and _is_incomplete(path)
         if path.exists() and not incomplete:
+            _relocate_artifacts(path)
             return None
         try:
             return _create_store(path, incomplete)
@@ -72,6 +88,48 @@ def _create_store(path: Path, incomplete: bool) -> str | None:
         f"MLflow's store {path} was left incomplete by a killed process, without any run: it has "
         f"been replaced (the old file is {kept.name}); `rlx sync` sends it all runs"
     )
+
+
+def _relocate_artifacts(path: Path) -> None:
+    """Updates locations below an `mlartifacts` folder elsewhere that the store has beside itself.
+
+    Raises:
+        MirrorUnavailableError: the store cannot be written.
+    """
+    root = path.with_name(ARTIFACTS)
+    try:
+        with closing(sqlite3.connect(path, timeout=WAIT)) as store, store:
+            tables = {name for (name,) in store.execute("SELECT name FROM sqlite_master")}
+            for table, column in LOCATIONS.items():
+                if table not in tables:
+                    continue
+                rows = store.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall()
+                for (old,) in rows:
+                    if new := _find_new_location(old, root):
+                        store.execute(
+                            f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (new, old)
+                        )
+    except sqlite3.Error as error:
+        raise MirrorUnavailableError(
+            f"MLflow's store {path} has been moved, and the locations of its artifacts cannot be "
+            f"updated: {error}"
+        ) from error
+
+
+def _find_new_location(location: str | None, root: Path) -> str | None:
+    """Where artifacts are that MLflow looks for at `location`; None if they are there."""
+    parts = urlsplit(location or "")
+    if parts.scheme not in ("file", ""):
+        return None
+    old = Path(unquote(parts.path) if parts.scheme else parts.path)
+    if old.is_relative_to(root) or ARTIFACTS not in old.parts:
+        return None
+    index = len(old.parts) - 1 - old.parts[::-1].index(ARTIFACTS)
+    new = root.joinpath(*old.parts[index + 1 :])
+    experiment = root.joinpath(*old.parts[index + 1 : index + 2])
+    if old.exists() and not experiment.is_dir():
+        return None
+    return new.as_uri() if parts.scheme else str(new)
 
 
 def _delete_journals(path: Path) -> None:

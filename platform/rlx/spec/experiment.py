@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from pydantic_core import to_json
 
 from rlx.plugin import PluginSection, Schedule
-from rlx.spec.base import StrictModel
+from rlx.spec.base import KeyPath, StrictModel
 from rlx.spec.credit import CreditSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec
@@ -211,6 +211,10 @@ class ExperimentSpec(StrictModel):
     @property
     def digest(self) -> str:
         """16 hex digits that identify everything that affects results, except the seed."""
+        return self.compute_digest()
+
+    def compute_digest(self, without: Iterable[KeyPath] = ()) -> str:
+        """Returns the digest of the experiment without the options at some paths."""
         settings = {k: v for k, v in self.dump_resolved().items() if k not in _NOT_IN_DIGEST}
         for path, name, default in _LATER_DEFAULTS:
             section = settings
@@ -221,6 +225,11 @@ class ExperimentSpec(StrictModel):
         if settings["model"].get("tokenizer", "") is None:
             # Runs of before had this default; where null chooses another, they could not run.
             settings["model"]["tokenizer"] = CLOSED_VOCABULARIES[0]
+        for at in without:
+            node: Any = settings
+            for step in at[:-1]:
+                node = node[step]
+            del node[at[-1]]
         text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -105,7 +105,7 @@ def _select_after_evaluations(records: Sequence[EvaluationRecord]) -> dict[str, 
 
 
 def _find_spec_differences(firsts: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    specs = [dict(list_leaf_values(record.spec)) for record in firsts]
+    specs = [dict(list_leaf_values(record.settings)) for record in firsts]
     paths = dict.fromkeys(path for spec in specs for path in spec)
     rows = {path: [spec.get(path) for spec in specs] for path in paths if path not in NOT_COMPARED}
     return [

@@ -291,9 +291,10 @@ def _build_mlflow_link(record: RunRecord) -> dict[str, Any] | None:
 def _list_spec_values(record: RunRecord) -> list[dict[str, Any]]:
     """Every value of the resolved experiment with its origin."""
     origins = record.origins or {}
+    default = "default" if origins else None  # of options that plugins filled in
     return [
-        {"path": path, "value": value, "origin": origins.get(path)}
-        for path, value in list_leaf_values(record.spec)
+        {"path": path, "value": value, "origin": origins.get(path, default)}
+        for path, value in list_leaf_values(record.settings)
     ]
 
 

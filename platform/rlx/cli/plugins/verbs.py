@@ -6,6 +6,7 @@ from typing import cast
 
 import click
 
+from rlx.cli.completion import complete_plugin
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
 from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
@@ -55,7 +56,7 @@ def _print_plugin_table(*, as_json: bool) -> None:
 
 
 @plugins.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_plugin)
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema of the options.")
 @click.option(
     "--traceback", "full", is_flag=True, help="Print the full traceback of a failed import."
@@ -78,7 +79,7 @@ def show(name: str, as_json: bool, full: bool) -> None:
 
 
 @plugins.command("check")
-@click.argument("what", metavar="NAME|PATH")
+@click.argument("what", metavar="NAME|PATH", shell_complete=complete_plugin)
 @click.option("--kind", help="Check only plugins of this kind, if several share the name.")
 @click.option(
     "--option",

@@ -1,0 +1,107 @@
+"""Options that select runs: by name, group, status, age and any value of their experiments."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from typing import Any, TypeVar
+
+import click
+
+from rlx.errors import SpecError
+from rlx.launch import list_group_runs
+from rlx.spec.reading import did_you_mean, format_key_path, list_leaf_paths, parse_yaml_document
+from rlx.text import escape_unprintable
+from rlx_registry import STATUSES, Registry, RunRecord
+
+__all__ = ["filter_options", "select_runs"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def _parse_age(text: str) -> float:
+    """Returns the seconds of an age such as `30d`."""
+    match = re.fullmatch(r"([0-9]{1,6})(s|min|h|d|w)", text)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no age: write 90min, 12h, 30d or 2w")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+_OPTIONS = (
+    click.option("--name", help="Only runs of this experiment."),
+    click.option("--group", metavar="NAME", help="Only runs of this group."),
+    click.option(
+        "--status", type=click.Choice(STATUSES), multiple=True, help="Only runs with this status."
+    ),
+    click.option("--since", type=_parse_age, metavar="12h", help="Only runs submitted since then."),
+    click.option(
+        "--older-than", type=_parse_age, metavar="30d", help="Only runs submitted longer ago."
+    ),
+    click.option(
+        "--where",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Only runs whose experiment has this value; can be repeated.",
+    ),
+)
+
+
+def filter_options(command: Command) -> Command:
+    """Adds the options that `select_runs` takes."""
+    return reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), command)
+
+
+def select_runs(
+    registry: Registry,
+    *,
+    name: str | None = None,
+    group: str | None = None,
+    status: Sequence[str] = (),
+    since: float | None = None,
+    older_than: float | None = None,
+    where: Sequence[str] = (),
+    limit: int | None = None,
+) -> list[RunRecord]:
+    """Returns the runs that meet every condition, newest first.
+
+    Raises:
+        SpecError: there is no such group, or no run has such a value.
+    """
+    if group is not None:
+        list_group_runs(registry, group)
+    now = time.time()
+    by_registry = limit if not (status or where or (since, older_than) != (None, None)) else None
+    found = registry.runs(name=name, group=group, limit=by_registry)
+    if status:
+        found = [run for run in found if run.effective_status in status]
+    if since is not None:
+        found = [run for run in found if now - run.created <= since]
+    if older_than is not None:
+        found = [run for run in found if now - run.created > older_than]
+    for condition in where:
+        found = list(_select_by_value(found, condition))
+    return found[:limit]
+
+
+def _select_by_value(runs: Sequence[RunRecord], condition: str) -> Iterator[RunRecord]:
+    path, equals, text = condition.partition("=")
+    if not equals or not path:
+        raise SpecError(f"--where {escape_unprintable(condition)}: write PATH=VALUE")
+    wanted = parse_yaml_document(text, "--where").tree
+    values = {run.id: dict(_list_values(run)) for run in runs}
+    if runs and not any(path in own for own in values.values()):
+        near = did_you_mean(path, {known: None for own in values.values() for known in own})
+        hint = f"; did you mean '{near}'?" if near else ""
+        raise SpecError(f"--where: no run has a value {escape_unprintable(path)!r}{hint}")
+    return (run for run in runs if path in values[run.id] and values[run.id][path] == wanted)
+
+
+def _list_values(run: RunRecord) -> Iterator[tuple[str, Any]]:
+    tree = run.settings
+    for at in list_leaf_paths(tree):
+        node: Any = tree
+        for step in at:
+            node = node[step]
+        yield format_key_path(at), node

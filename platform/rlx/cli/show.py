@@ -1,0 +1,143 @@
+"""`rlx show`: every value of an experiment with its origin."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.checks import check_file
+from rlx.cli.options import overrides_option, registry_option
+from rlx.cli.output import format_json, print_text
+from rlx.cli.text import format_columns
+from rlx.discovery import ExperimentPlugins
+from rlx.errors import SpecError
+from rlx.launch import RUN_LIKE, open_registry
+from rlx.plugin import Plugin
+from rlx.spec import PROFILES, ExperimentSpec
+from rlx.spec.reading import LoadedSpec, format_key_path, list_leaf_paths
+
+__all__ = ["show"]
+
+
+@dataclass(frozen=True, slots=True)
+class _ShownExperiment:
+    """An experiment as it is shown.
+
+    Attributes:
+        spec: under its YAML keys, without what plugins filled in.
+        values: every value by its dotted path, and `origins` where it comes from.
+    """
+
+    spec: dict[str, Any]
+    digest: str
+    values: dict[str, Any]
+    origins: dict[str, str]
+    seed: int
+
+
+@click.command()
+@click.argument("experiment", metavar="SPEC|RUN")
+@overrides_option("PATH.TO.KEY=VALUE")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the resolved spec, values and origins as JSON."
+)
+@registry_option
+def show(experiment: str, overrides: tuple[str, ...], as_json: bool, url: str) -> None:
+    """Show an experiment, or that of a RUN, in full, each value with its origin.
+
+    An origin is a line of the file, `--set`, `default`, `plugin default`, or `profile NAME`.
+    """
+    if RUN_LIKE.fullmatch(experiment) and not Path(experiment).exists():
+        if overrides:
+            raise SpecError("--set changes a file; a run's experiment is as it was")
+        shown = _load_run_values(experiment, url)
+    else:
+        shown = _read_file_values(Path(experiment), overrides)
+    if as_json:
+        document = {key: value for key, value in asdict(shown).items() if key != "seed"}
+        print_text(format_json(document, indent=2))
+        return
+    order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
+    values, origins = shown.values, shown.origins
+    paths = sorted(values, key=lambda path: order[path.split(".")[0]])
+    rows = [(p, json.dumps(values[p], ensure_ascii=False), f"# {origins[p]}") for p in paths]
+    print_text(format_columns(rows))
+    print_text(f"\nspec {shown.digest}, seed {shown.seed}")
+
+
+def _read_file_values(path: Path, overrides: Sequence[str]) -> _ShownExperiment:
+    read, plugins = check_file(path, overrides)
+    values = {path: _get_resolved_value(read, path) for path in read.origins}
+    origins = dict(read.origins)
+    for at, value in _plugin_defaults(plugins).items():
+        if at not in values:
+            values[at], origins[at] = value, _describe_default_origin(at, read.spec)
+    tree = read.spec.dump_resolved()
+    return _ShownExperiment(
+        tree, plugins.compute_digest(read.spec), values, origins, read.spec.seed
+    )
+
+
+def _load_run_values(ref: str, url: str) -> _ShownExperiment:
+    with open_registry(url) as registry:
+        run = registry.run(ref)
+    settings, recorded = run.settings, run.origins or {}
+    values: dict[str, Any] = {}
+    for at in list_leaf_paths(settings):
+        node: Any = settings
+        for step in at:
+            node = node[step]
+        values[format_key_path(at)] = node
+    lacking = "plugin default" if recorded else "not recorded"
+    origins = {path: recorded.get(path, lacking) for path in values}
+    return _ShownExperiment(run.spec, run.digest, values, origins, run.seed)
+
+
+def _get_resolved_value(read: LoadedSpec, path: str) -> Any:
+    node: Any = read.spec.dump_resolved()
+    for step in read.paths[path]:
+        node = node[step]
+    return node
+
+
+def _describe_default_origin(path: str, spec: ExperimentSpec) -> str:
+    """Returns the origin of a plugin option that the YAML leaves out."""
+    section, *_, option = path.split(".")
+    profile = spec.credit.profile
+    by_profile = section in ("estimator", "mask") and option in PROFILES[profile]
+    return f"profile {profile}" if by_profile else "plugin default"
+
+
+def _plugin_defaults(plugins: ExperimentPlugins) -> dict[str, Any]:
+    """Returns every option of every plugin, by its path in YAML."""
+    rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
+    places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}
+    for origin, plugin in zip(plugins.provenance, plugins.named, strict=True):
+        if origin.kind == "placement":
+            places["credit.placement"] = plugin
+    if plugins.environment is not None:
+        places["rollout.environment"] = plugins.environment
+    return dict(o for place, plugin in places.items() for o in _list_plugin_options(place, plugin))
+
+
+def _list_plugin_options(place: str, plugin: Plugin) -> Iterator[tuple[str, Any]]:
+    """Yields path and value of the options of a plugin and of the plugins nested in it."""
+    yield from _flatten_options(plugin.model_dump(mode="json", by_alias=True), f"{place}.")
+    for option in plugin.nested:
+        for key, held in plugin.inner(option).items():
+            yield from _list_plugin_options(f"{place}.{option}.{key}", held)
+
+
+def _flatten_options(options: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    flat = []
+    for key, value in options.items():
+        path = f"{before}{key}"
+        flat += (
+            _flatten_options(value, f"{path}.")
+            if isinstance(value, dict) and value
+            else [(path, value)]
+        )
+    return flat

@@ -1,0 +1,112 @@
+"""Removes runs that have ended: their files, their records and their MLflow runs."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlx.errors import SpecError
+from rlx.home import RunFolder, get_rlx_home, tracking_url
+from rlx.launch.mirroring import get_mlflow_uri
+from rlx.launch.run_access import KILLED
+from rlx.record import MirrorClient
+from rlx_registry import (
+    ENDED,
+    Registry,
+    RunRecord,
+    delete_rollout_records,
+    delete_run_records,
+)
+
+__all__ = ["Removal", "plan_removal", "remove_run_data"]
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What is to be removed of one run.
+
+    Attributes:
+        whole: the whole run, with its records and its MLflow run.
+        rollouts: its stored rollouts and their index.
+        files: files and folders, none inside another.
+        bytes: their size.
+        mlflow: id of the MLflow run that is moved to MLflow's trash; None if there is none.
+    """
+
+    run: RunRecord
+    whole: bool
+    rollouts: bool
+    files: tuple[Path, ...]
+    bytes: int
+    mlflow: str | None
+
+
+def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = False) -> Removal:
+    """Lists what a removal would delete.
+
+    Args:
+        run: the run.
+        rollouts: remove its rollouts.
+        checkpoints: remove its checkpoints; the trained model stays.
+
+    Returns:
+        The removal of these parts, or of the whole run if neither is named.
+
+    Raises:
+        SpecError: the run has not ended.
+    """
+    if run.effective_status not in ENDED:
+        raise SpecError(f"{run.id} is {run.effective_status}: stop it first, rlx stop {run.id}")
+    whole = not (rollouts or checkpoints)
+    mlflow = run.mlflow_run_id if whole and get_mlflow_uri(run) is not None else None
+    parts = list(_list_files(run, whole=whole, rollouts=rollouts, checkpoints=checkpoints))
+    if mlflow is not None:
+        parts += (get_rlx_home() / "mlartifacts").glob(f"*/{mlflow}")
+    files = tuple(path for path in parts if path.exists())
+    return Removal(run, whole, whole or rollouts, files, sum(map(_measure_size, files)), mlflow)
+
+
+def remove_run_data(registry: Registry, removal: Removal) -> None:
+    """Removes what `plan_removal` listed: first from MLflow, then from the registry, then files.
+
+    Raises:
+        MirrorUnavailableError: MLflow cannot be reached; nothing has been removed.
+        SpecError: the run has been started again.
+        OSError: a file cannot be removed.
+    """
+    run = registry.run(removal.run.id)
+    if run.attempt != removal.run.attempt or run.effective_status not in ENDED:
+        raise SpecError(f"{run.id} has been started again: nothing of it was removed")
+    if run.status not in ENDED:  # lost, which nobody has recorded yet
+        registry.transition(run.id, {run.status}, "lost", KILLED)
+    uri = get_mlflow_uri(run)
+    if removal.mlflow is not None and uri is not None:
+        client = MirrorClient(tracking_url(uri))
+        if client.find(removal.mlflow) is not None:
+            client.discard(removal.mlflow)
+    if removal.whole:
+        delete_run_records(registry, run.id)
+    elif removal.rollouts:
+        delete_rollout_records(registry, run.id)
+    for path in removal.files:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _list_files(
+    run: RunRecord, *, whole: bool, rollouts: bool, checkpoints: bool
+) -> Iterator[Path]:
+    if run.directory is None:
+        return
+    folder = RunFolder(Path(run.directory))
+    if whole:
+        yield folder.root
+    if rollouts:
+        yield folder.rollouts(0).parent
+    if checkpoints:
+        yield folder.checkpoints
+        yield folder.origin
+
+
+def _measure_size(path: Path) -> int:
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return sum(file.lstat().st_size for file in files)

