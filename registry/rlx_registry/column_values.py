@@ -5,7 +5,9 @@ from typing import Any
 
 from sqlalchemy import Dialect, Text, TypeDecorator
 
-__all__ = ["AnyText", "NotJsonError", "encode_plain_json"]
+from rlx_registry.errors import RegistryDatabaseError
+
+__all__ = ["AnyText", "NotJsonError", "decode_stored_json", "encode_plain_json"]
 
 
 class AnyText(TypeDecorator[str]):
@@ -40,6 +42,21 @@ def encode_plain_json(value: object) -> str:
         return json.dumps(value, allow_nan=False, default=_unwrap_scalar, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise NotJsonError(str(error)) from error
+
+
+def decode_stored_json(stored: str) -> object:
+    """Returns a value that `encode_plain_json` wrote.
+
+    Raises:
+        RegistryDatabaseError: it is not JSON any more.
+    """
+    try:
+        return json.loads(stored)
+    except ValueError as error:
+        raise RegistryDatabaseError(
+            f"the registry is damaged: a stored value is not JSON ({error}); `rlx db import` "
+            "restores runs from their folders into a new registry"
+        ) from error
 
 
 def _unwrap_scalar(value: Any) -> object:
