@@ -6,7 +6,16 @@ from typing import Any
 
 from sqlalchemy import Dialect, Engine, Text, TypeDecorator
 
-__all__ = ["AnyText", "FolderPath", "NotJsonError", "encode_plain_json", "set_base_folder"]
+from rlx_registry.errors import RegistryDatabaseError
+
+__all__ = [
+    "AnyText",
+    "FolderPath",
+    "NotJsonError",
+    "decode_stored_json",
+    "encode_plain_json",
+    "set_base_folder",
+]
 
 
 class AnyText(TypeDecorator[str]):
@@ -80,6 +89,21 @@ def encode_plain_json(value: object) -> str:
         return json.dumps(value, allow_nan=False, default=_unwrap_scalar, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise NotJsonError(str(error)) from error
+
+
+def decode_stored_json(stored: str) -> object:
+    """Returns a value that `encode_plain_json` wrote.
+
+    Raises:
+        RegistryDatabaseError: it is not JSON any more.
+    """
+    try:
+        return json.loads(stored)
+    except ValueError as error:
+        raise RegistryDatabaseError(
+            f"the registry is damaged: a stored value is not JSON ({error}); `rlx db import` "
+            "restores runs from their folders into a new registry"
+        ) from error
 
 
 def _unwrap_scalar(value: Any) -> object:

@@ -77,6 +77,8 @@ def read_journal(folder: Path) -> Journal:
     path = find_journal(folder)
     if path is None:
         raise JournalError(f"{folder} has no journal to rebuild its registry record from")
+    if not path.is_file():  # a pipe or a device may never end
+        raise JournalError(f"{path} cannot be read: not a regular file")
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:

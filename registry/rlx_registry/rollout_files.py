@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx_registry.errors import BodyError
-from rlx_registry.rollout_records import TreeRecord
+from rlx_registry.rollout_records import TreeRecord, check_tree_record
 
 if TYPE_CHECKING:
     import pyarrow
@@ -78,6 +78,8 @@ def read_trees(path: Path | str, sha256: str | None, trees: Collection[int]) -> 
     with _open_body(Path(path), sha256) as source:
         table = parquet.read_table(source, filters=[("tree", "in", list(trees))])
         found: list[TreeRecord] = table.to_pylist()
+        for tree in found:
+            check_tree_record(tree)
         return found
 
 
@@ -104,6 +106,8 @@ def _open_body(path: Path, sha256: str | None) -> Iterator["pyarrow.BufferReader
     """Checks the file's digest and yields its content, to be read as Parquet in the block."""
     import pyarrow
 
+    if path.exists() and not path.is_file():  # a pipe or a device may never end
+        raise BodyError(f"cannot read body {path.name}: not a regular file")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -113,7 +117,7 @@ def _open_body(path: Path, sha256: str | None) -> Iterator["pyarrow.BufferReader
         raise BodyError(f"body {path.name} was recorded as {sha256[:12]}… but is {found[:12]}…")
     try:
         yield pyarrow.BufferReader(content)
-    except (pyarrow.ArrowException, KeyError) as error:
+    except (pyarrow.ArrowException, KeyError, RecursionError, TypeError, ValueError) as error:
         raise BodyError(f"body {path.name} is damaged: {error}") from error
 
 

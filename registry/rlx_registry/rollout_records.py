@@ -4,6 +4,7 @@ The annotations are the schema, and so are the streams of `rlx_registry.token_st
 token are fields of `RowRecord`, before `scores`, and those per row end `ScoreRecord`.
 """
 
+import json
 import types
 from collections.abc import Mapping, Sequence
 from typing import (
@@ -33,6 +34,7 @@ __all__ = [
     "SegmentRecord",
     "TreeRecord",
     "build_arrow_type",
+    "check_tree_record",
     "get_token_values",
 ]
 
@@ -120,6 +122,41 @@ class TreeRecord(TypedDict):
 def get_token_values(row: RowRecord, name: str) -> Sequence[float | bool] | None:
     """The values of one stream of a row; None if the step has no such stream."""
     return cast("Mapping[str, Any]", row).get(name)
+
+
+def check_tree_record(tree: TreeRecord) -> None:
+    """Checks that a tree can be walked: a file may come from elsewhere, and its digest with it.
+
+    Raises:
+        KeyError, TypeError: a field is missing, or null where it must not be.
+        ValueError: a parent does not come before its child, a row names a segment that is not
+            there, tokens and their texts or values differ in number, or JSON is invalid.
+    """
+    where, segments = f"tree {tree['tree']}", tree["segments"]
+    pieces: Sequence[Sequence[object]] = tree.get("pieces") or [s["token_ids"] for s in segments]
+    if len(pieces) != len(segments):
+        raise ValueError(f"{where} has texts of {len(pieces)} segments, not of {len(segments)}")
+    for number, (segment, texts) in enumerate(zip(segments, pieces, strict=True)):
+        if not -1 <= segment["parent"] < number:
+            raise ValueError(f"{where}: segment {number} has the parent {segment['parent']}")
+        if len(texts) != len(segment["token_ids"]):
+            raise ValueError(f"{where}: segment {number} lacks the text of a token")
+        for reward in (*segment["rewards"], *(segment["global_rewards"] or ())):
+            if not isinstance(json.loads(reward["parts"] or "{}"), dict):
+                raise ValueError(
+                    f"{where}: segment {number} has a reward whose parts are no object"
+                )
+    for row in tree["rows"]:
+        if not 0 <= row["segment"] < len(segments):
+            raise ValueError(f"{where}: row {row['row']} names segment {row['segment']}")
+        streams = (get_token_values(row, name) for name in _list_row_streams())
+        if row["start"] < 0 or len({len(values) for values in streams if values}) > 1:
+            raise ValueError(f"{where}: row {row['row']} has streams of different lengths")
+
+
+def _list_row_streams() -> list[str]:
+    """Stored names of the streams that have a value per token."""
+    return [s.stored_name for s in STREAMS.values() if s.is_stored and s.shape != "[B]"]
 
 
 def build_arrow_type(hint: Any) -> "pyarrow.DataType":

@@ -25,7 +25,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
 from rlx_registry import file_systems, schema
-from rlx_registry.column_values import encode_plain_json, set_base_folder
+from rlx_registry.column_values import decode_stored_json, encode_plain_json, set_base_folder
 from rlx_registry.errors import (
     DatabaseUnavailableError,
     DatabaseUnwritableError,
@@ -82,7 +82,9 @@ class Sqlite:
         if mode == "read" and _is_archive(self.path):
             query["immutable"] = "1"
         url = URL.create("sqlite", database=f"file:{quote(str(self.path))}", query=query)
-        engine = create_engine(url, json_serializer=encode_plain_json)
+        engine = create_engine(
+            url, json_serializer=encode_plain_json, json_deserializer=decode_stored_json
+        )
         set_base_folder(engine, self.path.parent)
         pragmas = [f"busy_timeout={BUSY * 1000:.0f}", "synchronous=NORMAL"]
         if mode != "read" and _find_network_disk(self.path.parent):

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from shown import silence
 
 from rlx.cli import main
+from rlx.launch import queue
 from rlx_registry import Registry
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
@@ -77,3 +79,41 @@ def test_a_lost_run_without_attempts_left_until_it_is_stopped(registry, capsys):
     assert "it is lost after 3 attempts" in left(registry, capsys)
     assert main(["stop", "r-0001"]) == 0
     assert registry.run("r-0001").status == "stopped"
+
+
+class Taken(Exception):
+    """A worker has taken over a run."""
+
+
+class TenPerLook:
+    """A stopwatch on which ten seconds pass between two looks."""
+
+    def __init__(self, _longest):
+        self.seconds = -10
+
+    def look(self):
+        self.seconds += 10
+        return self.seconds
+
+
+def test_a_run_whose_machine_has_a_clock_that_is_behind(registry, monkeypatch):
+    """Its heartbeats look old, and go on; it is taken over once they stop."""
+    assert registry.transition("r-0001", {"queued"}, "submitted")
+    registry.update_run("r-0001", host="another", pid=7)
+    assert registry.start("r-0001", {"submitted"})
+    silence(registry, "r-0001")
+    beats = iter(range(900, 700, -10))
+
+    def beat(_seconds):
+        if (ago := next(beats, None)) is not None:
+            silence(registry, "r-0001", ago)
+
+    def take(_registry, run, *_):
+        raise Taken(run.id)
+
+    monkeypatch.setattr(queue.time, "sleep", beat)
+    monkeypatch.setattr(queue, "Stopwatch", TenPerLook)
+    monkeypatch.setattr(queue, "take_over_run", take)
+    with pytest.raises(Taken):
+        queue.run_queue(registry, registry.url, 1, once=False)
+    assert next(beats, None) is None

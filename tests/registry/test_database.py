@@ -194,6 +194,20 @@ def test_odd_file_names_work(tmp_path):
         assert registry.run("1").digest == "d"
 
 
+def test_a_flipped_bit_in_a_value_is_a_damaged_registry(path):
+    with Registry.open(url(path)) as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+    raw = sqlite3.connect(path)
+    raw.execute("UPDATE rlx_run SET spec = '{\"a\"z 1}'")
+    raw.commit()
+    raw.close()
+    with (
+        Registry.open(url(path), read_only=True) as registry,
+        pytest.raises(RegistryDatabaseError, match=r"is damaged: .* `rlx db import` restores"),
+    ):
+        registry.run("1")
+
+
 def test_write_ahead_log_and_foreign_keys_are_on(path):
     with Registry.open(url(path)) as registry, registry.database.open_writer() as connection:
         values = [

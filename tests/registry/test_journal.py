@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -272,6 +273,10 @@ def test_folders_without_a_journal_are_named(url, tmp_path, imported):
     assert f"{old} has no journal to rebuild its registry record from" in said
     (old / "journal.jsonl").write_text("")
     with Registry.open(url) as registry, pytest.raises(JournalError, match="it is empty"):
+        registry.import_run(old)
+    (old / "journal.jsonl").unlink()
+    os.mkfifo(old / "journal.jsonl")
+    with Registry.open(url) as registry, pytest.raises(JournalError, match="not a regular file"):
         registry.import_run(old)
 
 

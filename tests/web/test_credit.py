@@ -160,7 +160,9 @@ def test_a_range_of_tokens_has_an_address(plain, asked, shown_):
     assert boxes == [f"t{n}" for n in range(*shown_)]
 
 
-@pytest.mark.parametrize("asked", ["x", "1", "1-", "-1", "1-2-3", "1-2 ", "9999999999-9"])
+@pytest.mark.parametrize(
+    "asked", ["x", "1", "1-", "-1", "1-2-3", "1-2 ", "9999999999-9", "\U00011f51-\U00011f52"]
+)
 def test_a_range_that_is_none(plain, asked):
     assert plain.get(f"{STEP}/0", params={"tokens": asked}).status_code == 422
 
@@ -227,6 +229,38 @@ def test_a_run_that_went_to_infinity_can_be_looked_at(own):
     text = client.page(f"{STEP}/0").cells()
     assert "-inf" in text and "nan" in text
     assert client.get(STEP).status_code == 200
+
+
+FOREIGN = {
+    "segment 1 has the parent 1": lambda tree: tree["segments"][1].update(parent=1),
+    "segment 1 has the parent 3": lambda tree: tree["segments"][1].update(parent=3),
+    "segment 0 has the parent -2": lambda tree: tree["segments"][0].update(parent=-2),
+    "segment 1 lacks the text of a token": lambda tree: tree["pieces"][1].pop(),
+    "texts of 8 segments, not of 9": lambda tree: tree["pieces"].pop(),
+    "whose parts are no object": lambda tree: tree["segments"][1]["rewards"][0].update(parts="[]"),
+    "Expecting property name": lambda tree: tree["segments"][1]["rewards"][0].update(parts="{"),
+    "row 0 names segment 99": lambda tree: tree["rows"][0].update(segment=99),
+    "row 0 names segment -1": lambda tree: tree["rows"][0].update(segment=-1),
+    "streams of different lengths": lambda tree: tree["rows"][0]["kl"].pop(),
+    "row 0 has streams": lambda tree: tree["rows"][0].update(start=-1),
+    "NoneType": lambda tree: tree["segments"][1].update(token_ids=None),
+}
+
+
+@pytest.mark.parametrize("why", FOREIGN)
+def test_a_body_from_elsewhere_that_is_no_tree_is_named(own, why):
+    """Its digest is right: whoever wrote the file has also written the record."""
+
+    def change(body):
+        records = body.to_pylist()
+        FOREIGN[why](records[0])
+        return pa.Table.from_pylist(records, schema=body.schema)
+
+    client = own(change)
+    assert why in client.twin(STEP)["missing"]
+    assert "first plain" in client.page(STEP).text, "its previews are shown"
+    refused = client.get(f"{STEP}/0.json")
+    assert refused.status_code == 404 and why in refused.json()["error"]["message"]
 
 
 def test_a_row_that_its_body_lacks(own):

@@ -1,5 +1,6 @@
 """The rollouts of a step: trees, what they were given, filters, two steps side by side."""
 
+import os
 import shutil
 
 import pytest
@@ -215,12 +216,17 @@ def own(tmp_path):
     ), tmp_path / "runs/r-0001/rollouts/3.parquet"
 
 
+PIPE = "cannot read body 3.parquet: not a regular file"
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
         (lambda path: path.unlink(), "cannot read body 3.parquet: No such file or directory"),
         (lambda path: path.write_bytes(b"PAR1"), "body 3.parquet was recorded as"),
         (lambda path: shutil.rmtree(path.parent), "cannot read body 3.parquet"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), PIPE),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), PIPE),
     ],
 )
 def test_without_its_body_a_step_is_shown_by_its_previews(own, spoil, why):

@@ -102,7 +102,13 @@ def test_a_refusal_says_why(plain):
 
 
 @pytest.mark.parametrize(
-    "path", ["/?page=x", "/runs/1/rollouts/3?low=x", "/runs/1/rollouts/3/0?tokens=x"]
+    "path",
+    [
+        "/?page=x",
+        "/runs/1/rollouts/3?low=x",
+        "/runs/1/rollouts/3?against=\U00011f51",  # a digit of a Unicode newer than Python's
+        "/runs/1/rollouts/3/0?tokens=x",
+    ],
 )
 def test_what_makes_no_sense_is_a_422_in_the_form_that_was_asked_for(plain, path):
     page, twin = plain.get(path), plain.get(path.replace("?", ".json?"))

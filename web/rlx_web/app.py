@@ -14,6 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException as Refusal
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect
 
 from rlx_registry import (
     AmbiguousNameError,
@@ -144,7 +145,7 @@ def _add_runs(both: _PageAndJson, opened: Any) -> None:
         ref: str,
         step: int,
         row: int,
-        tokens: Annotated[str, Query(pattern=r"^(\d{1,9}-\d{1,9})?$")] = "",
+        tokens: Annotated[str, Query(pattern="^([0-9]{1,9}-[0-9]{1,9})?$")] = "",
     ) -> dict[str, Any]:
         _check_row_numbers(step, row)
         first, _, last = tokens.partition("-")
@@ -158,7 +159,7 @@ def _add_runs(both: _PageAndJson, opened: Any) -> None:
         ref: str,
         step: int,
         query: Annotated[RolloutQuery, Depends(_parse_rollout_query)],
-        against: Annotated[str, Query(pattern=r"^\d{0,9}$")] = "",
+        against: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
         page: Page = 1,
     ) -> dict[str, Any]:
         _check_row_numbers(step)
@@ -254,10 +255,13 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
 def _add_requests(app: FastAPI, url: str, access: Access) -> None:
     async def _check_write_form(request: Request) -> None:
         content = b""
-        async for part in request.stream():
-            content += part
-            if len(content) > BODY:
-                raise HTTPException(413, "the form is too large")
+        try:
+            async for part in request.stream():
+                content += part
+                if len(content) > BODY:
+                    raise HTTPException(413, "the form is too large")
+        except ClientDisconnect as error:  # nobody reads the response, but the log stays clean
+            raise HTTPException(400, "the form is incomplete") from error
         fields = parse_qs(content.decode("ascii", "replace"))
         access.require_write(fields.get("write", [""])[0])
 

@@ -154,10 +154,11 @@ def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
             )
         log = locate_run_folder(found).log
         offset = 0
-        if log.exists():
-            text = log.read_text(errors="replace")
+        if log.is_file():
+            content = log.read_bytes()
+            text = content.decode(errors="replace")
             _print_lines("\n".join(text.splitlines()[-lines:]) if lines else "")
-            offset = log.stat().st_size
+            offset = len(content)
         while follow and registry.run(found.id).effective_status not in ENDED:
             time.sleep(0.5)
             offset = _print_rest(log, offset)
@@ -166,7 +167,7 @@ def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
 
 
 def _print_rest(log: Path, start: int) -> int:
-    if not log.exists():
+    if not log.is_file():
         return start
     with log.open("rb") as file:
         file.seek(start)

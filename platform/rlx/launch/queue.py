@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.launch.device_slots import build_device_request
@@ -55,7 +56,7 @@ def run_queue(
             free = sum(registry.run(run).status not in DONE for run in mine) < limit
             taken = next(queue.list_fitting_runs(set(mine)), None) if free else None
             pid = None if taken is None else queue.start_queued_run(taken, url)
-            over = not mine and taken is None and not queue.watching and not queue.is_busy()
+            over = not mine and taken is None and not queue.is_watching and not queue.is_busy()
         except DatabaseUnwritableError:
             raise
         except DatabaseUnavailableError as error:  # it may recover
@@ -80,14 +81,33 @@ def _load_run_spec(run: RunRecord) -> ExperimentSpec:
     return load_resolved_spec(locate_run_folder(run))
 
 
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """A run that is silent by the clock of this machine.
+
+    Attributes:
+        heartbeat: its last heartbeat.
+        has_beaten: whether that came while it was watched.
+        silence: time since then, as this process saw it pass.
+    """
+
+    heartbeat: float | None
+    has_beaten: bool
+    silence: Stopwatch
+
+
 class _Queue:
     """Runs that can be started, oldest first; reports once why a run is skipped."""
 
     def __init__(self, registry: Registry, only: Collection[str] | None, report: Report) -> None:
         self._registry, self._only, self._report = registry, only, report
         self._reported: set[tuple[str, str]] = set()
-        self.watching: dict[str, Stopwatch] = {}
-        """Runs without heartbeat, with the time for which they have been watched."""
+        self._watched: dict[str, _Watch] = {}
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether some silent run may turn out to be lost."""
+        return not all(watch.has_beaten for watch in self._watched.values())
 
     def list_fitting_runs(self, mine: set[str]) -> Iterator[RunRecord]:
         """Yields the runs that this machine can start now.
@@ -160,15 +180,21 @@ class _Queue:
         """Returns whether no supervisor runs it; a silent run is watched for a while first.
 
         After an outage of the registry or a sleep of this machine, no run has a recent heartbeat.
+        Where the clock of a run's machine is behind this one, it never has: a heartbeat that
+        changes is a sign of life, whatever its time.
         """
         if run.status == "lost":
             return True
         if run.host == this_machine() and run.pid is not None:
             return has_lost_supervisor(run)
         if run.effective_status != "lost":
-            self.watching.pop(run.id, None)
+            self._watched.pop(run.id, None)
             return False
-        return self.watching.setdefault(run.id, Stopwatch(4 * LOOK)).look() > PATIENCE
+        watch = self._watched.get(run.id)
+        if watch is None or watch.heartbeat != run.heartbeat:
+            watch = _Watch(run.heartbeat, watch is not None, Stopwatch(4 * LOOK))
+            self._watched[run.id] = watch
+        return watch.silence.look() > PATIENCE
 
     def report_once(self, what: str, why: str) -> None:
         """Prints why something is skipped, once per reason."""
