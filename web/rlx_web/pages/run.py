@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx_registry import ENDED, Curve, EvaluationRecord, Registry, RunRecord
+from rlx_web.notes import NOTE_LIMITS
 from rlx_web.pages.distributions import build_distributions
 from rlx_web.pages.runs import STRIP
 from rlx_web.pages.sections import build_metric_sections
@@ -64,6 +65,9 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         **run_sections(registry, record.id),
+        "note": asdict(registry.notes.read(record.id)),
+        "note_limits": NOTE_LIMITS,
+        "latest": _find_latest_values(registry, record.id),
         "seq": registry.queries.last_seq(record.id),
         "evaluations": evaluation_tables(evaluations),
         "probes": build_probe_tables(evaluations),
@@ -90,6 +94,13 @@ def run_sections(registry: Registry, ref: str) -> dict[str, Any]:
     """The names of a run's curves, by section and chart."""
     names = registry.queries.metric_names(registry.run(ref).id)
     return {"sections": [asdict(section) for section in build_metric_sections(names)]}
+
+
+def _find_latest_values(registry: Registry, run_id: str) -> dict[str, dict[str, float]]:
+    """The newest value of every metric, and its step."""
+    names = registry.queries.metric_names(run_id)
+    newest = registry.queries.last_values([run_id], names)[run_id]
+    return {name: {"step": step, "value": value} for name, (step, value) in newest.items()}
 
 
 def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, Any]:
