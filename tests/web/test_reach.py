@@ -17,6 +17,7 @@ PAGES = {
     "environment": "/runs/r-0003/rollouts/3",
     "probe": "/runs/r-0004",
     "compare": "/compare?run=rlcr&run=r-0004",
+    "log": "/runs/r-0001/log",
     "system": "/system",
 }
 CONTROLS = "main a[href], header a[href], button, input:not([type=hidden]), select, summary"
@@ -110,12 +111,12 @@ def test_tokens_stand_out_in_every_colour_whoever_wrote_them(visit, real, scheme
 
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_is_wider_than_a_telephone(visit, real, name):
-    page = opened(visit, real, PAGES[name], viewport={"width": 400, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page = opened(visit, real, PAGES[name], viewport={"width": 375, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
     assert page.locator("h1").first.bounding_box()["x"] >= 0
     wide = page.evaluate("""() => [...document.querySelectorAll("body *")].filter((e) => {
         const box = e.getBoundingClientRect();
-        if (!box.width || box.right <= 401 || !e.checkVisibility()) return false;
+        if (!box.width || box.right <= 376 || !e.checkVisibility()) return false;
         for (let p = e; p; p = p.parentElement)
           if (["auto", "scroll", "hidden"].includes(getComputedStyle(p).overflowX)) return false;
         return !e.closest(".skip");

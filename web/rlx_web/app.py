@@ -5,11 +5,11 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException as Refusal
@@ -28,6 +28,7 @@ from rlx_web.notes import NoteError, parse_note, parse_tags
 from rlx_web.pages.columns import ColumnError
 from rlx_web.pages.compare import build_comparison_page
 from rlx_web.pages.credit import build_credit_page
+from rlx_web.pages.files import build_log_page, open_download
 from rlx_web.pages.rollouts import build_rollouts_page, nearest_step
 from rlx_web.pages.run import RESUMABLE, build_run_curves, build_run_page, live_run, run_sections
 from rlx_web.pages.runs import build_run_list_page, live_runs
@@ -48,6 +49,7 @@ Text = Annotated[str, Query(max_length=200)]
 Name = Annotated[str, Query(max_length=2000)]
 Page = Annotated[int, Query(ge=1, le=100_000)]
 Step = Annotated[int, Query(ge=0, le=LONGEST)]
+Offset = Annotated[int, Query(ge=0, le=2**53)]
 View = Callable[..., dict[str, Any]]
 
 
@@ -171,11 +173,18 @@ def _add_runs(both: _PageAndJson, opened: Any) -> None:
         step: int,
         query: Annotated[RolloutQuery, Depends(_parse_rollout_query)],
         against: Annotated[str, Query(pattern=r"^\d{0,9}$")] = "",
+        beside: Text = "",
         page: Page = 1,
     ) -> dict[str, Any]:
         _check_row_numbers(step)
         other = int(against) if against else None
-        return build_rollouts_page(registry, ref, step, query, other, page)
+        return build_rollouts_page(registry, ref, step, query, other, page, beside)
+
+    @both("/runs/{ref}/log", "log.html")
+    def _serve_log(
+        registry: opened, ref: str, before: Offset | None = None, after: Offset | None = None
+    ) -> dict[str, Any]:
+        return build_log_page(registry, ref, before, after)
 
     @both("/runs/{ref}", "run.html")
     def _serve_run(registry: opened, ref: str) -> dict[str, Any]:
@@ -256,6 +265,14 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
         return _wrap_json_text(
             memo(key, lambda: _dump_json(build_run_curves(registry, ref, name, x, smooth)))
         )
+
+    @app.get("/runs/{ref}/files/{path:path}", response_class=StreamingResponse)
+    def _serve_file(registry: opened, ref: str, path: str) -> Response:
+        file = open_download(registry, ref, path)
+        name = quote(path.rpartition("/")[2], safe="", errors="replace")
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+        kind = "application/octet-stream"
+        return StreamingResponse(file.read_chunks(), headers=headers, media_type=kind)
 
     @app.get("/runs/{ref}/rollouts", response_class=RedirectResponse, status_code=303)
     def _serve_nearest_step(registry: opened, ref: str, step: Step = LONGEST) -> Response:

@@ -11,7 +11,7 @@ import click
 from rlx.cli.options import registry_option
 from rlx.cli.serving import access_options, choose_address
 from rlx.errors import SpecError
-from rlx.launch import open_registry
+from rlx.launch import create_missing_registry, open_registry
 
 __all__ = ["mlflow", "web"]
 
@@ -35,6 +35,7 @@ def web(url: str, **options: Any) -> int:
     from rlx_web.warm import warm_up_pages
 
     address = choose_address(**options)
+    create_missing_registry(url)
     with open_registry(url):
         pass
     require_free_port(address.host, address.port)

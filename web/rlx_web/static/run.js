@@ -1,6 +1,7 @@
 // The run page: fetches curves when their section comes into view, and keeps them up to date.
 
 import { merged, visible } from "/static/chart.js";
+import { now as clock } from "/static/clock.js";
 import { follow, got, lasting } from "/static/live.js";
 import { Board } from "/static/plot.js";
 
@@ -10,7 +11,8 @@ const MOST = 40, LONGEST = 8000;
 const ENDED = ["finished", "failed", "stopped", "lost"];
 /** @type {Map<string, {points: [number, number][], means?: [number, number][], width?: number}>} fetched curves, by metric */
 const curves = new Map();
-const board = new Board(document.getElementById("plots"), () => { for (const element of drawn()) load(element); });
+const form = document.getElementById("plots"); // not there as long as there are no curves
+const board = form && new Board(form, () => { for (const element of drawn()) load(element); });
 const seen = { seq: Number(strip.dataset.seq), event: Number(strip.dataset.event) };
 let sections = [];
 
@@ -85,13 +87,27 @@ function happened(events) {
   }
 }
 
+/** What the run does now, for instance its warm start. */
+function now(progress) {
+  strip.querySelector('[data-field="now"]').hidden = !progress;
+  if (!progress) return;
+  const { stage, done, total, note, doing } = progress, bar = strip.querySelector("progress.stage");
+  strip.querySelector('[data-field="stage"]').textContent = visible(`${stage} ${done}/${total} ${note} ${doing}`);
+  [bar.max, bar.value] = [total || 1, done];
+}
+
 function show(data) {
-  if (data.run.status !== strip.dataset.status) { location.reload(); return false; }
+  const isFirst = !board && Object.keys(data.points).length > 0;
+  if (isFirst || data.run.status !== strip.dataset.status) { location.reload(); return false; }
   strip.querySelector('[data-field="step"]').textContent = data.run.step;
   strip.querySelector('[data-field="phase"]').textContent = data.run.phase === null ? "—" : visible(data.run.phase);
-  strip.querySelector('[data-field="eta"]').textContent = lasting(data.run.eta);
-  const progress = strip.querySelector("progress");
+  const left = strip.querySelector('[data-field="eta"]');
+  left.dataset.until = data.run.eta === null ? "" : clock() + data.run.eta;
+  left.textContent = lasting(data.run.eta);
+  strip.querySelector('[data-field="heartbeat"]').dataset.at = data.run.heartbeat ?? "";
+  const progress = strip.querySelector("progress.steps");
   if (progress) progress.value = data.run.step;
+  now(data.progress);
   if (data.seq > seen.seq) grow(data.points);
   if (data.events.length) { happened(data.events); seen.event = data.events.at(-1).id; }
   seen.seq = data.seq;

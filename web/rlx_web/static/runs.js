@@ -37,7 +37,7 @@ if (here.searchParams.has("usual")) {
 }
 
 const total = document.getElementById("total");
-let counted = null;
+let counted = new URLSearchParams(location.search).get("q") ? null : Number(total.dataset.total);
 
 /** Writes into a column, if it is shown. */
 function fill(row, name, text) {
