@@ -18,9 +18,9 @@ def registry(url):
 
 def test_a_note_is_replaced_as_a_whole(registry):
     assert registry.notes.read("1") == RunNote() and registry.notes.every() == {}
-    registry.notes.write("1", "first\n\0", ["b", "a", "b"])
+    registry.notes.write("1", "first\n", ["b", "a", "b"])
     first = registry.notes.read("r-0001")
-    assert (first.note, first.tags) == ("first\n\0", ("b", "a"))
+    assert (first.note, first.tags) == ("first\n", ("b", "a"))
     registry.notes.write("1", "", [])
     second = registry.notes.read("1")
     assert (second.note, second.tags) == ("", ()) and second.at >= first.at

@@ -53,7 +53,7 @@ def test_artifacts_are_listed_and_downloaded_as_they_are(empty, registry, run, f
 @pytest.mark.parametrize(
     "path",
     ["../secret", "..%2Fsecret", "%2e%2e/secret", "pictures/../../secret", "/etc/passwd",
-     "%2Fetc%2Fpasswd", "spec.json", "journal.jsonl", "pictures", "", ".", "run.log%00", "a//b"],
+     "%2Fetc%2Fpasswd", "spec.json", "journal.jsonl", "pictures", "", "run.log%00", "a//b"],
 )  # fmt: skip
 def test_nothing_else_of_the_machine_is_served(empty, registry, run, folder, path):
     (folder / "spec.json").write_text(SECRET)  # is there, and not recorded

@@ -25,7 +25,7 @@ USUAL = ("seed", "status", "step", "accuracy", "brier", "ece", "headline")
 NUMBERS = ("seed", "step", "accuracy", "brier", "ece", "duration", "age")
 NOT_VARIED = ("name", "seed")
 MOST_VARIED = 6
-"""Maximum number of varied values shown as columns unasked."""
+"""Maximum number of values in which the experiments of a sweep differ."""
 
 Kind = Literal["field", "config", "metric"]
 
@@ -80,7 +80,10 @@ def list_offered_columns(chosen: Sequence[Column], varied: Sequence[str]) -> lis
 
 
 def find_varied_paths(experiments: Iterable[tuple[Iterable[str], Mapping[str, Any]]]) -> list[str]:
-    """The config values in which experiments with a common label differ, at most `MOST_VARIED`.
+    """The config values that a sweep varies: in which experiments with a common label differ.
+
+    Experiments that differ in more than `MOST_VARIED` values, or of which some lack a value, are no
+    sweep in it, but different recipes.
 
     Args:
         experiments: for each its labels (name, groups), and its values by path.
@@ -89,14 +92,21 @@ def find_varied_paths(experiments: Iterable[tuple[Iterable[str], Mapping[str, An
     for labels, values in experiments:
         for label in labels:
             alike.setdefault(label, []).append(values)
-    found = [
+    found = [_find_differing_paths(several) for several in alike.values()]
+    return list(
+        dict.fromkeys(path for paths in found if len(paths) <= MOST_VARIED for path in paths)
+    )
+
+
+def _find_differing_paths(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
+    first = experiments[0]
+    return [
         path
-        for several in alike.values()
-        for path in dict.fromkeys(path for values in several for path in values)
+        for path, value in first.items()
         if path not in NOT_VARIED
-        and any(values.get(path) != several[0].get(path) for values in several)
+        and all(path in values for values in experiments)
+        and any(values[path] != value for values in experiments)
     ]
-    return list(dict.fromkeys(found))[:MOST_VARIED]
 
 
 def _build_column(asked: str) -> Column:
