@@ -49,6 +49,7 @@ def fill(registry: Registry, home: Path) -> None:
     )
     for target, seq in (("mlflow", 4), ("mlflow-files", 2), ("mlflow-end", 5)):
         registry.results.set_mirror_cursor("1", target, seq)
+    registry.notes.write("1", "as expected", ["paper", "baseline"])
     registry.update_run("1", step=2, mlflow_experiment_id="1", phase=None)
     registry.transition("1", ["running"], "finished")
     registry.transition("2", ["submitted"], "running")

@@ -211,6 +211,7 @@ def shown(registry: Registry, folder: Path, text: str = "plain") -> None:
         registry.results.add_event(run.id, text, text, {"payload": text}, level="warning")
         registry.results.add_checkpoint(run.id, 3, "checkpoints/3", 4096, "c" * 64)
         registry.results.add_artifact(run.id, "spec.json", text)
+    registry.notes.write("1", text, [text])
     registry.transition("1", ["running"], "finished", text)
     _lives_on(registry, "r-0002")
     registry.machines.put_plugins(

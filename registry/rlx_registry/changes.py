@@ -239,6 +239,13 @@ def _write_group_row(connection: Connection, key: int, at: float, *, name: str) 
     connection.execute(build_insert_if_absent(connection, models.grouped), row)
 
 
+def _write_note_row(
+    connection: Connection, key: int, at: float, *, note: str, tags: Sequence[str]
+) -> None:
+    row = {"run_id": key, "note": note, "tags": list(tags), "at": at}
+    connection.execute(build_upsert(connection, models.note), row)
+
+
 def _write_mirror_row(
     connection: Connection, key: int, at: float, *, target: str, seq: int
 ) -> None:
@@ -259,6 +266,7 @@ KINDS: Mapping[str, Callable[..., Mapping[str, Any] | None]] = {
     "rollouts_removed": _delete_rollout_rows,
     "grouped": _write_group_row,
     "mirrored": _write_mirror_row,
+    "noted": _write_note_row,
 }
 
 

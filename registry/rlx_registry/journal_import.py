@@ -29,7 +29,7 @@ COLUMNS: Mapping[str, "Column[int]"] = {
     "artifact": models.artifact.c.seq,
 }
 """Columns whose numbers are unique over all runs of a registry."""
-SIGNS_OF_LIFE = frozenset(KINDS) - {"set", "grouped", "mirrored"}
+SIGNS_OF_LIFE = frozenset(KINDS) - {"set", "grouped", "mirrored", "noted"}
 MANY = 1000
 """Numbers per query."""
 LARGEST = 10**9

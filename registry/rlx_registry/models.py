@@ -240,6 +240,15 @@ grouped = Table(
     Index(None, "name"),
 )
 
+note = Table(
+    "rlx_note",
+    metadata,
+    _build_run_column(),
+    Column("note", AnyText, nullable=False),
+    _build_json_column("tags"),
+    Column("at", Double, nullable=False),
+)
+
 mirror = Table(
     "rlx_mirror",
     metadata,

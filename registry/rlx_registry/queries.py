@@ -107,6 +107,18 @@ class Queries:
                     found[called[of]][name] = (at, newest)
         return found
 
+    def specs(self, digests: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Returns the resolved experiment of every digest, that of its newest run."""
+        c = models.run.c
+        newest = select(func.max(c.id)).group_by(c.digest)
+        query = select(c.digest, c.spec)
+        if digests is not None:
+            newest = newest.where(c.digest.in_(list(digests)))
+        with self._database.open_reader() as connection:
+            return {
+                row.digest: row.spec for row in connection.execute(query.where(c.id.in_(newest)))
+            }
+
     def metric_names(self, run_id: str) -> list[str]:
         """Returns the names of a run's metrics, sorted."""
         key_c, c = models.metric_key.c, models.metric.c
@@ -248,6 +260,17 @@ class Queries:
         with self._database.open_run_reader(run_id) as (connection, key):
             query = select(c.step).where(c.run_id == key, c.problem_id == problem_id)
             return sorted(connection.scalars(query.distinct()))
+
+    def problem_runs(self, ids: Collection[str], problem_id: str) -> dict[str, int]:
+        """Returns those of some runs that sampled a problem, and the newest step that did."""
+        c, run = models.rollout.c, models.run.c
+        own = and_(c.run_id == run.id, c.problem_id == problem_id)
+        newest = select(func.max(c.step)).where(own).scalar_subquery()
+        with self._database.open_reader() as connection:
+            called = get_run_keys(connection, ids)
+            rows = connection.execute(select(run.id, newest).where(run.id.in_(list(called))))
+            found = {called[key]: step for key, step in rows if step is not None}
+        return {one: found[one] for one in ids if one in found}
 
     def turn_sizes(self, run_id: str, step: int) -> list[tuple[str, float | None, int]]:
         """Returns kind of turn, weighted reward and length in tokens of every row of a step."""

@@ -28,6 +28,7 @@ __all__ = [
     "MetricRow",
     "PluginRecord",
     "RolloutIndex",
+    "RunNote",
     "RunRecord",
     "RunRow",
     "StartedAttempt",
@@ -116,6 +117,21 @@ class RunRecord:
         heartbeat for `HEARTBEAT_LIMIT` seconds.
         """
         return _compute_effective_status(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RunNote:
+    """What people wrote on a run.
+
+    Attributes:
+        note: text; empty if there is none.
+        tags: words, each once, in the order in which they were given.
+        at: when it was written last; None if never.
+    """
+
+    note: str = ""
+    tags: tuple[str, ...] = ()
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from rlx_registry.database import Database, find_key, format_run_id
 from rlx_registry.engine import acquire_named_lock, select_backend
 from rlx_registry.journal_import import import_journal, read_journal
 from rlx_registry.machines import Machines, claim_devices
+from rlx_registry.notes import Notes
 from rlx_registry.plugin_records import find_changed_plugins
 from rlx_registry.queries import Queries
 from rlx_registry.records import (
@@ -50,6 +51,7 @@ class Registry:
         self.results = RunResults(database)
         self.queries = Queries(database)
         self.machines = Machines(database)
+        self.notes = Notes(database)
 
     @classmethod
     def open(cls, url: str, *, create: bool = True, read_only: bool = False) -> Self:

@@ -13,7 +13,7 @@ from rlx_registry.models import VERSION_TABLE
 
 __all__ = ["MIGRATIONS", "REVISIONS", "check_schema_revision", "find_revision", "upgrade_schema"]
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 """Revisions known to this version, oldest first; it uses the last one."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"

@@ -31,6 +31,7 @@ def snapshot_run(connection: Connection, key: int) -> Iterator[RunChange]:
     yield from _snapshot_rollouts(connection, key)
     yield from _snapshot_rows(connection, key, "grouped", models.grouped, "at")
     yield from _snapshot_rows(connection, key, "mirrored", models.mirror, "target")
+    yield from _snapshot_rows(connection, key, "noted", models.note, "at")
 
 
 def _snapshot_rows(

@@ -56,6 +56,7 @@ def told(registry, run_id):
         "index": {step: registry.results.rollout_index(run_id, step) for step in steps},
         "bodies": {step: registry.results.rollout_body(run_id, step) for step in steps},
         "groups": registry.list_run_groups(run_id),
+        "note": registry.notes.read(run_id),
         "cursors": [
             registry.results.mirror_cursor(run_id, target)
             for target in ("mlflow", "mlflow-files", "mlflow-end")

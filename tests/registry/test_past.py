@@ -8,7 +8,7 @@ from rlx_registry import Registry, SchemaError, models, schema
 KINDS = ("sqlite", "postgresql")
 VERSION = models.VERSION_TABLE
 OLD_TABLES = {table.name for table in models.metadata.sorted_tables} - {
-    *("rlx_device", "rlx_group", "rlx_plugin")
+    *("rlx_device", "rlx_group", "rlx_note", "rlx_plugin")
 }
 
 

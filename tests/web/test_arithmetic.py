@@ -1,13 +1,11 @@
 """What the scripts of the pages compute, against the same sums in Python."""
 
 import json
-import math
 import os
 import random
 import shutil
 import subprocess
 import unicodedata
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -74,30 +72,6 @@ def curves(count):
 
 
 @needs_node
-def test_ticks_are_few_round_and_inside():
-    draw = random.Random(1)
-    ends = [(0, 1), (-0.03, 0.11), (5, 5), (0, 230), (3, 2)]
-    ends += [tuple(sorted(draw.uniform(-1, 1) * 10**e for _ in "ab")) for e in range(-12, 13)] * 4
-    found = node("chart.js", "given.map(([a, b]) => m.ticks(a, b))", ends)
-    assert found[:4] == [[0, 0.25, 0.5, 0.75, 1], [0, 0.05, 0.1], [5], [0, 100, 200]]
-    for (low, high), marks in zip(ends[5:], found[5:], strict=True):
-        slack = 1e-6 * (high - low)
-        assert 2 <= len(marks) <= 6, (low, high, marks)
-        assert all(low - slack <= mark <= high + slack for mark in marks)
-        sizes = [b - a for a, b in pairwise(marks)]
-        assert sizes == pytest.approx([sizes[0]] * len(sizes))
-        digits = sizes[0] / 10 ** math.floor(math.log10(sizes[0]) + 1e-9)
-        assert min(abs(digits - round_) for round_ in (1, 2, 2.5, 5, 10)) < 1e-6
-
-
-@needs_node
-def test_scale_is_linear_and_of_one_value_the_middle():
-    cases = [(0, 2, 10, 20, 1), (3, 3, 10, 20, 3), (-1, 1, 100, 0, 0.5), (0, 4, 0, 1, 9)]
-    expression = "given.map(([a, b, from, to, v]) => m.scale(a, b, from, to)(v))"
-    assert node("chart.js", expression, cases) == [15, 15, 25, 2.25]
-
-
-@needs_node
 @pytest.mark.parametrize("weight", [0, 0.3, 0.98])
 def test_smoothing_is_a_weighted_mean_of_what_came_before(weight):
     given_ = curves(20)
@@ -111,19 +85,32 @@ def test_smoothing_is_a_weighted_mean_of_what_came_before(weight):
 
 
 @needs_node
-def test_bounds_are_those_of_every_curve():
-    given_ = [curves(3), curves(9), [[[4, -2.5]]]]
-    for some, box in zip(given_, node("chart.js", "given.map(m.bounds)", given_), strict=True):
-        xs, ys = zip(*(point for curve in some for point in curve), strict=True)
-        assert box == [min(xs), max(xs), min(ys), max(ys)]
+def test_columns_have_one_x_and_nothing_where_a_curve_has_no_point():
+    given_ = [curves(3), curves(9), [[[4, -2.5]]], [[[1, "nan"], [2, 0.5]], [[3, 1.0]]], []]
+    for some, found in zip(given_, node("chart.js", "given.map(m.columns)", given_), strict=True):
+        xs, *columns = found
+        assert xs == sorted({x for curve in some for x, _ in curve})
+        for curve, column in zip(some, columns, strict=True):
+            values = {x: y for x, y in curve if y != "nan"}
+            assert column == [values.get(x) for x in xs]
 
 
 @needs_node
-def test_the_nearest_point_and_of_two_as_near_the_earlier():
-    given_ = [[curve, x] for curve in curves(12) for x in (-5, 0, 17, 99.5, 100, 300)]
-    found = node("chart.js", "given.map(([c, x]) => m.nearest(c, x))", given_)
-    for (curve, x), point in zip(given_, found, strict=True):
-        assert point == min(curve, key=lambda p: (abs(p[0] - x), p[0]))
+def test_the_nearest_value_and_of_two_as_near_the_earlier():
+    given_ = [
+        [xs, column, i]
+        for xs, *some in [node("chart.js", "m.columns(given)", curves(9))]
+        for column in some
+        for i in (0, len(xs) // 2, len(xs) - 1)
+    ]
+    given_ += [[[1, 2, 3], [None, None, None], 1], [[1], [0.5], None]]
+    found = node("chart.js", "given.map(([xs, c, i]) => m.nearest(xs, c, i))", given_)
+    for (xs, column, i), at in zip(given_, found, strict=True):
+        known = [n for n, value in enumerate(column) if value is not None]
+        if i is None or not known:
+            assert at is None
+        else:
+            assert at == min(known, key=lambda n: (abs(xs[n] - xs[i]), xs[n]))
 
 
 @needs_node

@@ -44,7 +44,7 @@ def settled(page, path):
     page.goto(path)
     page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
     draw_sections(page)
-    for chart in page.locator("[data-section] figure svg").all():
+    for chart in page.locator("[data-section] figure .u-over").all():
         chart.hover(force=True)
     if path.endswith("/0"):
         page.locator("body[data-ready]").wait_for()

@@ -8,6 +8,7 @@ from pages import Page, dashboard
 from shown import SILENT, shown, submit
 
 from rlx_registry import Registry, RolloutIndex
+from rlx_web.pages.rollouts import find_reward_range
 
 STEP = "/runs/r-0001/rollouts/3"
 
@@ -90,14 +91,34 @@ def test_what_is_absent_is_not_zero(plain):
     assert "reward — advantage" in text
 
 
-def test_the_bars_are_as_wide_as_the_rewards_count(plain):
-    page = plain.page(STEP)
-    bars = rects(page)
-    # right 1 × 2 and short 0.25: of 2.25 in 120 units; what is logged alone has no part.
-    assert bars[:2] == [
-        {"class": "c0", "x": "0.0", "width": "106.7"},
-        {"class": "c1", "x": "106.7", "width": "13.3"},
+def test_the_length_of_a_bar_is_the_reward_on_one_scale_for_the_page(plain):
+    data, page = plain.twin(STEP), plain.page(STEP)
+    low, high = data["reward_range"]
+    assert (low, high) == (-1.0, 2.25), "the worst and the best weighted rewards of its rows"
+    zero, unit = -low / (high - low) * 120, 120 / (high - low)
+    # right 1 × 2 and short 0.25; what is logged alone has no part.
+    first, second = rects(page)[:2]
+    for bar, start, part in ((first, 0, 2.0), (second, 2.0, 0.25)):
+        assert float(bar["x"]) == pytest.approx(zero + start * unit, abs=0.01)
+        assert float(bar["width"]) == pytest.approx(part * unit, abs=0.01)
+    drawn = sum(float(bar["width"]) for bar in rects(page)) / unit
+    parts = [
+        entry["part"]
+        for row in by_row(data).values()
+        for entry in row["entries"]
+        if entry["counts"] and (entry["part"] or 0) > 0 and row["reward"] is not None
     ]
+    assert drawn == pytest.approx(sum(parts), abs=0.01)
+
+
+def test_the_range_of_rewards():
+    row = {"entries": [], "reward": None, "below": []}
+    scored = {"counts": True, "part": 2.0}
+    parts = {"entries": [scored, {**scored, "part": -0.5}, {**scored, "counts": False}]}
+    assert find_reward_range([]) == find_reward_range([row]) == (0, 0)
+    assert find_reward_range([{**row, "reward": -3.0}]) == (-3, 0)
+    assert find_reward_range([{**row, "below": [{**row, **parts}]}]) == (-0.5, 2)
+    assert find_reward_range([{**row, "reward": float("inf")}]) == (0, 0)
 
 
 def rects(page: Page):
@@ -198,6 +219,23 @@ def test_the_same_problem_at_two_steps_side_by_side(plain):
     alone = plain.twin(f"{STEP}?problem=p0 plain")
     assert alone["beside"] is None
     assert plain.get(f"{STEP}?problem=p0 plain&against=9").status_code == 404
+
+
+def test_the_same_problem_in_two_runs_side_by_side(plain):
+    data = plain.twin(f"{STEP}?problem=p0 plain&beside=2")
+    assert data["problem_runs"] == {"r-0002": 3}
+    other = data["beside"]
+    assert (other["run"]["id"], other["step"]) == ("r-0002", 3), "the step nearest to this one"
+    page = plain.page(f"{STEP}?problem=p0 plain&beside=2")
+    assert {"row-3-0", "r-0002-row-3-0"} <= set(page.values("id"))
+    assert {"/runs/r-0001/rollouts/3/0", "/runs/r-0002/rollouts/3/0"} <= set(page.values("href"))
+    earlier = plain.twin(f"{STEP}?problem=p0 plain&beside=2&against=1")["beside"]
+    assert (earlier["run"]["id"], earlier["step"]) == ("r-0002", 1)
+    link = f"{STEP}?problem=p0%20plain&beside=r-0002"
+    assert link in plain.page(f"{STEP}?problem=p0 plain").values("href")
+    for wrong in ("beside=r-0009", "beside=2&against=9"):
+        assert plain.get(f"{STEP}?problem=p0 plain&{wrong}").status_code == 404
+    assert plain.twin(f"{STEP}?beside=2")["beside"] is None, "of no problem in particular"
 
 
 def test_what_was_said_of_the_batch(plain):

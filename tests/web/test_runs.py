@@ -98,10 +98,17 @@ def test_only_a_group_in_which_something_goes_on_is_open(empty, registry):
     assert not empty.twin("/")["groups"][0]["open"]
     page = empty.page("/")
     assert page.values("aria-expanded") == ["false"]
-    assert page.values("hidden") == ["", ""]
+    assert folded(page) == 2
     submit(registry, 2, status="running")
     assert empty.twin("/")["groups"][0]["open"]
-    assert empty.page("/").values("hidden") == []
+    assert folded(empty.page("/")) == 0
+
+
+def folded(page):
+    """The number of runs that are not shown."""
+    return sum(
+        tag == "tr" and "hidden" in {name for name, _ in said} for _, tag, said in page.shape
+    )
 
 
 @pytest.fixture
@@ -188,5 +195,6 @@ def test_what_is_asked_again_and_again_is_about_what_goes_on(empty, registry):
 
 
 def test_no_runs_at_all(empty):
-    assert empty.twin("/") == {"filter": "", "groups": [], "page": 1, "pages": 1, "total": 0}
+    data = empty.twin("/")
+    assert (data["groups"], data["page"], data["pages"], data["total"]) == ([], 1, 1, 0)
     assert "No runs yet" in empty.page("/").text

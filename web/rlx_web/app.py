@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException as Refusal
@@ -25,8 +25,11 @@ from rlx_registry import (
 )
 from rlx_web.access import HEADERS, Access, AccessGuard
 from rlx_web.memo import Memo
+from rlx_web.notes import NoteError, parse_note, parse_tags
+from rlx_web.pages.columns import ColumnError
 from rlx_web.pages.compare import build_comparison_page
 from rlx_web.pages.credit import build_credit_page
+from rlx_web.pages.files import build_log_page, open_download
 from rlx_web.pages.rollouts import build_rollouts_page, nearest_step
 from rlx_web.pages.run import RESUMABLE, build_run_curves, build_run_page, live_run, run_sections
 from rlx_web.pages.runs import build_run_list_page, live_runs
@@ -40,11 +43,14 @@ LONGEST = 2**31 - 1
 """The largest step or row number that a registry can store."""
 BODY = 4096
 """Maximum size of a form in bytes."""
+NOTE_BODY = 65536
+"""Maximum size of the form of a note, whose characters take up to twelve bytes."""
 
 Text = Annotated[str, Query(max_length=200)]
 Name = Annotated[str, Query(max_length=2000)]
 Page = Annotated[int, Query(ge=1, le=100_000)]
 Step = Annotated[int, Query(ge=0, le=LONGEST)]
+Offset = Annotated[int, Query(ge=0, le=2**53)]
 View = Callable[..., dict[str, Any]]
 
 
@@ -67,8 +73,8 @@ def create_app(registry_url: str, access: Access) -> FastAPI:
     """Returns the dashboard application of one registry, which need not exist yet.
 
     Every request opens the database for reading, so it may be created, upgraded or moved while the
-    dashboard runs. While it cannot be read, pages explain why with status 503. Only two forms
-    write: they request a run to stop, and requeue a run.
+    dashboard runs. While it cannot be read, pages explain why with status 503. Only three forms
+    write: they request a run to stop, requeue a run, and replace a run's note and tags.
 
     Args:
         access: accepted requests.
@@ -123,8 +129,16 @@ class _PageAndJson:
 
 def _add_lists(both: _PageAndJson, opened: Any) -> None:
     @both("/", "runs.html")
-    def _serve_run_list(registry: opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
-        return build_run_list_page(registry, q, page)
+    def _serve_run_list(
+        registry: opened,
+        q: Text = "",
+        page: Page = 1,
+        column: Annotated[list[Text], Query(max_length=60)] = [],  # noqa: B006
+    ) -> dict[str, Any]:
+        try:
+            return build_run_list_page(registry, q, page, [one for one in column if one])
+        except ColumnError as error:
+            raise HTTPException(422, str(error)) from error
 
     @both("/compare", "compare.html")
     def _serve_comparison(
@@ -160,11 +174,18 @@ def _add_runs(both: _PageAndJson, opened: Any) -> None:
         step: int,
         query: Annotated[RolloutQuery, Depends(_parse_rollout_query)],
         against: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
+        beside: Text = "",
         page: Page = 1,
     ) -> dict[str, Any]:
         _check_row_numbers(step)
         other = int(against) if against else None
-        return build_rollouts_page(registry, ref, step, query, other, page)
+        return build_rollouts_page(registry, ref, step, query, other, page, beside)
+
+    @both("/runs/{ref}/log", "log.html")
+    def _serve_log(
+        registry: opened, ref: str, before: Offset | None = None, after: Offset | None = None
+    ) -> dict[str, Any]:
+        return build_log_page(registry, ref, before, after)
 
     @both("/runs/{ref}", "run.html")
     def _serve_run(registry: opened, ref: str) -> dict[str, Any]:
@@ -246,6 +267,14 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
             memo(key, lambda: _dump_json(build_run_curves(registry, ref, name, x, smooth)))
         )
 
+    @app.get("/runs/{ref}/files/{path:path}", response_class=StreamingResponse)
+    def _serve_file(registry: opened, ref: str, path: str) -> Response:
+        file = open_download(registry, ref, path)
+        name = quote(path.rpartition("/")[2], safe="", errors="replace")
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+        kind = "application/octet-stream"
+        return StreamingResponse(file.read_chunks(), headers=headers, media_type=kind)
+
     @app.get("/runs/{ref}/rollouts", response_class=RedirectResponse, status_code=303)
     def _serve_nearest_step(registry: opened, ref: str, step: Step = LONGEST) -> Response:
         at = nearest_step(registry, ref, step)
@@ -253,19 +282,36 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
 
 
 def _add_requests(app: FastAPI, url: str, access: Access) -> None:
-    async def _check_write_form(request: Request) -> None:
-        content = b""
-        try:
-            async for part in request.stream():
-                content += part
-                if len(content) > BODY:
-                    raise HTTPException(413, "the form is too large")
-        except ClientDisconnect as error:  # nobody reads the response, but the log stays clean
-            raise HTTPException(400, "the form is incomplete") from error
-        fields = parse_qs(content.decode("ascii", "replace"))
-        access.require_write(fields.get("write", [""])[0])
+    def _read_write_form(limit: int) -> Callable[[Request], Awaitable[dict[str, str]]]:
+        async def read_form(request: Request) -> dict[str, str]:
+            content = b""
+            try:
+                async for part in request.stream():
+                    content += part
+                    if len(content) > limit:
+                        raise HTTPException(413, "the form is too large")
+            except ClientDisconnect as error:  # nobody reads the response, but the log stays clean
+                raise HTTPException(400, "the form is incomplete") from error
+            fields = {n: v[0] for n, v in parse_qs(content.decode("ascii", "replace")).items()}
+            access.require_write(fields.get("write", ""))
+            return fields
 
-    ours = [Depends(_check_write_form)]
+        return read_form
+
+    ours = [Depends(_read_write_form(BODY))]
+    note_form = Depends(_read_write_form(NOTE_BODY))
+
+    @app.post("/runs/{ref}/note", status_code=303)
+    def _write_note(ref: str, form: Annotated[dict[str, str], note_form]) -> Response:
+        """Replaces the run's note and tags."""
+        try:
+            note, tags = parse_note(form.get("note", "")), parse_tags(form.get("tags", ""))
+        except NoteError as error:
+            raise HTTPException(422, str(error)) from error
+        with Registry.open(url, create=False) as registry:
+            record = registry.run(ref)
+            registry.notes.write(record.id, note, tags)
+        return RedirectResponse(f"/runs/{record.id}", 303)
 
     @app.post("/runs/{ref}/stop", dependencies=ours, status_code=303)
     def _stop_run(ref: str) -> Response:

@@ -144,6 +144,7 @@ def get_recipe_number(label: str) -> int:
 
 templates = Jinja2Templates(Path(__file__).parent / "templates")
 templates.env.autoescape = True
+templates.env.globals["now"] = time.time
 templates.env.trim_blocks = templates.env.lstrip_blocks = True
 templates.env.filters |= {
     "visible": render_visible_text,

@@ -12,7 +12,7 @@ from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
 from rlx.cli.serving import access_options, choose_address
 from rlx.errors import SpecError
-from rlx.launch import open_registry
+from rlx.launch import create_missing_registry, open_registry
 
 __all__ = ["mlflow", "web"]
 
@@ -36,6 +36,7 @@ def web(url: str, **options: Any) -> int:
     from rlx_web.warm import warm_up_pages
 
     address = choose_address(**options)
+    create_missing_registry(url)
     with open_registry(url):
         pass
     require_free_port(address.host, address.port)

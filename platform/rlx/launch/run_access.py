@@ -23,6 +23,7 @@ __all__ = [
     "BROKEN_OFF",
     "KILLED",
     "RUN_LIKE",
+    "create_missing_registry",
     "end_orphaned_run",
     "get_registry_url",
     "get_run_exit_code",
@@ -61,6 +62,20 @@ def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
             yield registry
     except rlx_registry.RegistryDatabaseError as error:
         raise convert_to_rlx_error(error) or error from error
+
+
+def create_missing_registry(url: str) -> None:
+    """Creates an SQLite registry unless its file is there, so that pages can show it empty.
+
+    Raises:
+        EnvironmentFault: its folder cannot be written.
+        RegistryError: the database cannot be created.
+    """
+    target = tracking_url(url)
+    path = Path(unquote(target.removeprefix("sqlite:///")))
+    if target.startswith("sqlite:///") and not path.exists():
+        with open_registry(url, read_only=False):
+            pass
 
 
 def _prepare_registry_file(url: str, read_only: bool) -> str:

@@ -1,7 +1,7 @@
 """The rollouts page: prompts of a step with trees of answers and their continuations."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,20 +15,30 @@ from rlx_web.pages.bodies import (
 )
 from rlx_web.pages.run import build_run_summary
 
-__all__ = ["build_rollouts_page", "nearest_step"]
+__all__ = ["build_rollouts_page", "find_reward_range", "nearest_step"]
 
 SCREEN = 4
 """Prompts per page."""
+OTHERS = 60
+"""Number of the newest runs that are looked at for a problem."""
 
 
 def build_rollouts_page(
-    registry: Registry, ref: str, step: int, query: RolloutQuery, against: int | None, page: int
+    registry: Registry,
+    ref: str,
+    step: int,
+    query: RolloutQuery,
+    against: int | None,
+    page: int,
+    beside: str = "",
 ) -> dict[str, Any]:
-    """One page of the trees of a step that match a query; or one problem at two steps.
+    """One page of the trees of a step that match a query; or one problem at two steps or runs.
 
     Args:
         against: another step, whose trees of the same problem are shown beside.
         page: from 1.
+        beside: another run, whose trees of the same problem are shown beside: at the step
+            `against`, or at its step that is nearest to `step`.
 
     Raises:
         NotFoundError: a step has no recorded rollouts.
@@ -41,33 +51,75 @@ def build_rollouts_page(
     page = min(page, pages)
     largest = registry.queries.largest_advantages(record.id, step)
     trees = _build_step_trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
-    beside = None
-    if query.problem is not None and against is not None:
-        _get_step_position(record, steps, against)
-        others = registry.queries.matching_trees(
-            record.id, against, RolloutQuery(problem=query.problem)
+    other = None
+    if query.problem is not None and (beside or against is not None):
+        other = _build_other_trees(
+            registry, registry.run(beside) if beside else record, query.problem, against, step
         )
-        beside = _build_step_trees(registry, record, against, others[:SCREEN])
     with_problem = (
         registry.queries.problem_steps(record.id, query.problem) if query.problem else None
     )
+    visible = [*trees["trees"], *(other["trees"] if other else ())]
     return {
         "run": build_run_summary(record),
         "step": step,
         "steps": {"first": steps[0], "last": steps[-1], "count": len(steps)},
         "previous": steps[at - 1] if at else None,
         "next": steps[at + 1] if at + 1 < len(steps) else None,
-        "query": asdict(query) | {"against": against},
+        "query": asdict(query) | {"against": against, "beside": beside},
         "page": page,
         "pages": pages,
         "matching": len(wanted),
         "largest": largest,
         "problem_steps": with_problem,
+        "problem_runs": _list_other_runs(registry, record, query.problem) if query.problem else {},
+        "reward_range": find_reward_range(row for tree in visible for row in tree["rows"]),
         "statistics": registry.results.rollout_body(record.id, step).statistics,
         "turns": sorted(largest),
         **trees,
         "missing": trees["missing"] or unread,
-        "beside": beside,
+        "beside": other,
+    }
+
+
+def find_reward_range(rows: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
+    """The most negative and the most positive weighted rewards of rows and those below; 0 inside.
+
+    The bars of all rows have this range, so that the length of each part is its reward.
+    """
+    low = high = 0.0
+    for row in rows:
+        parts = [e["part"] for e in row["entries"] if e["counts"] and e["part"] is not None]
+        parts = parts if row["entries"] else [row["reward"] or 0.0]
+        finite = [part for part in parts if math.isfinite(part)]
+        below = find_reward_range(row["below"])
+        low = min(low, below[0], sum(part for part in finite if part < 0))
+        high = max(high, below[1], sum(part for part in finite if part > 0))
+    return low, high
+
+
+def _list_other_runs(registry: Registry, record: RunRecord, problem: str) -> dict[str, int]:
+    """The newest other runs that sampled a problem, and the newest step that did."""
+    rows = [row.id for row in registry.queries.run_rows() if row.id != record.id]
+    return registry.queries.problem_runs(rows[:OTHERS], problem)
+
+
+def _build_other_trees(
+    registry: Registry, record: RunRecord, problem: str, against: int | None, step: int
+) -> dict[str, Any]:
+    """The trees of a problem at a step of a run; by default its step nearest to `step`."""
+    if against is None:
+        sampled = registry.queries.problem_steps(record.id, problem)
+        if not sampled:
+            raise NotFoundError(f"{record.id} has not sampled the problem {problem}")
+        against = min(sampled, key=lambda s: (abs(s - step), s))
+    _get_step_position(record, registry.results.rollout_steps(record.id), against)
+    trees = registry.queries.matching_trees(record.id, against, RolloutQuery(problem=problem))
+    return {
+        "run": build_run_summary(record),
+        "step": against,
+        "largest": registry.queries.largest_advantages(record.id, against),
+        **_build_step_trees(registry, record, against, trees[:SCREEN]),
     }
 
 

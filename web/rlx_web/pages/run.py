@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rlx_registry import ENDED, Curve, EvaluationRecord, Registry, RunRecord
+from rlx_web.notes import NOTE_LIMITS
 from rlx_web.pages.distributions import build_distributions
+from rlx_web.pages.files import list_run_files, read_run_progress, tail_log
 from rlx_web.pages.runs import STRIP
 from rlx_web.pages.sections import build_metric_sections
 
@@ -51,6 +53,7 @@ PACE = 12
 """Number of recent steps used to estimate the remaining time."""
 CLOCK = "perf/step_s"
 EVENTS = 200
+LOG_LINES = 20
 NEWS = 2000
 """Maximum number of metric values returned per poll."""
 
@@ -64,6 +67,9 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         **run_sections(registry, record.id),
+        "note": asdict(registry.notes.read(record.id)),
+        "note_limits": NOTE_LIMITS,
+        "latest": _find_latest_values(registry, record.id),
         "seq": registry.queries.last_seq(record.id),
         "evaluations": evaluation_tables(evaluations),
         "probes": build_probe_tables(evaluations),
@@ -75,6 +81,9 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
         "distributions": build_distributions(registry, record.id, steps),
         "checkpoints": [asdict(c) for c in registry.results.checkpoints(record.id)],
         "artifacts": [asdict(a) for a in registry.results.artifacts(record.id)],
+        "files": list_run_files(registry, record),
+        "log": tail_log(registry, record, LOG_LINES),
+        "progress": read_run_progress(record),
         "plugins": record.plugins,
         "code": record.code,
         "environment": record.environment,
@@ -92,6 +101,13 @@ def run_sections(registry: Registry, ref: str) -> dict[str, Any]:
     return {"sections": [asdict(section) for section in build_metric_sections(names)]}
 
 
+def _find_latest_values(registry: Registry, run_id: str) -> dict[str, dict[str, float]]:
+    """The newest value of every metric, and its step."""
+    names = registry.queries.metric_names(run_id)
+    newest = registry.queries.last_values([run_id], names)[run_id]
+    return {name: {"step": step, "value": value} for name, (step, value) in newest.items()}
+
+
 def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, Any]:
     """Updates for an open run page.
 
@@ -103,6 +119,7 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
     seq, points = registry.queries.new_values(record.id, after, NEWS)
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
+        "progress": read_run_progress(record),
         "seq": seq,
         "points": points,
         "events": [asdict(e) for e in registry.queries.newest_events(record.id, EVENTS, event)],

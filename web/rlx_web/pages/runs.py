@@ -1,12 +1,20 @@
 """The list of runs, grouped by experiment, with means and intervals over seeds."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
-from rlx_registry import ENDED, Registry, RunRow
+from rlx_registry import ENDED, Registry, RunNote, RunRow
+from rlx_web.pages.columns import (
+    Column,
+    find_varied_paths,
+    list_offered_columns,
+    select_columns,
+)
+from rlx_web.pages.filters import RunLabels, find_matching_runs, list_config_values
 
 __all__ = [
     "HEADLINES",
@@ -29,44 +37,90 @@ LATE = ("train/reward", "train/loss")
 STRIP = tuple(name for name in RunRow.__dataclass_fields__ if name != "directory")
 
 
-def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, Any]:
-    """One page of experiments, newest first, each with its runs and their held-out metrics.
+def build_run_list_page(
+    registry: Registry, text: str, page: int, asked: Sequence[str] = ()
+) -> dict[str, Any]:
+    """One page of experiments, newest first, each with its runs and the chosen columns.
 
     Args:
-        text: filter words, all of which must occur in a run's id, name, digest, status, host or
-            groups, or match as `status:running`, `seed:3`, `name:rlcr`, `group:rlcr-seeds`.
+        text: filter; see `find_matching_runs`.
         page: from 1.
+        asked: ids of columns, in order; see `Column`. If empty, the usual ones.
+
+    Raises:
+        ColumnError: there is no such column.
     """
-    joined: dict[str, list[str]] = {}
-    for name, members in registry.groups().items():
-        for member in members:
-            joined.setdefault(member, []).append(name)
-    words = text.split()
-    rows = [
-        row
-        for row in registry.queries.run_rows()
-        if _matches_filter_words(row, joined.get(row.id, ()), words)
-    ]
+    labels = _find_run_labels(registry)
+    rows = find_matching_runs(registry, registry.queries.run_rows(), labels, text)
     groups: dict[tuple[str, str], list[RunRow]] = {}
     for row in rows:
         groups.setdefault((row.name, row.digest), []).append(row)
     pages = max(1, math.ceil(len(groups) / SCREEN))
     page = min(page, pages)
     visible = list(groups.values())[(page - 1) * SCREEN : page * SCREEN]
+    config = {
+        digest: dict(list_config_values(spec))
+        for digest, spec in registry.queries.specs({group[0].digest for group in visible}).items()
+    }
+    varied = find_varied_paths(
+        ({group[0].name, *_join_groups(group, labels)}, config[group[0].digest])
+        for group in visible
+    )
+    notes = [labels[row.id].note for group in visible for row in group if row.id in labels]
+    columns = select_columns(asked, varied, any(n.tags for n in notes), any(n.note for n in notes))
+    metrics = [column.name for column in columns if column.kind == "metric"]
     values = registry.queries.last_values(
-        [row.id for group in visible for row in group], [*HELD_OUT.values(), *HEADLINES, *LATE]
+        [row.id for group in visible for row in group],
+        [*HELD_OUT.values(), *HEADLINES, *LATE, *metrics],
     )
     return {
         "filter": text,
         "groups": [
-            _build_experiment_group(registry, group, values)
-            | {"joined": sorted({name for row in group for name in joined.get(row.id, ())})}
+            _build_experiment_group(registry, group, values, metrics)
+            | {"joined": _join_groups(group, labels)}
+            | _build_group_labels(group, labels)
+            | {"config": _select_config(columns, config[group[0].digest])}
             for group in visible
         ],
         "page": page,
         "pages": pages,
         "total": len(rows),
+        "columns": [asdict(column) | {"is_number": column.is_number} for column in columns],
+        "offered": [asdict(column) for column in list_offered_columns(columns, varied)],
+        "asked": list(asked),
+        "config_paths": sorted({path for values in config.values() for path in values}),
+        "metric_names": registry.queries.metric_names(visible[0][0].id) if visible else [],
     }
+
+
+def _find_run_labels(registry: Registry) -> dict[str, RunLabels]:
+    """The groups and notes of the runs that have any."""
+    joined: dict[str, list[str]] = {}
+    for name, members in registry.groups().items():
+        for member in members:
+            joined.setdefault(member, []).append(name)
+    notes = registry.notes.every()
+    return {
+        run: RunLabels(tuple(joined.get(run, ())), notes.get(run, RunNote()))
+        for run in {*joined, *notes}
+    }
+
+
+def _join_groups(group: Sequence[RunRow], labels: Mapping[str, RunLabels]) -> list[str]:
+    return sorted({name for row in group if row.id in labels for name in labels[row.id].groups})
+
+
+def _build_group_labels(group: Sequence[RunRow], labels: Mapping[str, RunLabels]) -> dict[str, Any]:
+    """The notes and tags of a group's runs, and every tag once."""
+    notes = {row.id: labels[row.id].note for row in group if row.id in labels}
+    return {
+        "notes": {run: {"note": n.note, "tags": list(n.tags)} for run, n in notes.items()},
+        "tags": list(dict.fromkeys(tag for n in notes.values() for tag in n.tags)),
+    }
+
+
+def _select_config(columns: Sequence[Column], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {c.name: values.get(c.name) for c in columns if c.kind == "config"}
 
 
 def live_runs(registry: Registry) -> dict[str, Any]:
@@ -101,29 +155,11 @@ def compute_mean_cell(values: Sequence[float]) -> dict[str, float | int | None]:
     return {"mean": mean, "low": low, "high": high, "n": len(values)}
 
 
-def _matches_filter_words(row: RunRow, groups: Sequence[str], words: Iterable[str]) -> bool:
-    status = row.effective_status
-    known: dict[str, Sequence[str]] = {
-        "status": [status],
-        "seed": [str(row.seed)],
-        "name": [row.name],
-        "group": groups,
-    }
-    everything = " ".join((row.id, row.name, row.digest, status, row.host or "", *groups)).lower()
-    for word in words:
-        key, colon, value = word.lower().partition(":")
-        if colon and key in known:
-            if value not in (one.lower() for one in known[key]):
-                return False
-        elif word.lower() not in everything:
-            return False
-    return True
-
-
 def _build_experiment_group(
     registry: Registry,
     group: Sequence[RunRow],
     values: Mapping[str, Mapping[str, tuple[int, float]]],
+    metrics: Sequence[str],
 ) -> dict[str, Any]:
     newest: dict[int, RunRow] = {}
     for row in group:  # newest first
@@ -149,8 +185,24 @@ def _build_experiment_group(
         "open": len(group) > 1 and any(row.effective_status not in ENDED for row in group),
         "figures": folded,
         "headline": _find_headline_curve(registry, group, values),
-        "runs": [build_row_summary(row) | {"figures": reached[row.id]} for row in group],
+        "metrics": {
+            name: compute_mean_cell(
+                [values[r.id][name][1] for r in newest.values() if name in values[r.id]]
+            )
+            for name in metrics
+        },
+        "runs": [
+            build_row_summary(row)
+            | {"figures": reached[row.id], "duration": _compute_duration(row)}
+            | {"metrics": {name: values[row.id].get(name) for name in metrics}}
+            for row in group
+        ],
     }
+
+
+def _compute_duration(row: RunRow) -> float | None:
+    """Seconds since a run first started, until it ended; None before."""
+    return None if row.started is None else (row.ended or time.time()) - row.started
 
 
 def _get_held_out_figures(

@@ -32,3 +32,11 @@ export function lasting(seconds) {
     if (seconds >= size) return `${(seconds / size).toFixed(1)} ${unit}`;
   return `${seconds.toFixed(0)} s`;
 }
+
+/** The time since something, formatted as on the pages. @param {number} seconds */
+export function ago(seconds) {
+  const passed = Math.max(0, seconds);
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])
+    if (passed >= size) return `${(passed / size).toFixed(0)} ${unit} ago`;
+  return `${passed.toFixed(0)} s ago`;
+}

@@ -1,20 +1,29 @@
 // The run page: fetches curves when their section comes into view, and keeps them up to date.
 
-import { draw, merged, visible } from "/static/chart.js";
+import { merged, visible } from "/static/chart.js";
+import { now as clock } from "/static/clock.js";
 import { follow, got, lasting } from "/static/live.js";
+import { Board } from "/static/plot.js";
 
 const strip = document.getElementById("strip"), run = strip.dataset.run;
 const place = `/runs/${run}`;
 const MOST = 40, LONGEST = 8000;
 const ENDED = ["finished", "failed", "stopped", "lost"];
-/** @type {Map<string, [number, number][]>} curves that have been fetched, by metric */
+/** @type {Map<string, {points: [number, number][], means?: [number, number][], width?: number}>} fetched curves, by metric */
 const curves = new Map();
+const form = document.getElementById("plots"); // not there as long as there are no curves
+const board = form && new Board(form, () => { for (const element of drawn()) load(element); });
 const seen = { seq: Number(strip.dataset.seq), event: Number(strip.dataset.event) };
 let sections = [];
 
+/** The sections that have been drawn. */
+function drawn() {
+  return document.querySelectorAll("[data-section][data-ready]");
+}
+
 function redraw(figure, chart) {
-  const shown = chart.curves.map(([name, label]) => ({ label, points: curves.get(name) ?? [] }));
-  if (shown.some((c) => c.points.length)) draw(figure, shown, { title: chart.title });
+  const shown = chart.curves.map(([name, label]) => ({ label, points: [], ...curves.get(name) }));
+  board.draw(figure, shown, { title: chart.title });
 }
 
 /** Splits names into batches that fit into one address. */
@@ -30,12 +39,15 @@ function batches(names) {
   return found;
 }
 
-async function load(element) {
-  const part = sections[Number(element.dataset.section)];
+/** Draws a section; fetches what it lacks, which for smoothing are means over buckets of steps. */
+async function load(element, again = false) {
+  const part = sections[Number(element.dataset.section)], smooth = board.weight > 0;
   const names = part.charts.flatMap((chart) => chart.curves.map(([name]) => name));
-  for (const some of batches(names)) {
-    const data = await got(`${place}/curves.json?${new URLSearchParams(some.map((name) => ["name", name]))}`);
-    for (const [name, points] of Object.entries(data?.curves ?? {})) curves.set(name, points);
+  const lacking = names.filter((name) => again || !curves.has(name) || (smooth && !curves.get(name).means));
+  for (const some of batches(lacking)) {
+    const asked = [...some.map((name) => ["name", name]), ["smooth", smooth]];
+    const data = await got(`${place}/curves.json?${new URLSearchParams(asked)}`);
+    for (const [name, points] of Object.entries(data?.curves ?? {})) curves.set(name, { points, means: data.means?.[name], width: data.width });
   }
   for (const figure of element.querySelectorAll("[data-chart]")) redraw(figure, part.charts[Number(figure.dataset.chart)]);
   element.dataset.ready = "true";
@@ -43,12 +55,19 @@ async function load(element) {
 
 function grow(points) {
   const news = new Map(Object.entries(points));
-  for (const [name, more] of news) if (curves.has(name)) curves.set(name, merged(curves.get(name), more));
-  for (const element of document.querySelectorAll("[data-section][data-ready]"))
-    for (const figure of element.querySelectorAll("[data-chart]")) {
-      const chart = sections[Number(element.dataset.section)].charts[Number(figure.dataset.chart)];
-      if (!figure.matches(":hover") && chart.curves.some(([name]) => news.has(name))) redraw(figure, chart);
+  for (const [name, more] of news)
+    if (curves.has(name)) {
+      const { points: old, means, width } = curves.get(name), now = merged(old, more);
+      curves.set(name, { points: now, width, means: width === 1 && means ? now : means });
     }
+  for (const element of drawn()) {
+    const part = sections[Number(element.dataset.section)];
+    const grown = [...element.querySelectorAll("[data-chart]:not(:hover)")].filter((figure) =>
+      part.charts[Number(figure.dataset.chart)].curves.some(([name]) => news.has(name)));
+    const wide = part.charts.some((chart) => chart.curves.some(([name]) => curves.get(name)?.width > 1));
+    if (grown.length && wide && board.weight) load(element, true);
+    else for (const figure of grown) redraw(figure, part.charts[Number(figure.dataset.chart)]);
+  }
 }
 
 function happened(events) {
@@ -68,13 +87,27 @@ function happened(events) {
   }
 }
 
+/** What the run does now, for instance its warm start. */
+function now(progress) {
+  strip.querySelector('[data-field="now"]').hidden = !progress;
+  if (!progress) return;
+  const { stage, done, total, note, doing } = progress, bar = strip.querySelector("progress.stage");
+  strip.querySelector('[data-field="stage"]').textContent = visible(`${stage} ${done}/${total} ${note} ${doing}`);
+  [bar.max, bar.value] = [total || 1, done];
+}
+
 function show(data) {
-  if (data.run.status !== strip.dataset.status) { location.reload(); return false; }
+  const isFirst = !board && Object.keys(data.points).length > 0;
+  if (isFirst || data.run.status !== strip.dataset.status) { location.reload(); return false; }
   strip.querySelector('[data-field="step"]').textContent = data.run.step;
   strip.querySelector('[data-field="phase"]').textContent = data.run.phase === null ? "—" : visible(data.run.phase);
-  strip.querySelector('[data-field="eta"]').textContent = lasting(data.run.eta);
-  const progress = strip.querySelector("progress");
+  const left = strip.querySelector('[data-field="eta"]');
+  left.dataset.until = data.run.eta === null ? "" : clock() + data.run.eta;
+  left.textContent = lasting(data.run.eta);
+  strip.querySelector('[data-field="heartbeat"]').dataset.at = data.run.heartbeat ?? "";
+  const progress = strip.querySelector("progress.steps");
   if (progress) progress.value = data.run.step;
+  now(data.progress);
   if (data.seq > seen.seq) grow(data.points);
   if (data.events.length) { happened(data.events); seen.event = data.events.at(-1).id; }
   seen.seq = data.seq;

@@ -15,21 +15,48 @@ for (const box of document.querySelectorAll("[data-all]"))
     for (const one of box.closest("tbody").querySelectorAll('input[name="run"]')) one.checked = box.checked;
   });
 
+// The choice of columns: moved by buttons, and kept for the next visit.
+for (const button of document.querySelectorAll("[data-move]")) {
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const item = button.closest("li");
+    button.dataset.move < 0 ? item.previousElementSibling?.before(item) : item.nextElementSibling?.after(item);
+    button.focus();
+  });
+}
+
+const KEPT = "rlx-columns", here = new URL(location);
+const columns = here.searchParams.getAll("column").filter(Boolean);
+if (here.searchParams.has("usual")) {
+  localStorage.removeItem(KEPT);
+} else if (columns.length) {
+  localStorage.setItem(KEPT, JSON.stringify(columns));
+} else if (localStorage.getItem(KEPT)) {
+  for (const id of JSON.parse(localStorage.getItem(KEPT))) here.searchParams.append("column", id);
+  location.replace(here);
+}
+
 const total = document.getElementById("total");
-let counted = null;
+let counted = new URLSearchParams(location.search).get("q") ? null : Number(total.dataset.total);
+
+/** Writes into a column, if it is shown. */
+function fill(row, name, text) {
+  const cell = row.querySelector(`[data-field="${name}"]`);
+  if (cell) cell.textContent = text;
+}
 
 function show(data) {
   const alive = new Map(data.runs.map((run) => [run.id, run]));
   for (const row of document.querySelectorAll("[data-run]")) {
     const run = alive.get(row.dataset.run), badge = row.querySelector(".badge");
     if (!run) {
-      if (["running", "submitted"].includes(badge.textContent)) return again();
+      if (["running", "submitted"].includes(row.dataset.status)) return again();
       continue;
     }
-    if (badge.textContent !== run.status) { badge.textContent = run.status; badge.className = `badge ${run.status}`; }
-    row.querySelector('[data-field="step"]').textContent = run.step;
-    for (const [name, figure] of Object.entries(run.figures))
-      if (figure && figure.step) row.querySelector(`[data-field="${name}"]`).textContent = number(figure.value);
+    row.dataset.status = run.status;
+    if (badge) { badge.textContent = run.status; badge.className = `badge ${run.status}`; }
+    fill(row, "step", run.step);
+    for (const [name, figure] of Object.entries(run.figures)) if (figure?.step) fill(row, name, number(figure.value));
   }
   const now = Object.values(data.statuses).reduce((a, b) => a + b, 0);
   counted ??= now;

@@ -1,0 +1,155 @@
+"""The charts of a page: what comes first, values without scripts, zoom, scale, smoothing, hover."""
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from browsing import draw_sections, served
+from playwright.sync_api import expect
+from shown import submit
+
+import rlx_web
+
+RUN = "/runs/r-0001"
+LIBRARY = Path(rlx_web.__file__).parent / "static" / "uplot"
+
+
+def chart(page, title):
+    return page.locator("figure.chart", has=page.get_by_title(title, exact=True))
+
+
+def entry(page, title):
+    return chart(page, title).locator(".legend b").first
+
+
+def axis(page, title):
+    """The steps at both ends of a chart, as the pointer says them there."""
+    over = chart(page, title).locator(".u-over")
+    ends = []
+    for x in (1, over.bounding_box()["width"] - 2):
+        over.hover(position={"x": x, "y": 40})
+        ends.append(chart(page, title).locator(".legend > .faint").inner_text())
+    return ends
+
+
+@pytest.fixture
+def drawn(visit, plain_site):
+    """The page of a run with every chart drawn."""
+
+    def begin(query="", **options):
+        page = visit(plain_site, **options)
+        page.goto(f"{RUN}{query}")
+        draw_sections(page)
+        return page
+
+    return begin
+
+
+def test_curves_come_before_evaluations_and_the_index_names_both(plain):
+    page = plain.page(RUN)
+    ids = page.values("id")
+    order = [ids.index(i) for i in ("curves-0", "evaluation-0", "probe-0", "distributions", "spec")]
+    assert order == sorted(order)
+    links = [link for link in page.values("href") if link.startswith("#") and link != "#main"]
+    assert {f"#{i}" for i in ids} >= set(links) and len(links) == len(set(links)) >= 8
+
+
+def test_without_scripts_every_metric_has_its_newest_value(visit, plain_site, known):
+    page = visit(plain_site, java_script_enabled=False)
+    page.goto(RUN)
+    values = known.queries.last_values(["r-0001"], known.queries.metric_names("r-0001"))["r-0001"]
+    said = page.locator("figure.chart .legend b").all_inner_texts()
+    assert sorted(map(float, said)) == pytest.approx(
+        sorted(v for _, v in values.values()), rel=1e-3
+    )
+    assert page.locator("#plots").is_hidden(), "controls that do nothing are not there"
+
+
+def test_a_pointer_in_one_chart_shows_every_chart_at_that_step(drawn):
+    page = drawn()
+    rest = entry(page, "by turn").inner_text()
+    chart(page, "odd").locator(".u-over").hover(position={"x": 2, "y": 40})
+    expect(entry(page, "odd")).to_have_text("1")
+    expect(entry(page, "by turn")).to_have_text("0.25")
+    expect(chart(page, "by turn").locator(".legend > .faint")).to_have_text("step 1")
+    page.mouse.move(2, 2)
+    expect(entry(page, "by turn")).to_have_text(rest)
+
+
+def test_a_drag_zooms_every_chart_and_the_address_keeps_it(drawn):
+    page = drawn()
+    assert axis(page, "odd") == ["step 1", "step 3"]
+    over = chart(page, "odd").locator(".u-over")
+    box = over.bounding_box()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.98 * box["width"], box["y"] + 20, steps=4)
+    page.mouse.up()
+    low, high = (float(page.locator(f"[name={name}]").input_value()) for name in ("from", "to"))
+    assert (low, high) == (pytest.approx(2.2, abs=0.1), pytest.approx(2.96, abs=0.1))
+    assert "from=" in page.url and "to=" in page.url
+    page.get_by_label("from").fill("2")
+    page.get_by_label("to", exact=True).fill("3")
+    assert axis(page, "by turn") == ["step 2", "step 3"], "another chart"
+    again = drawn(page.url.removeprefix(page.url.partition("?")[0]))
+    assert axis(again, "by turn") == ["step 2", "step 3"]
+    chart(again, "by turn").locator(".u-over").dblclick()
+    assert axis(again, "odd") == ["step 1", "step 3"]
+    assert "from=" not in again.url
+
+
+def test_smoothing_is_the_bias_corrected_mean(drawn):
+    page = drawn()
+    page.get_by_label("smoothing").fill("0.5")
+    mean = (0.25 * 0.25 + 0.5 * 0.5 + 0.75) / 1.75
+    expect(entry(page, "by turn")).to_have_text(f"{mean:.4g}")
+    again = drawn("?smooth=0.5")
+    expect(entry(again, "by turn")).to_have_text(f"{mean:.4g}")
+    again.get_by_role("button", name="Reset").click()
+    expect(entry(again, "by turn")).to_have_text("0.75")
+
+
+PICTURE = "(figure) => figure.querySelector('canvas').toDataURL()"
+
+
+def test_a_logarithmic_scale_draws_other_places_and_leaves_out_what_it_cannot_show(
+    visit, url, registry
+):
+
+    run = submit(registry)
+    for step, value in enumerate((1e-4, 1e-2, 1.0, 0.0), 1):
+        registry.results.add_metrics(run, step, {"train/kl": value, "train/entropy": 1.0 + step})
+    with served(url) as address:
+        page = visit(address)
+        page.goto("/runs/1")
+        draw_sections(page)
+        linear = chart(page, "KL, nats").evaluate(PICTURE)
+        page.get_by_label("log scale").check()
+        expect(chart(page, "KL, nats").locator(".legend > .faint")).to_have_text(
+            "1 values of 0 or below are not shown"
+        )
+        expect(chart(page, "entropy, nats").locator(".legend > .faint")).to_have_text("")
+        assert chart(page, "KL, nats").evaluate(PICTURE) != linear
+        assert axis(page, "KL, nats") == ["step 1", "step 3"]
+
+
+def test_colours_follow_the_scheme(drawn):
+    page = drawn(color_scheme="light")
+    light = chart(page, "odd").evaluate(PICTURE)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(
+        f"([figure, light]) => ({PICTURE})(figure) !== light",
+        arg=[chart(page, "odd").element_handle(), light],
+    )
+
+
+def test_the_vendored_library_is_the_released_one():
+    record = json.loads((LIBRARY / "vendored.json").read_text())
+    files = {p.name: p.read_bytes() for p in LIBRARY.iterdir() if p.name != "vendored.json"}
+    found = {name: f"sha256-{hashlib.sha256(text).hexdigest()}" for name, text in files.items()}
+    assert found == record["files"]
+    assert b"MIT" in files["LICENSE"] and record["license"] == "MIT"
+    assert len(base64.b64decode(record["integrity"].removeprefix("sha512-"))) == 64
+    assert f"(v{record['version']})".encode() in files["uPlot.esm.js"]

@@ -1,0 +1,180 @@
+"""Files of a run's folder: its log, its progress, and its artifacts; links are never followed."""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import FileIO
+from typing import Any
+
+from rlx_registry import ENDED, NotFoundError, Registry, RunRecord
+
+__all__ = [
+    "LOG",
+    "RunFile",
+    "build_log_page",
+    "list_run_files",
+    "open_download",
+    "read_run_progress",
+    "tail_log",
+]
+
+LOG = "run.log"
+PROGRESS = "progress.json"
+LOG_BYTES = 128 * 1024
+"""Bytes of a log that one page shows."""
+PROGRESS_BYTES = 4096
+CHUNK = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """An open file of a run's folder.
+
+    Attributes:
+        stream: unbuffered; whoever opened it closes it.
+        size: in bytes, when it was opened.
+    """
+
+    stream: FileIO
+    size: int
+
+    def read_at(self, offset: int, count: int) -> bytes:
+        """Returns `count` bytes from `offset` on, or what there is of them."""
+        return os.pread(self.stream.fileno(), count, offset)
+
+    def read_chunks(self) -> Iterator[bytes]:
+        """Yields `size` bytes, or fewer if the file has become shorter, and closes it."""
+        with self.stream:
+            at = 0
+            while at < self.size and (chunk := self.read_at(at, min(CHUNK, self.size - at))):
+                at += len(chunk)
+                yield chunk
+
+
+def open_download(registry: Registry, ref: str, path: str) -> RunFile:
+    """Opens the log or a recorded artifact of a run.
+
+    Raises:
+        NotFoundError: the run has no such artifact, or it is no plain file in the run's folder.
+    """
+    record = registry.run(ref)
+    if path != LOG and path not in {a.path for a in registry.results.artifacts(record.id)}:
+        raise NotFoundError(f"{record.id} has no artifact {path}")
+    try:
+        return _open_plain_file(record, path)
+    except OSError as error:
+        raise NotFoundError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def list_run_files(registry: Registry, record: RunRecord) -> list[dict[str, Any]]:
+    """The log and the recorded artifacts of a run; `bytes` is None if one cannot be downloaded."""
+    recorded = [(a.path, a.kind, a.at) for a in registry.results.artifacts(record.id)]
+    files = [
+        {"path": path, "kind": kind, "at": at, "bytes": _find_file_size(record, path)}
+        for path, kind, at in [*recorded, (LOG, "log", None)]
+    ]
+    return [file for file in files if file["path"] != LOG or file["bytes"] is not None]
+
+
+def build_log_page(
+    registry: Registry, ref: str, before: int | None = None, after: int | None = None
+) -> dict[str, Any]:
+    """A part of a run's log: its end; the part that ends at `before`; or what follows `after`.
+
+    While a run goes on, a last line without an end is left out until it has one.
+    """
+    record = registry.run(ref)
+    data: dict[str, Any] = {
+        "run": {"id": record.id, "name": record.name, "seed": record.seed}
+        | {"status": record.effective_status},
+        "path": LOG,
+        "before": before,
+        "lines": [],
+        "start": 0,
+        "end": after or 0,
+        "size": 0,
+    }
+    with suppress(OSError), _plain_file(record, LOG) as file:
+        end = file.size if before is None else min(before, file.size)
+        start = max(0, end - LOG_BYTES) if after is None else min(after, end)
+        end = min(end, start + LOG_BYTES)
+        content = file.read_at(start, end - start)
+        if start and after is None:  # the rest of a line that the earlier part has
+            start += content.find(b"\n") + 1
+            content = content[content.find(b"\n") + 1 :]
+        is_open = end == file.size and record.effective_status not in ENDED
+        if is_open:
+            content = content[: content.rfind(b"\n") + 1]
+        lines = content.decode("utf-8", "replace").split("\n")
+        data |= {"start": start, "end": start + len(content), "size": file.size}
+        data["lines"] = lines[:-1] if lines[-1] == "" else lines
+    return data
+
+
+def tail_log(registry: Registry, record: RunRecord, count: int) -> list[str]:
+    """The last lines of a run's log."""
+    lines: list[str] = build_log_page(registry, record.id)["lines"]
+    return lines[-count:]
+
+
+def read_run_progress(record: RunRecord) -> dict[str, Any] | None:
+    """What a run does now: its stage, `done` of `total`, figures; None if it does nothing.
+
+    A run writes it for whoever looks: a file that is missing or unreadable is no progress.
+    """
+    if record.effective_status != "running":
+        return None
+    with suppress(OSError, ValueError, TypeError, KeyError), _plain_file(record, PROGRESS) as file:
+        found = json.loads(file.read_at(0, PROGRESS_BYTES))
+        return {
+            **{name: str(found[name]) for name in ("stage", "note", "doing")},
+            **{name: int(found[name]) for name in ("done", "total")},
+        }
+    return None
+
+
+def _find_file_size(record: RunRecord, path: str) -> int | None:
+    try:
+        with _plain_file(record, path) as file:
+            return file.size
+    except OSError:
+        return None
+
+
+@contextmanager
+def _plain_file(record: RunRecord, path: str) -> Iterator[RunFile]:
+    file = _open_plain_file(record, path)
+    with file.stream:
+        yield file
+
+
+def _open_plain_file(record: RunRecord, path: str) -> RunFile:
+    """Opens a regular file below a run's folder; no part of its path may be a link.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    parts = path.split("/")
+    if record.directory is None or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise FileNotFoundError(errno.ENOENT, "no such file in the run's folder", path)
+    folder = os.open(record.directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            inside = os.open(part, flags, dir_fd=folder)
+            os.close(folder)
+            folder = inside
+        # A pipe would wait for a writer.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(parts[-1], flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "not a plain file", path)
+    return RunFile(FileIO(descriptor, "r"), status.st_size)
