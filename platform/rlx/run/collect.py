@@ -148,13 +148,7 @@ def collect_rollouts(
             break
     kept = set(good[:count]) or set(range(count))
     trees = [tree for parcel in parcels for tree in parcel.trees]
-    greedy = None
-    if "greedy_scores" in recipe.needs:
-        plan = recipe.plan.copy_with_sampling(1, top_k=1)
-        problems = [problem for drawn in draws for problem in drawn.problems]
-        numbers = [number for drawn in draws for number in drawn.numbers]
-        seeds = _derive_seeds(context, "greedy", numbers)
-        greedy = sample_and_score(context, recipe, plan, problems, seeds)
+    greedy = _sample_greedily(context, recipe, draws) if "greedy_scores" in recipe.needs else None
     everyone = [*parcels, *([greedy] if greedy else [])]
     return StepRollouts(
         trees=trees,
@@ -170,6 +164,17 @@ def collect_rollouts(
         else None,
         passed=sum(drawn.passed for drawn in draws) if rollout.curriculum else None,
     )
+
+
+def _sample_greedily(
+    context: RunContext, recipe: Recipe, draws: Sequence[DrawnProblems]
+) -> ScoredTrees:
+    """Samples one tree for each drawn problem by the most likely tokens, and scores it."""
+    plan = recipe.plan.copy_with_sampling(1, top_k=1)
+    problems = [problem for drawn in draws for problem in drawn.problems]
+    numbers = [number for drawn in draws for number in drawn.numbers]
+    seeds = _derive_seeds(context, "greedy", numbers)
+    return sample_and_score(context, recipe, plan, problems, seeds)
 
 
 def _draw_problems(
