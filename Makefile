@@ -55,8 +55,9 @@ bench: install  ## measured figures beside those of peers, which it installs bel
 golden: install  ## worked examples from peers' own functions, which it installs below .bench/: tests/golden
 	$(BIN)/python tests/golden/make_golden.py $(ARGS)
 
-docs: install  ## a page and a picture for every estimator, from the code
+docs: install  ## a page and a picture for every estimator, and the table of architectures, from the code
 	$(BIN)/python docs/make/estimator_pages.py
+	$(BIN)/python docs/make/architecture_table.py
 
 screenshots: install  ## pictures of the dashboard: docs/web; a quarter of an hour, or of runs that are there: REGISTRY=sqlite:///...
 	$(BIN)/python docs/make/screenshots.py $(if $(REGISTRY),--registry $(REGISTRY))

@@ -25,6 +25,7 @@ class Recipe:
         spec: the experiment spec, resolved for this phase.
         plan: rollout plan: the turn levels to sample.
         task: source of problems.
+        demonstrations: source of the warm start's demonstrations.
         environment: environment that responds between turns; None if there is none.
         variants: the task with other options, for additional held-out sets, by name.
         rewards: turn rewards and global rewards.
@@ -36,6 +37,7 @@ class Recipe:
     spec: ExperimentSpec
     plan: RolloutPlan
     task: Task
+    demonstrations: Task
     environment: Environment | None
     variants: Mapping[str, Task]
     rewards: tuple[NamedReward, ...]
@@ -92,10 +94,13 @@ def build_recipe(spec: ExperimentSpec) -> Recipe:
     plugins = resolve_plugins(spec)
     if not isinstance(plugins.task, Task):
         raise PluginError(f"task plugin {spec.task.plugin!r} has no `problem` and `demonstration`")
+    if not isinstance(plugins.demonstrations, Task):
+        raise PluginError("model.warm_start.demonstrations has no `problem` and `demonstration`")
     return Recipe(
         spec=spec,
         plan=build_rollout_plan(spec.rollout),
         task=plugins.task,
+        demonstrations=plugins.demonstrations,
         environment=plugins.environment,
         variants=plugins.variants,
         rewards=(

@@ -149,7 +149,7 @@ def _overlap(m: Any, parts: Any, cursor: int, train: Any, rate: float) -> dict[s
     matrix = torch.randn(512, 512)
 
     def sample() -> None:
-        sample_first_share(m, parts, cursor)
+        sample_first_share(m, parts, cursor, {})
 
     def update() -> None:
         for _ in range(parts.spec.optimizer.updates_per_rollout):

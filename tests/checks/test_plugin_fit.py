@@ -125,6 +125,11 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
             "nothing bounds the ratio",
         ),
         (
+            ["optimizer: {mini_batches: 3}", "rollout: {schedule: single, prompts_per_step: 8}"],
+            "optimizer.mini_batches",
+            "parts of 3 and of 2 prompts count the same",
+        ),
+        (
             ["loss: {surrogate: none}", "rollout: {schedule: single, off_policy_steps: 1}"],
             "rollout.off_policy_steps",
             "nothing bounds the ratio",

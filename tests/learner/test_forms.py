@@ -77,12 +77,42 @@ def test_the_first_form_that_fits_is_chosen_and_the_others_are_explained(kind, c
     assert all(reason in str(choice) for reason in choice.refused)
 
 
-def test_a_window_shorter_than_the_trees_is_noticed():
-    config = transformers.MistralConfig(**SIZES, sliding_window=16)
-    module = PackedPolicy(transformers.MistralForCausalLM(config).eval())
-    choice = choose_form(module, HERE)
+@pytest.mark.parametrize(
+    ("kind", "options", "form"),
+    [
+        ("Mistral", {}, GroupedForm),
+        ("Olmo3", {"layer_types": ["sliding_attention", "full_attention"]}, GroupedForm),
+        ("Gemma2", {"head_dim": 16}, CachedForm),
+    ],
+)
+def test_windows_are_kept_where_prefixes_are_shared(kind, options, form):
+    """A window of 40 is longer than the rows of the trial and shorter than those here."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SIZES, sliding_window=40, **options)
+    module = PackedPolicy(getattr(transformers, f"{kind}ForCausalLM")(config).eval())
+    assert type(choose_form(module, HERE).form) is form
+    ids = torch.randint(3, 50, (4, 90), generator=torch.Generator().manual_seed(2))
+    ids[:, :50] = ids[0, :50]
+    ids[2:, 50:60] = ids[2, 50:60]
+    is_token = torch.arange(90) < torch.tensor([[90], [75], [61], [88]])
+    forest = ids, is_token, torch.zeros(4), is_token & (torch.arange(90) >= 45)
+    found, own = measured(module, forest)
+    module.use(PlainForm())
+    expected, gradient = measured(module, forest)
+    assert (found - expected).abs().max() <= 1e-5
+    assert apart(own, gradient) <= 5e-6
+    config.sliding_window = 4096
+    assert (measured(module, forest)[0] - expected).abs().max() > 1e-3, "the window shows"
+
+
+def test_a_window_that_cannot_be_narrowed_shares_nothing():
+    layers = {"attention_types": [[["local"], 2]], "window_size": 40, "num_layers": 2}
+    config = transformers.GPTNeoConfig(
+        vocab_size=50, hidden_size=32, num_heads=4, max_position_embeddings=128, **layers
+    )
+    choice = choose_form(PackedPolicy(transformers.GPTNeoForCausalLM(config).eval()), HERE)
     assert type(choice.form) is PlainForm
-    assert all("outputs differ" in reason for reason in choice.refused)
+    assert all("windows cannot be tried" in reason for reason in choice.refused)
 
 
 # Random trees ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from transformers import (
 
 from rlx.checks import read_spec
 from rlx.errors import SpecError
-from rlx.model import build_policy
+from rlx.model import build_policy, find_window
 from rlx.sampler import copy_policy
 from rlx.spec import PretrainedModelSpec, TinyModelSpec
 
@@ -169,17 +169,26 @@ def test_the_samplers_twin_has_the_learners_precision(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("config", "longest"),
+    ("config", "window"),
     [
-        (LlamaConfig(max_position_embeddings=512), 512),
+        (LlamaConfig(max_position_embeddings=512), None),
         (MistralConfig(max_position_embeddings=512, sliding_window=64), 64),
-        (MistralConfig(max_position_embeddings=512, sliding_window=None), 512),
+        (MistralConfig(max_position_embeddings=512, sliding_window=512), None),
+        (MistralConfig(max_position_embeddings=512, sliding_window=None), None),
         (Gemma2Config(max_position_embeddings=512, sliding_window=128), 128),
-        (Qwen2Config(max_position_embeddings=512, sliding_window=64), 512),
+        (Qwen2Config(max_position_embeddings=512, sliding_window=64), None),
     ],
-    ids=["no window", "in every layer", "switched off", "in some layers", "in no layer"],
+    ids=[
+        "none",
+        "in every layer",
+        "never reached",
+        "switched off",
+        "in some layers",
+        "in no layer",
+    ],
 )
-def test_a_model_says_how_long_a_dialogue_may_be(config, longest):
+def test_a_window_does_not_limit_a_dialogue(config, window):
     policy = build_policy(SMALL, 0)
     policy.model.config = config
-    assert policy.context_length == longest
+    assert policy.context_length == 512
+    assert find_window(config) == window

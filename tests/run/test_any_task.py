@@ -18,13 +18,21 @@ model:
   layers: 1
   intermediate_size: 32
   max_position: 96
-  warm_start: {steps: 5, batch_size: 4, warmup_steps: 2}
+  warm_start:
+    steps: 5
+    batch_size: 4
+    warmup_steps: 2
+    demonstrations:
+      plugin: dataset
+      train: {path: worked.jsonl}
+      held_out: 0.2
+      prompt: "{question}"
+      demonstrations: ["{worked}"]
 task:
   plugin: dataset
   train: {path: questions.jsonl}
   held_out: 0.2
   prompt: "{question}"
-  demonstrations: ["{worked}"]
 rollout:
   schedule: single
   prompts_per_step: 4
@@ -32,6 +40,7 @@ rollout:
   answer: {max_new_tokens: 16}
   max_prompt_tokens: {limit: 60, on_longer: drop}
   off_policy_steps: 1
+  curriculum: {by: problem, floor: 0.3}
 rewards: {turn: {accuracy: {plugin: exact_match, turn: answer}}}
 phases: [{name: all, steps: 12}]
 evaluation: {problems: 10}
@@ -46,8 +55,11 @@ def english(own_home):
         {"question": f"What is {i} plus one?{' Why?' * 50 * (i % 5 == 0)}", "answer": str(i + 1)}
         for i in range(60)
     ]
-    worked = [{**line, "worked": f"<answer>{line['answer']}</answer>"} for line in lines]
-    (own_home.folder / "questions.jsonl").write_text("\n".join(map(json.dumps, worked)))
+    worked = [
+        {"question": f"Add one to {i}.", "worked": f"<answer>{i + 1}</answer>"} for i in range(30)
+    ]
+    (own_home.folder / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (own_home.folder / "worked.jsonl").write_text("\n".join(map(json.dumps, worked)))
     path = own_home.folder / "english.yaml"
     path.write_text(YAML)
     return path
@@ -84,6 +96,23 @@ def test_the_tokenizer_is_trained_and_long_prompts_are_counted(own_home, unbroke
     assert {value for _, value in metrics["prompts/truncated"]} == {0.0}
     exported = Vocabulary.load_folder(folder / "model")
     assert exported.encode("What is 7 plus one?") == trained.encode("What is 7 plus one?")
+
+
+def test_the_loss_of_the_warm_start_is_a_curve(own_home, unbroken):
+    (folder,) = (own_home.path / "cache" / "warm_start").iterdir()
+    losses = json.loads((folder / "losses.json").read_text())
+    with own_home.registry() as registry:
+        curve = registry.results.metrics(unbroken)["warm_start/loss"]
+    assert curve == list(enumerate(losses, start=1))
+    assert len(curve) == 5 and curve[-1][1] < curve[0][1]
+
+
+@pytest.mark.timeout(900)
+def test_problems_that_are_never_solved_are_passed_over(own_home, unbroken):
+    """A model of 32 channels solves next to none, so all but the first pass are drawn less."""
+    with own_home.registry() as registry:
+        passed = dict(registry.results.metrics(unbroken)["curriculum/passed_over"])
+    assert passed[1] == 0 and sum(passed.values()) > 0
 
 
 @pytest.mark.timeout(900)

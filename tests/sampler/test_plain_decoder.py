@@ -26,7 +26,7 @@ PLAIN = {
 }
 OTHERS = {
     "Gemma2": "in its layer",
-    "Granite": "logits that differ from the plain decoder's",
+    "Granite": "logits that differ from those of the plain decoder",
     "Mixtral": "in its",
     "Phi3": "in its layer",
 }

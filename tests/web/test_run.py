@@ -6,6 +6,7 @@ import pytest
 from pages import Page
 from shown import submit
 
+from rlx.record.recorder import Recorder
 from rlx_web.pages.sections import PLAN, build_metric_sections
 
 RUN = "/runs/r-0002"
@@ -39,6 +40,20 @@ def test_the_time_left_is_that_of_the_last_steps(empty, registry):
     assert empty.twin("/runs/1")["run"]["eta"] == pytest.approx(12), "it looks back 12 steps"
     registry.transition(run, ["running"], "stopped")
     assert empty.twin("/runs/1")["run"]["eta"] is None
+
+
+def test_a_warm_start_shows_its_loss_and_how_far_it_is(empty, registry):
+    run = submit(registry, status="running")
+    recorder = Recorder(registry, run, keep_bodies=False)
+    for step, loss in ((1, 3.5), (2, 2.25), (3, 1.5)):
+        recorder.warm_start(step, 9, loss)
+    page = empty.page("/runs/1")
+    assert "Phase warm start 3/9" in page.cells()
+    (section,) = empty.twin("/runs/1")["sections"]
+    assert section["title"] == "Warm start"
+    asked = {"name": ["warm_start/loss"], "x": "step"}
+    curves = empty.get("/runs/1/curves.json", params=asked).json()["curves"]
+    assert curves == {"warm_start/loss": [[1, 3.5], [2, 2.25], [3, 1.5]]}
 
 
 def test_every_metric_is_drawn_once_under_its_section(plain, known):

@@ -43,6 +43,7 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if plain:
         yield from _check_turn_sampling(spec)
         yield from _check_kl_settings(spec)
+        yield from _check_optimizer_steps(spec)
         yield from _off_policy(spec)
         yield from _check_probe_close(spec)
 
@@ -69,6 +70,17 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             f"loss.kl.kl_penalty is {penalty.kl_penalty!r}: as a loss, its gradient is 0 in "
             "expectation",
             "k2 has the gradient of the KL; k1 belongs in the reward",
+        )
+
+
+def _check_optimizer_steps(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    parts, prompts = spec.optimizer.mini_batches, spec.rollout.prompts_per_step
+    if parts < prompts and prompts % parts:
+        yield build_warning(
+            ("optimizer", "mini_batches"),
+            f"optimizer.mini_batches {parts} does not divide rollout.prompts_per_step {prompts}: "
+            f"parts of {prompts // parts + 1} and of {prompts // parts} prompts count the same",
+            against=("rollout", "prompts_per_step"),
         )
     for name in ("updates_per_rollout", "mini_batches"):
         count = getattr(spec.optimizer, name)

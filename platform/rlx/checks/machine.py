@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlx.checks.phases import find_in_phases
 from rlx.checks.texts import check_texts
-from rlx.discovery import ExperimentPlugins, resolve_plugins
+from rlx.discovery import DEMONSTRATIONS, ExperimentPlugins, resolve_plugins
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.home import format_path, get_rlx_home
 from rlx.launch import (
@@ -255,6 +255,8 @@ def _list_plugin_paths(
     yield ("task",), plugins.task
     for name, task in plugins.variants.items():
         yield ("evaluation", "variants", name), task
+    if plugins.demonstrations is not plugins.task:
+        yield DEMONSTRATIONS, plugins.demonstrations
     if plugins.environment is not None:
         yield ("rollout", "environment"), plugins.environment
     for (scope, name), reward in plugins.rewards.items():

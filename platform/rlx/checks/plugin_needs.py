@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlx.discovery import (
+    DEMONSTRATIONS,
     NEEDS,
     BuiltPlugins,
     build_plugin_diagnostic,
@@ -65,9 +66,10 @@ def check_needed_streams(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterato
         )
         needs.append((("model", "warm_start"), "model.warm_start", wanted_of_task))
     task = plugins.built.get(("task",))
+    worked = plugins.built.get(DEMONSTRATIONS, task)
     for path, who, name in needs:
-        provider = NEEDS[name]
-        if task is not None and not provider.is_present(spec, task):
+        provider, source = NEEDS[name], worked if path == ("model", "warm_start") else task
+        if source is not None and not provider.is_present(spec, source):
             message = (
                 f"{who} needs {name}, which {provider.origin} provides: this experiment has none"
             )

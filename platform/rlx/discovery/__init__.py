@@ -23,10 +23,11 @@ from rlx.discovery.lookup import (
     list_installed_plugins,
     load_plugin,
 )
-from rlx.discovery.places import Provenance, build_placement, build_plugin
+from rlx.discovery.places import DEMONSTRATIONS, Provenance, build_placement, build_plugin
 from rlx.discovery.streams import NEEDS, PROVIDERS, list_needed_streams, list_providers
 
 __all__ = [
+    "DEMONSTRATIONS",
     "GROUPS",
     "NEEDS",
     "PROVIDERS",

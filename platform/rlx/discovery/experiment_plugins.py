@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from rlx.discovery.default_options import list_default_options
 from rlx.discovery.places import (
+    DEMONSTRATIONS,
     PluginReference,
     Provenance,
     build_all_plugins,
@@ -26,6 +27,7 @@ class ExperimentPlugins:
 
     Attributes:
         variants: the task with the options of each of `evaluation.variants`.
+        demonstrations: the task that `model.warm_start` names, else the experiment's own.
         environment: None if the schedule has none.
         rewards: by (scope, name), such as `("turn", "accuracy")`; the scope is "turn" or "global".
         provenance: one entry per plugin, in the order of the spec.
@@ -36,6 +38,7 @@ class ExperimentPlugins:
 
     task: Plugin
     variants: Mapping[str, Any]
+    demonstrations: Plugin
     environment: Environment | None
     rewards: Mapping[tuple[str, str], Plugin]
     mask: Mask
@@ -90,6 +93,7 @@ class BuiltPlugins:
         return ExperimentPlugins(
             task=built["task",],
             variants={str(p[-1]): made for p, made in built.items() if p[0] == "evaluation"},
+            demonstrations=built.get(DEMONSTRATIONS, built["task",]),
             environment=cast(Environment | None, built.get(("rollout", "environment"))),
             rewards=rewards,
             mask=cast(Mask, built["mask",]),

@@ -33,6 +33,7 @@ from rlx.spec import (
 from rlx.spec.reading import Diagnostic, build_refusal
 
 __all__ = [
+    "DEMONSTRATIONS",
     "PluginReference",
     "Provenance",
     "build_all_plugins",
@@ -142,6 +143,10 @@ def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
         (("task",), "task", PluginUse, tree.get("task"))
     ]
     named_at += ((path, "task", PluginUse, use) for path, use in _list_task_variants(tree))
+    model = tree.get("model")
+    warm = model.get("warm_start") if isinstance(model, dict) else None
+    if isinstance(warm, dict):
+        named_at.append((DEMONSTRATIONS, "task", PluginUse, warm.get("demonstrations")))
     rollout = tree.get("rollout")
     if isinstance(rollout, dict) and rollout.get("schedule") == "environment":
         use = rollout.get("environment")
@@ -207,6 +212,9 @@ def _fill_conventions(
                 filled[name] = _fill_conventions(inner, inner_options, conventions)
     return filled
 
+
+DEMONSTRATIONS: KeyPath = ("model", "warm_start", "demonstrations")
+"""Where an experiment names the task of its warm start."""
 
 _PROFILED: tuple[Kind, ...] = ("estimator", "mask")
 

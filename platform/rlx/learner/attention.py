@@ -6,7 +6,7 @@ depth d costs b · (d + b), wherever the tree branches. Blocks with similar numb
 computed together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +44,10 @@ class AttentionBlocks:
         masks: for each group, `[blocks, 1, queries, keys]` float32, added to scores: -inf where a
             query must not attend. Shared by all layers; every layer would convert a bool mask to
             float and keep it until its backward pass.
+        query_positions, key_positions: for each group, `[blocks, queries or keys]`, position of
+            each token in its row.
+        length: tokens of the longest row.
+        windowed: masks by window, filled on first use.
     """
 
     queries: Tensor
@@ -51,6 +55,10 @@ class AttentionBlocks:
     outputs: Tensor
     sizes: tuple[tuple[int, int, int], ...]
     masks: tuple[Tensor, ...]
+    query_positions: tuple[Tensor, ...]
+    key_positions: tuple[Tensor, ...]
+    length: int
+    windowed: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
     @classmethod
     def from_positions(cls, positions: Tensor, ends: Tensor) -> "AttentionBlocks":
@@ -59,9 +67,9 @@ class AttentionBlocks:
         Args:
             positions, ends: `[L]` as in `PackedBatch`.
         """
-        device = ends.device
-        ends = ends.cpu()
-        size = max(SMALLEST, (int(positions.max()) + 1) // PATHS_PER_BLOCK)
+        device, length = ends.device, int(positions.max()) + 1
+        ends, places = ends.cpu(), positions.cpu()
+        size = max(SMALLEST, length // PATHS_PER_BLOCK)
         tokens = torch.arange(len(ends)).split(size)
         seen = [torch.cat([(ends[: t[0]] > t[0]).nonzero()[:, 0], t]) for t in tokens]
         buckets: list[list[int]] = []
@@ -84,7 +92,22 @@ class AttentionBlocks:
                 _build_attention_mask(q, k, ends).to(device)
                 for q, k in zip(query_rows, key_rows, strict=True)
             ),
+            query_positions=tuple(places[q.clamp(min=0)].to(device) for q in query_rows),
+            key_positions=tuple(places[k.clamp(min=0)].to(device) for k in key_rows),
+            length=length,
         )
+
+    def select_masks(self, window: int | None) -> tuple[Tensor, ...]:
+        """The masks of a layer that sees `window` tokens, itself included; None: all."""
+        if window is None or window >= self.length:
+            return self.masks
+        if window not in self.windowed:
+            groups = zip(self.masks, self.query_positions, self.key_positions, strict=True)
+            self.windowed[window] = tuple(
+                mask.masked_fill((q[:, :, None] - k[:, None, :] >= window)[:, None], -torch.inf)
+                for mask, q, k in groups
+            )
+        return self.windowed[window]
 
 
 def _stack_token_rows(rows: list[Tensor]) -> Tensor:
@@ -110,6 +133,7 @@ def _compute_grouped_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     rlx_blocks: AttentionBlocks | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -131,7 +155,7 @@ def _compute_grouped_attention(
     lengths = [n * b for n, b, _ in blocks.sizes], [n * k for n, _, k in blocks.sizes]
     groups = zip(
         blocks.sizes,
-        blocks.masks,
+        blocks.select_masks(sliding_window),
         queries.split(lengths[0]),
         keys.split(lengths[1]),
         values.split(lengths[1]),

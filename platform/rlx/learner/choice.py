@@ -5,15 +5,19 @@ options of some), and an unsuitable form would be silently wrong. So the outputs
 each form are compared with those of plain rows on a few random trees.
 """
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rlx.errors import SpecError
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, PlainForm
 from rlx.learner.forward import PackedModule
 from rlx.learner.pack import collate_trees, pack_trees
+from rlx.model import do_windows_show, find_window, narrow_windows
 
 __all__ = ["FormChoice", "choose_form"]
 
@@ -25,6 +29,9 @@ FORMS: dict[str, tuple[ForwardForm, ...]] = {
 
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Maximum relative L2 distance of outputs; about 100 times the rounding error."""
+
+NARROW = 16
+"""Maximum width of an attention window in the trial, in tokens: shorter than its rows."""
 
 SHAPE = (30, (12, 5, 12), 4, (3, 5))
 """Tokens of the prompt, of each answer, of the question, and of each confidence."""
@@ -54,20 +61,45 @@ def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
 
     Returns:
         The choice, the same on every rank.
+
+    Raises:
+        SpecError: the model cannot compute plain rows either.
     """
     forms = FORMS[ranks.device.type]
     module.use(forms[-1])
-    expected = _compute_trial_outputs(module)
-    refused: list[str] = []
-    for form in forms[:-1]:
-        if reason := _find_form_fault(module, form, expected):
-            refused.append(f"{form.name} ({reason})")
-        else:
-            break
+    has_windows = find_window(module.model.config) is not None
+    hidden = has_windows and not do_windows_show(module.model, NARROW)
+    with narrow_windows(module.model, NARROW) if has_windows else nullcontext():
+        refused = _list_refused_forms(module, forms[:-1], hidden=hidden)
     refused_by_rank = ranks.gather(refused)
     most = max(refused_by_rank, key=len)
     module.use(forms[len(most)])
     return FormChoice(forms[len(most)], tuple(most))
+
+
+def _list_refused_forms(
+    module: PackedModule, forms: Sequence[ForwardForm], *, hidden: bool
+) -> list[str]:
+    """Tries forms until one fits; returns those that do not, with the reasons.
+
+    Args:
+        hidden: the model has windows that a trial cannot narrow.
+    """
+    try:
+        expected = _compute_trial_outputs(module)
+    except Exception as error:
+        kind, why = module.model.config.model_type, _describe_error(error)
+        raise SpecError(
+            f"model: a model of kind {kind!r} cannot compute the log-probabilities of a dialogue "
+            f"({why}); use another model"
+        ) from error
+    refused: list[str] = []
+    for form in forms:
+        unseen = "the model's windows cannot be tried" if hidden else ""
+        if not (reason := unseen or _find_form_fault(module, form, expected)):
+            break
+        refused.append(f"{form.name} ({reason})")
+    return refused
 
 
 def _find_form_fault(module: PackedModule, form: ForwardForm, expected: tuple[Tensor, ...]) -> str:
@@ -76,12 +108,17 @@ def _find_form_fault(module: PackedModule, form: ForwardForm, expected: tuple[Te
         module.use(form)
         found = _compute_trial_outputs(module)
     except Exception as error:  # noqa: BLE001  (a model may fail in any way)
-        return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        return _describe_error(error)
     for what, a, b in zip(("outputs", "gradients"), found, expected, strict=False):
         distance, length = float((a - b).norm()), float(b.norm())
         if not distance <= NEAR.get(a.dtype, NEAR[torch.bfloat16]) * length:
             return f"{what} differ from those of plain rows by {distance:.1g} of {length:.1g}"
     return ""
+
+
+def _describe_error(error: Exception) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:

@@ -24,7 +24,11 @@ class OutputReader(Protocol):
     """Calls a model and returns selected outputs."""
 
     def __call__(self, at: Tensor, **arguments: Any) -> Tensor:
-        """Returns `[M, W]` outputs at the indices `at` `[M]` of the flattened `[N · L]` input."""
+        """Returns `[M, W]` outputs at the indices `at` `[M]` of the flattened `[N · L]` input.
+
+        In place of an `attention_mask` it takes `visible`, `queries` and `keys`, as
+        `rlx.model.build_attention_mask`.
+        """
         ...
 
 
@@ -125,13 +129,14 @@ class CachedForm:
         length = trunks.lengths[branches.parents].to(device)
         seen = torch.arange(int(trunks.lengths.max()), device=device) < length[:, None]
         seen = seen[:, None, None, :].expand(-1, -1, own.shape[2], -1)
-        kind = cache.layers[0].keys.dtype  # every attention supports an additive mask
-        hidden = torch.cat([~seen, ~own], dim=-1).to(kind) * torch.finfo(kind).min
+        columns = torch.arange(seen.shape[-1], device=device).expand(len(ids), -1)
         below = read(
             branches.locate_tokens(packed.sources[~in_trunk]),
             input_ids=ids,
             position_ids=positions,
-            attention_mask=hidden,
+            visible=torch.cat([seen, own], dim=-1),
+            queries=positions,
+            keys=torch.cat([columns, positions], dim=1),
             past_key_values=cache,
             use_cache=True,
         )

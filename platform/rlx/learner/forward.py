@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlx.errors import SpecError
 from rlx.learner.forms import ForwardForm
 from rlx.learner.pack import PackedBatch
+from rlx.model import build_attention_mask
 
 __all__ = ["PackedModule", "PackedPolicy", "PackedValues"]
 
@@ -57,13 +58,25 @@ class PackedModule(nn.Module, ABC):
             self.model.set_attn_implementation(attention)
         self.form = form
 
+    def _read_masked(self, at: Tensor, **arguments: Any) -> Tensor:
+        """See `rlx.learner.forms.OutputReader`."""
+        if "visible" in arguments:
+            arguments["attention_mask"] = build_attention_mask(
+                self.model.config,
+                arguments.pop("visible"),
+                arguments.pop("queries"),
+                arguments.pop("keys"),
+                self.model.dtype,  # every attention takes an additive mask
+            )
+        return self.read(at, **arguments)
+
     @abstractmethod
     def read(self, at: Tensor, **arguments: Any) -> Tensor:
-        """See `rlx.learner.forms.OutputReader`; returns outputs of the transformer itself."""
+        """Returns `[M, W]` outputs of the transformer itself at the indices `at`, `[M]`."""
 
     def outputs(self, packed: PackedBatch) -> Tensor:
         """Returns the `[M + U, W]` outputs that targets, then branches are predicted from."""
-        return self.form(self.read, packed)
+        return self.form(self._read_masked, packed)
 
 
 class PackedPolicy(PackedModule):

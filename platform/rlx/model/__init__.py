@@ -39,7 +39,13 @@ if TYPE_CHECKING:
         tiny_tokenizer,
     )
     from rlx.model.vocabulary import Vocabulary
-    from rlx.model.warm_start import warm_start_policy
+    from rlx.model.warm_start import read_warm_start_losses, warm_start_policy
+    from rlx.model.windows import (
+        build_attention_mask,
+        do_windows_show,
+        find_window,
+        narrow_windows,
+    )
 
 __all__ = [
     "ChatDialogue",
@@ -50,22 +56,27 @@ __all__ = [
     "Vocabulary",
     "adapt_policy",
     "adapter_weights",
+    "build_attention_mask",
     "build_policy",
     "build_vocabulary_dialogue",
     "check_model_files",
     "choose_vocabulary",
     "compute_model_fingerprint",
     "disable_adapters",
+    "do_windows_show",
     "find_local_context_length",
     "find_local_files",
     "find_text_faults",
+    "find_window",
     "folder_dialogue",
     "is_adapted",
     "list_text_sources",
     "load_local_dialogue",
     "load_vocabulary",
     "merged_weights",
+    "narrow_windows",
     "pretrained_tokenizer",
+    "read_warm_start_losses",
     "save_adapter",
     "tiny_tokenizer",
     "warm_start_policy",
@@ -98,7 +109,12 @@ _HOME = {
     "pretrained_tokenizer": "tokenizer",
     "tiny_tokenizer": "tokenizer",
     "Vocabulary": "vocabulary",
+    "read_warm_start_losses": "warm_start",
     "warm_start_policy": "warm_start",
+    "build_attention_mask": "windows",
+    "do_windows_show": "windows",
+    "find_window": "windows",
+    "narrow_windows": "windows",
 }
 
 

@@ -69,11 +69,7 @@ class Policy:
 
     @property
     def context_length(self) -> int:
-        """Maximum dialogue length in tokens.
-
-        Limited by the positions the model was trained on, and by its sliding window, since rlx's
-        attention would see tokens that the model's own attention drops.
-        """
+        """Maximum dialogue length in tokens: the positions that the model was trained on."""
         return find_context_length(self.model.config)
 
     def save(self, folder: Path) -> None:
@@ -134,7 +130,7 @@ def _load_pretrained_policy(spec: PretrainedModelSpec) -> Policy:
             folder,
             config=config,
             dtype=torch.float32,
-            attn_implementation="sdpa",
+            attn_implementation=_choose_attention(config),
             trust_remote_code=False,
             output_loading_info=True,
         )
@@ -176,6 +172,13 @@ def _load_model_config(folder: Path, path: str) -> PreTrainedConfig:
         architectures = ", ".join(sorted(named)) or kind
         raise SpecError(f"model.path: {path!r} is not a causal language model but {architectures}")
     return config
+
+
+def _choose_attention(config: PreTrainedConfig) -> str:
+    """The attention with which transformers loads a model: its fast one, or the model's own where
+    it has sinks, biases of its own, or no attention at all."""
+    has_fast_one = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
+    return "sdpa" if has_fast_one else "eager"
 
 
 def _assemble_policy(

@@ -41,13 +41,15 @@ class TextSource:
 
     Attributes:
         spec: the experiment with the phase's settings.
-        task: source of training problems and demonstrations.
+        task: source of training problems.
+        demonstrations: source of the warm start's demonstrations.
         held_out: tasks of the held-out sets, by the key path that names them.
         environment: answers between turns; None if there is none.
     """
 
     spec: ExperimentSpec
     task: Task
+    demonstrations: Task
     held_out: Mapping[KeyPath, Task] = field(default_factory=dict)
     environment: Environment | None = None
 
@@ -72,12 +74,13 @@ def list_text_sources(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[
     held_out: dict[KeyPath, Task] = {("task",): cast(Task, plugins.task)}
     for name, task in plugins.variants.items():
         held_out["evaluation", "variants", name] = task
-    sources = [TextSource(spec, cast(Task, plugins.task), held_out, plugins.environment)]
+    task, worked = cast(Task, plugins.task), cast(Task, plugins.demonstrations)
+    sources = [TextSource(spec, task, worked, held_out, plugins.environment)]
     for phase in spec.phases:
         if phase.set:
             own = spec.resolve_phase_spec(phase)
             made = resolve_plugins(own)
-            sources.append(TextSource(own, cast(Task, made.task), {}, made.environment))
+            sources.append(TextSource(own, cast(Task, made.task), worked, {}, made.environment))
     return sources
 
 
@@ -126,7 +129,7 @@ def _list_texts(source: TextSource) -> Iterator[str]:
             for turn in spec.rollout.turn_specs.values():
                 yield fill_turn_template(dialogue, turn.template, problem)
     if spec.model.warm_start is not None:
-        player = DemonstrationPlayer(spec, source.task, source.environment)
+        player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
         for number in range(SAMPLE):
             for ids in player.list_parts(dialogue, number):
                 yield from _CONTROL.split(dialogue.decode_tokens(ids))
@@ -161,7 +164,7 @@ def find_text_faults(
             problems = [task.problem("test", i, data) for i in range(wanted)]
             faults |= dict.fromkeys(_check_problems(fit, problems, path, spec))
         if spec.model.warm_start is not None and number == 0:
-            player = DemonstrationPlayer(spec, source.task, source.environment)
+            player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
             faults |= dict.fromkeys(_check_demonstrations(player, dialogue))
     seen: set[tuple[KeyPath, str]] = set()
     for fault in faults:

@@ -117,16 +117,10 @@ def end_ids(*sources: Any) -> tuple[int, ...]:
 
 
 def find_context_length(config: Any) -> int:
-    """Maximum dialogue length in tokens of a model with this configuration.
-
-    Limited by the positions the model was trained on, and by its sliding window, since rlx's
-    attention would see tokens that the model's own attention drops.
-    """
+    """Maximum dialogue length in tokens of a model with this configuration: the positions that it
+    was trained on. A sliding window is no limit: a model reads on behind it."""
     config = config.get_text_config()
-    kinds = getattr(config, "layer_types", None)  # None: a window applies to every layer
-    slides = kinds is None or "sliding_attention" in kinds
-    window = getattr(config, "sliding_window", None)
-    limits = [getattr(config, "max_position_embeddings", None), window if slides else None]
+    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
     return min((limit for limit in limits if limit is not None), default=sys.maxsize)
 
 

@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,13 @@ from rlx.spec import (
     WarmStart,
 )
 
-__all__ = ["warm_start_policy"]
+__all__ = ["read_warm_start_losses", "warm_start_policy"]
 
 Progress = Callable[[int, int, float], None]
 """Called with (step, steps, loss)."""
+
+LOSSES = "losses.json"
+"""The loss of every step, in the folder of a result."""
 
 IGNORED = -100
 
@@ -83,9 +86,22 @@ def warm_start_policy(
             _remove_folder(folder)
         else:
             return folder
-    _train_policy(policy, warm, stage, progress)
-    _save_policy(policy, folder)
+    losses: list[float] = []
+
+    def record_loss(step: int, steps: int, loss: float) -> None:
+        losses.append(loss)
+        progress(step, steps, loss)
+
+    _train_policy(policy, warm, stage, record_loss)
+    _save_policy(policy, folder, losses)
     return folder
+
+
+def read_warm_start_losses(folder: Path) -> list[float]:
+    """Returns the loss of every step of a warm start; none if an earlier version of rlx trained
+    it."""
+    file = folder / LOSSES
+    return [float(loss) for loss in json.loads(file.read_text())] if file.exists() else []
 
 
 def _load_policy(policy: Policy, folder: Path) -> None:
@@ -101,11 +117,12 @@ def _load_policy(policy: Policy, folder: Path) -> None:
     policy.model.load_state_dict(cached.state_dict())
 
 
-def _save_policy(policy: Policy, folder: Path) -> None:
+def _save_policy(policy: Policy, folder: Path, losses: Sequence[float]) -> None:
     """Saves to `folder` atomically; if another run has saved there already, its result is kept."""
     aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
     try:
         policy.save(aside)
+        (aside / LOSSES).write_text(json.dumps(losses))
         write_manifest(aside)
         sync_folder(aside)
         aside.replace(folder)
@@ -127,6 +144,8 @@ def _remove_folder(folder: Path) -> None:
 def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy) -> str:
     spec = stage.spec
     resolved = spec.dump_resolved()
+    if resolved["model"]["warm_start"]["demonstrations"] is None:
+        del resolved["model"]["warm_start"]["demonstrations"]  # as before there were any others
     plugins = [p for p in (stage.task, stage.environment) if isinstance(p, Plugin)]
     turns: dict[str, Any] = {n: t.template for n, t in spec.rollout.turn_specs.items()}
     turns |= {f"{n}.stop": list(t.stop) for n, t in spec.rollout.turn_specs.items() if t.stop}

@@ -22,7 +22,7 @@ from rlx.plugin.environment import FAILED, Action, Environment, Episode, Step
 from rlx.plugin.launcher import LauncherPlugin
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
 from rlx.plugin.sampler import SamplerPlugin
-from rlx.plugin.schedule import DynamicSampling, PromptLimit, Schedule, TurnSpec
+from rlx.plugin.schedule import CurriculumRule, DynamicSampling, PromptLimit, Schedule, TurnSpec
 from rlx.plugin.section import PLUGIN_FAULT, PluginSection
 from rlx.plugin.task import (
     Canonical,
@@ -46,6 +46,7 @@ __all__ = [
     "Canonical",
     "Corrupts",
     "Count",
+    "CurriculumRule",
     "Demonstration",
     "DynamicSampling",
     "Environment",

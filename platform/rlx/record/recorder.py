@@ -147,6 +147,11 @@ class Recorder:
         """Records how long it took to record a step, which is only known afterwards."""
         self._put(self._registry.results.add_metrics, step, seconds)
 
+    def warm_start(self, done: int, total: int, loss: float) -> None:
+        """Records the loss of a step of the warm start, at its own number, and how far it is."""
+        self._put(self._registry.results.add_metrics, done, {"warm_start/loss": loss})
+        self.phase(f"warm start {done}/{total}")
+
     def phase(self, name: str) -> None:
         """Records that a phase has begun."""
         self._put(self._registry.update_run, phase=name)

@@ -1,6 +1,7 @@
 """Schedules, rollout trees, and the sampling of trees with or without an environment."""
 
 from rlx.plugin import FAILED
+from rlx.rollout.curriculum import Curriculum, compute_draw_probability
 from rlx.rollout.dialogue import (
     Dialogue,
     Pieces,
@@ -26,6 +27,7 @@ __all__ = [
     "Author",
     "Completion",
     "CompletionRequest",
+    "Curriculum",
     "Dialogue",
     "DrawnProblems",
     "EnvironmentHost",
@@ -49,6 +51,7 @@ __all__ = [
     "build_talk",
     "build_turn_segment",
     "check_environment_step",
+    "compute_draw_probability",
     "encode_between_turns",
     "encode_opening",
     "fill_turn_template",

@@ -1,8 +1,9 @@
 """Collects the rollouts of a training step: samples, scores, and resamples those without signal."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -11,7 +12,7 @@ from rlx.credit import compute_group_extremes, has_score_spread, structured_scor
 from rlx.plugin import Problem
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import RewardTable, score_rollouts
-from rlx.rollout import DrawnProblems, RolloutPlan, RolloutTree, sample_rollout_trees
+from rlx.rollout import Curriculum, DrawnProblems, RolloutPlan, RolloutTree, sample_rollout_trees
 from rlx.row_rewards import build_row_rewards, find_lost_rows
 from rlx.run.prompt_fit import build_prompt_fit
 from rlx.run.run_context import RunContext
@@ -21,6 +22,7 @@ __all__ = [
     "RolloutShare",
     "StepRollouts",
     "collect_rollouts",
+    "list_success",
     "sample_and_score",
     "sample_first_share",
 ]
@@ -63,6 +65,7 @@ class StepRollouts:
         sampled, scored: seconds spent on sampling and on scoring.
         prompts: how many problems were dropped and how many truncated, because their prompts were
             too long; None if nothing limits them.
+        passed: how many problems the curriculum passed over; None without one.
     """
 
     trees: list[RolloutTree]
@@ -74,9 +77,10 @@ class StepRollouts:
     sampled: float
     scored: float
     prompts: tuple[int, int] | None = None
+    passed: int | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        # A checkpoint of an earlier version holds rollouts without the last field.
+        # A checkpoint of an earlier version holds rollouts without the last fields.
         for field, value in zip_longest(fields(self), state):
             object.__setattr__(self, field.name, value)
 
@@ -91,18 +95,25 @@ class StepRollouts:
         }
 
 
-def sample_first_share(context: RunContext, recipe: Recipe, cursor: int) -> RolloutShare:
+def sample_first_share(
+    context: RunContext, recipe: Recipe, cursor: int, success: Mapping[str, float]
+) -> RolloutShare:
     """Samples and scores this rank's share of the problems that `collect_rollouts` draws first.
 
     It neither communicates with other ranks nor reports progress, so a thread may call it.
     """
-    drawn = _draw_problems(context, recipe, cursor)
+    drawn = _draw_problems(context, recipe, cursor, success)
     seeds = _derive_seeds(context, "rollout", drawn.numbers)
     return _own_share(context, recipe, recipe.plan, drawn.problems, seeds, tell=lambda _: None)
 
 
 def collect_rollouts(
-    context: RunContext, recipe: Recipe, cursor: int, after: int, first: RolloutShare | None = None
+    context: RunContext,
+    recipe: Recipe,
+    cursor: int,
+    after: int,
+    success: Mapping[str, float],
+    first: RolloutShare | None = None,
 ) -> StepRollouts:
     """Draws, samples and scores the rollouts of a step.
 
@@ -113,6 +124,7 @@ def collect_rollouts(
     Args:
         cursor: number of problems drawn before.
         after: the step whose weights the sampler has.
+        success: measured success, by the keys of the curriculum.
         first: this rank's result of `sample_first_share`, if it was prefetched.
     """
     rollout = recipe.spec.rollout
@@ -122,7 +134,7 @@ def collect_rollouts(
     good: list[int] = []
     examined = 0
     for batch in range(dynamic.max_batches if dynamic else 1):
-        drawn = _draw_problems(context, recipe, cursor + examined)
+        drawn = _draw_problems(context, recipe, cursor + examined, success)
         seeds = _derive_seeds(context, "rollout", drawn.numbers)
         if batch == 0 and first is not None:
             parcel = _gather_shares(context, first, count)
@@ -136,13 +148,7 @@ def collect_rollouts(
             break
     kept = set(good[:count]) or set(range(count))
     trees = [tree for parcel in parcels for tree in parcel.trees]
-    greedy = None
-    if "greedy_scores" in recipe.needs:
-        plan = recipe.plan.copy_with_sampling(1, top_k=1)
-        problems = [problem for drawn in draws for problem in drawn.problems]
-        numbers = [number for drawn in draws for number in drawn.numbers]
-        seeds = _derive_seeds(context, "greedy", numbers)
-        greedy = sample_and_score(context, recipe, plan, problems, seeds)
+    greedy = _sample_greedily(context, recipe, draws) if "greedy_scores" in recipe.needs else None
     everyone = [*parcels, *([greedy] if greedy else [])]
     return StepRollouts(
         trees=trees,
@@ -156,13 +162,49 @@ def collect_rollouts(
         prompts=(sum(drawn.dropped for drawn in draws), sum(drawn.truncated for drawn in draws))
         if rollout.max_prompt_tokens
         else None,
+        passed=sum(drawn.passed for drawn in draws) if rollout.curriculum else None,
     )
 
 
-def _draw_problems(context: RunContext, recipe: Recipe, start: int) -> DrawnProblems:
-    data = derive_seed(context.spec.seed, "train")
-    fit, count = build_prompt_fit(context.policy, recipe), recipe.spec.rollout.prompts_per_step
-    return fit.draw_train(lambda number: recipe.task.problem("train", number, data), start, count)
+def _sample_greedily(
+    context: RunContext, recipe: Recipe, draws: Sequence[DrawnProblems]
+) -> ScoredTrees:
+    """Samples one tree for each drawn problem by the most likely tokens, and scores it."""
+    plan = recipe.plan.copy_with_sampling(1, top_k=1)
+    problems = [problem for drawn in draws for problem in drawn.problems]
+    numbers = [number for drawn in draws for number in drawn.numbers]
+    seeds = _derive_seeds(context, "greedy", numbers)
+    return sample_and_score(context, recipe, plan, problems, seeds)
+
+
+def _draw_problems(
+    context: RunContext, recipe: Recipe, start: int, success: Mapping[str, float]
+) -> DrawnProblems:
+    data, rollout = derive_seed(context.spec.seed, "train"), recipe.spec.rollout
+    fit, count = build_prompt_fit(context.policy, recipe), rollout.prompts_per_step
+
+    def get_problem(number: int) -> Problem:
+        return recipe.task.problem("train", number, data)
+
+    if rollout.curriculum is None:
+        return fit.draw_train(get_problem, start, count)
+    curriculum = Curriculum(rollout.curriculum, success)
+    return fit.draw_train(get_problem, start, count, partial(curriculum.draws, seed=data))
+
+
+def list_success(rollouts: StepRollouts, correct: str) -> list[tuple[Problem, float]]:
+    """The problems of a step, each with its share of right answers; without unscored ones.
+
+    Args:
+        rollouts: those of the step, filtered ones included.
+        correct: the reward that tells right from wrong.
+    """
+    table, values = rollouts.table, [list[float]() for _ in rollouts.trees]
+    for (tree, _), entries in (*table.turns.items(), *table.rollouts.items()):
+        if (entry := entries.get(correct)) is not None and entry.raw is not None:
+            values[tree].append(min(max(entry.raw, 0.0), 1.0))
+    pairs = zip(rollouts.trees, values, strict=True)
+    return [(tree.problem, sum(found) / len(found)) for tree, found in pairs if found]
 
 
 def _derive_seeds(context: RunContext, what: str, numbers: Sequence[int]) -> list[int]:

@@ -20,7 +20,13 @@ from rlx.learner import (
     build_learner_with_reference,
     learning_rate,
 )
-from rlx.model import Policy, adapt_policy, build_policy, warm_start_policy
+from rlx.model import (
+    Policy,
+    adapt_policy,
+    build_policy,
+    read_warm_start_losses,
+    warm_start_policy,
+)
 from rlx.plugin import Task
 from rlx.recipe import Recipe, build_recipe
 from rlx.record import Recorder
@@ -45,6 +51,9 @@ from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
 
 __all__ = ["run_experiment"]
+
+WARM_START_POINTS = 100
+"""Points of the curve of a warm start's loss, about."""
 
 
 def run_experiment(
@@ -160,8 +169,17 @@ def _start_model(
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)
 
+    trained: list[int] = []
+
     def report_warm_start(done: int, total: int, loss: float) -> None:
         progress.show(Progress("warm start", done, total, f"loss {loss:.3f}"))
+        record_warm_start_step(done, total, loss)
+        trained.append(done)
+
+    def record_warm_start_step(done: int, total: int, loss: float) -> None:
+        is_point = done in (1, total) or done % max(1, total // WARM_START_POINTS) == 0
+        if recorder and is_point:
+            recorder.warm_start(done, total, loss)
 
     def report_damage(message: str) -> None:
         if recorder:
@@ -172,7 +190,8 @@ def _start_model(
     cache.mkdir(parents=True, exist_ok=True)
     start = partial(
         warm_start_policy,
-        *(policy, spec, recipe.task, cache, report_warm_start, recipe.environment, report_damage),
+        *(policy, spec, recipe.demonstrations, cache, report_warm_start),
+        *(recipe.environment, report_damage),
     )
     folder = start() if ranks.is_first else None
     ranks.barrier()
@@ -180,6 +199,11 @@ def _start_model(
         start()
     if recorder and folder:
         sha256 = compute_manifest_digest(folder)
+        if not trained:  # an earlier run did
+            losses = read_warm_start_losses(folder)
+            for number, loss in enumerate(losses, start=1):
+                record_warm_start_step(number, len(losses), loss)
+        recorder.phase("before training")
         message = f"begins with warm start {folder.name}"
         recorder.event("warm_start", message, path=f"{WARM_STARTS}/{folder.name}", sha256=sha256)
     return policy

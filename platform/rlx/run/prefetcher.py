@@ -6,6 +6,7 @@ from before the update, and anything else that needs it waits (`finish`). The ro
 depend on the step number, never on timing.
 """
 
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -29,6 +30,7 @@ class _PendingShare:
     recipe: Recipe
     cursor: int
     after: int
+    success: Mapping[str, float]
 
 
 class Prefetcher:
@@ -70,10 +72,18 @@ class Prefetcher:
         """Finished rollouts that have not been taken; after `finish`, none are in flight."""
         return self._ready
 
-    def begin(self, context: RunContext, recipe: Recipe, cursor: int, after: int) -> None:
-        """Starts sampling with the sampler's current weights, those after step `after`."""
-        share = self._thread.submit(sample_first_share, context, recipe, cursor)
-        self._growing = _PendingShare(share, recipe, cursor, after)
+    def begin(
+        self,
+        context: RunContext,
+        recipe: Recipe,
+        cursor: int,
+        after: int,
+        success: Mapping[str, float],
+    ) -> None:
+        """Starts sampling with the sampler's current weights, those after step `after`, by the
+        success that is measured so far."""
+        share = self._thread.submit(sample_first_share, context, recipe, cursor, success)
+        self._growing = _PendingShare(share, recipe, cursor, after, success)
 
     def finish(self, context: RunContext) -> None:
         """Waits for the rollouts in flight, then loads the updated weights into the sampler.
@@ -87,7 +97,7 @@ class Prefetcher:
         context.progress.show_activity("generation")
         share = growing.share.result()
         self._ready = collect_rollouts(
-            context, growing.recipe, growing.cursor, growing.after, share
+            context, growing.recipe, growing.cursor, growing.after, growing.success, share
         )
         self._growing = None
         synchronize_sampler(context)

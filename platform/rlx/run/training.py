@@ -12,7 +12,7 @@ from rlx.recipe import Recipe
 from rlx.record import Role
 from rlx.reward import RewardTable
 from rlx.rollout import build_piece_splitter, is_fault_segment
-from rlx.run.collect import StepRollouts, collect_rollouts
+from rlx.run.collect import StepRollouts, collect_rollouts, list_success
 from rlx.run.controller_state import ControllerState
 from rlx.run.off_policy import off_policy_figures
 from rlx.run.step_metrics import step_figures
@@ -86,7 +86,8 @@ def train_step(
         context, recipe, step, rollouts, train, updates, critic, seconds
     )
     _record_training_step(context, phase, step, figures, rollouts, train, recipe)
-    controllers = controllers.after(train, recipe.spec, with_critic=critic is not None)
+    found = list_success(rollouts, context.spec.evaluation.correct)
+    controllers = controllers.after(train, recipe.spec, found, with_critic=critic is not None)
     return StepOutcome(figures, rollouts.drawn, controllers)
 
 
@@ -110,7 +111,8 @@ class _RankActors:
     def sample_and_score(self) -> StepRollouts:
         """The step's rollouts: prefetched, or sampled now."""
         began = time.perf_counter()
-        rollouts = _take_rollouts(self.context, self.recipe, self.step, self.cursor)
+        success = self.controllers.success
+        rollouts = _take_rollouts(self.context, self.recipe, self.step, self.cursor, success)
         self.waited = time.perf_counter() - began
         return rollouts
 
@@ -121,7 +123,9 @@ class _RankActors:
         inputs = StepInputs(context, recipe, rows, rollouts, cursor)
         sampled = compute_optional_streams(inputs, by_sampling=True)
         if self.more and recipe.spec.rollout.off_policy_steps:
-            context.prefetcher.begin(context, recipe, cursor + rollouts.drawn, self.step - 1)
+            ahead = cursor + rollouts.drawn
+            success = self.controllers.success
+            context.prefetcher.begin(context, recipe, ahead, self.step - 1, success)
         return TokenStreams(
             old_logprobs=compute_old_logprobs(inputs),
             optional=sampled | compute_optional_streams(inputs, by_sampling=False),
@@ -135,12 +139,12 @@ class _RankActors:
 
 
 def _take_rollouts(
-    context: TrainingContext, recipe: Recipe, step: int, cursor: int
+    context: TrainingContext, recipe: Recipe, step: int, cursor: int, success: Mapping[str, float]
 ) -> StepRollouts:
     """The step's rollouts: prefetched, or sampled now."""
     try:
         return context.prefetcher.take(context) or collect_rollouts(
-            context, recipe, cursor, step - 1
+            context, recipe, cursor, step - 1, success
         )
     except DivergedModelError as error:
         raise DivergedModelError(
@@ -214,11 +218,14 @@ def _compute_step_figures(
 
 
 def _compute_prompt_figures(rollouts: StepRollouts) -> dict[str, float]:
-    """How many problems were too long to be shown as they are; empty if nothing limits them."""
-    if rollouts.prompts is None:
-        return {}
-    dropped, truncated = rollouts.prompts
-    return {"prompts/dropped": float(dropped), "prompts/truncated": float(truncated)}
+    """How many problems were too long, or passed over; empty if there is no such rule."""
+    figures: dict[str, float] = {}
+    if rollouts.prompts is not None:
+        dropped, truncated = rollouts.prompts
+        figures |= {"prompts/dropped": float(dropped), "prompts/truncated": float(truncated)}
+    if rollouts.passed is not None:
+        figures["curriculum/passed_over"] = float(rollouts.passed)
+    return figures
 
 
 def _record_skipped_step(context: TrainingContext, step: int, rollouts: StepRollouts) -> None:

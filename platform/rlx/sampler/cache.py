@@ -8,6 +8,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from rlx.model import build_attention_mask
+
 __all__ = ["TransformersDecoder", "TransformersRows"]
 
 
@@ -40,7 +42,7 @@ def _allocate_room(states: Tensor, room: int) -> Tensor:
 
 
 class TransformersDecoder:
-    """Decodes with any causal model of transformers.
+    """Decodes with a model of transformers whose cache holds keys and values.
 
     Args:
         model: called unchanged.
@@ -49,6 +51,7 @@ class TransformersDecoder:
 
     def __init__(self, model: PreTrainedModel, why: str) -> None:
         self._model = model
+        self.name = "its own forward pass with a cache"
         self.description = f"the model's own forward pass: {why}"
 
     def start(self, rows: int) -> "TransformersRows":
@@ -91,10 +94,18 @@ class TransformersRows:
         width = ids.shape[1]
         self._is_token = torch.cat([self._is_token, is_new], dim=1)
         self._cache = self._cache or DynamicCache()
+        positions = (self._is_token.cumsum(dim=1) - 1).clamp(min=0)
+        eager = self._model.config._attn_implementation == "eager"  # takes no bool masks
         output = self._model(
             input_ids=ids,
-            position_ids=(self._is_token.cumsum(dim=1) - 1)[:, -width:].clamp(min=0),
-            attention_mask=_build_causal_mask(self._is_token, width),
+            position_ids=positions[:, -width:],
+            attention_mask=build_attention_mask(
+                self._model.config,
+                _find_visible_columns(self._is_token, width),
+                positions[:, -width:],
+                positions,
+                self._model.dtype if eager else None,
+            ),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
@@ -168,7 +179,7 @@ def _first_column(is_token: Tensor) -> int:
     return int(is_token.any(dim=0).to(torch.int8).argmax()) if is_token.shape[1] else 0
 
 
-def _build_causal_mask(is_token: Tensor, new: int) -> Tensor:
+def _find_visible_columns(is_token: Tensor, new: int) -> Tensor:
     """Returns `[R, 1, new, L]` bool: which columns each of the last `new` columns attends to.
 
     A padding column attends to itself, since a softmax over nothing is NaN.

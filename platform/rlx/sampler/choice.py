@@ -1,18 +1,25 @@
-"""Chooses a model's decoder: the fast one if it reproduces the model's own logits."""
+"""Chooses a model's decoder: the fastest one that reproduces the model's own logits."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlx.errors import SpecError
+from rlx.model import do_windows_show, find_window, narrow_windows
 from rlx.sampler.cache import TransformersDecoder
 from rlx.sampler.captured import WARM_UP
 from rlx.sampler.plain_decoder import PlainDecoder, unknown_part
+from rlx.sampler.reread import RereadingDecoder
 from rlx.sampler.rows import Decoder
 from rlx.sampler.shared_rows import SharingDecoder
 
-__all__ = ["choose_decoder"]
+__all__ = ["choose_decoder", "choose_own_decoder"]
+
+NARROW = 5
+"""Maximum width of an attention window in the trial, in tokens: shorter than its contexts."""
 
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
 """Maximum relative difference of logits (L2 norms), by dtype."""
@@ -23,32 +30,75 @@ ROUGHLY = 0.1
 
 
 def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
-    """Chooses a decoder for a model; the choice stays valid when the weights change.
+    """Chooses a decoder for a model, for dialogues that no attention window of it cuts off.
+
+    The choice stays valid when the weights change.
 
     Returns:
         A function that builds the decoder for the model's current weights.
+
+    Raises:
+        SpecError: the model cannot be sampled from.
     """
     why = unknown_part(model)
-    if why is None and (why := _find_decoder_fault(model, captures=False)) is None:
-        captures = model.device.type in CAPTURED
-        not_captured = _find_decoder_fault(model, captures=True) if captures else None
-        return lambda: SharingDecoder(PlainDecoder(model), captures, not_captured)
-    return lambda: TransformersDecoder(model, f"it has {why}")
+    if why is None:
+        plain = SharingDecoder(PlainDecoder(model), captures=False)
+        if (why := _find_decoder_fault(model, plain)) is None:
+            captures = model.device.type in CAPTURED
+            captured = SharingDecoder(PlainDecoder(model), captures=True) if captures else plain
+            not_captured = _find_decoder_fault(model, captured) if captures else None
+            return lambda: SharingDecoder(PlainDecoder(model), captures, not_captured)
+    return choose_own_decoder(model, f"it has {why}")
 
 
-def _find_decoder_fault(model: PreTrainedModel, *, captures: bool) -> str | None:
-    """Explains why the plain decoder cannot be used; None if it can."""
+def choose_own_decoder(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
+    """Chooses a decoder that calls the model itself, for dialogues of any length.
+
+    Args:
+        why: why a faster decoder cannot be used.
+
+    Raises:
+        SpecError: the model cannot be sampled from.
+    """
+    cached, has_windows = TransformersDecoder(model, why), find_window(model.config) is not None
+    if has_windows and not do_windows_show(model, NARROW):
+        return _require_rereading(model, "its attention windows cannot be tried")
+    with narrow_windows(model, NARROW) if has_windows else nullcontext():
+        fault = _find_decoder_fault(model, cached)
+        if fault is None or not _are_logits_finite(model):  # which sampling reports
+            return lambda: cached
+        return _require_rereading(model, f"without a cache, for it has {fault}")
+
+
+def _require_rereading(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
+    """The decoder that fits every causal model.
+
+    Raises:
+        SpecError: it does not fit this one.
+    """
+    rereading = RereadingDecoder(model, why)
+    if fault := _find_decoder_fault(model, rereading):
+        raise SpecError(
+            f"model: a model of kind {model.config.model_type!r} cannot be sampled from: it has "
+            f"{fault}; use a causal language model"
+        )
+    return lambda: rereading
+
+
+def _find_decoder_fault(model: PreTrainedModel, decoder: Decoder) -> str | None:
+    """Explains why a decoder cannot be used; None if it can."""
     try:
-        difference = _compute_logit_difference(model, captures=captures)
+        difference = _compute_logit_difference(model, decoder)
     except Exception as error:  # noqa: BLE001  (an unusual model may fail in any way)
-        return f"parts that the plain decoder does not support ({error})"
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        return f"parts that {decoder.name} does not support ({why})"
     if difference < NEAR.get(model.dtype, ROUGHLY):
         return None
-    return f"logits that differ from the plain decoder's by {difference:.1g}"
+    return f"logits that differ from those of {decoder.name} by {difference:.1g}"
 
 
 @torch.inference_mode()
-def _compute_logit_difference(model: PreTrainedModel, *, captures: bool) -> float:
+def _compute_logit_difference(model: PreTrainedModel, decoder: Decoder) -> float:
     """Returns the relative difference between the logits of forked dialogues and those of the
     model's own forward pass."""
     generator = torch.Generator().manual_seed(0)
@@ -56,7 +106,7 @@ def _compute_logit_difference(model: PreTrainedModel, *, captures: bool) -> floa
     drawn = torch.randint(count, (2 + WARM_UP + 2, 16), generator=generator)
     contexts = [drawn[0].tolist(), drawn[1, :7].tolist()]
     copies, steps = [0, 1, 0], drawn[2:, :3].to(model.device)
-    rows = SharingDecoder(PlainDecoder(model), captures=captures).start(len(contexts))
+    rows = decoder.start(len(contexts))
     logits = [rows.read(contexts, 0)[copies]]
     forked = rows.fork(copies, len(steps))
     logits += [forked.step(tokens).clone() for tokens in steps]
@@ -70,8 +120,13 @@ def _compute_logit_difference(model: PreTrainedModel, *, captures: bool) -> floa
     return float((ours - theirs).norm() / theirs.norm())
 
 
+@torch.inference_mode()
+def _are_logits_finite(model: PreTrainedModel) -> bool:
+    return bool(_compute_model_logits(model, [0, 1, 2], [3]).isfinite().all())
+
+
 def _compute_model_logits(model: PreTrainedModel, context: list[int], tokens: list[int]) -> Tensor:
     """Returns the logits after the context and after each of the tokens, `[1 + tokens, V]`."""
     ids = torch.tensor([context + tokens], device=model.device)
-    logits: Tensor = model(input_ids=ids).logits[0, len(context) - 1 :]
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, len(context) - 1 :]
     return logits

@@ -39,7 +39,10 @@ def unknown_part(model: PreTrainedModel) -> str | None:
     """
     if found := _find_odd_submodule("model", model) or _find_odd_submodule("body", model.model):
         return found
-    if (kind := getattr(model.model.rotary_emb, "rope_type", None)) not in FIXED_ROTATIONS:
+    kind = getattr(model.model.rotary_emb, "rope_type", None)
+    if not isinstance(kind, str):  # by kind of layer
+        return "rotary embeddings that differ between layers"
+    if kind not in FIXED_ROTATIONS:
         return f"a rotary embedding of type {kind}"
     for layer in model.model.layers:
         if found := _find_odd_layer_part(layer):

@@ -44,9 +44,11 @@ class Decoder(Protocol):
     """Computes a model.
 
     Attributes:
+        name: what it is, for messages.
         description: how it computes, for the run's record.
     """
 
+    name: str
     description: str
 
     def start(self, rows: int) -> DialogueRows:

@@ -31,6 +31,7 @@ class SharingDecoder:
     def __init__(
         self, decoder: PlainDecoder, captures: bool = False, why_not: str | None = None
     ) -> None:
+        self.name = "the plain decoder"
         self._decoder, self._captures = decoder, captures and why_not is None
         steps = f", steps not captured: {why_not}" if why_not else ", captured steps" * captures
         self.description = f"compact decoder, shared ancestors{steps}"

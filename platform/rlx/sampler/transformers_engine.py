@@ -4,16 +4,17 @@ Each distinct context is read once and forked into its completions. Finished row
 The KV cache of a completion is kept until the session's next call, which may continue it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from rlx.model import Policy
+from rlx.model import Policy, find_window
 from rlx.rollout import Completion, CompletionRequest
-from rlx.sampler.choice import choose_decoder
+from rlx.sampler.choice import choose_decoder, choose_own_decoder
 from rlx.sampler.draw import (
     compute_sampling_logprobs,
     require_finite_logits,
@@ -23,6 +24,7 @@ from rlx.sampler.draw import (
 from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.limits import StopStringDetector, require_context_room
 from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows
+from rlx.sampler.shared_rows import SharingDecoder
 from rlx.spec import TurnSpec
 
 __all__ = ["TransformersSampler"]
@@ -56,8 +58,8 @@ class TransformersSampler:
         self._policy = policy
         self._model = policy.model.to(device).eval()
         self._max_rows = max_rows
-        self._make_decoder = choose_decoder(self._model)
-        self.description = self._make_decoder().description
+        self._decoders = _WindowedDecoders.choose(self._model)
+        self.description = self._decoders.description
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copies the learner's weights, by name; tied weights may be listed once or twice."""
@@ -69,11 +71,46 @@ class TransformersSampler:
     @contextmanager
     def session(self) -> Iterator["_TransformersSession"]:
         """Opens a session; its caches are dropped when it closes."""
-        session = _TransformersSession(self._make_decoder(), self._policy, self._max_rows)
+        session = _TransformersSession(self._decoders, self._policy, self._max_rows)
         try:
             yield session
         finally:
             session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowedDecoders:
+    """Decoders of a model by the length of the dialogues.
+
+    Attributes:
+        within: builds the decoder for dialogues that no attention window cuts off.
+        window: tokens of the longest of these; None if no dialogue is longer.
+        beyond: builds the decoder for dialogues of any length.
+    """
+
+    within: Callable[[], Decoder]
+    window: int | None
+    beyond: Callable[[], Decoder]
+
+    @staticmethod
+    def choose(model: PreTrainedModel) -> "_WindowedDecoders":
+        """Chooses them by their logits; see `choose_decoder`."""
+        within, window = choose_decoder(model), find_window(model.config)
+        if window is None or not isinstance(within(), SharingDecoder):
+            return _WindowedDecoders(within, None, within)
+        why = f"a dialogue is longer than its attention window of {window}"
+        return _WindowedDecoders(within, window, choose_own_decoder(model, why))
+
+    @property
+    def description(self) -> str:
+        """How they compute, for the run's record."""
+        if self.window is None:
+            return self.within().description
+        return f"{self.within().description}; beyond it {self.beyond().description}"
+
+    def covers(self, length: int) -> bool:
+        """Whether `within` computes dialogues of this many tokens."""
+        return self.window is None or length <= self.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +145,10 @@ class _CompletionBatch:
 
 
 class _TransformersSession:
-    def __init__(self, decoder: Decoder, policy: Policy, max_rows: int) -> None:
-        self._decoder = decoder
+    def __init__(self, decoders: _WindowedDecoders, policy: Policy, max_rows: int) -> None:
+        self._decoders = decoders
+        self._decoder = decoders.within()
+        self._is_beyond = False
         self._policy = policy
         self._max_rows = max_rows
         self._kept = CompletionRows()
@@ -132,7 +171,11 @@ class _TransformersSession:
             SpecError: a dialogue could outgrow the model.
         """
         require_context_room(requests, sampling, self.context_length)
+        longest = max((len(r.context) for r in requests), default=0) + sampling.max_new_tokens
         extends = all(request.extends is not None for request in requests)
+        if not self._is_beyond and not self._decoders.covers(longest):
+            self._decoder, self._is_beyond = self._decoders.beyond(), True
+            extends = False  # the caches are of the other decoder
         batches = [
             _CompletionBatch.from_requests(part, extends=extends) for part in self._parts(requests)
         ]

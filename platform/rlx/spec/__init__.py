@@ -75,6 +75,7 @@ from rlx.spec.reward import (
 )
 from rlx.spec.rollout import (
     SCHEDULES,
+    CurriculumRule,
     DynamicSampling,
     EnvironmentRolloutSpec,
     EnvironmentUse,
@@ -114,6 +115,7 @@ __all__ = [
     "Correction",
     "CreditSpec",
     "CriticSpec",
+    "CurriculumRule",
     "Cut",
     "DrGrpo",
     "DynamicSampling",

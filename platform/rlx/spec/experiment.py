@@ -41,9 +41,11 @@ _LATER_DEFAULTS: Final = (
     (("optimizer",), "mini_batches", 1),
     (("critic",), "mini_batches", 1),
     (("rollout",), "max_prompt_tokens", None),
+    (("rollout",), "curriculum", None),
     (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
     (("loss", "entropy"), "schedule", "constant"),
+    (("model", "warm_start"), "demonstrations", None),
 )
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
 they are not part of the digest, so that an experiment keeps its own."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rlx.spec.base import Betas, Count, StrictModel
+from rlx.spec.reward import PluginUse
 from rlx.text import escape_unprintable
 
 __all__ = [
@@ -28,11 +29,14 @@ def is_tokenizer_folder(name: str) -> bool:
 
 
 class WarmStart(StrictModel):
-    """Supervised fine-tuning on the task's demonstrations before reinforcement learning.
+    """Supervised fine-tuning on demonstrations before reinforcement learning.
 
     The result is cached under a digest of everything that affects it.
     """
 
+    demonstrations: PluginUse | None = None
+    """The task whose demonstrations are learned, with its options, such as `{plugin: dataset,
+    train: {path: worked.jsonl}, …}`; null: those of the experiment's own task."""
     steps: Count = Field(600, ge=1)
     batch_size: Count = Field(64, ge=1)
     learning_rate: float = Field(3e-3, gt=0)

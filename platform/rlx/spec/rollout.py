@@ -5,12 +5,20 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rlx.plugin import DynamicSampling, PluginSection, PromptLimit, Schedule, TurnSpec
+from rlx.plugin import (
+    CurriculumRule,
+    DynamicSampling,
+    PluginSection,
+    PromptLimit,
+    Schedule,
+    TurnSpec,
+)
 from rlx.spec.base import Count, StrictModel
 from rlx.spec.reward import PluginUse
 
 __all__ = [
     "SCHEDULES",
+    "CurriculumRule",
     "DynamicSampling",
     "EnvironmentRolloutSpec",
     "EnvironmentUse",

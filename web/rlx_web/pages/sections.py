@@ -55,6 +55,7 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
             ("share of groups", r"rollout/zero_signal_(.+)"),
             ("filtered", r"rollout/(filtered|kept|resampled)"),
             ("problems too long", r"prompts/(dropped|truncated)"),
+            ("problems passed over", r"curriculum/(passed_over)"),
             ("mean |advantage|", r"train/advantage_abs_(.+)"),
         ),
     ),
@@ -97,6 +98,7 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
             ("health", r"health/(.+)"),
         ),
     ),
+    ("Warm start", (("loss of the demonstrations, nats per token", r"warm_start/(loss)"),)),
 )
 
 
