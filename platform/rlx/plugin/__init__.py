@@ -17,6 +17,7 @@ from rlx.plugin.base import API, Plugin, Use
 from rlx.plugin.credit import Estimator, Mask, Placement, Reading
 from rlx.plugin.environment import FAILED, Action, Environment, Episode, Step
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
+from rlx.plugin.stateful import Reply, StatefulEnvironment
 from rlx.plugin.task import (
     Canonical,
     Corrupts,
@@ -47,6 +48,7 @@ __all__ = [
     "Problem",
     "Reading",
     "Rehearsed",
+    "Reply",
     "Reward",
     "RewardPlugin",
     "Sample",
@@ -54,6 +56,7 @@ __all__ = [
     "Score",
     "Split",
     "StandsIn",
+    "StatefulEnvironment",
     "StatesConfidence",
     "Step",
     "Task",
