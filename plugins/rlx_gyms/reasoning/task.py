@@ -18,7 +18,7 @@ _ATTEMPTS = 1000
 
 
 class ReasoningGymTask(Plugin):
-    """Problems of a dataset of reasoning-gym, by name: `dataset: chain_sum, config: {max_terms: 3}`.
+    """Problems of a dataset of reasoning-gym: `dataset: chain_sum, config: {max_terms: 3}`.
 
     A hash of the question decides whether a problem is for training or for testing, whatever the
     seed. The task `mixture` mixes several datasets by weight. The reward is `reasoning_gym.score`.
