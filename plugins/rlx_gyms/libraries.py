@@ -2,9 +2,35 @@
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
-__all__ = ["import_library", "is_installed", "require_library"]
+from rlx.plugin import Plugin
+
+__all__ = ["NeedsLibrary", "import_library", "is_installed"]
+
+
+class NeedsLibrary(Plugin):
+    """Base of plugins that need a library of the extra `gyms`.
+
+    Attributes:
+        library: the module to import.
+    """
+
+    library: ClassVar[str]
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        # Runs in a worker: the import must not count against the deadline of the first call.
+        super().__setstate__(state)
+        if is_installed(self.library):
+            import_library(self.library)
+
+    def check(self) -> None:
+        """Checks that the library is installed.
+
+        Raises:
+            ImportError: it is missing.
+        """
+        _require_library(self.library)
 
 
 def is_installed(module: str) -> bool:
@@ -12,7 +38,7 @@ def is_installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
-def require_library(module: str) -> None:
+def _require_library(module: str) -> None:
     """Checks that a library of the extra `gyms` is installed.
 
     Raises:
@@ -28,5 +54,5 @@ def import_library(module: str) -> Any:
     Raises:
         ImportError: it is missing.
     """
-    require_library(module.partition(".")[0])
+    _require_library(module.partition(".")[0])
     return import_module(module)

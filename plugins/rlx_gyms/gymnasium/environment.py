@@ -14,7 +14,7 @@ from rlx_gyms.gymnasium.games import (
     set_start,
 )
 from rlx_gyms.gymnasium.optimum import get_action_values
-from rlx_gyms.libraries import import_library, require_library
+from rlx_gyms.libraries import NeedsLibrary, import_library
 
 __all__ = ["GymnasiumEnvironment"]
 
@@ -44,13 +44,15 @@ def _build_lake_episode(
     )
 
 
-class GymnasiumEnvironment(StatefulEnvironment):
+class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
     """Plays the environment that the task `gymnasium` names. A turn is the name of an action.
 
     `info` holds the `reward` of the turn and the `return` so far. Of a tabular environment it also
     holds `value`, the greatest expected return from the turn's state within the turns that were
     left, and `optimal`, whether the action attains it.
     """
+
+    library: ClassVar[str] = "gymnasium"
 
     kinds: ClassVar[tuple[str, ...]] = ("move", "invalid")
     examples: ClassVar[tuple[Episode, ...]] = (
@@ -78,14 +80,6 @@ class GymnasiumEnvironment(StatefulEnvironment):
     """The text after a turn; `{observation}` is the state as numbers."""
     span: str = "answer"
     """The span with the action; without it the whole turn is the action."""
-
-    def check(self) -> None:
-        """Checks that gymnasium is installed.
-
-        Raises:
-            ImportError: it is missing.
-        """
-        require_library("gymnasium")
 
     def open(self, problem: Mapping[str, Any], seed: int) -> _Game:
         """Opens the problem's environment in the problem's first state."""

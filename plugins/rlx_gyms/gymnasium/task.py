@@ -5,25 +5,27 @@ import random
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlx.plugin import Demonstration, Plugin, Problem, Split
+from rlx.plugin import Demonstration, Problem, Split
 from rlx_gyms.gymnasium.games import format_observation, list_action_names, open_game, set_start
-from rlx_gyms.libraries import is_installed, require_library
+from rlx_gyms.libraries import NeedsLibrary, is_installed
 
 __all__ = ["GymnasiumTask"]
 
 _ATTEMPTS = 1000
 
 
-class GymnasiumTask(Plugin):
+class GymnasiumTask(NeedsLibrary):
     """First states of an environment of Gymnasium with discrete actions, such as FrozenLake-v1.
 
     The prompt is the first observation, and its hash decides whether it is for training or for
     testing. The environment is `gymnasium`, its return the reward `info` with `key: return`.
     """
+
+    library: ClassVar[str] = "gymnasium"
 
     id: str = "FrozenLake-v1"
     """Name of the environment, as for `gymnasium.make`."""
@@ -48,14 +50,6 @@ class GymnasiumTask(Plugin):
     @property
     def _config_text(self) -> str:
         return json.dumps(dict(self.config), sort_keys=True)
-
-    def check(self) -> None:
-        """Checks that gymnasium is installed.
-
-        Raises:
-            ImportError: it is missing.
-        """
-        require_library("gymnasium")
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         """Returns problem number `index` of a split; the same for the same arguments.

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_gyms.bounded import BoundedResult, call_with_limit
-from rlx_gyms.libraries import import_library, is_installed, require_library
+from rlx_gyms.libraries import NeedsLibrary, import_library
 from rlx_gyms.reasoning.entries import EntryAddress, generate_entry, get_dataset
 
 __all__ = ["ReasoningGymScore"]
@@ -32,13 +32,15 @@ def _build_score_example(name: str, answer: str, value: float, **options: Any) -
     return Example(name=name, sample=sample, value=value, options=options)
 
 
-class ReasoningGymScore(Reward):
+class ReasoningGymScore(NeedsLibrary, Reward):
     """What the dataset's own scorer of reasoning-gym gives the text between the answer tags.
 
     A scorer that reads the answer as mathematics or code runs in a process of its own with a limit
     on its time: that of countdown never returns on `99**98**97`. An answer on which it fails or
     takes too long earns 0.
     """
+
+    library: ClassVar[str] = "reasoning_gym"
 
     examples: ClassVar[tuple[Example, ...]] = (
         _build_score_example("gold", "7", 1.0),
@@ -56,20 +58,6 @@ class ReasoningGymScore(Reward):
     """Longest answer in characters; a longer one earns 0."""
     seconds: float = Field(2.0, gt=0, le=60)
     """Processor time of one score; keep it well below the reward's `deadline`."""
-
-    def __setstate__(self, state: dict[Any, Any]) -> None:
-        # Runs in a worker: the import must not count against the first sample's deadline.
-        super().__setstate__(state)
-        if is_installed("reasoning_gym"):
-            import_library("reasoning_gym")
-
-    def check(self) -> None:
-        """Checks that reasoning-gym is installed.
-
-        Raises:
-            ImportError: it is missing.
-        """
-        require_library("reasoning_gym")
 
     def value_range(self) -> tuple[float, float]:
         """From 0 to 1, as every dataset of the library."""

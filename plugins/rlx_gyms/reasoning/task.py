@@ -4,12 +4,12 @@ import json
 import random
 import zlib
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from rlx.plugin import Demonstration, Plugin, Problem, Split
-from rlx_gyms.libraries import is_installed, require_library
+from rlx.plugin import Demonstration, Problem, Split
+from rlx_gyms.libraries import NeedsLibrary, is_installed
 from rlx_gyms.reasoning.entries import CHUNK, EntryAddress, generate_entry, get_dataset
 
 __all__ = ["ReasoningGymTask"]
@@ -17,12 +17,14 @@ __all__ = ["ReasoningGymTask"]
 _ATTEMPTS = 1000
 
 
-class ReasoningGymTask(Plugin):
+class ReasoningGymTask(NeedsLibrary):
     """Problems of a dataset of reasoning-gym: `dataset: chain_sum, config: {max_terms: 3}`.
 
     A hash of the question decides whether a problem is for training or for testing, whatever the
     seed. The task `mixture` mixes several datasets by weight. The reward is `reasoning_gym.score`.
     """
+
+    library: ClassVar[str] = "reasoning_gym"
 
     dataset: str
     """Name of the dataset."""
@@ -43,14 +45,6 @@ class ReasoningGymTask(Plugin):
     @property
     def _config_text(self) -> str:
         return json.dumps(dict(self.config), sort_keys=True)
-
-    def check(self) -> None:
-        """Checks that reasoning-gym is installed.
-
-        Raises:
-            ImportError: it is missing.
-        """
-        require_library("reasoning_gym")
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         """Returns problem number `index` of a split; the same for the same arguments.
