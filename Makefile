@@ -47,7 +47,7 @@ check: install  ## formatting, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy -p rlx_registry -p rlx_web -p rlx_plugins
+	$(BIN)/mypy -p rlx_registry -p rlx_web -p rlx_plugins -p rlx_gyms
 
 bench: install  ## measured figures beside those of peers, which it installs below .bench/; BENCH=name,... picks some
 	$(BIN)/python tests/benchmarks/bench.py

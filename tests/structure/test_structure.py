@@ -104,7 +104,7 @@ MAY_IMPORT = {
 
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "rlx_registry", "rlx_web"}
 
-OWN = {"rlx_registry", "rlx_web", "rlx_plugins"}
+OWN = {"rlx_registry", "rlx_web", "rlx_plugins", "rlx_gyms"}
 TOP_LEVEL = {
     "pyproject.toml",
     "README.md",
@@ -174,6 +174,7 @@ def test_every_room_is_listed():
         ("registry/rlx_registry", {"rlx_registry"}),
         ("web/rlx_web", {"rlx_web", "rlx_registry"}),
         ("plugins/rlx_plugins", {"rlx_plugins", "plugin"}),
+        ("plugins/rlx_gyms", {"rlx_gyms", "plugin"}),
     ],
 )
 def test_the_other_packages_keep_to_themselves(package, allowed):
@@ -204,7 +205,8 @@ def test_nothing_else_at_the_top():
 def test_one_distribution_offers_everything():
     groups = {e.group for e in distribution("rlx").entry_points}
     assert {"rlx.tasks", "rlx.rewards", "rlx.estimators", "rlx.masks"} <= groups
-    for package in ("platform/rlx", "registry/rlx_registry", "web/rlx_web", "plugins/rlx_plugins"):
+    plugins = ("plugins/rlx_plugins", "plugins/rlx_gyms")
+    for package in ("platform/rlx", "registry/rlx_registry", "web/rlx_web", *plugins):
         assert (ROOT / package / "py.typed").exists()
 
 
@@ -217,7 +219,7 @@ def test_one_distribution_offers_everything():
         "import rlx; rlx.read('experiments/rlcr.yaml')",
         "import rlx_registry",
         "import rlx_web",
-        "import rlx_plugins.countdown, rlx_plugins.rlcr",
+        "import rlx_plugins.countdown, rlx_plugins.rlcr, rlx_gyms.reasoning",
         "import rlx.spec.estimator, rlx.spec.mask, rlx.discovery",
     ],
 )

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # other processes inherit it
 sys.path.insert(0, str(Path(__file__).parents[1] / "reward"))
 
 import bad_plugins as bad
+from gyms_installed import LIBRARIES, need_library
 from hostile_rewards import Abstains, graded, misbehave
 
 from rlx.discovery import GROUPS, build_plugin, list_installed_plugins, load_plugin
@@ -50,12 +51,16 @@ def options(tmp_path):
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return {
         ("task", "dataset"): {"train": {"path": str(file)}, "held_out": 0.3},
+        ("task", "reasoning_gym"): {"dataset": "chain_sum"},
+        ("reward", "info"): {"key": "return"},
         ("task", "mixture"): {"tasks": {"easy": {"plugin": "countdown", "numbers": [2]}}},
     }
 
 
 @pytest.mark.parametrize(("kind", "name"), OURS)
 def test_every_plugin_that_rlx_ships_keeps_every_promise(kind, name, options):
+    if name in LIBRARIES:
+        need_library(LIBRARIES[name])
     given = options.get((kind, name))
     plugin = (
         load_plugin(kind, name)

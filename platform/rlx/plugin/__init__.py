@@ -24,6 +24,7 @@ from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Scor
 from rlx.plugin.sampler import SamplerPlugin
 from rlx.plugin.schedule import CurriculumRule, DynamicSampling, PromptLimit, Schedule, TurnSpec
 from rlx.plugin.section import PLUGIN_FAULT, PluginSection
+from rlx.plugin.stateful import Reply, StatefulEnvironment
 from rlx.plugin.task import (
     Canonical,
     Corrupts,
@@ -62,6 +63,7 @@ __all__ = [
     "PromptLimit",
     "Reading",
     "Rehearsed",
+    "Reply",
     "Reward",
     "RewardPlugin",
     "Sample",
@@ -71,6 +73,7 @@ __all__ = [
     "Score",
     "Split",
     "StandsIn",
+    "StatefulEnvironment",
     "StatesConfidence",
     "Step",
     "StrictModel",

