@@ -47,7 +47,12 @@ from .rollout_records import (
     build_arrow_type,
     get_token_values,
 )
-from .supervisors import forget_supervisor, is_supervisor_alive, record_supervisor
+from .supervisors import (
+    forget_supervisor,
+    is_supervisor_alive,
+    is_supervisor_in_other_container,
+    record_supervisor,
+)
 from .token_streams import STREAMS, TokenStream
 
 __all__ = [
@@ -100,6 +105,7 @@ __all__ = [
     "forget_supervisor",
     "get_token_values",
     "is_supervisor_alive",
+    "is_supervisor_in_other_container",
     "read_body",
     "read_trees",
     "record_supervisor",

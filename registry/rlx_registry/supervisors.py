@@ -12,7 +12,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["forget_supervisor", "is_supervisor_alive", "record_supervisor"]
+__all__ = [
+    "forget_supervisor",
+    "is_supervisor_alive",
+    "is_supervisor_in_other_container",
+    "record_supervisor",
+]
 
 _NAME = "supervisor.json"
 
@@ -59,15 +64,34 @@ def is_supervisor_alive(folder: str | None) -> bool | None:
     if folder is None:
         return None
     path = Path(folder) / _NAME
+    found = _read_description(path)
+    if found is None or _identify_machine() != (found.boot, found.namespace):
+        return None
+    with suppress(OSError):  # a system may hide the processes of other users
+        if os.getuid() not in (0, path.stat().st_uid):
+            return None
+    return _find_start(found.pid) == found.started
+
+
+def is_supervisor_in_other_container(folder: str | None) -> bool:
+    """Whether the supervisor is a process of this machine whose process id means nothing here.
+
+    Containers may share a host name, as those on the host's network do.
+    """
+    found = None if folder is None else _read_description(Path(folder) / _NAME)
+    here = _identify_machine()
+    if found is None or here is None:
+        return False
+    boot, namespace = here
+    return found.boot == boot and found.namespace != namespace
+
+
+def _read_description(path: Path) -> _ProcessIdentity | None:
+    """The process that a run's folder names; None if it names none."""
     try:
-        owner = path.stat().st_uid
-        found = _ProcessIdentity(**json.loads(path.read_text()))
+        return _ProcessIdentity(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    # A system may hide the processes of other users.
-    if os.getuid() not in (0, owner) or _identify_machine() != (found.boot, found.namespace):
-        return None
-    return _find_start(found.pid) == found.started
 
 
 @cache

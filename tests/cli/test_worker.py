@@ -1,13 +1,15 @@
 """What a worker leaves alone, over a registry that was filled by hand: no run is started."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 from shown import silence
 
 from rlx.cli import main
-from rlx.launch import queue
-from rlx_registry import Registry
+from rlx.launch import is_abandoned, queue, this_machine
+from rlx_registry import Registry, record_supervisor
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
 
@@ -117,3 +119,29 @@ def test_a_run_whose_machine_has_a_clock_that_is_behind(registry, monkeypatch):
     with pytest.raises(Taken):
         queue.run_queue(registry, registry.url, 1, once=False)
     assert next(beats, None) is None
+
+
+def test_a_supervisor_in_another_container_of_this_machine_is_not_taken_for_dead(
+    registry, queued, monkeypatch
+):
+    """Its process id means nothing here, so that its heartbeats count."""
+    assert registry.transition("r-0001", {"queued"}, "submitted")
+    registry.update_run("r-0001", host=this_machine(), pid=2**22 + 1)
+    assert registry.start("r-0001", {"submitted"})
+    assert is_abandoned(registry.run("r-0001"))
+    record_supervisor(queued, os.getpid())
+    description = queued / "supervisor.json"
+    elsewhere = json.loads(description.read_text()) | {"namespace": "pid:[1]"}
+    description.write_text(json.dumps(elsewhere))
+    assert not is_abandoned(registry.run("r-0001"))
+    silence(registry, "r-0001")
+    assert is_abandoned(registry.run("r-0001"))
+
+    def take(_registry, run, *_):
+        raise Taken(run.id)
+
+    monkeypatch.setattr(queue.time, "sleep", lambda _: None)
+    monkeypatch.setattr(queue, "Stopwatch", TenPerLook)
+    monkeypatch.setattr(queue, "take_over_run", take)
+    with pytest.raises(Taken):
+        queue.run_queue(registry, registry.url, 1, once=False)

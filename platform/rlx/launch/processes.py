@@ -8,7 +8,12 @@ from pathlib import Path
 import psutil
 
 from rlx.home import RunFolder
-from rlx_registry import HEARTBEAT_LIMIT, RunRecord, is_supervisor_alive
+from rlx_registry import (
+    HEARTBEAT_LIMIT,
+    RunRecord,
+    is_supervisor_alive,
+    is_supervisor_in_other_container,
+)
 
 __all__ = [
     "has_lost_supervisor",
@@ -47,6 +52,7 @@ def has_lost_supervisor(run: RunRecord) -> bool:
     alive = None if run.status == "queued" else is_supervisor_alive(run.directory)
     if alive is None:
         alive = run.host not in (None, this_machine()) or is_supervised(run)
+        alive = alive or is_supervisor_in_other_container(run.directory)
     return not alive
 
 

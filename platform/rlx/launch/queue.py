@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.launch.device_slots import build_device_request
-from rlx.launch.processes import has_lost_supervisor, is_supervisor, this_machine
+from rlx.launch.processes import has_lost_supervisor, is_supervised, is_supervisor, this_machine
 from rlx.launch.run_access import is_spec_of_run, locate_run_folder
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.launch.takeover import attempts_used, take_over_run
@@ -185,9 +185,10 @@ class _Queue:
         """
         if run.status == "lost":
             return True
-        if run.host == this_machine() and run.pid is not None:
-            return has_lost_supervisor(run)
-        if run.effective_status != "lost":
+        if has_lost_supervisor(run):
+            return True
+        is_here = run.host == this_machine() and is_supervised(run)
+        if is_here or run.effective_status != "lost":
             self._watched.pop(run.id, None)
             return False
         watch = self._watched.get(run.id)
