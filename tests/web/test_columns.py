@@ -50,7 +50,10 @@ def test_what_a_sweep_varies_are_columns(empty, sweep):
 
 
 def test_only_what_experiments_of_one_label_differ_in_varies():
-    one, two = {"a": 1, "b": {}, "name": "x", "seed": 1}, {"a": 1, "b": 2, "name": "y", "c": None}
+    one, two = (
+        {"a": 1, "b": {}, "name": "x", "tracking.uri": 1},
+        {"a": 1, "b": 2, "name": "y", "c": None, "tracking.uri": 2},
+    )
     assert find_varied_paths([({"l", "m"}, one), ({"l"}, two), ({"m"}, one)]) == ["b"]
     assert find_varied_paths([({"l"}, one), ({"m"}, two)]) == []
     for count, found in ((6, list("012345")), (7, [])):

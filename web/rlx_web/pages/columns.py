@@ -23,7 +23,8 @@ FIELDS = {
 """Columns that every run has, with their titles."""
 USUAL = ("seed", "status", "step", "accuracy", "brier", "ece", "headline")
 NUMBERS = ("seed", "step", "accuracy", "brier", "ece", "duration", "age")
-NOT_VARIED = ("name", "seed")
+NOT_VARIED = frozenset({"name", "seed", "devices", "launcher", "tracking"})
+"""Sections of an experiment that do not change what it computes."""
 MOST_VARIED = 6
 """Maximum number of values in which the experiments of a sweep differ."""
 
@@ -103,7 +104,7 @@ def _find_differing_paths(experiments: Sequence[Mapping[str, Any]]) -> list[str]
     return [
         path
         for path, value in first.items()
-        if path not in NOT_VARIED
+        if path.partition(".")[0] not in NOT_VARIED
         and all(path in values for values in experiments)
         and any(values[path] != value for values in experiments)
     ]

@@ -41,6 +41,7 @@ if (overlay) {
   if (first) metric.value = first;
   const redraw = () => metric.options.length && show(board, metric.value, x.value, recipes);
   const board = new Board(document.getElementById("plots"), redraw);
-  x.addEventListener("change", () => board.zoom(null));
+  metric.addEventListener("change", redraw);
+  x.addEventListener("change", () => { board.zoom(null); redraw(); });
   redraw();
 }

@@ -111,7 +111,7 @@ export class Board {
     });
     const axis = { font: FONT, stroke: () => ink("--faint"), ticks: { show: false }, values: (u, splits) => splits.map((v) => (v === null ? "" : number(v))) };
     return {
-      width, height, legend: { show: false }, padding: [8, 8, 0, 0],
+      width, height, legend: { show: false }, padding: [8, 14, 0, 0],
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
       axes: [
         { ...axis, size: 22, space: 60, grid: { show: false } },
@@ -121,7 +121,7 @@ export class Board {
       cursor: {
         y: false, drag: { x: true, y: false, setScale: false },
         dataIdx: (u, s, i) => nearest(u.data[0], u.data[s], i) ?? i,
-        points: { show: (u, s) => s <= curves.length, size: 6 },
+        points: { size: (u, s) => (s <= curves.length ? 6 : 0) },
         bind: { dblclick: () => () => { this.zoom(null); return null; } },
         sync: { key: "page", scales: ["x", null], filters: { pub: (type) => type === "mousemove" } },
       },

@@ -65,7 +65,7 @@ function show(data) {
 
 /** Reloads the page; if the reader has ticked something, only reports that it is out of date. */
 function again() {
-  if (!document.querySelector('input[type="checkbox"]:checked')) location.reload();
+  if (!document.querySelector("#compare input:checked")) location.reload();
   else total.textContent = "new data: reload the page";
   return false;
 }
