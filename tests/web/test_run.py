@@ -182,9 +182,9 @@ def test_what_happened_and_what_it_was(plain):
     said = {v["path"]: (v["value"], v["origin"]) for v in data["values"]}
     assert said["note"] == ("plain", "--set plain")
     assert said["estimator.eps"] == (1e-6, "default")
-    assert said["mask.strategy"] == ("turn_spans", None)
+    assert said["mask.strategy"] == ("turn_spans", "default")
     assert "estimator.eps 1e-06 default" in page.cells()
-    assert "mask.strategy turn_spans —" in page.cells()
+    assert "mask.strategy turn_spans default" in page.cells()
     assert data["yaml"] == "name: plain\n" and "name: plain\n" in page.text
     assert data["code"] == {"commit": "plain"} and data["environment"] == {"torch": "plain"}
     assert (data["checkpoints"][0]["path"], data["artifacts"][0]["path"]) == (
