@@ -149,6 +149,7 @@ def test_yaml_names_it_and_a_stored_spec_reads_back(tmp_path):
     again = ExperimentSpec.model_validate_json(json.dumps(stored), strict=True)
     assert again == spec and again.digest == spec.digest
     assert spec.digest != read(tmp_path, "{schedule: retry, every: 3}").digest
+    assert resolve_plugins(spec).compute_digest(spec) == spec.digest
     assert [
         (one.kind, one.distribution, one.name)
         for one in resolve_plugins(spec).provenance

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from rlx.discovery.places import PluginReference, fill_profile_options
 from rlx.plugin import Plugin
-from rlx.spec import KeyPath
+from rlx.spec import PLUGIN_SECTIONS, KeyPath
 
 __all__ = ["list_default_options"]
 
@@ -18,10 +18,11 @@ def list_default_options(
     """Yields the paths of options without which a plugin would be the same.
 
     Options in a mapping come before the mapping. Options of plugins that are nested in others, and
-    of variants of the task, are not looked at.
+    of variants of the task, are not looked at; nor are whole sections, whose defaults a spec holds.
     """
     for place in places:
-        if place.path in built and place.path[0] != "evaluation":
+        is_section = place.path in PLUGIN_SECTIONS
+        if place.path in built and place.path[0] != "evaluation" and not is_section:
             for at in _list_omissible_paths(place, built[place.path]):
                 yield (*place.path, *at)
 
