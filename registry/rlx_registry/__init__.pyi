@@ -7,6 +7,7 @@ from .errors import (
     FencedError,
     JournalError,
     NotFoundError,
+    OldSchemaError,
     RegistryDatabaseError,
     SchemaError,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "JournalError",
     "MetricRow",
     "NotFoundError",
+    "OldSchemaError",
     "PluginRecord",
     "Registry",
     "RegistryDatabaseError",

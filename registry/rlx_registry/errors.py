@@ -6,6 +6,7 @@
   - FencedError                   a later attempt has taken over the run from this writer
   - DevicesBusyError              other runs hold too many of the requested devices
   - SchemaError                   a newer version or another program wrote the database
+    - OldSchemaError              an earlier version wrote it, and it has not been upgraded yet
   - DatabaseUnavailableError      the database is missing, locked, read-only or unsupported
     - DatabaseUnwritableError     the file system is full or read-only
   - BodyError                     a rollout file is missing, damaged, or not the recorded one
@@ -25,6 +26,7 @@ __all__ = [
     "FencedError",
     "JournalError",
     "NotFoundError",
+    "OldSchemaError",
     "RegistryDatabaseError",
     "SchemaError",
 ]
@@ -52,6 +54,10 @@ class DevicesBusyError(RegistryDatabaseError):
 
 class SchemaError(RegistryDatabaseError):
     """This version cannot use the database's tables."""
+
+
+class OldSchemaError(SchemaError):
+    """An earlier version made the database's tables; they can be upgraded."""
 
 
 class DatabaseUnavailableError(RegistryDatabaseError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, inspect, text
 
-from rlx_registry.errors import SchemaError
+from rlx_registry.errors import OldSchemaError, SchemaError
 from rlx_registry.models import VERSION_TABLE
 
 __all__ = ["MIGRATIONS", "REVISIONS", "check_schema_revision", "find_revision", "upgrade_schema"]
@@ -49,14 +49,15 @@ def check_schema_revision(engine: Engine, label: str, remedy: str) -> None:
         remedy: how to upgrade an older database, for the message.
 
     Raises:
-        SchemaError: the database is newer, older, or not a registry.
+        OldSchemaError: the database is older.
+        SchemaError: it is newer, or not a registry.
     """
     with engine.connect() as connection:
         found = find_revision(connection, label)
     if found is None:
         raise SchemaError(f"{label} is not a run registry: it has no registry tables")
     if found != REVISIONS[-1]:
-        raise SchemaError(
+        raise OldSchemaError(
             f"registry {label} is at revision {found}, this version reads {REVISIONS[-1]}; {remedy}"
         )
 

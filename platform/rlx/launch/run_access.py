@@ -50,18 +50,29 @@ def get_registry_url(url: str | None = None) -> str:
 def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
     """Opens the registry; converts its errors to rlx errors with the right exit code.
 
+    An SQLite file of an earlier version is backed up beside itself and upgraded, also for reading.
+
     Raises:
         SpecError: there is no registry, or a named run does not exist.
         EnvironmentFault: its file system is full or read-only.
         RegistryError: the database cannot be read or written.
     """
     try:
-        with Registry.open(
-            _prepare_registry_file(tracking_url(url), read_only), read_only=read_only
-        ) as registry:
+        target = _prepare_registry_file(tracking_url(url), read_only)
+        with _open_upgraded_registry(target, read_only) as registry:
             yield registry
     except rlx_registry.RegistryDatabaseError as error:
         raise convert_to_rlx_error(error) or error from error
+
+
+def _open_upgraded_registry(url: str, read_only: bool) -> Registry:
+    try:
+        return Registry.open(url, read_only=read_only)
+    except rlx_registry.OldSchemaError:
+        if not url.startswith("sqlite:///"):  # other machines may use it: `rlx db upgrade`
+            raise
+        Registry.upgrade(url)
+        return Registry.open(url, read_only=read_only)
 
 
 def create_missing_registry(url: str) -> None:
