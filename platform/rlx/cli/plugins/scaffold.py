@@ -15,10 +15,22 @@ from rlx.text import escape_unprintable
 
 __all__ = ["KINDS", "write_plugin_scaffold"]
 
-KINDS: tuple[Kind, ...] = ("reward", "task", "environment", "estimator", "mask")
+KINDS: tuple[Kind, ...] = (
+    "reward",
+    "task",
+    "environment",
+    "estimator",
+    "mask",
+    "schedule",
+    "launcher",
+)
 """Kinds that have templates."""
 
-_IMPLEMENTATIONS: dict[Kind, str] = {"estimator": "advantages.py", "mask": "tokens.py"}
+_IMPLEMENTATIONS: dict[Kind, str] = {
+    "estimator": "advantages.py",
+    "mask": "tokens.py",
+    "launcher": "ranks.py",
+}
 """The file of the function that a descriptor names, for kinds that have one."""
 
 _is_name = re.compile(r"[a-z][a-z0-9_]*").fullmatch
