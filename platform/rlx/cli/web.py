@@ -24,8 +24,9 @@ def web(url: str, **options: Any) -> int:
     """Serve the dashboard: runs, rollouts, and per-token credit.
 
     Every reader needs the token, a random one by default: open the printed address once. The
-    dashboard is read-only except for two requests: stop a run, and queue it again. Traffic is not
-    encrypted: use a reverse proxy on an untrusted network.
+    dashboard is read-only except for three requests: stop a run, queue it again, and write a note
+    on it. A missing SQLite registry is created. Traffic is not encrypted: use a reverse proxy on an
+    untrusted network.
     """
     import uvicorn
 
