@@ -21,6 +21,8 @@ TAG_LIMIT = 5000
 """Maximum characters of a tag; MLflow's limit is 8000 bytes."""
 
 _PARAM_LIMIT, _KEY_LIMIT = 6000, 250
+_REMARK = 500
+"""Characters reserved for the names of tables that are left out."""
 
 
 def flat_params(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -86,21 +88,32 @@ def build_run_tags(run: RunRecord, evaluations: list[EvaluationRecord]) -> dict[
 
 
 def _format_run_description(run: RunRecord, evaluations: list[EvaluationRecord]) -> str:
-    """The run's description in Markdown, with a before/after table per evaluation suite."""
+    """The run's description in Markdown, with a before/after table per evaluation suite.
+
+    Tables that would exceed the limit are left out whole, and named.
+    """
     lines = [
         f"**{run.name}**, seed {run.seed}: rlx run `{run.id}`, spec `{run.digest}`.",
-        f"The registry holds the full record, including every rollout: `rlx show {run.id}`.",
+        f"The registry holds the full record: `rlx status {run.id}`, `rlx show {run.id}` for the "
+        f"experiment, `rlx samples {run.id}` for rollouts.",
     ]
+    left_out: list[str] = []
     for suite in dict.fromkeys(e.suite for e in evaluations):
         named = {e.label: select_scalar_metrics(e.metrics) for e in evaluations if e.suite == suite}
         before, after = named.get("before", {}), named.get("after", {})
-        lines += ["", f"| {suite} | before | after |", "| --- | ---: | ---: |"]
-        lines += [
+        table = ["", f"| {suite} | before | after |", "| --- | ---: | ---: |"]
+        table += [
             f"| {name} | {_format_metric_value(before.get(name))} | "
             f"{_format_metric_value(after.get(name))} |"
             for name in dict.fromkeys([*before, *after])
         ]
-    return "\n".join(lines)[:TAG_LIMIT]
+        if len("\n".join([*lines, *table])) > TAG_LIMIT - _REMARK:
+            left_out.append(suite)
+        else:
+            lines += table
+    if left_out:
+        lines += ["", f"Left out for lack of space: {', '.join(left_out)}."[:_REMARK]]
+    return "\n".join(lines)
 
 
 def select_scalar_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
