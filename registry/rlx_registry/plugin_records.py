@@ -19,14 +19,14 @@ def find_changed_plugins(
 
     Data that one of the two does not record are not compared.
     """
-    names = dict.fromkeys((record["kind"], record["name"]) for record in (*now, *then))
+    names = dict.fromkeys((record.get("kind"), record["name"]) for record in (*now, *then))
     return list(
         dict.fromkeys(
             name
             for kind, name in names
             if not _is_same_plugin(
                 *(
-                    [r for r in side if (r["kind"], r["name"]) == (kind, name)]
+                    [r for r in side if (r.get("kind"), r["name"]) == (kind, name)]
                     for side in (now, then)
                 )
             )
@@ -51,7 +51,7 @@ def fill_plugin_options(
     """
     tree, unused = deepcopy(dict(spec)), list(plugins)
     for kind, key, node in _list_plugin_nodes(tree):
-        own = [p for p in unused if (p["kind"], p["name"]) == (kind, node.get(key))]
+        own = [p for p in unused if (p.get("kind"), p["name"]) == (kind, node.get(key))]
         fits = [p for p in own if _contains(p.get("options") or {}, node)]
         if record := next(iter(fits or own), None):
             unused.remove(record)

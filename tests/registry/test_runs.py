@@ -56,10 +56,14 @@ def test_the_same_spec_and_seed_is_one_run(registry, path):
     first, _ = submit(registry)
     for status in path:
         assert registry.transition(first.id, [registry.run(first.id).status], status)
-    again, created = submit(registry, name="another name")
+    again, created = submit(registry)
     assert (again.id, created) == (first.id, False)
     assert submit(registry, seed=1)[0].id == "r-0002"
     assert submit(registry, digest="d2")[0].id == "r-0003"
+    assert submit(registry, name="another name")[0].id == "r-0004"
+    changed = [{"name": "countdown", "version": "0.2.0"}]
+    assert submit(registry, plugins=changed)[0].id == "r-0005"
+    assert submit(registry)[0].id == first.id
 
 
 def test_again_makes_a_new_run_which_then_stands_for_both(registry):
