@@ -12,10 +12,11 @@ from rlx_web import Access, create_app
 
 EXAMPLES = 40
 """Of every route: what takes long is making them up."""
-KNOWN = {"ref": "r-0001", "step": 3, "row": 0}
+KNOWN = {"ref": "r-0001", "step": 3, "row": 0, "path": "run.log"}
 TWINS = {
     "/.json", "/compare.json", "/system.json", "/runs/{ref}.json",
-    "/runs/{ref}/rollouts/{step}.json", "/runs/{ref}/rollouts/{step}/{row}.json",
+    "/runs/{ref}/log.json", "/runs/{ref}/rollouts/{step}.json",
+    "/runs/{ref}/rollouts/{step}/{row}.json",
 }  # fmt: skip
 
 
@@ -25,6 +26,7 @@ def interface(tmp_path_factory):
     url = f"sqlite:///{folder}/registry.db"
     with Registry.open(url) as registry:
         shown(registry, folder)
+    (folder / "runs" / KNOWN["ref"] / KNOWN["path"]).write_text("a line\n")
     app = create_app(url, Access(token=None, write="known-to-the-test"))
     return schemathesis.openapi.from_asgi("/openapi.json", app, headers={"host": "127.0.0.1"})
 
@@ -57,7 +59,7 @@ def test_nothing_that_is_asked_is_a_fault_of_the_server(interface):
     operations = [result.ok() for result in interface.get_all_operations()]
     answered = {f"{o.method} {o.path}".upper(): answers(o) for o in operations}
     reading = {name: codes for name, codes in answered.items() if name.startswith("GET")}
-    assert len(reading) == 17 and len(answered) == 19
+    assert len(reading) == 20 and len(answered) == 23
     assert all(codes & {200, 303} for codes in reading.values()), "nothing was found at all"
 
 
