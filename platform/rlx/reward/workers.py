@@ -47,7 +47,7 @@ class RewardPool:
         EnvironmentFault: the workers do not start.
     """
 
-    def __init__(self, workers: int, memory_mb: int, *, grace: float = 5.0) -> None:
+    def __init__(self, workers: int, memory_mb: int, *, grace: float = 60.0) -> None:
         if workers < 1 or memory_mb < 1:
             raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
         self._workers, self._memory_mb, self._grace = workers, memory_mb, grace

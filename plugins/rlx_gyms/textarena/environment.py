@@ -25,8 +25,8 @@ def _build_guess_episode(
 class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
     """Plays the game that the task `textarena` names. A turn is a move, with or without brackets.
 
-    `info` holds `return`, the reward that the game ends with (0 before), and `valid`, whether the
-    move was. With `opponent` the model is the first of two players.
+    `info` holds `return`, the reward that the game ends with (0 before), `won`, whether that is 1,
+    and `valid`, whether the move was. With `opponent` the model is the first of two players.
     """
 
     library: ClassVar[str] = "textarena"
@@ -64,11 +64,12 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
             valid = not is_invalid(game, _PLAYER)
             while not done and game.state.current_player_id != _PLAYER:
                 done = self._answer(game)
+        total = _get_return(game)
         return Reply(
             kind="move" if valid else "invalid",
             observation=read_observation(game, _PLAYER),
             done=bool(done),
-            info={"return": _get_return(game), "valid": valid},
+            info={"return": total, "won": bool(done) and total >= 1.0, "valid": valid},
         )
 
     def _answer(self, game: Any) -> bool:
