@@ -87,8 +87,8 @@ class GymnasiumTask(NeedsLibrary):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Raises NotImplementedError: the warm start plays in the environment."""
-        raise NotImplementedError("episodes of gymnasium need `rollout.schedule: environment`")
+        """Returns a random first action, for schedules without environment."""
+        return Demonstration((self.act(problem, (), (), seed),))
 
     def lesson(self, index: int, seed: int) -> Problem:
         """Returns problem number `index` of the warm start."""

@@ -45,7 +45,7 @@ class ReasoningGymScore(NeedsLibrary, Reward):
     examples: ClassVar[tuple[Example, ...]] = (
         _build_score_example("gold", "7", 1.0),
         _build_score_example("wrong", "-1", 0.0),
-        _build_score_example("hostile", "99**98**97", 0.0),
+        _build_score_example("hostile", "99**98**97", 0.1),  # it holds the right digit
         _build_score_example("partly", "7 or so", 0.0, partial=False),
     )
 

@@ -13,6 +13,9 @@ __all__ = ["TextArenaEnvironment"]
 
 _PLAYER, _OPPONENT = 0, 1
 
+_LONGEST = 1000
+"""Characters of a move that a game reads: Python refuses to read a number of 5000 digits."""
+
 
 def _build_guess_episode(
     name: str, *turns: str, kinds: tuple[str, ...], done: bool = True
@@ -57,7 +60,7 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
 
     def play(self, game: Any, action: Action) -> Reply:
         """Makes one move, and the opponent's after it."""
-        text = action.spans.get(self.span, action.text).strip()
+        text = action.spans.get(self.span, action.text).strip()[:_LONGEST]
         move = text if "[" in text else f"[{text}]"
         with mute():
             done, _ = game.step(move)

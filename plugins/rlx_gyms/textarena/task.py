@@ -95,8 +95,14 @@ class TextArenaTask(NeedsLibrary):
         return bool(self.moves)
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Raises NotImplementedError: the warm start plays in the environment."""
-        raise NotImplementedError("games of textarena need `rollout.schedule: environment`")
+        """Returns a random first move, for schedules without environment.
+
+        Raises:
+            NotImplementedError: the option `moves` is not set.
+        """
+        if not self.moves:
+            raise NotImplementedError("task.moves lists the moves of a warm start")
+        return Demonstration((self.act(problem, (), (), seed),))
 
     def lesson(self, index: int, seed: int) -> Problem:
         """Returns problem number `index` of the warm start.
