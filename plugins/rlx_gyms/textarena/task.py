@@ -28,7 +28,7 @@ class TextArenaTask(NeedsLibrary):
 
     library: ClassVar[str] = "textarena"
 
-    id: str = "Sokoban-v0"
+    id: str = "LightsOut-v0"
     """Name of the game, without the suffix of a wrapper."""
     config: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the game, such as `{max_turns: 5}`."""
