@@ -80,7 +80,8 @@ def test_two_ranks_take_the_steps_that_one_would_have_taken(own_home, first, sec
         ]
     assert [r.preview for r in rows[0]] == [r.preview for r in rows[1]]
     assert evaluated == [{0}, {4}]
-    assert all(min(points) >= 4 for points in found.values() if points)
+    trained = {name: p for name, p in found.items() if p and not name.startswith("warm_start/")}
+    assert all(min(points) >= 4 for points in trained.values())
     told = events(own_home, second)["forked"]
     assert f"continues from {first}@4, written by one rank under ZeRO stage 1" in told
 
