@@ -90,7 +90,7 @@ def test_what_an_earlier_version_left_half_made_is_named_and_made_again(
             half, _ = registry.submit(
                 digest=whole.digest,
                 seed=whole.seed,
-                name="half",
+                name=whole.name,
                 spec=whole.spec,
                 yaml=whole.yaml,
                 plugins=whole.plugins,

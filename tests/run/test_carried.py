@@ -18,7 +18,11 @@ def stepped(kl=None, state=None):
 
 
 def spec(estimator="gae", **credit):
-    return SimpleNamespace(estimator=SimpleNamespace(plugin=estimator), credit=CreditSpec(**credit))
+    return SimpleNamespace(
+        estimator=SimpleNamespace(plugin=estimator),
+        credit=CreditSpec(**credit),
+        rollout=SimpleNamespace(curriculum=None),
+    )
 
 
 def test_an_estimators_state_waits_for_it():
