@@ -126,7 +126,7 @@ def test_what_goes_wrong_in_the_thread_ends_the_run_where_it_is_waited_for():
     progress = SimpleNamespace(show_activity=lambda what: None)
     with Prefetcher(torch.device("cpu")) as ahead:
         assert ahead.take(None) is None
-        ahead.begin(SimpleNamespace(progress=progress), SimpleNamespace(), 0, 0)
+        ahead.begin(SimpleNamespace(progress=progress), SimpleNamespace(), 0, 0, {})
         assert ahead.uses_sampler
         with pytest.raises(AttributeError, match="spec"):
             ahead.finish(SimpleNamespace(progress=progress))
