@@ -230,7 +230,7 @@ def test_mlflow_holds_exactly_what_the_registry_holds(finished, home):
     client = MlflowClient(f"sqlite:///{home.path}/mlflow.db")
     mirrored = client.get_run(finished.record.mlflow_run_id)
     assert mirrored.info.status == "FINISHED"
-    assert mirrored.data.params == flat_params(finished.record.spec)
+    assert mirrored.data.params == flat_params(finished.record.settings)
     assert mirrored.data.tags["rlx.run_id"] == finished.id
     with home.registry() as registry:
         series = {
