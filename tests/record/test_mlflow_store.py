@@ -138,6 +138,7 @@ def empty_store(tmp_path_factory):
 
 def test_a_whole_store_and_other_databases_are_left_alone(tmp_path, empty_store):
     shutil.copy(empty_store, tmp_path / "whole.db")
+    assert ensure_store(f"sqlite:///{tmp_path}/whole.db") is None  # its artifacts follow it
     (tmp_path / "text.db").write_text("no database\n" * 100)
     with closing(sqlite3.connect(tmp_path / "other.db")) as other, other:
         other.execute("CREATE TABLE mine (x)")

@@ -49,7 +49,8 @@ def unlike(home, one, other):
 
 
 def checkpoints(home, run_id):
-    return sorted((Path(home.run(run_id).directory) / "checkpoints").glob("step_*"))
+    """Complete ones, oldest first; one that is being written has a longer name."""
+    return sorted((Path(home.run(run_id).directory) / "checkpoints").glob("step_??????"))
 
 
 def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on(home, unbroken):

@@ -109,11 +109,13 @@ def _relocate_artifacts(path: Path) -> None:
                         store.execute(
                             f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (new, old)
                         )
-    except sqlite3.Error as error:
+    except sqlite3.OperationalError as error:  # locked, or not writable
         raise MirrorUnavailableError(
             f"MLflow's store {path} has been moved, and the locations of its artifacts cannot be "
             f"updated: {error}"
         ) from error
+    except sqlite3.DatabaseError:
+        return  # no database: MLflow reports why
 
 
 def _find_new_location(location: str | None, root: Path) -> str | None:
