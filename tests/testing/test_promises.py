@@ -53,6 +53,7 @@ def options(tmp_path):
         ("task", "dataset"): {"train": {"path": str(file)}, "held_out": 0.3},
         ("task", "reasoning_gym"): {"dataset": "chain_sum"},
         ("reward", "info"): {"key": "return"},
+        ("launcher", "hosts"): {"hostfile": "machines"},
         ("task", "mixture"): {"tasks": {"easy": {"plugin": "countdown", "numbers": [2]}}},
     }
 

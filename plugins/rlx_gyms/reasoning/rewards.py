@@ -12,8 +12,10 @@ from rlx_gyms.reasoning.entries import EntryAddress, generate_entry, get_dataset
 __all__ = ["ReasoningGymScore"]
 
 
-def _build_score_example(name: str, answer: str, value: float, **options: Any) -> Example:
-    """An example with the question: 4 + 3 = ?"""
+def _build_score_example(
+    name: str, answer: str, value: float, item: int = 0, **options: Any
+) -> Example:
+    """An example with the question 4 + 3 = ?, or another one of the same dataset."""
     sample = Sample(
         id="a",
         problem={
@@ -21,7 +23,7 @@ def _build_score_example(name: str, answer: str, value: float, **options: Any) -
                 "dataset": "chain_sum",
                 "config": '{"max_digits": 1, "max_terms": 2}',
                 "seed": 42,
-                "item": 0,
+                "item": item,
             },
         },
         turn="answer",
@@ -44,6 +46,7 @@ class ReasoningGymScore(NeedsLibrary, Reward):
 
     examples: ClassVar[tuple[Example, ...]] = (
         _build_score_example("gold", "7", 1.0),
+        _build_score_example("other", "-5", 1.0, item=1),  # 2 - 7 = ?
         _build_score_example("wrong", "-1", 0.0),
         _build_score_example("hostile", "99**98**97", 0.1),  # it holds the right digit
         _build_score_example("partly", "7 or so", 0.0, partial=False),
