@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-launch test-rooms test-crowded check bench golden docs screenshots suite study gpu-check clean
+.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded check bench golden docs screenshots suite study gpu-check clean
 
 install: $(INSTALLED)
 
@@ -24,21 +24,25 @@ $(INSTALLED): pyproject.toml .ci/constraints.txt
 demo: install  ## a language model learns to say how sure it is; several minutes
 	$(BIN)/rlx submit experiments/rlcr.yaml
 
-test: install  ## every test, in three parts side by side
-	$(MAKE) --jobs 3 test-runs test-launch test-rooms
+test: install  ## every test, in four parts side by side
+	$(MAKE) --jobs 4 test-runs test-launch test-rooms-a-m test-rooms-n-z
 
-# Three parts that take about as long: whole runs; what starts, interrupts and ends runs, which
-# mostly waits; and everything else. Each is one process, since its files share their runs.
+# Parts that take about as long: whole runs; what starts, interrupts and ends runs, which mostly
+# waits; and everything else in two. Each is one process, since its files share their runs.
 LAUNCH = elsewhere group hang_watch hosts killed leftovers pauses queue resume slurm team_registry vllm
 ROOMS = $(filter-out tests/run/ tests/discovery/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
+FIRST = $(filter $(foreach l,a b c d e f g h i j k l m,tests/$l%),$(ROOMS))
 test-runs: install
 	$(BIN)/python -m pytest tests/run/ $(LAUNCH:%=--ignore=tests/run/test_%.py) --durations=15
 
 test-launch: install
 	$(BIN)/python -m pytest $(LAUNCH:%=tests/run/test_%.py) tests/discovery/ --durations=15
 
-test-rooms: install
-	$(BIN)/python -m pytest $(ROOMS) --durations=15
+test-rooms-a-m: install
+	$(BIN)/python -m pytest $(FIRST) --durations=15
+
+test-rooms-n-z: install
+	$(BIN)/python -m pytest $(filter-out $(FIRST),$(ROOMS)) --durations=15
 
 test-crowded: install  ## every test, three times beside a load generator; ARGS="--times 1 -- tests/web"
 	$(BIN)/python tests/load.py $(ARGS)

@@ -54,6 +54,8 @@ def options(tmp_path):
         ("task", "reasoning_gym"): {"dataset": "chain_sum"},
         ("reward", "info"): {"key": "return"},
         ("launcher", "hosts"): {"hostfile": "machines"},
+        ("schedule", "two_turn"): {"confidence": {"max_new_tokens": 8}},
+        ("schedule", "environment"): {"environment": {"plugin": "kg"}},
         ("task", "mixture"): {"tasks": {"easy": {"plugin": "countdown", "numbers": [2]}}},
     }
 
