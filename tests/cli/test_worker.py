@@ -4,11 +4,12 @@ import json
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 from shown import silence
 
 from rlx.cli import main
-from rlx.launch import is_abandoned, queue, this_machine
+from rlx.launch import is_abandoned, is_supervisor, queue, this_machine
 from rlx_registry import Registry, record_supervisor
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
@@ -145,3 +146,10 @@ def test_a_supervisor_in_another_container_of_this_machine_is_not_taken_for_dead
     monkeypatch.setattr(queue, "take_over_run", take)
     with pytest.raises(Taken):
         queue.run_queue(registry, registry.url, 1, once=False)
+
+
+def test_a_supervisor_that_is_just_being_started_is_one(monkeypatch):
+    """The kernel shows no command line while a process becomes another program."""
+    lines = iter([[], [], ["python", "-m", "rlx.launch.supervisor", "r-0001"]])
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda self: next(lines))
+    assert is_supervisor(os.getpid(), "r-0001")

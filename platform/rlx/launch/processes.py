@@ -26,6 +26,10 @@ __all__ = [
     "this_machine",
 ]
 
+_LOOKS = 200
+_PAUSE = 0.01
+"""Looks at a process without a command line, and seconds between them."""
+
 
 def this_machine() -> str:
     """The host name under which the registry records this machine's processes and devices."""
@@ -89,10 +93,16 @@ def on_slurm(run: RunRecord) -> bool:
 
 
 def is_supervisor(pid: int, run_id: str) -> bool:
-    """Whether `pid` is alive and still the supervisor of that run: process ids are reused."""
+    """Whether `pid` is alive and still the supervisor of that run: process ids are reused.
+
+    A process has no command line for the moment in which it becomes another program.
+    """
     try:
         process = psutil.Process(pid)
-        command = process.cmdline()
+        command, looks = process.cmdline(), _LOOKS
+        while not command and looks:
+            time.sleep(_PAUSE)
+            command, looks = process.cmdline(), looks - 1
     except psutil.Error:
         return False
     return "rlx.launch.supervisor" in command and run_id in command
