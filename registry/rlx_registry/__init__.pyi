@@ -36,7 +36,7 @@ from .records import (
     Status,
     StatusChange,
 )
-from .registry import Registry
+from .registry import BLOCKING, Registry
 from .removal import delete_rollout_records, delete_run_records
 from .rollout_files import read_body, read_trees, search_body_trees, write_body
 from .rollout_records import (
@@ -57,6 +57,7 @@ from .supervisors import (
 from .token_streams import STREAMS, TokenStream
 
 __all__ = [
+    "BLOCKING",
     "ENDED",
     "HEARTBEAT_LIMIT",
     "STATUSES",

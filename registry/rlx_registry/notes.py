@@ -32,7 +32,7 @@ class Notes:
             row = connection.execute(query.where(c.run_id == key)).one_or_none()
             return RunNote() if row is None else RunNote(row.note, tuple(row.tags), row.at)
 
-    def every(self) -> dict[str, RunNote]:
+    def read_all(self) -> dict[str, RunNote]:
         """Returns the notes of all runs that have one, by run id."""
         c = models.note.c
         with self._database.open_reader() as connection:

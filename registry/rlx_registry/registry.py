@@ -33,10 +33,11 @@ from rlx_registry.records import (
 from rlx_registry.results import RunResults
 from rlx_registry.states import change_run_status, has_status, is_blocking, require_statuses
 
-__all__ = ["Registry"]
+__all__ = ["BLOCKING", "Registry"]
 
 UPDATABLE = SETTABLE - {"request"}
 BLOCKING: tuple[Status, ...] = ("finished", "queued", "submitted", "running")
+"""Statuses of a run that need not be submitted again."""
 
 
 class Registry:

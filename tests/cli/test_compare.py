@@ -138,6 +138,7 @@ def test_recipes_on_the_same_problems_are_paired_by_them(asked, capsys):
     assert accuracy["p"] == pytest.approx(2 / 10_000), "15 changes of sign, 9999 drawn"
     assert gaps["mean_confidence"]["mean"] == 0
     assert gaps["mean_confidence"]["p"] == 1
+    assert pairs["p_holm"]["accuracy"] == [None, accuracy["p"], None], "C was not tested"
 
 
 def test_p_values_are_corrected_for_the_number_of_recipes(runs, capsys):
@@ -150,7 +151,11 @@ def test_p_values_are_corrected_for_the_number_of_recipes(runs, capsys):
     assert brier["A"]["p_holm"] == ""
     assert {float(brier[label]["p"]) for label in "BC"} == {0.25}
     assert {float(brier[label]["p_holm"]) for label in "BC"} == {0.5}
-    assert "(p 0.5)" in told(capsys, *names, "--md")
+    page = told(capsys, *names, "--md")
+    assert "(p 0.5)" in page and "Holm" in page
+    assert "Holm" not in told(capsys, *first, *second, "--md"), "one difference needs none"
+    figures = json.loads(told(capsys, *names, "--json"))["figures"]
+    assert [f["p_holm"] for f in figures if f["metric"] == "brier"] == [[None, 0.5, 0.5]]
 
 
 def test_every_form_says_which_test_it_is(asked, capsys, tmp_path):

@@ -67,6 +67,7 @@ SITUATIONS = [
     (["runs", "--stauts"], {}, 2, "No such option", "--status"),
     (["rnus"], {}, 2, "No verb 'rnus'", "Did you mean 'runs'?"),
     (["follw", "latest"], {}, 2, "No verb 'follw'", "Did you mean 'logs -f'?"),
+    (["neww"], {}, 2, "No verb 'neww'", "Did you mean 'new'?"),
     (["plugins", "lst"], {}, 2, "No verb 'lst'", "Did you mean 'list'?"),
     (["db", "upgade"], {}, 2, "No verb 'upgade'", "Did you mean 'upgrade'?"),
     (["submit", "wrong.yaml"], {}, 2, "unknown key 'nmae'", "did you mean 'name'?"),

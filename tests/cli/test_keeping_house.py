@@ -61,16 +61,25 @@ def test_a_run_is_removed_with_its_records(home, capsys):
 
 def test_parts_are_removed_alone(home, capsys):
     folder = home / "runs" / "r-0003"
+    (folder / "checkpoints" / "step_000016").mkdir(parents=True)  # none is stored with the home
     out = told(capsys, "rm", "r-0003", "--rollouts", "--checkpoints", "--yes")
     assert str(os.path.relpath(folder / "rollouts")) in out
     assert not (folder / "rollouts").exists() and not (folder / "checkpoints").exists()
-    assert (folder / "model").exists() or (folder / "journal.jsonl").exists()
+    assert (folder / "model" / "model.safetensors").exists()
     with Registry.open(f"sqlite:///{home}/registry.db") as registry:
         assert registry.results.rollout_steps("r-0003") == []
         assert registry.results.metrics("r-0003")
     assert "nothing to remove" in told(capsys, "rm", "r-0003", "--rollouts", "--yes")
     # Its journal says so too.
     assert '"change":"rollouts_removed"' in (folder / "journal.jsonl").read_text()
+
+
+def test_a_log_that_is_no_file_has_no_lines(home, capsys):
+    log = home / "runs" / "r-0003" / "run.log"
+    assert told(capsys, "logs", "r-0003", "-n", "1").strip()
+    log.unlink()
+    log.mkdir()
+    assert told(capsys, "logs", "r-0003") == ""
 
 
 def test_nothing_goes_unasked_or_alive(home, capsys):

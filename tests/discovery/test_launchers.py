@@ -10,6 +10,7 @@ import pytest
 
 from rlx.checks import check_file, run_preflight_checks
 from rlx.cli import main
+from rlx.errors import PluginError
 from rlx.home import RunFolder
 from rlx.launch import (
     HostsLauncher,
@@ -19,6 +20,7 @@ from rlx.launch import (
     build_device_request,
     open_launcher,
 )
+from rlx.launch.jobs import find_job_launcher
 from rlx.spec import LAUNCHERS, RunnerSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry
@@ -166,6 +168,18 @@ def test_a_job_system_takes_watches_and_cancels_its_runs(tmp_path, capsys):
     (jobs / other).write_text("broken")
     assert main(["status", other]) == 0
     assert f"job {other} is broken" in capsys.readouterr().out
+
+
+def test_a_launcher_that_submits_jobs_and_has_no_job_system_is_named(tmp_path):
+    runner = read("{kind: batch, folder: jobs}")[0].spec.runner
+    assert isinstance(find_job_launcher(runner), JobLauncher)
+    assert find_job_launcher(read("wrapped")[0].spec.runner) is None
+    sys.modules.pop("page_wrap_code")
+    (tmp_path / "page_wrap_code.py").write_text(
+        CODE.replace("BatchLauncher(JobLauncher)", "BatchLauncher(Launcher)")
+    )
+    with pytest.raises(PluginError, match=r"'batch' submits jobs, and its .* is no .*JobLauncher"):
+        find_job_launcher(runner)
 
 
 def test_a_job_asks_for_no_device_here(tmp_path, monkeypatch):

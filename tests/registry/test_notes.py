@@ -17,14 +17,14 @@ def registry(url):
 
 
 def test_a_note_is_replaced_as_a_whole(registry):
-    assert registry.notes.read("1") == RunNote() and registry.notes.every() == {}
+    assert registry.notes.read("1") == RunNote() and registry.notes.read_all() == {}
     registry.notes.write("1", "first\n", ["b", "a", "b"])
     first = registry.notes.read("r-0001")
     assert (first.note, first.tags) == ("first\n", ("b", "a"))
     registry.notes.write("1", "", [])
     second = registry.notes.read("1")
     assert (second.note, second.tags) == ("", ()) and second.at >= first.at
-    assert list(registry.notes.every()) == ["r-0001"]
+    assert list(registry.notes.read_all()) == ["r-0001"]
     for call in (registry.notes.read, lambda ref: registry.notes.write(ref, "", [])):
         with pytest.raises(NotFoundError):
             call("r-0009")

@@ -51,8 +51,8 @@ def test_what_a_sweep_varies_are_columns(empty, sweep):
 
 def test_only_what_experiments_of_one_label_differ_in_varies():
     one, two = (
-        {"a": 1, "b": {}, "name": "x", "tracking.uri": 1},
-        {"a": 1, "b": 2, "name": "y", "c": None, "tracking.uri": 2},
+        {"a": 1, "b": {}, "name": "x", "runner.ranks": 1, "tracking.mlflow": 1},
+        {"a": 1, "b": 2, "name": "y", "c": None, "runner.ranks": 2, "tracking.mlflow": 2},
     )
     assert find_varied_paths([({"l", "m"}, one), ({"l"}, two), ({"m"}, one)]) == ["b"]
     assert find_varied_paths([({"l"}, one), ({"m"}, two)]) == []
@@ -115,7 +115,7 @@ def test_a_note_and_tags_are_written_with_the_secret_alone(empty, registry):
     sent = {"note": "as <b>expected</b>\r\n\u202e", "tags": "paper, baseline paper"}
     assert empty.post(f"/runs/{run}/note", data=sent).status_code == 403
     assert empty.post(f"/runs/{run}/note", data={**sent, "write": "no"}).status_code == 403
-    assert registry.notes.every() == {}
+    assert registry.notes.read_all() == {}
     whole = {**sent, "write": secret(empty, run)}
     done = empty.post(f"/runs/{run}/note", data=whole)
     assert (done.status_code, done.headers["location"]) == (303, f"/runs/{run}")
@@ -142,7 +142,7 @@ def test_notes_have_limits(empty, registry, sent, status):
     run = submit(registry)
     whole = {**sent, "write": secret(empty, run)}
     assert empty.post(f"/runs/{run}/note", data=whole).status_code == status
-    assert (registry.notes.every() != {}) == (status == 303)
+    assert (registry.notes.read_all() != {}) == (status == 303)
 
 
 def test_runs_are_found_by_their_tags_and_notes(empty, registry):

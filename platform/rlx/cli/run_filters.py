@@ -10,7 +10,7 @@ import click
 
 from rlx.errors import SpecError
 from rlx.launch import list_group_runs
-from rlx.spec.reading import did_you_mean, format_key_path, list_leaf_paths, parse_yaml_document
+from rlx.spec.reading import did_you_mean, list_leaf_values, parse_yaml_document
 from rlx.text import escape_unprintable
 from rlx_registry import STATUSES, Registry, RunRecord
 
@@ -90,18 +90,9 @@ def _select_by_value(runs: Sequence[RunRecord], condition: str) -> Iterator[RunR
     if not equals or not path:
         raise SpecError(f"--where {escape_unprintable(condition)}: write PATH=VALUE")
     wanted = parse_yaml_document(text, "--where").tree
-    values = {run.id: dict(_list_values(run)) for run in runs}
+    values = {run.id: dict(list_leaf_values(run.settings)) for run in runs}
     if runs and not any(path in own for own in values.values()):
         near = did_you_mean(path, {known: None for own in values.values() for known in own})
         hint = f"; did you mean '{near}'?" if near else ""
         raise SpecError(f"--where: no run has a value {escape_unprintable(path)!r}{hint}")
     return (run for run in runs if path in values[run.id] and values[run.id][path] == wanted)
-
-
-def _list_values(run: RunRecord) -> Iterator[tuple[str, Any]]:
-    tree = run.settings
-    for at in list_leaf_paths(tree):
-        node: Any = tree
-        for step in at:
-            node = node[step]
-        yield format_key_path(at), node

@@ -17,7 +17,7 @@ from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, open_registry
 from rlx.plugin import Plugin
 from rlx.spec import PROFILES, ExperimentSpec
-from rlx.spec.reading import LoadedSpec, format_key_path, list_leaf_paths
+from rlx.spec.reading import list_leaf_values
 
 __all__ = ["show"]
 
@@ -70,12 +70,11 @@ def show(experiment: str, overrides: tuple[str, ...], as_json: bool, url: str) -
 
 def _read_file_values(path: Path, overrides: Sequence[str]) -> _ShownExperiment:
     read, plugins = check_file(path, overrides)
-    values = {path: _get_resolved_value(read, path) for path in read.origins}
-    origins = dict(read.origins)
+    tree = read.spec.dump_resolved()
+    values, origins = dict(list_leaf_values(tree)), dict(read.origins)
     for at, value in _plugin_defaults(plugins).items():
         if at not in values:
             values[at], origins[at] = value, _describe_default_origin(at, read.spec)
-    tree = read.spec.dump_resolved()
     return _ShownExperiment(
         tree, plugins.compute_digest(read.spec), values, origins, read.spec.seed
     )
@@ -84,23 +83,10 @@ def _read_file_values(path: Path, overrides: Sequence[str]) -> _ShownExperiment:
 def _load_run_values(ref: str, url: str) -> _ShownExperiment:
     with open_registry(url) as registry:
         run = registry.run(ref)
-    settings, recorded = run.settings, run.origins or {}
-    values: dict[str, Any] = {}
-    for at in list_leaf_paths(settings):
-        node: Any = settings
-        for step in at:
-            node = node[step]
-        values[format_key_path(at)] = node
+    values, recorded = dict(list_leaf_values(run.settings)), run.origins or {}
     lacking = "plugin default" if recorded else "not recorded"
     origins = {path: recorded.get(path, lacking) for path in values}
     return _ShownExperiment(run.spec, run.digest, values, origins, run.seed)
-
-
-def _get_resolved_value(read: LoadedSpec, path: str) -> Any:
-    node: Any = read.spec.dump_resolved()
-    for step in read.paths[path]:
-        node = node[step]
-    return node
 
 
 def _describe_default_origin(path: str, spec: ExperimentSpec) -> str:

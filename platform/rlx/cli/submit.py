@@ -18,8 +18,8 @@ from rlx.cli.text import print_warnings
 from rlx.errors import SpecError
 from rlx.launch import (
     describe_new_run,
+    is_job,
     locate_run_folder,
-    on_slurm,
     open_registry,
     read_job_id,
     registry_url,
@@ -180,14 +180,14 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     )
     where = os.path.relpath(locate_run_folder(run).root)
     look = f"rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
-    if run.status == "queued" and not on_slurm(run):
+    if run.status == "queued" and not is_job(run):
         look = f"rlx worker, here or on a machine that shares this folder   ·   rlx stop {run.id}"
     job = read_job_id(locate_run_folder(run))
     print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}  rewards: {rewards}\n"
         f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
-        + (f"  slurm   job {job}\n" if job else "")
+        + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")
         + f"  {'queued ' if 'worker' in look else 'watch  '} {look}"
     )

@@ -70,7 +70,6 @@ OTHER_WORDS = {
     "follow": "logs -f",
     "kill": "stop",
     "list": "runs",
-    "new": "plugins new",
     "run": "submit",
     "train": "submit",
 }

@@ -88,7 +88,7 @@ class ComparisonRow:
     differences: "tuple[SeedDifference | None, ...]"
 
     @property
-    def corrected_p(self) -> list[float | None]:
+    def p_holm(self) -> list[float | None]:
         """p-value of each difference, corrected for the number of recipes of this metric."""
         from rlx.evaluation import correct_p_values
 
@@ -108,7 +108,7 @@ class SuiteDifferences:
     differences: "tuple[dict[str, ProblemDifference] | None, ...]"
     absent: tuple[str | None, ...]
 
-    def correct_p(self, metric: str) -> list[float | None]:
+    def compute_p_holm(self, metric: str) -> list[float | None]:
         """p-value of each recipe's difference in a metric, corrected for the number of recipes."""
         from rlx.evaluation import correct_p_values
 
@@ -153,9 +153,9 @@ class Comparison:
         for row in self.rows:
             pairs = of_suite.get(row.suite)
             by_problem = pairs.differences if pairs else [None] * len(self.recipes)
-            corrected = pairs.correct_p(row.metric) if pairs else [None] * len(self.recipes)
+            corrected = pairs.compute_p_holm(row.metric) if pairs else [None] * len(self.recipes)
             each = zip(
-                *(self.recipes, row.means, row.differences, row.corrected_p),
+                *(self.recipes, row.means, row.differences, row.p_holm),
                 *(by_problem, corrected),
                 strict=True,
             )

@@ -94,13 +94,18 @@ def build_comparison_json(found: Comparison) -> dict[str, Any]:
             for r in found.recipes
         ],
         "spec": {path: list(values) for path, values in found.spec.items()},
-        "figures": [{**asdict(row), "corrected_p": row.corrected_p} for row in found.rows],
-        "by_problem": [asdict(pairs) for pairs in found.by_problem],
+        "figures": [{**asdict(row), "p_holm": row.p_holm} for row in found.rows],
+        "by_problem": [_build_pairs_json(pairs) for pairs in found.by_problem],
         "left_out": [one.run for one in found.left],
         "left_out_reasons": {one.run: one.why for one in found.left},
         "mixtures": list(found.mixtures),
         "unlike": [asdict(one) for one in found.unlike],
     }
+
+
+def _build_pairs_json(pairs: SuiteDifferences) -> dict[str, Any]:
+    metrics = dict.fromkeys(metric for one in pairs.differences if one for metric in one)
+    return {**asdict(pairs), "p_holm": {name: pairs.compute_p_holm(name) for name in metrics}}
 
 
 def describe_exclusions(found: Comparison) -> list[str]:
@@ -139,7 +144,7 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
             [
                 row.metric,
                 *map(_format_seed_mean, row.means),
-                *map(_format_seed_difference, row.differences[1:], row.corrected_p[1:]),
+                *map(_format_seed_difference, row.differences[1:], row.p_holm[1:]),
             ]
             for row in found.rows
             if row.suite == suite
@@ -162,7 +167,7 @@ def _problem_table(found: Comparison, pairs: SuiteDifferences) -> Table:
             figure,
             *(
                 _problem_gap(column.get(figure), p)
-                for column, p in zip(columns, pairs.correct_p(figure)[1:], strict=True)
+                for column, p in zip(columns, pairs.compute_p_holm(figure)[1:], strict=True)
             ),
         ]
         for figure in FIGURES
@@ -179,6 +184,7 @@ def list_comparison_notes(found: Comparison) -> list[str]:
             "Differences are seed by seed, over the seeds that both have; p is the exact paired "
             "permutation test's."
         )
+    if len(found.recipes) > 2:
         notes.append(FAMILY)
     if any(any(pairs.differences) for pairs in found.by_problem):
         notes.append(BY_PROBLEM)

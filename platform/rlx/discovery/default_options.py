@@ -35,13 +35,21 @@ def _list_omissible_paths(place: PluginReference, plugin: Plugin) -> Iterator[Ke
             continue
         fewer = _remove_option(options, at)
         filled = fill_profile_options(cls, fewer, place.profile)
-        try:
-            made = cls.model_validate_json(to_json(filled), strict=True)
-        except Exception:  # noqa: BLE001  (the option is needed, whatever the plugin raises)
-            continue
-        if made.model_dump(mode="json", by_alias=True) == whole:
+        if _dump_plugin(cls, filled) == whole:
             options = fewer
             yield at
+
+
+def _dump_plugin(cls: type[Plugin], options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns all options of the plugin with these; None if it needs others.
+
+    Third-party code may raise anything where an option is missing.
+    """
+    try:
+        made = cls.model_validate_json(to_json(options), strict=True)
+    except Exception:  # noqa: BLE001
+        return None
+    return made.model_dump(mode="json", by_alias=True)
 
 
 def _list_option_paths(options: Mapping[str, Any], above: KeyPath) -> Iterator[KeyPath]:

@@ -20,10 +20,10 @@ from .processes import (
     has_lost_supervisor,
     is_abandoned,
     is_half_made,
+    is_job,
     is_supervised,
     is_supervisor,
     list_live_ranks,
-    on_slurm,
     this_machine,
 )
 from .queue import run_queue
@@ -97,6 +97,7 @@ __all__ = [
     "hold_reserve",
     "is_abandoned",
     "is_half_made",
+    "is_job",
     "is_spec_of_run",
     "is_supervised",
     "is_supervisor",
@@ -105,7 +106,6 @@ __all__ = [
     "list_live_ranks",
     "list_packages",
     "locate_run_folder",
-    "on_slurm",
     "open_launcher",
     "open_registry",
     "plan_removal",

@@ -11,7 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from rlx.errors import EnvironmentFault
+from rlx.errors import EnvironmentFault, PluginError
 from rlx.home import REGISTRY, RunFolder
 from rlx.launch.disk import hold_reserve
 from rlx.launch.launcher import JobLauncher, open_launcher
@@ -38,9 +38,20 @@ exec {python} -m rlx.launch.supervisor {run}
 
 
 def find_job_launcher(runner: RunnerSpec) -> JobLauncher | None:
-    """Returns the launcher of a run whose supervisor a job system starts; None for other runs."""
-    launcher = open_launcher(runner) if runner.launcher.submits_jobs else None
-    return launcher if isinstance(launcher, JobLauncher) else None
+    """Returns the launcher of a run whose supervisor a job system starts; None for other runs.
+
+    Raises:
+        PluginError: its implementation cannot be imported, or is no `JobLauncher`.
+    """
+    if not runner.launcher.submits_jobs:
+        return None
+    launcher = open_launcher(runner)
+    if not isinstance(launcher, JobLauncher):
+        raise PluginError(
+            f"launcher plugin {runner.launcher.kind!r} submits jobs, and its implementation "
+            f"{runner.launcher.implementation} is no rlx.launch.JobLauncher"
+        )
+    return launcher
 
 
 def submit_job(registry: Registry, run: RunRecord, registry_url: str) -> None:

@@ -19,10 +19,10 @@ __all__ = [
     "has_lost_supervisor",
     "is_abandoned",
     "is_half_made",
+    "is_job",
     "is_supervised",
     "is_supervisor",
     "list_live_ranks",
-    "on_slurm",
     "this_machine",
 ]
 
@@ -48,10 +48,10 @@ def is_abandoned(run: RunRecord) -> bool:
 def has_lost_supervisor(run: RunRecord) -> bool:
     """Whether this machine sees that the process of an active run is gone.
 
-    That is its supervisor, or the submission that has not started one yet. Slurm knows the state of
-    its jobs, and may restart them.
+    That is its supervisor, or the submission that has not started one yet. A job system knows the
+    state of its jobs, and may restart them.
     """
-    if run.status not in ("queued", "submitted", "running") or run.pid is None or on_slurm(run):
+    if run.status not in ("queued", "submitted", "running") or run.pid is None or is_job(run):
         return False
     alive = None if run.status == "queued" else is_supervisor_alive(run.directory)
     if alive is None:
@@ -87,8 +87,8 @@ def is_supervised(run: RunRecord) -> bool:
         return False
 
 
-def on_slurm(run: RunRecord) -> bool:
-    """Whether a run is a Slurm job."""
+def is_job(run: RunRecord) -> bool:
+    """Whether a job system has taken a run."""
     return run.directory is not None and RunFolder(Path(run.directory)).job.exists()
 
 

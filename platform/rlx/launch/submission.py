@@ -34,6 +34,7 @@ from rlx.sources import source_digest
 from rlx.spec import TrackingSpec
 from rlx.spec.reading import LoadedSpec
 from rlx_registry import (
+    BLOCKING,
     Registry,
     RegistryDatabaseError,
     RunRecord,
@@ -54,8 +55,6 @@ __all__ = [
 
 UNRECORDED = ".unrecorded-"
 """Name prefix of folders of runs that are not recorded yet, or were never recorded."""
-GOES_ON = ("finished", "queued", "submitted", "running")
-"""Statuses of a run that need not be submitted again."""
 PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydantic", "numpy")
 
 
@@ -116,16 +115,20 @@ def submit_run(
 def describe_new_run(registry: Registry, run: RunRecord) -> str | None:
     """Returns why a run is new although an earlier one has its spec and seed, or None.
 
-    Runs that ended without finishing do not count.
+    Runs that ended without finishing do not count. A run with the same plugins is compared first.
     """
-    same = [r for r in registry.runs(digest=run.digest) if r.seed == run.seed and r.id != run.id]
-    earlier = next((r for r in same if r.effective_status in GOES_ON), None)
-    if earlier is None:
+    earlier = [
+        (find_changed_plugins(run.plugins, other.plugins), other)
+        for other in registry.runs(digest=run.digest)
+        if other.id != run.id and other.seed == run.seed and other.effective_status in BLOCKING
+    ]
+    if not earlier:
         return None
-    if changed := find_changed_plugins(run.plugins, earlier.plugins):
-        return f"{', '.join(changed)} changed since {earlier.id}"
-    if run.name != earlier.name:
-        return f"{earlier.id} is the same experiment under the name {earlier.name}"
+    changed, nearest = min(earlier, key=lambda pair: bool(pair[0]))
+    if changed:
+        return f"{', '.join(changed)} changed since {nearest.id}"
+    if run.name != nearest.name:
+        return f"{nearest.id} is the same experiment under the name {nearest.name}"
     return None
 
 

@@ -6,7 +6,6 @@ them exactly.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 from rlx_gyms.gymnasium.games import open_game
 
@@ -37,6 +36,5 @@ def compute_action_values(table: _Table, turns: int) -> list[list[float]]:
 @lru_cache(maxsize=128)
 def get_action_values(id: str, config: str, turns: int) -> list[list[float]] | None:
     """The values of an environment by name; None if it is not tabular."""
-    unwrapped: Any = open_game(id, config).unwrapped
-    table = getattr(unwrapped, "P", None)
+    table = getattr(open_game(id, config), "P", None)
     return None if table is None else compute_action_values(table, turns)

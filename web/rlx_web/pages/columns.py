@@ -23,7 +23,7 @@ FIELDS = {
 """Columns that every run has, with their titles."""
 USUAL = ("seed", "status", "step", "accuracy", "brier", "ece", "headline")
 NUMBERS = ("seed", "step", "accuracy", "brier", "ece", "duration", "age")
-NOT_VARIED = frozenset({"name", "seed", "devices", "launcher", "tracking"})
+NOT_VARIED = frozenset({"name", "seed", "runner", "tracking"})
 """Sections of an experiment that do not change what it computes."""
 MOST_VARIED = 6
 """Maximum number of values in which the experiments of a sweep differ."""

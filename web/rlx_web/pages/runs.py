@@ -99,7 +99,7 @@ def _find_run_labels(registry: Registry) -> dict[str, RunLabels]:
     for name, members in registry.groups().items():
         for member in members:
             joined.setdefault(member, []).append(name)
-    notes = registry.notes.every()
+    notes = registry.notes.read_all()
     return {
         run: RunLabels(tuple(joined.get(run, ())), notes.get(run, RunNote()))
         for run in {*joined, *notes}

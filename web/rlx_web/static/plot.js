@@ -158,7 +158,7 @@ function named(figure, curves, lines, log) {
   const left = lines.flat().filter(([, y]) => !(y > 0)).length;
   const rest = () => {
     for (const [i, line] of lines.entries()) cells[i].textContent = number(line.at(-1)[1]);
-    place.textContent = log && left ? `${left} values of 0 or below are not shown` : "";
+    place.textContent = log && left ? `not shown: ${left} of 0 or below` : "";
   };
   figure.append(list);
   rest();

@@ -24,7 +24,7 @@ from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
 from rlx.spec.reading.reader import (
     LoadedSpec,
     apply_overrides,
-    list_leaf_paths,
+    list_leaf_values,
     read_document,
 )
 from rlx.spec.reading.suite_reader import read_suite
@@ -47,7 +47,7 @@ __all__ = [
     "format_diagnostic",
     "format_key_path",
     "label_refusal",
-    "list_leaf_paths",
+    "list_leaf_values",
     "locate_diagnostic",
     "parse_yaml_document",
     "read_document",

@@ -17,7 +17,7 @@ from rlx.spec.reading.diagnostics import (
 )
 from rlx.spec.reading.yaml_source import YamlDocument, parse_yaml_document, read_text
 
-__all__ = ["LoadedSpec", "apply_overrides", "list_leaf_paths", "read_document"]
+__all__ = ["LoadedSpec", "apply_overrides", "list_leaf_values", "read_document"]
 
 _OVERRIDE = "<override>"
 
@@ -46,7 +46,7 @@ class LoadedSpec:
     @classmethod
     def from_document(cls, path: Path, document: YamlDocument, spec: ExperimentSpec) -> Self:
         """Returns the experiment `spec` that was validated from `document`."""
-        paths = {format_key_path(at): at for at in list_leaf_paths(spec.dump_resolved(), ())}
+        paths = {format_key_path(at): at for at in _list_leaf_paths(spec.dump_resolved(), ())}
         origins = {name: _describe_origin(at, document) for name, at in paths.items()}
         return cls(path, document.text, spec, origins, paths, document)
 
@@ -185,14 +185,22 @@ def _build_override_refusal(
     return build_refusal([Diagnostic(kind="syntax", message=message, position=position)], _OVERRIDE)
 
 
-def list_leaf_paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yields the path of every value; a list of plain values is one value."""
+def list_leaf_values(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yields every value of an experiment with its dotted path; a list of plain values is one."""
+    for path in _list_leaf_paths(tree, ()):
+        node = tree
+        for step in path:
+            node = node[step]
+        yield format_key_path(path), node
+
+
+def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
     if isinstance(value, dict) and value:
         for key, below in value.items():
-            yield from list_leaf_paths(below, (*path, key))
+            yield from _list_leaf_paths(below, (*path, key))
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         for index, item in enumerate(value):
-            yield from list_leaf_paths(item, (*path, index))
+            yield from _list_leaf_paths(item, (*path, index))
     else:
         yield path
 
