@@ -1,11 +1,17 @@
 """What the wheel needs is declared, and what it should contain is in it."""
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+import yaml
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -59,3 +65,53 @@ def test_every_example_is_in_the_wheel():
         for file in (ROOT / "experiments").glob("*.yaml")
     }
     assert target["force-include"] == examples
+
+
+def list_instructions(name):
+    """The arguments of every instruction of that name in the Containerfile."""
+    text = (ROOT / ".ci" / "Containerfile").read_text().replace("\\\n", " ")
+    return [line.split()[1:] for line in text.splitlines() if line.startswith(f"{name} ")]
+
+
+def test_the_container_image_copies_what_exists():
+    sources = [
+        source
+        for copy in list_instructions("COPY")
+        if "--from" not in copy[0]
+        for source in copy[:-1]
+    ]
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+    built = {".ci/package_readme.py", "pyproject.toml", "README.md", "LICENSE", "experiments"}
+    assert built <= set(sources)
+    for package in PACKAGES:
+        assert {package, package.partition("/")[0]} & set(sources)
+
+
+def test_the_container_image_agrees_with_the_project():
+    base = dict(one.split("=", 1) for (one, *_) in list_instructions("ARG"))["BASE"]
+    assert re.search(r":([\d.]+)", base)[1] in SpecifierSet(PROJECT["project"]["requires-python"])
+    from rlx.cli.web import web
+
+    (port,) = (option.default for option in web.params if option.name == "port")
+    assert list_instructions("EXPOSE") == [[str(port)]]
+    assert list_instructions("USER") == [["rlx"]]
+
+
+def test_the_container_image_is_skipped_without_a_container_tool(tmp_path):
+    for tool in ("bash", "dirname", "sed"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(
+        [ROOT / ".ci" / "image"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "container image: skipped, none of podman, docker and buildah works here\n"
+    )
+
+
+def test_the_release_workflow_calls_the_release_command():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    assert any(step.startswith("make release ") for step in steps)
+    assert not any("${{" in step for step in steps)  # inputs reach a shell through its environment

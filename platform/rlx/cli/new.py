@@ -32,7 +32,7 @@ _SOURCES = "experiments"
 )
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 def new(example: str | None, file: Path | None) -> None:
-    """Write an example experiment to FILE, by default EXAMPLE.yaml in this folder.
+    """Write an example experiment to FILE, by default EXAMPLE.yaml in this folder; `-` is stdout.
 
     Everything that an example needs is installed with rlx, unless its first lines name a model or
     data to fetch. An existing file is not overwritten.
@@ -47,10 +47,14 @@ def new(example: str | None, file: Path | None) -> None:
         near = did_you_mean(example, examples)
         hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(sorted(examples))}"
         raise SpecError(f"there is no example {escape_unprintable(example)!r}; {hint}")
+    text = examples[example].read_text(encoding="utf-8")
+    if str(file) == "-":
+        print_text(text, nl=False)
+        return
     target = file or Path(f"{example}.yaml")
     if target.exists():
         raise SpecError(f"{escape_unprintable(str(target))} exists already; name another FILE")
-    write_text_file(target, examples[example].read_text(encoding="utf-8"))
+    write_text_file(target, text)
     path = escape_unprintable(format_path(target))
     print_text(f"wrote {path}\n  check it:  rlx validate {path}\n  run it:    rlx submit {path}")
 
