@@ -1,5 +1,6 @@
 """Sections for the optimizer, critic, phases, runner, evaluation and tracking."""
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -149,6 +150,10 @@ class EvaluationSpec(StrictModel):
     """Additional held-out sets by name, each with task options that override those of training."""
 
 
+REGISTRY_URL = re.compile(r"sqlite:///.+|postgresql(\+\w+)?://.+")
+MLFLOW_URL = re.compile(r"(https?|file|(sqlite|postgresql|mysql|mssql)(\+\w+)?)://.+|databricks")
+
+
 class TrackingSpec(StrictModel):
     """Where results are stored. Paths and URLs; `{home}` is replaced by RLX_HOME."""
 
@@ -168,5 +173,24 @@ class TrackingSpec(StrictModel):
                 "an experiment must not contain a password, because copies of it are kept: put it "
                 "into ~/.pgpass or PGPASSWORD, or MLFLOW_TRACKING_PASSWORD for MLflow; "
                 "RLX_REGISTRY may hold a whole URL"
+            )
+        return url
+
+    @field_validator("registry")
+    @classmethod
+    def _registry_url(cls, url: str) -> str:
+        if not REGISTRY_URL.fullmatch(url):
+            raise ValueError(
+                "must be the URL of a database, such as sqlite:///runs.db or "
+                "postgresql+psycopg://user@host/database"
+            )
+        return url
+
+    @field_validator("mlflow")
+    @classmethod
+    def _mlflow_url(cls, url: str | None) -> str | None:
+        if url is not None and not MLFLOW_URL.fullmatch(url):
+            raise ValueError(
+                "must be null or a URL, such as sqlite:///mlflow.db or http://localhost:5000"
             )
         return url

@@ -180,10 +180,7 @@ class _DocumentReader:
             loader = _Loader(self.text)
             node = loader.get_single_node()
         except yaml.MarkedYAMLError as error:
-            parts = (error.context, error.problem)
-            self._report_syntax_fault(
-                ", ".join(p for p in parts if p), error.problem_mark or error.context_mark
-            )
+            self._report_syntax_error(error)
             return None
         except yaml.reader.ReaderError as error:
             self._forbidden_character(error.position)
@@ -255,12 +252,43 @@ class _DocumentReader:
         position = self._position(node)
         self.faults.append(Diagnostic(kind="syntax", message=message, position=position))
 
-    def _report_syntax_fault(self, message: str, mark: yaml.Mark | None) -> None:
+    def _report_syntax_error(self, error: yaml.MarkedYAMLError) -> None:
+        """Reports what PyYAML did not understand, where it is.
+
+        PyYAML notices only on the next line that a line had no colon; what it calls the context is
+        the line itself.
+        """
+        parts, mark = (error.context, error.problem), error.problem_mark or error.context_mark
+        message = ", ".join(part for part in parts if part)
+        if error.context == "while scanning a simple key" and error.context_mark:
+            mark, message = error.context_mark, "expected a key, a colon and a space"
+        helps = () if mark is None else self._explain_syntax(error, mark.line)
+        self._report_syntax_fault(message, mark, helps)
+
+    def _explain_syntax(self, error: yaml.MarkedYAMLError, number: int) -> tuple[str, ...]:
+        """Returns the help for frequent mistakes, also for those that a line does not show."""
+        line = self.lines[min(number, len(self.lines) - 1)]
+        for near in (number, number - 1):
+            if 0 <= near < len(self.lines) and "\u00a0" in self.lines[near]:
+                return (f"line {near + 1} contains a non-breaking space; write a plain one",)
+        if re.match(r"<{7} |={7}$|>{7} ", line):
+            return ("these are the marks of a merge conflict",)
+        if error.context in ("while parsing a flow mapping", "while parsing a flow sequence"):
+            opened = error.context_mark.line + 1 if error.context_mark else number + 1
+            return (f"close the bracket that line {opened} opens, or separate its items by commas",)
+        if error.problem == "mapping values are not allowed here":
+            return ("quote a value that contains ': '; indent the keys of a section alike",)
+        if word := re.match(r"\s*(?:- )?([\w.]+):(?=\S)", line):
+            return (f"write a space after '{word[1]}:'",)
+        return ("indent with spaces",) if "'\\t'" in (error.problem or "") else ()
+
+    def _report_syntax_fault(
+        self, message: str, mark: yaml.Mark | None, helps: tuple[str, ...] = ()
+    ) -> None:
         position = None
         if mark is not None:
             line = self.lines[min(mark.line, len(self.lines) - 1)]
             position = SourceLocation(self.file, mark.line + 1, mark.column + 1, 1, line)
-        helps = ("indent with spaces",) if "'\\t'" in message else ()
         fault = Diagnostic(kind="syntax", message=message, position=position, helps=helps)
         self.faults.append(fault)
 
