@@ -16,7 +16,7 @@ from typing import Any
 from unittest import SkipTest
 
 from rlx.plugin import Action, Environment, Episode, Plugin, Step
-from rlx.rollout import HostFault, find_spans
+from rlx.rollout import EnvironmentHost, HostFault, find_spans
 from rlx.testing.processes import open_environment_host
 from rlx.testing.promise import (
     PromiseCheck,
@@ -122,26 +122,31 @@ class _EpisodeCase:
             forced=forced,
         )
 
-    def play_episode(self, *, watched: bool = False, fresh: bool = False) -> list[Step]:
+    def play_episode(self, *, watched: bool = False) -> list[Step]:
         """Returns the steps of the episode, up to the first that is done.
 
         Raises:
             AssertionError: the environment failed.
         """
         environment: Any = _WatchedEnvironment(self.environment) if watched else self.environment
+        with open_environment_host(environment) as host:
+            return self.play_on(host)
+
+    def play_on(self, host: EnvironmentHost) -> list[Step]:
+        """Like `play_episode`, in a worker that is there.
+
+        Raises:
+            AssertionError: the environment failed.
+        """
         steps: list[Step] = []
-        with open_environment_host(environment, fresh=fresh) as host:
-            state = self._assert_answered(
-                host.reset([(self.episode.problem, _SEED)])[0], "its reset"
-            )
-            for number, text in enumerate(self.episode.turns, start=1):
-                (step,) = host.step([(state, self.action(number, text))])
-                steps.append(
-                    self._assert_answered(step, f"turn {number}, {_shorten_turn_text(text)}")
-                )
-                if steps[-1].done:
-                    break
-                state = steps[-1].state
+        state = self._assert_answered(host.reset([(self.episode.problem, _SEED)])[0], "its reset")
+        for number, text in enumerate(self.episode.turns, start=1):
+            (step,) = host.step([(state, self.action(number, text))])
+            what = f"turn {number}, {_shorten_turn_text(text)}"
+            steps.append(self._assert_answered(step, what))
+            if steps[-1].done:
+                break
+            state = steps[-1].state
         return steps
 
     def _assert_answered(self, answer: Any, what: str) -> Any:
@@ -259,15 +264,14 @@ def _check_environment_examples(subject: Subject, extra_problems: _Given) -> Non
 
 
 def _check_environment_determinism(subject: Subject, extra_problems: _Given) -> None:
-    for case in _build_episode_cases(subject, extra_problems):
-        first, second, third = (
-            case.play_episode(),
-            case.play_episode(),
-            case.play_episode(fresh=True),
-        )
-        for name, other in (("the second time", second), ("in another process", third)):
-            same = [_drop_state(s) for s in first] == [_drop_state(s) for s in other]
-            assert same, f"{case}: different steps {name}"
+    for cases in _group_by_options(_build_episode_cases(subject, extra_problems)):
+        first, second = ([case.play_episode() for case in cases] for _ in range(2))
+        with open_environment_host(cases[0].environment, fresh=True) as host:
+            third = [case.play_on(host) for case in cases[::-1]][::-1]
+        for name, others in (("the second time", second), ("in another process", third)):
+            for case, steps, other in zip(cases, first, others, strict=True):
+                same = [_drop_state(s) for s in steps] == [_drop_state(s) for s in other]
+                assert same, f"{case}: different steps {name}"
 
 
 def _check_states_unchanged(subject: Subject, extra_problems: _Given) -> None:
@@ -276,7 +280,7 @@ def _check_states_unchanged(subject: Subject, extra_problems: _Given) -> None:
 
 
 def _check_hostile_actions(subject: Subject, extra_problems: _Given) -> None:
-    for case in _select_distinct_episodes(_build_episode_cases(subject, extra_problems)):
+    for case, *_ in _group_by_options(_build_episode_cases(subject, extra_problems)):
         with open_environment_host(case.environment) as host:
             (state,) = host.reset([(case.episode.problem, _SEED)])
             actions = [
@@ -303,11 +307,9 @@ def _build_hostile_actions(case: _EpisodeCase, text: str) -> Iterator[Action]:
     yield replace(plain, spans={}, forced=True)
 
 
-def _select_distinct_episodes(cases: Sequence[_EpisodeCase]) -> Iterator[_EpisodeCase]:
-    """The first case for each set of options."""
-    seen = set()
+def _group_by_options(cases: Sequence[_EpisodeCase]) -> list[list[_EpisodeCase]]:
+    """The cases of each set of options."""
+    groups: dict[str, list[_EpisodeCase]] = {}
     for case in cases:
-        key = case.environment.model_dump_json()
-        if key not in seen:
-            seen.add(key)
-            yield case
+        groups.setdefault(case.environment.model_dump_json(), []).append(case)
+    return list(groups.values())

@@ -1,0 +1,109 @@
+"""TextArena through rlx: every game of one player that needs no download, and a game of two."""
+
+import re
+
+import pytest
+from gyms_installed import need_library
+from pydantic import ValidationError
+
+from rlx.plugin import Action
+from rlx.rollout import LocalHost
+from rlx.testing.rewards import HOSTILE_TEXTS
+from rlx_gyms.textarena import TextArenaEnvironment, TextArenaTask
+from rlx_gyms.textarena.examples import SINGLE_PLAYER
+
+need_library("textarena")
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return {game: TextArenaTask(id=game).problem("train", 0, 0) for game in SINGLE_PLAYER}
+
+
+def play(environment, problem, turns, seed=0):
+    host, steps = LocalHost(environment), []
+    (state,) = host.reset([(problem.fields, seed)])
+    for number, text in enumerate(turns, 1):
+        (step,) = host.step([(state, Action(text=text, number=number))])
+        steps.append((step.kind, step.observation, step.done, step.info))
+        if step.done:
+            break
+        state = step.state
+    return steps
+
+
+def test_every_game_repeats_itself_and_answers(problems):
+    for game, problem in problems.items():
+        turns = (SINGLE_PLAYER[game], "nonsense", "[0 0]", "[up]")
+        first = play(TextArenaEnvironment(), problem, turns)
+        assert first == play(TextArenaEnvironment(), problem, turns), game
+        assert any(observation for _, observation, *_ in first) or first[-1][2], game
+
+
+def test_hostile_moves_are_scored_or_cut_off_in_every_game(problems):
+    texts = [*HOSTILE_TEXTS.values(), "[" * 5000, "[" + "9" * 5000 + "]", "[-1 -1]", "[9999999999]"]
+    for game, problem in problems.items():
+        host = LocalHost(TextArenaEnvironment())
+        (state,) = host.reset([(problem.fields, 0)])
+        steps = host.step([(state, Action(text=text)) for text in texts])
+        again = [(step.state, Action(text=texts[0], number=2)) for step in steps if not step.done]
+        for step in (*steps, *host.step(again)):
+            assert 0 <= abs(step.info["return"]) <= 1, game
+            assert not step.info["won"], game
+        for text, step in zip(texts, steps, strict=True):
+            assert step.info["cut"] == (len(text.strip()) > 1000)
+
+
+def test_a_second_player_draws_valid_moves():
+    cells = tuple(f"[{cell}]" for cell in range(9))
+    task = TextArenaTask(id="TicTacToe-v0", players=2)
+    problem = task.problem("train", 0, 0)
+    random = TextArenaEnvironment(opponent=cells)
+    results = [play(random, problem, cells, seed) for seed in range(8)]
+    assert len({str(steps) for steps in results}) > 3
+    for steps in results:
+        assert "Player 1 placed their symbol" in steps[0][1]
+        assert steps[-1][2]
+        assert {info["return"] for *_, info in steps[:-1]} <= {0.0}
+        assert steps[-1][3]["return"] in (-1.0, 0.0, 1.0)
+    with pytest.raises(ValueError, match="`opponent` lists"):
+        play(TextArenaEnvironment(), problem, cells)
+
+
+class Blocks(TextArenaEnvironment):
+    """An opponent that reads the game: it plays the first move that the game offers it."""
+
+    def rank_moves(self, observation):
+        return re.findall(r"'(\[\d\])'", observation.rpartition("Available")[2])
+
+
+def test_a_scripted_opponent_reads_the_game():
+    problem = TextArenaTask(id="TicTacToe-v0", players=2).problem("train", 0, 0)
+    steps = play(Blocks(opponent=("script",)), problem, "246")
+    listed = TextArenaEnvironment(opponent=tuple(f"[{cell}]" for cell in range(9)), order="listed")
+    assert steps == play(listed, problem, "246")
+    assert "placed their symbol (X) in cell 0" in steps[0][1]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"id": "GuessTheNumbers-v0"}, "did you mean 'GuessTheNumber-v0'"),
+        ({"id": "GuessTheNumber-v0", "config": {"max": 3}}, "unexpected keyword argument 'max'"),
+        ({"id": "ScorableGames-v0", "players": 2}, "cannot open 'ScorableGames-v0': FileNotFound"),
+    ],
+)
+def test_games_that_cannot_be_opened_are_named(options, says):
+    with pytest.raises(ValidationError, match=says):
+        TextArenaTask(**options)
+
+
+def test_beginnings_are_split():
+    hidden = TextArenaTask(id="GuessTheNumber-v0")
+    shown = TextArenaTask(id="LightsOut-v0")
+    for task, what in ((hidden, "id"), (shown, "prompt")):
+        train, test = (
+            {getattr(task.problem(split, index, 0), what) for index in range(30)}
+            for split in ("train", "test")
+        )
+        assert not train & test
