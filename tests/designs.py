@@ -44,7 +44,7 @@ def made(folder: Path) -> Path:
     environment = {**os.environ, "RLX_HOME": str(folder / "home"), "CUDA_VISIBLE_DEVICES": ""}
     for yaml, sets in RUNS:
         overrides = [f"--set={path}={value}" for path, value in {**SMALL, **sets}.items()]
-        command = ["submit", str(ROOT / "experiments" / yaml), "-q", *overrides]
+        command = ["submit", str(ROOT / "experiments" / yaml), "-q", "--no-rehearsal", *overrides]
         done = subprocess.run(
             [sys.executable, "-c", MAIN, *command],
             env=environment, cwd=folder, capture_output=True, text=True,

@@ -76,9 +76,14 @@ class Home:
             "COLUMNS": "160",
         }
 
-    def begin(self, *arguments, sets=()):
-        """Starts `rlx` in a process group of its own, as a terminal does."""
+    def begin(self, *arguments, sets=(), rehearse=False):
+        """Starts `rlx` in a process group of its own, as a terminal does.
+
+        Rehearsals are left out, since each submission would pay for importing torch.
+        """
         overrides = [f"--set={path}={value}" for path, value in dict(sets).items()]
+        if arguments[0] == "submit" and not rehearse:
+            overrides.append("--no-rehearsal")
         return subprocess.Popen(
             [sys.executable, "-c", MAIN, *map(str, arguments), *overrides],
             cwd=self.folder,
@@ -90,8 +95,8 @@ class Home:
             start_new_session=True,
         )
 
-    def rlx(self, *arguments, sets=(), seconds=300):
-        return ended(self.begin(*arguments, sets=sets), seconds)
+    def rlx(self, *arguments, sets=(), seconds=300, rehearse=False):
+        return ended(self.begin(*arguments, sets=sets, rehearse=rehearse), seconds)
 
     def json(self, *arguments):
         done = self.rlx(*arguments, "--json")
@@ -227,7 +232,7 @@ class Finished:
 
     def __init__(self, home, sets):
         self.home = home
-        self.submitted = home.rlx("submit", home.yaml, sets=sets)
+        self.submitted = home.rlx("submit", home.yaml, sets=sets, rehearse=True)
         assert self.submitted.returncode == 0, self.submitted.stderr
         self.status = home.json("status", "latest")
         self.id = self.status["run"]

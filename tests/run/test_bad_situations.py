@@ -248,8 +248,9 @@ def test_a_plugin_that_fails_in_the_ranks_ends_its_follower_with_3(own):
 
 
 def started(own, *arguments, sets):
-    """`rlx`, as soon as its interpreter runs."""
+    """`rlx`, as soon as its interpreter runs; `submit` without its rehearsal."""
     overrides = [f"--set={path}={value}" for path, value in sets.items()]
+    overrides += ["--no-rehearsal"] if arguments[0] == "submit" else []
     process = subprocess.Popen(
         [sys.executable, "-c", UP, *map(str, arguments), *overrides],
         cwd=own.folder,

@@ -33,7 +33,7 @@ def submit(moment, seed):
             os.kill(os.getpid(), signal.SIGKILL)
     if (child := os.fork()) == 0:
         sys.addaudithook(kill)
-        os._exit(main(["submit", "-qd", *sys.argv[1:], f"--set=seed={seed}"]))
+        os._exit(main(["submit", "-qd", "--no-rehearsal", *sys.argv[1:], f"--set=seed={seed}"]))
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), status
 

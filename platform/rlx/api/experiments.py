@@ -47,21 +47,27 @@ class Experiment:
 
         return ExperimentPlan(build_plan(self.path, self.loaded, self.plugins))
 
-    def submit(self, *, again: bool = False, queue: bool = False) -> Run:
+    def submit(self, *, again: bool = False, queue: bool = False, rehearse: bool = True) -> Run:
         """Records a run and starts it in the background, where it outlives this process.
 
         Args:
             again: run even if the same spec and seed have finished or are active; otherwise that
                 run is returned.
             queue: leave the run to an `rlx worker`.
+            rehearse: first send synthetic rollouts through the experiment, as `plan` does.
 
         Raises:
             EnvironmentFault: this machine lacks what the experiment needs.
-            InvalidSpec: the checkpoint to start from is missing or of another model.
+            InvalidSpec: the rehearsal finds an error, or the checkpoint to start from is missing
+                or of another model.
         """
         url, read = registry_url(self.loaded), self.loaded
         elsewhere = queue or self.spec.runner.launcher.submits_jobs
         run_preflight_checks(read, self.plugins, elsewhere=elsewhere)
+        if rehearse:
+            from rlx.checks import run_rehearsal_checks  # imports torch
+
+            run_rehearsal_checks([(read, self.plugins)], elsewhere=elsewhere)
         with open_registry(url, read_only=False) as registry:
             run, _ = start_experiment(registry, read, self.plugins, again=again, queue=queue)
         return Run(run.id, url)
@@ -128,6 +134,12 @@ def plan_experiment(path: Path | str, *overrides: str) -> ExperimentPlan:
     return read(path, *overrides).plan()
 
 
-def submit(path: Path | str, *overrides: str, again: bool = False, queue: bool = False) -> Run:
+def submit(
+    path: Path | str,
+    *overrides: str,
+    again: bool = False,
+    queue: bool = False,
+    rehearse: bool = True,
+) -> Run:
     """Reads an experiment and starts it; see `read` and `Experiment.submit`."""
-    return read(path, *overrides).submit(again=again, queue=queue)
+    return read(path, *overrides).submit(again=again, queue=queue, rehearse=rehearse)

@@ -146,15 +146,19 @@ def read_group(
     return members
 
 
-def check_group(members: Sequence[GroupMember], *, elsewhere: bool) -> tuple[Diagnostic, ...]:
-    """Checks what members need of this machine; returns each warning once.
+def check_group(
+    members: Sequence[GroupMember], *, elsewhere: bool, rehearse: bool
+) -> tuple[Diagnostic, ...]:
+    """Checks what members need of this machine, and rehearses them; returns each warning once.
 
     Args:
         members: of one group.
         elsewhere: whether the runs may be taken by workers on other machines.
+        rehearse: whether to make the rehearsals.
 
     Raises:
         EnvironmentFault: this machine lacks what a member needs.
+        InvalidSpec: a rehearsal finds an error.
     """
     warnings: dict[Diagnostic, None] = {}
     for member in members:
@@ -162,6 +166,11 @@ def check_group(members: Sequence[GroupMember], *, elsewhere: bool) -> tuple[Dia
         warnings |= dict.fromkeys(
             run_preflight_checks(member.read, member.plugins, elsewhere=elsewhere)
         )
+    if rehearse:
+        from rlx.checks import run_rehearsal_checks  # imports torch
+
+        experiments = [(member.read, member.plugins) for member in members]
+        warnings |= dict.fromkeys(run_rehearsal_checks(experiments, elsewhere=elsewhere))
     return tuple(warnings)
 
 

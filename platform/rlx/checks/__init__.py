@@ -2,7 +2,7 @@
 
 * the spec alone: `contradictions`, `cautions`, and both in every phase (`spec`)
 * its plugins: `plugin_needs`, `plugin_fit`, `plugin_advice`
-* a made-up step: `trial`, `trial_turns`
+* a made-up step: `trial`, `trial_turns`, and both in every phase (`rehearsal`)
 * its texts and its tokenizer: `texts`
 * this machine: `machine` for an experiment, `inventory` for all that `rlx doctor` lists
 

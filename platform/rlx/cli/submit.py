@@ -45,6 +45,7 @@ __all__ = ["stop", "submit"]
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
 @click.option("--queue", is_flag=True, help="Leave the run to an `rlx worker`, and return.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the run's id.")
+@click.option("--no-rehearsal", is_flag=True, help="Skip the trial on synthetic rollouts.")
 @click.option("--seeds", metavar="0..4", help="Submit a run per seed.")
 @click.option("--grid", multiple=True, metavar="PATH=A,B", help="Submit a run per combination.")
 @click.option("--group", metavar="NAME", help="Name of the group of runs.")
@@ -63,12 +64,16 @@ def submit(
     detach: bool,
     queue: bool,
     quiet: bool,
+    no_rehearsal: bool,
     seeds: str | None,
     grid: tuple[str, ...],
     group: str | None,
     at_once: int,
 ) -> int:
     """Check SPEC, record a run, start it in the background, and follow it.
+
+    The check includes a rehearsal: the short trial of `rlx plan` on synthetic rollouts. An
+    experiment in which it finds an error is not submitted.
 
     The run waits while other runs hold the devices it needs on this machine. Ctrl-C stops
     following, not the run. The exit code is the run's: 0 if it finished, 1 if it failed, 3 if a
@@ -88,11 +93,26 @@ def submit(
                 "--again, --detach and --quiet are for single runs; a group has --queue"
             )
         return submit_many(
-            spec, overrides, seeds, grid, group=group, at_once=at_once, returns=queue
+            spec,
+            overrides,
+            seeds,
+            grid,
+            group=group,
+            at_once=at_once,
+            returns=queue,
+            rehearse=not no_rehearsal,
         )
     if group is not None:
         raise SpecError("--group names the runs of --seeds or --grid: add one of them")
-    return _submit_one(spec, overrides, again=again, detach=detach, queue=queue, quiet=quiet)
+    return _submit_one(
+        spec,
+        overrides,
+        again=again,
+        detach=detach,
+        queue=queue,
+        quiet=quiet,
+        rehearse=not no_rehearsal,
+    )
 
 
 def _submit_one(
@@ -103,11 +123,16 @@ def _submit_one(
     detach: bool,
     queue: bool,
     quiet: bool,
+    rehearse: bool,
 ) -> int:
     read, plugins = check_file(spec, overrides)
     url = registry_url(read)
     waits = queue or read.spec.runner.launcher.submits_jobs
     print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
+    if rehearse:
+        from rlx.checks import run_rehearsal_checks  # imports torch
+
+        print_warnings(run_rehearsal_checks([(read, plugins)], elsewhere=waits))
     run, created, reason = None, False, None
     try:
         with open_registry(url, read_only=False) as registry, _delay_interrupts():

@@ -22,6 +22,7 @@ def submit_many(
     group: str | None,
     at_once: int,
     returns: bool,
+    rehearse: bool,
 ) -> int:
     """Records the missing runs of a group, lists all of its runs, and runs them.
 
@@ -33,6 +34,7 @@ def submit_many(
         group: name of the group; None builds one from the experiment's name and what varies.
         at_once: number of runs at a time.
         returns: leave the runs to waiting workers.
+        rehearse: as of `check_group`.
 
     Returns:
         0 if every run has finished, or was left to workers; else 1.
@@ -45,7 +47,7 @@ def submit_many(
         require_group_name(group)
     members = read_group(spec, overrides, seeds, grid)
     url = registry_url(members[0].read)
-    print_warnings(check_group(members, elsewhere=returns))
+    print_warnings(check_group(members, elsewhere=returns, rehearse=rehearse))
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group)
         print_text(f"group {name}")

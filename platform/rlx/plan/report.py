@@ -3,7 +3,7 @@
 `PlanReport.to_json` returns these keys, which are stable:
 
     file, name, digest, seed, ok, exit_code
-    notes      placeholders for what is not on this machine
+    notes      placeholders for what is not on this machine, and groups smaller than those of a step
     findings   see `rlx.spec.reading.Diagnostic.to_json`
     phases     [{names, steps, schedule, estimator, settings, made_up, stopped, shown,
                  rows       [{row, parent, tree, group, kind, level, problem, score, advantage,
@@ -21,12 +21,12 @@ assignment failed, `stopped` states the reason and `rows` is empty.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx.checks import check_trial
+from rlx.checks import rehearse_experiment
 from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.plan.row_report import RowAccount, RowAccountBuilder, place_named_rewards
 from rlx.plan.statistics import (
@@ -38,24 +38,15 @@ from rlx.plan.statistics import (
     list_kinds,
 )
 from rlx.recipe import build_recipe
-from rlx.reward import RewardPool
 from rlx.rollout import build_piece_splitter
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
-from rlx.spec.reading import (
-    Diagnostic,
-    LoadedSpec,
-    locate_diagnostic,
-    relocate_phase_fault,
-)
+from rlx.spec.reading import Diagnostic, LoadedSpec
 from rlx.trial import (
     EncodingDialogue,
     MemoryEstimate,
     PlanTrial,
     TokenBudget,
     estimate_memory,
-    load_plan_problems,
-    load_speech,
-    run_trial,
     token_budget,
 )
 from rlx_registry import STREAMS
@@ -63,9 +54,6 @@ from rlx_registry import STREAMS
 __all__ = ["PhaseReport", "PlanReport", "build_plan", "convert_to_json", "select_example_rows"]
 
 READINGS = {"scores": "scores", "turns": "named rewards", "token_rewards": "token rewards"}
-PROMPTS = 3
-MANY_ROWS = 128
-"""With at least this many rows per prompt, the plan uses only two prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,71 +147,24 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
         plugins: its plugins, with the warnings of that validation.
 
     Raises:
-        SpecError, PluginError, EnvironmentFault: no part of the plan can be built.
+        InvalidSpec: no trial is possible, as in `rlx.checks.rehearse_experiment`.
     """
-    spec = read.spec
-    speech = load_speech(spec, plugins)
-    notes = [speech.note] if speech.note else []
-    found: list[tuple[PhaseSpec, Diagnostic]] = []
-    phases = []
-    with RewardPool(workers=1, memory_mb=spec.runner.reward_memory_mb) as pool:
-        for alike in _group_equal_phases(spec):
-            recipe = build_recipe(spec.resolve_phase_spec(alike[0]))
-            problems = load_plan_problems(
-                recipe.spec, recipe.task, _count_plan_prompts(recipe.spec)
-            )
-            notes += [problems.note] if problems.note and problems.note not in notes else []
-            trial = run_trial(recipe, problems, speech, pool)
-            stand_ins = bool(problems.note)
-            phase_findings = list(check_trial(trial, stand_ins=stand_ins))
-            found += [(phase, finding) for phase in alike for finding in phase_findings]
-            phases.append(_build_phase_report(alike, trial, speech.dialogue))
-            if trial.stuck_plugin:
-                break  # it would fail in the other phases too, one deadline each
-    findings = [*plugins.warnings, *_locate_findings(read, found)]
+    rehearsal = rehearse_experiment(read, plugins)
+    trials = [one.trial for one in rehearsal.trials]
+    notes = [rehearsal.speech.note, *(t.note for t in trials), *(t.smaller for t in trials)]
+    findings = [*plugins.warnings, *rehearsal.findings]
     return PlanReport(
         file=str(path),
-        name=spec.name,
-        digest=plugins.compute_digest(spec),
-        seed=spec.seed,
-        notes=tuple(notes),
+        name=read.spec.name,
+        digest=plugins.compute_digest(read.spec),
+        seed=read.spec.seed,
+        notes=tuple(dict.fromkeys(filter(None, notes))),
         findings=tuple(sorted(findings, key=lambda f: f.severity == "warning")),
-        phases=tuple(phases),
+        phases=tuple(
+            _build_phase_report(one.phases, one.trial, rehearsal.speech.dialogue)
+            for one in rehearsal.trials
+        ),
     )
-
-
-def _group_equal_phases(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
-    """Groups phases that share everything from rollouts to loss."""
-    groups: dict[str, list[PhaseSpec]] = {}
-    for phase in spec.phases:
-        there = spec.resolve_phase_spec(phase)
-        decides = there.model_copy(update={"phases": (), "optimizer": spec.optimizer})
-        groups.setdefault(decides.model_dump_json(), []).append(phase)
-    return list(groups.values())
-
-
-def _count_plan_prompts(spec: ExperimentSpec) -> int:
-    below = 1
-    for key in spec.rollout.counts.values():
-        below *= getattr(spec.rollout, key)
-    wanted = PROMPTS if below < MANY_ROWS else PROMPTS - 1
-    return min(wanted, spec.rollout.prompts_per_step)
-
-
-def _locate_findings(
-    read: LoadedSpec, found: Sequence[tuple[PhaseSpec, Diagnostic]]
-) -> Iterator[Diagnostic]:
-    """Deduplicates findings and locates them in the file: at the phase if it sets the value."""
-    phases: dict[tuple[Any, str], list[PhaseSpec]] = {}
-    for phase, finding in found:
-        phases.setdefault((finding.path, finding.message), []).append(phase)
-    for finding in {(f.path, f.message): f for _, f in found}.values():
-        those = phases[finding.path, finding.message]
-        one = those[0]
-        if all(phase.set for phase in those) and len(those) < len(read.spec.phases):
-            at = ("phases", read.spec.phases.index(one))
-            finding = relocate_phase_fault(finding, at, {"name": one.name, "set": one.set})
-        yield locate_diagnostic(finding, read.document)
 
 
 def _build_phase_report(

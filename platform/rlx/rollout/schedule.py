@@ -6,6 +6,8 @@ single-turn schedule has one level and a two-turn schedule has two; the tree fol
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 
 from rlx.plugin import Problem, Schedule
 from rlx.rollout.dialogue import (
@@ -62,10 +64,17 @@ class RolloutPlan:
         levels = (TurnLevel(first.kind, count, turn), *below)
         return replace(self, talk=talk)._replace_levels(levels)
 
-    def copy_with_one_rollout(self) -> "RolloutPlan":
-        """Returns a copy with one rollout per prompt: one turn below every turn."""
-        one = self.copy_with_sampling(1)
-        return one._replace_levels(tuple(replace(level, count=1) for level in one.levels))
+    @property
+    def rows_per_prompt(self) -> int:
+        """Maximum number of turns, or rollouts with an environment, of one tree."""
+        return sum(accumulate((level.count for level in self.levels), mul))
+
+    def copy_with_siblings(self, most: int) -> "RolloutPlan":
+        """Returns a copy with at most so many turns below every turn; 1 leaves one rollout."""
+        fewer = self.copy_with_sampling(min(most, self.levels[0].count))
+        return fewer._replace_levels(
+            tuple(replace(level, count=min(most, level.count)) for level in fewer.levels)
+        )
 
     def _replace_levels(self, levels: tuple[TurnLevel, ...]) -> "RolloutPlan":
         own = self.own

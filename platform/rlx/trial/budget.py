@@ -92,11 +92,12 @@ def _count_dialogue_tokens(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[
     """Yields the turns of a rollout, first to last."""
     prompts = trial.recipe.spec.rollout.prompts_per_step
     observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trial, k)[0]]
+    sampled = len(_list_turn_lengths(trial, 1)[1])
     for number in range(1, talk.last + 1):
         openings, turns = _list_turn_lengths(trial, number)
         if number == 1:
             openings = [len(tree.segments[0].token_ids) for tree in trial.trees]
-        rollouts = round(prompts * len(turns) / len(trial.trees))
+        rollouts = round(prompts * talk.count * len(turns) / max(1, sampled))
         yield LevelTokens(
             kind=f"turn {number}" if number <= talk.max_turns else "forced answer",
             turns=rollouts,

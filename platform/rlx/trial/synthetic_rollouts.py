@@ -27,6 +27,9 @@ from rlx_registry import STREAMS, TokenStream
 
 __all__ = ["Place", "PlanTrial", "describe_row_kind", "run_trial"]
 
+MOST_ROWS = 512
+"""Rows per prompt above which a trial samples smaller groups than the experiment."""
+
 Place = tuple[int, int]
 """(tree, segment)."""
 
@@ -37,6 +40,8 @@ class PlanTrial:
 
     Attributes:
         recipe: recipe of the phase.
+        note: what stands in for the task's problems; "" if they are its own.
+        smaller: which groups are smaller than the experiment's; "" if none is.
         shape: dimensions of the model; None if unknown on this machine.
         trees: the sampled trees.
         table: their rewards.
@@ -48,6 +53,8 @@ class PlanTrial:
     """
 
     recipe: Recipe
+    note: str = ""
+    smaller: str = ""
     shape: ModelShape | None
     trees: list[RolloutTree]
     table: RewardTable
@@ -140,16 +147,39 @@ def run_trial(
     whole = recipe.plan
     if whole.talk is not None:  # its faults are recorded and do not end the plan
         whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
-    one = whole.copy_with_one_rollout()
+    one = whole.copy_with_siblings(1)
     script = None
     if whole.talk is not None and isinstance(recipe.task, Rehearsed) and not problems.note:
         script = ScriptedPolicy.from_experiment(recipe.spec, recipe.task)
     shape = load_model_shape(recipe.spec.model, loaded.vocabulary)
-    stage = _TrialRunner(recipe, shape, speech, script, pool)
+    stage = _TrialRunner(recipe, problems.note, shape, speech, script, pool)
     first = stage.build_trial(one, plan_problems[:1])
     if first.stuck_plugin:
         return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
-    return _assign_trial_credit(stage.build_trial(whole, plan_problems))
+    fewer = _limit_rows(whole)
+    return _assign_trial_credit(
+        replace(
+            stage.build_trial(fewer, plan_problems), smaller=_describe_smaller_groups(whole, fewer)
+        )
+    )
+
+
+def _limit_rows(plan: RolloutPlan) -> RolloutPlan:
+    """Returns a plan with smaller groups where a tree would have too many rows for a trial."""
+    most = max(level.count for level in plan.levels)
+    while plan.rows_per_prompt > MOST_ROWS and most > 2:
+        most //= 2
+        plan = plan.copy_with_siblings(most)
+    return plan
+
+
+def _describe_smaller_groups(plan: RolloutPlan, fewer: RolloutPlan) -> str:
+    groups = [
+        f"{few.count} of {level.count} {level.kind}s"
+        for level, few in zip(plan.levels, fewer.levels, strict=True)
+        if few.count < level.count
+    ]
+    return f"rollout: a group has {' and '.join(groups)} here" if groups else ""
 
 
 def _relax_error_policy(reward: NamedReward) -> NamedReward:
@@ -168,6 +198,7 @@ class _TrialRunner:
     """
 
     recipe: Recipe
+    note: str
     shape: ModelShape | None
     speech: EncodingDialogue
     script: ScriptedPolicy | None
@@ -189,6 +220,7 @@ class _TrialRunner:
             trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
         return PlanTrial(
             recipe=recipe,
+            note=self.note,
             shape=self.shape,
             trees=trees,
             table=score_rollouts(

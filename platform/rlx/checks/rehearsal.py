@@ -1,0 +1,165 @@
+"""The rehearsal of an experiment: a trial of every phase, and what it shows.
+
+`rlx plan` reports it in full. `rlx submit` makes it before it records a run, and refuses an
+experiment in which it finds an error.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rlx.checks.trial import check_trial
+from rlx.discovery import ExperimentPlugins
+from rlx.errors import EnvironmentFault, PluginError, RlxError
+from rlx.reward import RewardPool
+from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec
+from rlx.spec.reading import (
+    Diagnostic,
+    FaultKind,
+    InvalidSpec,
+    LoadedSpec,
+    build_error,
+    build_refusal,
+    locate_diagnostic,
+    relocate_phase_fault,
+)
+from rlx.trial import (
+    PlanSpeech,
+    PlanTrial,
+    group_equal_phases,
+    list_trial_settings,
+    load_speech,
+    run_phase_trial,
+)
+
+__all__ = ["ExperimentTrial", "PhaseTrial", "rehearse_experiment", "run_rehearsal_checks"]
+
+_SECTION = re.compile(r"(task|mask|estimator) plugin '|([a-z_]+(?:\.\w+)*): ")
+"""The beginning of a message that names a section of the experiment."""
+
+
+_HELP = "`rlx plan` shows what was rehearsed; `rlx submit --no-rehearsal` skips it"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PhaseTrial:
+    """The trial of phases with the same settings."""
+
+    phases: tuple[PhaseSpec, ...]
+    trial: PlanTrial
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ExperimentTrial:
+    """The trials of an experiment.
+
+    Attributes:
+        speech: dialogue of the model.
+        trials: of all phases; after a plugin that hangs, of those before it.
+        findings: errors and warnings, each once, with their locations in the file.
+    """
+
+    speech: PlanSpeech
+    trials: tuple[PhaseTrial, ...]
+    findings: tuple[Diagnostic, ...]
+
+
+def run_rehearsal_checks(
+    experiments: Sequence[tuple[LoadedSpec, ExperimentPlugins]], *, elsewhere: bool = False
+) -> tuple[Diagnostic, ...]:
+    """Rehearses experiments before runs of them are recorded.
+
+    Experiments that differ only in what a trial does not depend on, such as the seed or the
+    learning rate, share one rehearsal.
+
+    Args:
+        experiments: each with its plugins.
+        elsewhere: another machine may run them, so what this one lacks is only a warning.
+
+    Returns:
+        Warnings, each once.
+
+    Raises:
+        InvalidSpec: lists what keeps the first faulty experiment from learning anything; of the
+            type of its first cause: spec, plugins or machine.
+    """
+    warnings: dict[Diagnostic, None] = {}
+    rehearsed: set[tuple[str, ...]] = set()
+    for read, plugins in experiments:
+        settings = list_trial_settings(read.spec)
+        if settings not in rehearsed:
+            rehearsed.add(settings)
+            warnings |= dict.fromkeys(_list_warnings(read, plugins, elsewhere))
+    return tuple(warnings)
+
+
+def _list_warnings(
+    read: LoadedSpec, plugins: ExperimentPlugins, elsewhere: bool
+) -> list[Diagnostic]:
+    """Returns the warnings of one rehearsal; raises `InvalidSpec` if it finds errors."""
+    try:
+        found = list(rehearse_experiment(read, plugins).findings)
+    except InvalidSpec as error:
+        found = list(error.diagnostics)
+    if elsewhere:
+        found = [replace(f, severity="warning") if f.kind == "machine" else f for f in found]
+    errors = [f for f in found if f.severity == "error"]
+    if errors:
+        errors[-1] = replace(errors[-1], helps=(*errors[-1].helps, _HELP))
+        raise build_refusal(errors, read.document.file)
+    return found
+
+
+def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> ExperimentTrial:
+    """Runs a trial of every phase with different settings, and checks each.
+
+    Raises:
+        InvalidSpec: no trial is possible: the tokenizer cannot write a text, a task, mask or
+            estimator plugin raises, or no worker process starts.
+    """
+    spec = read.spec
+    found: list[tuple[PhaseSpec, Diagnostic]] = []
+    trials: list[PhaseTrial] = []
+    phases = [spec.phases[0]]
+    try:
+        speech = load_speech(spec, plugins)
+        with RewardPool(workers=1, memory_mb=spec.runner.reward_memory_mb) as pool:
+            for phases in group_equal_phases(spec):
+                trial = run_phase_trial(spec.resolve_phase_spec(phases[0]), speech, pool)
+                trials.append(PhaseTrial(tuple(phases), trial))
+                findings = list(check_trial(trial))
+                found += [(phase, finding) for phase in phases for finding in findings]
+                if trial.stuck_plugin:
+                    break  # it would hang in the other phases too, one deadline each
+    except RlxError as error:
+        found += [(phase, _build_stop_fault(error)) for phase in phases]
+        raise build_refusal(list(_locate_findings(read, found)), read.document.file) from error
+    return ExperimentTrial(speech, tuple(trials), tuple(_locate_findings(read, found)))
+
+
+def _build_stop_fault(error: RlxError) -> Diagnostic:
+    """Returns the fault that ends a rehearsal, at the section that its message names."""
+    message = str(error).strip().splitlines()[0].removesuffix(".")
+    named = _SECTION.match(message)
+    path: KeyPath = tuple((named[1] or named[2]).split(".")) if named else ()
+    kind: FaultKind = "value"
+    if isinstance(error, PluginError | EnvironmentFault):
+        kind = "plugin" if isinstance(error, PluginError) else "machine"
+    is_section = bool(path) and path[0] in ExperimentSpec.model_fields
+    return build_error(path if is_section else (), message, kind=kind)
+
+
+def _locate_findings(
+    read: LoadedSpec, found: Sequence[tuple[PhaseSpec, Diagnostic]]
+) -> Iterator[Diagnostic]:
+    """Deduplicates findings and locates them in the file: at the phase if it sets the value."""
+    phases: dict[tuple[KeyPath, str], list[PhaseSpec]] = {}
+    for phase, finding in found:
+        phases.setdefault((finding.path, finding.message), []).append(phase)
+    for finding in {(f.path, f.message): f for _, f in found}.values():
+        those = phases[finding.path, finding.message]
+        one = those[0]
+        if all(phase.set for phase in those) and len(those) < len(read.spec.phases):
+            at = ("phases", read.spec.phases.index(one))
+            finding = relocate_phase_fault(finding, at, {"name": one.name, "set": one.set})
+        yield locate_diagnostic(finding, read.document)

@@ -1,0 +1,129 @@
+"""`rlx submit` rehearses an experiment before it records a run of it."""
+
+from pathlib import Path
+
+import pytest
+
+from rlx import api
+from rlx.checks import rehearsal
+from rlx.cli import main
+from rlx.errors import PluginError, SpecError
+from rlx_registry import Registry
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+NOTHING = ("mask={strategy: turn_spans, fallback: none}", "rollout.answer.spans=[reply]")
+UNWRITABLE = ("model.tokenizer=world", 'rollout.forced_answer.template="é"')
+
+
+@pytest.fixture
+def submit(tmp_path, monkeypatch, capsys):
+    """Submits an experiment to the queue; returns exit code, report and number of recorded runs."""
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("RLX_REGISTRY", raising=False)
+
+    def run_submit(name, *sets, options=()):
+        overrides = [f"--set={one}" for one in sets]
+        command = ["submit", str(EXPERIMENTS / f"{name}.yaml"), "--queue", *options, *overrides]
+        code = main(command)
+        return code, capsys.readouterr().err, count_runs(tmp_path)
+
+    return run_submit
+
+
+def count_runs(folder):
+    file = folder / "home" / "registry.db"
+    if not file.exists():
+        return 0
+    with Registry.open(f"sqlite:///{file}", read_only=True) as registry:
+        return len(registry.runs())
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "code", "line", "said"),
+    [
+        ("countdown", NOTHING, 2, "mask={strategy", "selects no token of any synthetic response"),
+        ("kg", UNWRITABLE, 2, "forced_answer.template", "has no token for 'é'"),
+        (
+            "countdown",
+            ["rewards.turn.guest={plugin: raises, turn: answer}"],
+            *(3, "rewards.turn.guest={plugin: raises", "ValueError: out of order"),
+        ),
+        (
+            "countdown",
+            ["rewards.turn.guest={plugin: hangs, turn: answer, deadline: 0.5}"],
+            *(3, "rewards.turn.guest={plugin: hangs", "deadline of 0.5 s"),
+        ),
+    ],
+)
+def test_an_experiment_that_cannot_learn_is_refused(submit, guests, name, sets, code, line, said):
+    found, report, runs = submit(name, *sets)
+    assert (found, runs) == (code, 0)
+    assert said in report
+    assert any(line in shown for shown in report.splitlines() if shown.startswith(" "))
+    assert "--no-rehearsal` skips it" in report and "1 error. Nothing was submitted." in report
+
+
+def test_without_a_rehearsal_it_is_recorded(submit):
+    code, report, runs = submit("countdown", *NOTHING, options=["--no-rehearsal"])
+    assert (code, report, runs) == (0, "", 1)
+
+
+def test_what_is_only_likely_is_a_warning(submit):
+    code, report, runs = submit("urn")
+    assert (code, runs) == (0, 1)
+    assert "warning: no group of synthetic answers has a signal" in report
+
+
+def test_members_of_a_group_share_a_rehearsal(submit, monkeypatch):
+    made = []
+    rehearse = rehearsal.rehearse_experiment
+    monkeypatch.setattr(
+        rehearsal, "rehearse_experiment", lambda *one: made.append(one[0]) or rehearse(*one)
+    )
+    grid = ["--grid", "optimizer.learning_rate=0.1,0.2", "--grid", "estimator.normalize=std,center"]
+    code, report, runs = submit("urn", options=["--seeds", "0..1", *grid])
+    assert (code, runs, len(made)) == (0, 8, 2)
+    assert [one.spec.resolve_phase_spec(one.spec.phases[0]).seed for one in made] == [0, 0]
+    assert report.count("no group of synthetic answers has a signal") == 1
+
+
+def test_no_member_of_a_group_is_recorded_where_one_cannot_learn(submit):
+    grid = ["--grid", "mask.fallback=response,none"]
+    strange = ("rollout.answer.spans=[reply]",)
+    code, report, runs = submit("countdown", *strange, options=["--seeds", "0..1", *grid])
+    assert (code, runs) == (2, 0)
+    assert report.count("error: mask strategy 'turn_spans' selects no token") == 1
+
+
+def test_python_rehearses_too(submit, guests, tmp_path):
+    path, fails = (
+        EXPERIMENTS / "countdown.yaml",
+        "rewards.turn.guest={plugin: raises, turn: answer}",
+    )
+    with pytest.raises(SpecError, match="selects no token"):
+        api.submit(path, *NOTHING, queue=True)
+    with pytest.raises(PluginError, match="out of order"):
+        api.submit(path, fails, queue=True)
+    assert count_runs(tmp_path) == 0
+    api.submit(path, fails, queue=True, rehearse=False)
+    assert count_runs(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("sets", "rows", "note"),
+    [
+        (["rollout.prompts_per_step=100000"], 3 * 8, ""),
+        (
+            ["rollout.prompts_per_step=2", "rollout.num_generations_answer=100000"],
+            *(2 * 390, "rollout: a group has 390 of 100000 answers here"),
+        ),
+    ],
+)
+def test_large_steps_are_planned_on_a_few_rollouts(plan, sets, rows, note):
+    report = plan("countdown", "rollout.num_generations_answer=8", *sets)
+    (phase,) = report.phases
+    assert (len(phase.rows), "".join(report.notes)) == (rows, note)
+    prompts, answers = (s.rpartition("=")[2] for s in (sets[0], sets[-1]))
+    expected = int(prompts) * (int(answers) if note else 8)
+    assert phase.tokens.levels[0].turns == expected
