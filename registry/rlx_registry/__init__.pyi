@@ -13,7 +13,7 @@ from .errors import (
 )
 from .journal_import import find_journal
 from .plugin_records import fill_plugin_options, find_changed_plugins
-from .queries import Curve, RolloutQuery
+from .queries import IDLE_STEPS, Curve, RolloutQuery
 from .records import (
     ENDED,
     HEARTBEAT_LIMIT,
@@ -60,6 +60,7 @@ __all__ = [
     "BLOCKING",
     "ENDED",
     "HEARTBEAT_LIMIT",
+    "IDLE_STEPS",
     "STATUSES",
     "STREAMS",
     "AmbiguousNameError",

@@ -34,10 +34,16 @@ from rlx_registry.records import (
 from rlx_registry.results import INDEX_FIELDS, build_index_record
 from rlx_registry.states import has_status
 
-__all__ = ["EXACT", "Curve", "Queries", "RolloutQuery"]
+__all__ = ["EXACT", "IDLE_STEPS", "Curve", "Queries", "RolloutQuery"]
 
 EXACT = 600
 """Largest number of steps for which a curve is returned without downsampling."""
+
+IDLE_STEPS = 5
+"""Consecutive steps without a gradient after which a run and its pages say so."""
+GRADIENT, SILENT_GROUPS = "train/grad_norm", "rollout/zero_signal_"
+"""The metric of the gradient's norm, and the prefix of those of the share of groups without signal,
+by kind of turn."""
 
 Curve = list[tuple[int, float]]
 """(step, value), steps ascending."""
@@ -125,6 +131,25 @@ class Queries:
         with self._database.open_run_reader(run_id) as (connection, key):
             has = select(1).where(c.run_id == key, c.key_id == key_c.id).exists()
             return sorted(connection.scalars(select(key_c.name).where(has)))
+
+    def count_idle_steps(self, run_id: str) -> int:
+        """Returns how many of a run's latest steps, without a gap, gave no gradient.
+
+        A step gave one if the norm of its gradient is not 0, or a group has a signal: the policy
+        then waits for its critic. A step without metrics could not be scored.
+        """
+        key_c, c = models.metric_key.c, models.metric.c
+        share = key_c.name.startswith(SILENT_GROUPS, autoescape=True)
+        learned = or_(and_(key_c.name == GRADIENT, c.value != 0), and_(share, c.value < 1))
+        with self._database.open_run_reader(run_id) as (connection, key):
+            steps = select(func.max(c.step), func.min(c.step)).where(c.run_id == key)
+            steps = steps.join_from(models.metric, models.metric_key, c.key_id == key_c.id)
+            newest, first = connection.execute(steps.where(share)).one()
+            if newest is None:
+                return 0
+            last = connection.execute(steps.where(learned)).one()[0]
+            step = connection.scalar(select(models.run.c.step).where(models.run.c.id == key))
+            return max(step or 0, newest) - (first - 1 if last is None else last)
 
     # Curves ------------------------------------------------------------------------------------
 

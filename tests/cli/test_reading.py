@@ -1,5 +1,6 @@
 """The verbs around runs, over a registry that was filled by hand: no run is started."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from patience import LIMIT, stop_process
 
 from rlx.cli import main
 from rlx.cli.follow import follow_run
-from rlx_registry import Registry, RolloutIndex
+from rlx_registry import IDLE_STEPS, Registry, RolloutIndex
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 ROW = {
@@ -174,3 +175,17 @@ def test_the_summary_shows_strata_as_text(registry, folder, monkeypatch, capsys)
     out = capsys.readouterr().out
     assert out.count("[/INST][bold]\\x1b[31m\\x00\\u202e") == 3
     assert not set(out) & set("\x1b\0\u202e")
+
+
+@pytest.mark.parametrize("idle", [4, 6])
+def test_status_says_that_steps_gave_no_gradient(registry, folder, capsys, idle):
+    run_id = running(registry, folder, os.getpid())
+    for step in range(1, idle + 3):
+        figures = {"rollout/zero_signal_answer": 1.0 if step > 2 else 0.5, "train/grad_norm": 0.0}
+        registry.results.add_metrics(run_id, step, figures, at=0.0)
+        registry.update_run(run_id, step=step)
+    assert main(["status", run_id]) == 0
+    said = f"warning  no gradient in the last {idle} steps: see `rlx samples {run_id}`"
+    assert (said in capsys.readouterr().out) == (idle >= IDLE_STEPS)
+    assert main(["status", run_id, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps_without_gradient"] == idle

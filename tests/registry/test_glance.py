@@ -235,3 +235,28 @@ def test_what_is_stored_and_who_lives(registry):
     }
     registry.transition("1", ["submitted"], "stopped")
     assert registry.queries.statuses() == {"stopped": 1, "submitted": 2}
+
+
+SILENT, LEARNS, LEADS = (1.0, 0.0), (1.0, 0.2), (0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "idle"),
+    [
+        ([], 0),
+        ([SILENT] * 3, 3),
+        ([LEARNS, SILENT, SILENT], 2),
+        ([SILENT, LEARNS], 0),  # an entropy bonus needs no signal
+        ([SILENT, LEADS, SILENT], 1),  # a critic leads: the policy has a signal, and waits
+        ([LEARNS, SILENT, None, None], 3),  # steps that could not be scored
+        ([None, SILENT], 1),
+    ],
+)
+def test_the_latest_steps_without_a_gradient_are_counted(registry, steps, idle):
+    for number, figures in enumerate(steps, start=7):
+        registry.update_run("r-0001", step=number)
+        if figures is not None:
+            share, norm = figures
+            named = {"rollout/zero_signal_answer": share, "train/grad_norm": norm, "perf/x": 1.0}
+            registry.results.add_metrics("r-0001", number, named, at=0.0)
+    assert registry.queries.count_idle_steps("r-0001") == idle

@@ -42,6 +42,23 @@ def test_the_time_left_is_that_of_the_last_steps(empty, registry):
     assert empty.twin("/runs/1")["run"]["eta"] is None
 
 
+def test_steps_without_a_gradient_are_a_warning(empty, registry):
+    run = submit(registry, status="running")
+    shares = {"rollout/zero_signal_answer": 1.0, "train/grad_norm": 0.0}
+    said = "No gradient: the last 5 steps changed nothing"
+    for step in range(1, 6):
+        assert empty.twin("/runs/1")["idle_steps"] == 0
+        assert ("p", "hidden", None) in empty.page("/runs/1").attributes
+        registry.results.add_metrics(run, step, shares)
+        registry.update_run(run, step=step)
+    assert empty.twin("/runs/1")["idle_steps"] == 5
+    page = empty.page("/runs/1")
+    assert said in page.cells() and ("p", "hidden", None) not in page.attributes
+    assert empty.get("/runs/1/live.json").json()["idle_steps"] == 5
+    registry.results.add_metrics(run, 6, {**shares, "train/grad_norm": 0.5})
+    assert empty.twin("/runs/1")["idle_steps"] == 0
+
+
 def test_a_warm_start_shows_its_loss_and_how_far_it_is(empty, registry):
     run = submit(registry, status="running")
     recorder = Recorder(registry, run, keep_bodies=False)

@@ -25,7 +25,7 @@ from rlx.launch import (
     reconcile_job,
 )
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, BodyRecord, RolloutIndex, RunRecord, read_body
+from rlx_registry import ENDED, IDLE_STEPS, BodyRecord, RolloutIndex, RunRecord, read_body
 
 __all__ = ["logs", "runs", "samples", "status"]
 
@@ -101,8 +101,9 @@ def status(run: str, as_json: bool, url: str) -> None:
     with open_registry(url) as registry:
         found = reconcile_job(registry, registry.run(run))
         described = run_json(registry, found)
+        idle = registry.queries.count_idle_steps(found.id)
         if as_json:
-            return _print_json_value(described)
+            return _print_json_value(described | {"steps_without_gradient": idle})
         if found.status == "finished":
             from rlx.cli.console import open_console
             from rlx.cli.summary import show_run_summary
@@ -128,6 +129,8 @@ def status(run: str, as_json: bool, url: str) -> None:
         lines.append(
             f"doing    {stage.stage} {stage.done}/{stage.total}  {stage.doing}  {stage.note}"
         )
+    if idle >= IDLE_STEPS:
+        lines.append(f"warning  no gradient in the last {idle} steps: see `rlx samples {found.id}`")
     lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
     if found.directory is not None:
         lines.append(f"log      {os.path.relpath(locate_run_folder(found).log)}")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rlx.launch import locate_run_folder
 from rlx.text import escape_unprintable
-from rlx_registry import EvaluationRecord, Registry, RunRecord
+from rlx_registry import IDLE_STEPS, EvaluationRecord, Registry, RunRecord
 
 __all__ = ["show_run_summary"]
 
@@ -66,6 +66,8 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
     events = registry.results.events(run.id)
     for warning in dict.fromkeys(e.message for e in events if e.level == "warning"):
         console.print(f"! {escape_unprintable(warning)}", style="yellow")
+    if (idle := registry.queries.count_idle_steps(run.id)) >= IDLE_STEPS:
+        console.print(f"! no gradient in the last {idle} steps", style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
     _show_run_locations(run, sum(float(u["cpu_seconds"]) for u in used) if used else None, console)
 

@@ -7,11 +7,10 @@ import numpy as np
 from rlx.plugin import Environment
 from rlx.record import Recorder
 from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
+from rlx_registry import IDLE_STEPS
 
 __all__ = ["AlarmWatch", "find_no_gradient", "find_over_querying"]
 
-IDLE = 5
-"""Consecutive steps without a gradient after which a run says so."""
 SUSTAINED = 3
 """Consecutive steps that must show the pattern, and first steps that form the baseline."""
 FULL, RISE, REPEATS = 0.85, 1.4, 0.10
@@ -70,11 +69,11 @@ def find_no_gradient(step: int, history: Sequence[Mapping[str, float]]) -> str |
         step: number of the latest step.
         history: metrics of the phase's steps so far, from the first.
     """
-    latest = history[-IDLE:]
-    if len(latest) < IDLE or not all(map(_has_no_gradient, latest)):
+    latest = history[-IDLE_STEPS:]
+    if len(latest) < IDLE_STEPS or not all(map(_has_no_gradient, latest)):
         return None
     return (
-        f"no gradient: steps {step - IDLE + 1} to {step} changed nothing, as no token had an "
+        f"no gradient: steps {step - IDLE_STEPS + 1} to {step} changed nothing, as no token had an "
         "advantage. The usual cause is that all responses to a problem score alike: look at them "
         "with rlx samples, and at the credit of each token with rlx plan"
     )

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlx_registry import ENDED, Curve, EvaluationRecord, Registry, RunRecord
+from rlx_registry import ENDED, IDLE_STEPS, Curve, EvaluationRecord, Registry, RunRecord
 from rlx_web.notes import NOTE_LIMITS
 from rlx_web.pages.distributions import build_distributions
 from rlx_web.pages.files import list_run_files, read_run_progress, tail_log
@@ -84,6 +84,7 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
         "files": list_run_files(registry, record),
         "log": tail_log(registry, record, LOG_LINES),
         "progress": read_run_progress(record),
+        "idle_steps": _count_idle_steps(registry, record.id),
         "plugins": record.plugins,
         "code": record.code,
         "environment": record.environment,
@@ -93,6 +94,12 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
         "commands": _build_run_commands(record),
         "mlflow": _build_mlflow_link(record),
     }
+
+
+def _count_idle_steps(registry: Registry, run_id: str) -> int:
+    """The latest steps without a gradient; 0 if they are too few to be worth a warning."""
+    idle = registry.queries.count_idle_steps(run_id)
+    return idle if idle >= IDLE_STEPS else 0
 
 
 def run_sections(registry: Registry, ref: str) -> dict[str, Any]:
@@ -120,6 +127,7 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         "progress": read_run_progress(record),
+        "idle_steps": _count_idle_steps(registry, record.id),
         "seq": seq,
         "points": points,
         "events": [asdict(e) for e in registry.queries.newest_events(record.id, EVENTS, event)],

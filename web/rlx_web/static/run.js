@@ -108,6 +108,9 @@ function show(data) {
   const progress = strip.querySelector("progress.steps");
   if (progress) progress.value = data.run.step;
   now(data.progress);
+  const idle = document.getElementById("idle");
+  idle.hidden = !data.idle_steps;
+  idle.querySelector("b").textContent = data.idle_steps;
   if (data.seq > seen.seq) grow(data.points);
   if (data.events.length) { happened(data.events); seen.event = data.events.at(-1).id; }
   seen.seq = data.seq;
