@@ -149,7 +149,7 @@ class Queries:
                 return 0
             last = connection.execute(steps.where(learned)).one()[0]
             step = connection.scalar(select(models.run.c.step).where(models.run.c.id == key))
-            return max(step or 0, newest) - (first - 1 if last is None else last)
+            return int(max(step or 0, newest) - (first - 1 if last is None else last))
 
     # Curves ------------------------------------------------------------------------------------
 

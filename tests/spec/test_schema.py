@@ -5,6 +5,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from rlx.discovery import load_all_plugins
 from rlx.spec.json_schema import experiment_schema
 from rlx.spec.reading.yaml_source import parse_yaml_document
 
@@ -13,7 +14,26 @@ OURS = sorted(p for d in ("", "sources/") for p in (ROOT / "experiments").glob(f
 
 
 def part(name):
-    return experiment_schema({"reward": ["mine"]})["$defs"][name]["properties"]
+    return experiment_schema({"reward": {"mine": None}})["$defs"][name]["properties"]
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """Validates by the schema with the options of every installed plugin."""
+    schema = experiment_schema(load_all_plugins())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def read(name, text=""):
+    """An experiment of ours, with a section of YAML over it."""
+    whole = (ROOT / "experiments" / f"{name}.yaml").read_text(encoding="utf-8")
+    tree = parse_yaml_document(whole, name).tree
+    return {**tree, **(parse_yaml_document(text, name).tree or {})}
+
+
+def count_faults(validator, tree):
+    return len(list(validator.iter_errors(tree)))
 
 
 def test_every_key_and_the_words_below_it_are_there():
@@ -42,8 +62,54 @@ def test_every_whole_number_has_bounds():
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
-def test_our_own_experiments_fit_it(path):
-    validator = jsonschema.Draft202012Validator(experiment_schema({}))
+def test_our_own_experiments_fit_it(path, installed):
     tree = parse_yaml_document(path.read_text(encoding="utf-8"), path.name).tree
-    assert [error.message for error in validator.iter_errors(tree)] == []
-    assert list(validator.iter_errors({**tree, "sede": 1}))
+    assert [error.message for error in installed.iter_errors(tree)] == []
+    assert list(installed.iter_errors({**tree, "sede": 1}))
+
+
+NESTED = "{plugin: by_data_source, turn: answer, sources: {x: {plugin: exact_match, NAME: answer}}}"
+
+
+@pytest.mark.parametrize(
+    ("section", "option"),
+    [
+        ("task: {plugin: countdown, NAME: [1, 9]}", "number_range"),
+        ("rewards: {turn: {a: {plugin: exact_match, turn: answer, NAME: answer}}}", "span"),
+        (f"rewards: {{turn: {{a: {NESTED}}}}}", "span"),
+        ("rewards: {global: {a: {plugin: info, NAME: score}}}", "key"),
+        ("rollout: {schedule: environment, environment: {plugin: kg, NAME: family}}", "graph"),
+        ("rollout: {schedule: single, NAME: 4}", "num_generations_answer"),
+        ("mask: {strategy: turn_spans, NAME: none}", "fallback"),
+        ("mask: {NAME: none}", "fallback"),
+        ("estimator: {name: gae, NAME: 0.9}", "lam"),
+        ("estimator: {NAME: 0}", "ddof"),
+        ("estimator: {name: two_level, confidence: {NAME: 0}}", "ddof"),
+        ("credit: {placement: {NAME: turn_end}}", "plugin"),
+        ("sampler: {engine: transformers, NAME: 4}", "max_rows"),
+        ("runner: {launcher: {kind: slurm, NAME: 1}}", "nodes"),
+    ],
+)
+def test_options_of_plugins_are_known_by_their_names(section, option, installed):
+    names = (option, f"{option}x")
+    fine, misspelt = (read("rlcr", section.replace("NAME", name)) for name in names)
+    assert (count_faults(installed, fine), count_faults(installed, misspelt) > 0) == (0, True)
+
+
+def test_placements_have_no_options_of_others(installed):
+    assert count_faults(installed, read("rlcr", "credit: {placement: {plugin: turn_end, a: 1}}"))
+
+
+def test_values_of_options_are_checked(installed):
+    assert count_faults(installed, read("rlcr", "estimator: {name: two_level, ddof: 2}"))
+    assert count_faults(installed, read("rlcr", "mask: {strategy: turn_spans, fallback: no}"))
+
+
+def test_a_plugin_that_is_not_installed_may_have_any_option(installed):
+    assert count_faults(installed, read("rlcr", "estimator: {name: theirs, thing: 1}")) == 0
+
+
+def test_a_plugin_that_cannot_be_imported_may_have_any_option():
+    schema = experiment_schema({"estimator": {"broken": None}})
+    tree = read("rlcr", "estimator: {name: broken, thing: 1}")
+    assert count_faults(jsonschema.Draft202012Validator(schema), tree) == 0

@@ -1,6 +1,6 @@
 """Errors that the spec alone shows, in the experiment itself and in each of its phases."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from typing import Any
 
@@ -89,44 +89,85 @@ def _find_phase_errors(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagn
 # Recovery --------------------------------------------------------------------------------------
 
 
+_PLACEHOLDERS: Mapping[str, Any] = {
+    "name": "name",
+    "model": {"kind": "tiny"},
+    "task": {"plugin": "none"},
+    "phases": [{"name": "phase", "steps": 1}],
+}
+"""Values that let validation go on where a required section is missing."""
+_KIND_KEYS = ("kind", "schedule", "engine")
+"""Keys that select which other keys a section has."""
+_ROUNDS = 4
+"""Removing a required key makes its section invalid, then the one above it."""
+
+
 def _find_hidden_errors(tree: Any, faults: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
     """Yields errors among the valid values, which validation does not reach after `faults`.
 
-    Misspelt keys are renamed to the keys that were probably meant and malformed values are removed;
-    errors that concern removed values are dropped, and those of a renamed key's own value, since
-    another key may have been meant.
+    Misspelt keys and kinds are replaced by those that were probably meant, and malformed values are
+    removed. Errors that concern removed values are dropped, and those of a renamed key's own value,
+    since another key may have been meant.
     """
     mended = deepcopy(tree)
     guessed = {(*fault.path[:-1], fault.meant) for fault in faults if fault.meant}
-    left_out = [path for fault in faults if (path := _repair_key(mended, fault))]
-    try:
-        hidden = list(find_spec_errors(parse_spec_tree(mended)))
-    except ValidationError as error:
-        hidden = explain_validation_error(error, ExperimentSpec, mended)
     reported = {(fault.path, fault.message) for fault in faults}
-    for fault in hidden:
-        both = (fault.path, fault.against)
-        if (
-            (fault.path, fault.message) not in reported
-            and fault.path not in guessed
-            and any(_find_container(mended, path) for path in both)
-            and not any(_has_path_overlap(path, p) for path in both for p in left_out)
-        ):
-            yield fault
+    left_out: set[KeyPath] = set()
+    wrong = list(faults)
+    for _ in range(_ROUNDS):
+        left_out |= {path for fault in wrong if (path := _repair_section(mended, fault))}
+        spec = None
+        try:
+            spec = parse_spec_tree(mended)
+        except ValidationError as error:
+            wrong = explain_validation_error(error, ExperimentSpec, mended)
+        if spec is not None:  # nearly everything has to fit the schedule
+            wrong = [] if ("rollout",) in left_out else list(find_spec_errors(spec))
+        for fault in wrong:
+            told = (fault.path, fault.message)
+            if told not in reported and fault.path not in guessed and not _follows(fault, left_out):
+                reported.add(told)
+                yield fault
+        if spec is not None:
+            return
 
 
-def _repair_key(tree: Any, fault: Diagnostic) -> KeyPath:
-    """Renames or removes the key that a fault is about; returns its path if it was removed."""
+def _follows(fault: Diagnostic, left_out: Set[KeyPath]) -> bool:
+    """Whether a fault may be only a consequence of the removal of some values."""
+    return any(
+        _has_path_overlap(fault.path, path)
+        or _has_path_overlap(fault.against, path)
+        or (path[0] == "rewards" and f"'{path[-1]}'" in fault.message)
+        for path in left_out
+    )
+
+
+def _repair_section(tree: Any, fault: Diagnostic) -> KeyPath:
+    """Replaces or removes the value that a fault is about; returns its path unless the valid key or
+    name is known."""
     path = fault.path
+    if not path:
+        return ()
+    if fault.kind == "missing_key" or (path[-1] in _KIND_KEYS and not fault.meant):
+        return _leave_out(tree, path[:-1] or path)
+    owner = _find_container(tree, path)
+    if owner is not None and fault.meant and fault.kind == "value":
+        owner[path[-1]] = fault.meant
+        return ()
+    if owner is not None and fault.meant and fault.meant not in owner:
+        owner[fault.meant] = owner.pop(path[-1])
+        return ()
+    return _leave_out(tree, path)
+
+
+def _leave_out(tree: Any, path: KeyPath) -> KeyPath:
+    """Removes a value, or puts a placeholder there; returns its path."""
     while path and isinstance(path[-1], int):
         path = path[:-1]  # removing one item would shift the indices of the following ones
-    owner = _find_container(tree, path)
-    if owner is None:
-        return ()
-    value = owner.pop(path[-1])
-    if fault.meant and fault.meant not in owner:
-        owner[fault.meant] = value
-        return ()
+    if len(path) == 1 and path[0] in _PLACEHOLDERS:
+        tree[path[0]] = deepcopy(_PLACEHOLDERS[str(path[0])])
+    elif (owner := _find_container(tree, path)) is not None:
+        owner.pop(path[-1])
     return path
 
 

@@ -9,7 +9,7 @@ from rlx.checks import check_file, check_texts
 from rlx.cli.failures import format_error_text
 from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_report, print_text
-from rlx.discovery import ExperimentPlugins, list_installed_plugins
+from rlx.discovery import ExperimentPlugins, load_all_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.spec.reading import (
     Diagnostic,
@@ -133,16 +133,13 @@ def _escape_annotation_text(text: str, *, in_property: bool = True) -> str:
     "-o", "--output", type=click.Path(path_type=Path), help="Write to this file instead of stdout."
 )
 def schema(output: Path | None) -> None:
-    """Write the JSON Schema of experiments, for editors.
+    """Write the JSON Schema of experiments, with the options of installed plugins, for editors.
 
     To use it, put `# yaml-language-server: $schema=FILE` in the first line of a YAML file.
     """
     from rlx.spec import experiment_schema  # imported here: it parses the models' source
 
-    names: dict[str, list[str]] = {}
-    for found in list_installed_plugins():
-        names.setdefault(found.kind, []).append(found.name)
-    text = format_json(experiment_schema(names), indent=2) + "\n"
+    text = format_json(experiment_schema(load_all_plugins()), indent=2) + "\n"
     if output is None:
         print_text(text, nl=False)
         return

@@ -21,6 +21,7 @@ from rlx.discovery.lookup import (
     find_installed_plugin,
     import_implementation,
     list_installed_plugins,
+    load_all_plugins,
     load_plugin,
 )
 from rlx.discovery.places import DEMONSTRATIONS, Provenance, build_placement, build_plugin
@@ -48,6 +49,7 @@ __all__ = [
     "list_installed_plugins",
     "list_needed_streams",
     "list_providers",
+    "load_all_plugins",
     "load_plugin",
     "resolve_plugins",
 ]

@@ -55,6 +55,7 @@ __all__ = [
     "find_installed_plugin",
     "import_implementation",
     "list_installed_plugins",
+    "load_all_plugins",
     "load_plugin",
 ]
 
@@ -160,6 +161,18 @@ def find_installed_plugin(kind: Kind, name: str) -> InstalledPlugin:
     raise PluginFault(
         _diagnose_name_clash(kind, name, offers) if offers else _diagnose_unknown_plugin(kind, name)
     )
+
+
+def load_all_plugins() -> dict[str, dict[str, type[Plugin] | None]]:
+    """Imports every installed plugin; returns them by kind and name, None for one that is at
+    fault."""
+    found: dict[str, dict[str, type[Plugin] | None]] = {kind: {} for kind in GROUPS}
+    for plugin in list_installed_plugins():
+        try:
+            found[plugin.kind][plugin.name] = load_plugin(plugin.kind, plugin.name)
+        except PluginFault:
+            found[plugin.kind][plugin.name] = None
+    return found
 
 
 def load_plugin(kind: Kind, name: str) -> type[Plugin]:

@@ -1,12 +1,14 @@
 """Generates the JSON Schema of experiment files, for editors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.errors import PydanticInvalidForJsonSchema
 
+from rlx.plugin import Plugin
 from rlx.spec.base import StrictModel
-from rlx.spec.experiment import ExperimentSpec
+from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.field_docs import read_field_meanings
 
 __all__ = ["experiment_schema"]
@@ -20,29 +22,104 @@ _NAMES_PLUGINS = {
     "PlacementUse": ("plugin", "placement"),
     "EstimatorUse": ("name", "estimator"),
 }
+_DEFAULTS = {
+    "mask": MaskUse.model_fields["plugin"].default,
+    "estimator": EstimatorUse.model_fields["plugin"].default,
+}
+"""Names of the plugins of sections that name none."""
+
+Json = dict[str, Any]
 
 
-def experiment_schema(plugins: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def experiment_schema(plugins: Mapping[str, Mapping[str, type[Plugin] | None]]) -> Json:
     """Returns the schema (draft 2020-12), with field docstrings as descriptions.
 
     Args:
-        plugins: names of installed plugins by kind. They become examples, not an enum, since users
-            can install others.
+        plugins: installed plugins by kind and name. Their names become examples, not an enum, since
+            users can install others; their options are checked where they are named. None stands
+            for a plugin that cannot be imported: any options are taken.
     """
-    schema: dict[str, Any] = ExperimentSpec.model_json_schema()
+    schema: Json = ExperimentSpec.model_json_schema()
     models = {model.__name__: model for model in _list_subclasses(StrictModel)}
     definitions = {ExperimentSpec.__name__: schema, **schema["$defs"]}
     for name, definition in definitions.items():
-        model = models.get(name)
-        if model is None:  # below the settings of another distribution's plugin
-            continue
-        meanings = read_field_meanings(model)
-        for field, info in model.model_fields.items():
-            if field in meanings:
-                definition["properties"][info.alias or field]["description"] = meanings[field]
+        if name in models:  # others are below the settings of another distribution's plugin
+            _describe_fields(definition, models[name])
+    kinds = dict.fromkeys(kind for _, kind in _NAMES_PLUGINS.values())
+    options = {
+        kind: dict(_list_option_schemas(kind, plugins.get(kind, {}), schema["$defs"]))
+        for kind in kinds
+    }
     for name, (key, kind) in _NAMES_PLUGINS.items():
-        definitions[name]["properties"][key]["examples"] = list(plugins.get(kind, ()))
+        use = definitions[name]
+        use["properties"][key]["examples"] = list(plugins.get(kind, ()))
+        use["allOf"] = list(_list_conditions(kind, key, use["properties"], options[kind]))
+    for kind, ours in options.items():
+        named: Json = {"type": "string", "examples": list(plugins.get(kind, ()))}
+        schema["$defs"][_name_nested_use(kind)] = {
+            "type": "object",
+            "properties": {"plugin": named},
+            "required": ["plugin"],
+            "allOf": list(_list_conditions(kind, "plugin", {"plugin": named}, ours)),
+        }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _describe_fields(definition: Json, model: type[BaseModel]) -> None:
+    """Adds the docstrings of a model's fields to its definition."""
+    meanings = read_field_meanings(model)
+    for field, info in model.model_fields.items():
+        if field in meanings:
+            definition["properties"][info.alias or field]["description"] = meanings[field]
+
+
+def _list_option_schemas(
+    kind: str, plugins: Mapping[str, type[Plugin] | None], definitions: Json
+) -> Iterator[tuple[str, Json]]:
+    """Yields the schema of each plugin's options, and adds the definitions that it refers to."""
+    for name, model in plugins.items():
+        if model is None:
+            continue
+        prefix = f"{kind}.{name}."  # plugins may have models of the same name
+        try:
+            schema = model.model_json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
+        except PydanticInvalidForJsonSchema:  # a type that only Python can check
+            continue
+        below = schema.pop("$defs", {})
+        definitions |= {f"{prefix}{one}": definition for one, definition in below.items()}
+        _describe_fields(schema, model)
+        for option, inner in model.nested.items():
+            use = {"$ref": f"#/$defs/{_name_nested_use(inner)}"}
+            schema["properties"][option]["additionalProperties"] = use
+        yield name, schema
+
+
+def _name_nested_use(kind: str) -> str:
+    return f"{kind}.nested"
+
+
+def _list_conditions(
+    kind: str, key: str, own: Mapping[str, Any], options: Mapping[str, Json]
+) -> Iterator[Json]:
+    """Yields, for each plugin, what its section may hold if it names the plugin.
+
+    Args:
+        kind: of the plugins.
+        key: the key of the plugin's name.
+        own: the section's own keys.
+        options: schema of each plugin's options.
+    """
+    for name, schema in options.items():
+        required = [] if name == _DEFAULTS.get(kind) else [key]
+        yield {
+            "if": {"properties": {key: {"const": name}}, "required": required},
+            "then": {
+                "description": schema.get("description", ""),
+                "properties": {**dict.fromkeys(own, True), **schema.get("properties", {})},
+                "required": schema.get("required", []),
+                "additionalProperties": False,
+            },
+        }
 
 
 def _list_subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

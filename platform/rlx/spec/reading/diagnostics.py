@@ -69,7 +69,8 @@ class Diagnostic:
         message: one line, without a final full stop.
         path: the key it is about; empty if it is about the whole file.
         against: a second key it is about, located instead of `path` if the file lacks `path`.
-        meant: the valid key that an unknown key was probably meant to be.
+        meant: the valid key that an unknown key was probably meant to be; or the valid name, where
+            the name that selects a section's kind is unknown.
         position: location in the file, or None.
         helps: what to do about it.
         notes: additional information; each may have several lines.

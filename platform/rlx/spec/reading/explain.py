@@ -280,7 +280,8 @@ class _Explainer:
             return build_error(path, message, help_, kind="missing_key")
         message = f"'{format_key_path(path)}' must be {wanted}, not {describe_value(mapping[key])}"
         helps = _suggest_fixes(mapping[key], names, "")
-        return build_error(path, message, *helps, kind="value")
+        near = did_you_mean(str(mapping[key]), names) or ""
+        return replace(build_error(path, message, *helps, kind="value"), meant=near)
 
     def _explain_raised_error(self, error: Exception, path: KeyPath) -> Diagnostic:
         """Explains an exception raised by a validator of rlx or of a plugin."""
