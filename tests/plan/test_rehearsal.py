@@ -69,10 +69,14 @@ def test_without_a_rehearsal_it_is_recorded(submit):
     assert (code, report, runs) == (0, "", 1)
 
 
-def test_what_is_only_likely_is_a_warning(submit):
+def test_what_is_only_likely_is_a_warning_and_an_event_of_the_run(submit, tmp_path):
     code, report, runs = submit("urn")
     assert (code, runs) == (0, 1)
-    assert "warning: no group of synthetic answers has a signal" in report
+    said = "no group of synthetic answers has a signal"
+    assert f"warning: {said}" in report
+    with Registry.open(f"sqlite:///{tmp_path}/home/registry.db", read_only=True) as registry:
+        events = registry.results.events("r-0001")
+    assert [said in event.message for event in events if event.kind == "warning"] == [True]
 
 
 def test_members_of_a_group_share_a_rehearsal(submit, monkeypatch):

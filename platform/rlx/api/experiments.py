@@ -1,6 +1,6 @@
 """Experiments: read them from YAML, validate, plan and submit them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,15 +61,16 @@ class Experiment:
             InvalidSpec: the rehearsal finds an error, or the checkpoint to start from is missing
                 or of another model.
         """
-        url, read = registry_url(self.loaded), self.loaded
+        url, read, plugins = registry_url(self.loaded), self.loaded, self.plugins
         elsewhere = queue or self.spec.runner.launcher.submits_jobs
-        run_preflight_checks(read, self.plugins, elsewhere=elsewhere)
+        run_preflight_checks(read, plugins, elsewhere=elsewhere)
         if rehearse:
             from rlx.checks import run_rehearsal_checks  # imports torch
 
-            run_rehearsal_checks([(read, self.plugins)], elsewhere=elsewhere)
+            (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=elsewhere)
+            plugins = replace(plugins, warnings=plugins.warnings + warnings)
         with open_registry(url, read_only=False) as registry:
-            run, _ = start_experiment(registry, read, self.plugins, again=again, queue=queue)
+            run, _ = start_experiment(registry, read, plugins, again=again, queue=queue)
         return Run(run.id, url)
 
 

@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,21 +148,23 @@ def read_group(
 
 def check_group(
     members: Sequence[GroupMember], *, elsewhere: bool, rehearse: bool
-) -> tuple[Diagnostic, ...]:
-    """Checks what members need of this machine, and rehearses them; returns each warning once.
+) -> tuple[list[GroupMember], tuple[Diagnostic, ...]]:
+    """Checks what members need of this machine, and rehearses them.
 
     Args:
         members: of one group.
         elsewhere: whether the runs may be taken by workers on other machines.
         rehearse: whether to make the rehearsals.
 
+    Returns:
+        The members, with the warnings of their rehearsals; and every warning once.
+
     Raises:
         EnvironmentFault: this machine lacks what a member needs.
         InvalidSpec: a rehearsal finds an error.
     """
-    warnings: dict[Diagnostic, None] = {}
+    checked, warnings = list(members), dict[Diagnostic, None]()
     for member in members:
-        warnings |= dict.fromkeys(member.plugins.warnings)
         warnings |= dict.fromkeys(
             run_preflight_checks(member.read, member.plugins, elsewhere=elsewhere)
         )
@@ -170,8 +172,13 @@ def check_group(
         from rlx.checks import run_rehearsal_checks  # imports torch
 
         experiments = [(member.read, member.plugins) for member in members]
-        warnings |= dict.fromkeys(run_rehearsal_checks(experiments, elsewhere=elsewhere))
-    return tuple(warnings)
+        found = run_rehearsal_checks(experiments, elsewhere=elsewhere)
+        checked = [
+            replace(m, plugins=replace(m.plugins, warnings=m.plugins.warnings + more))
+            for m, more in zip(members, found, strict=True)
+        ]
+    own = (warning for member in checked for warning in member.plugins.warnings)
+    return checked, tuple(dict.fromkeys((*own, *warnings)))
 
 
 def record_group(

@@ -66,7 +66,7 @@ class ExperimentTrial:
 
 def run_rehearsal_checks(
     experiments: Sequence[tuple[LoadedSpec, ExperimentPlugins]], *, elsewhere: bool = False
-) -> tuple[Diagnostic, ...]:
+) -> list[tuple[Diagnostic, ...]]:
     """Rehearses experiments before runs of them are recorded.
 
     Experiments that differ only in what a trial does not depend on, such as the seed or the
@@ -77,20 +77,20 @@ def run_rehearsal_checks(
         elsewhere: another machine may run them, so what this one lacks is only a warning.
 
     Returns:
-        Warnings, each once.
+        The warnings of each experiment.
 
     Raises:
         InvalidSpec: lists what keeps the first faulty experiment from learning anything; of the
             type of its first cause: spec, plugins or machine.
     """
-    warnings: dict[Diagnostic, None] = {}
-    rehearsed: set[tuple[str, ...]] = set()
+    rehearsed: dict[tuple[str, ...], tuple[Diagnostic, ...]] = {}
+    warnings = []
     for read, plugins in experiments:
         settings = list_trial_settings(read.spec)
         if settings not in rehearsed:
-            rehearsed.add(settings)
-            warnings |= dict.fromkeys(_list_warnings(read, plugins, elsewhere))
-    return tuple(warnings)
+            rehearsed[settings] = tuple(_list_warnings(read, plugins, elsewhere))
+        warnings.append(rehearsed[settings])
+    return warnings
 
 
 def _list_warnings(

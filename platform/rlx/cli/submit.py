@@ -5,6 +5,7 @@ import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -132,7 +133,9 @@ def _submit_one(
     if rehearse:
         from rlx.checks import run_rehearsal_checks  # imports torch
 
-        print_warnings(run_rehearsal_checks([(read, plugins)], elsewhere=waits))
+        (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=waits)
+        print_warnings(warnings)
+        plugins = replace(plugins, warnings=plugins.warnings + warnings)
     run, created, reason = None, False, None
     try:
         with open_registry(url, read_only=False) as registry, _delay_interrupts():

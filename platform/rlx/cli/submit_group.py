@@ -47,7 +47,8 @@ def submit_many(
         require_group_name(group)
     members = read_group(spec, overrides, seeds, grid)
     url = registry_url(members[0].read)
-    print_warnings(check_group(members, elsewhere=returns, rehearse=rehearse))
+    members, warnings = check_group(members, elsewhere=returns, rehearse=rehearse)
+    print_warnings(warnings)
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group)
         print_text(f"group {name}")
