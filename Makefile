@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded check bench golden docs screenshots suite study release gpu-check clean
+.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded check bench golden docs screenshots recording suite study release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -65,6 +65,9 @@ docs: install  ## a page and a picture for every estimator, and the table of arc
 
 screenshots: install  ## pictures of the dashboard: docs/web; a quarter of an hour, or of runs that are there: REGISTRY=sqlite:///...
 	$(BIN)/python docs/make/screenshots.py $(if $(REGISTRY),--registry $(REGISTRY))
+
+recording: install  ## the README's first commands in a terminal: docs/first_minutes.cast and .gif; some minutes
+	$(BIN)/python docs/make/recording.py $(ARGS)
 
 suite: install  ## six runs, evaluated near training and far from it: docs/calibration.md; half an hour
 	$(BIN)/python docs/make/calibration_page.py

@@ -149,7 +149,7 @@ def test_words_that_a_run_must_have(several, words, found):
     assert data["total"] == len(found)
     page = several.page("/", params={"q": words})
     assert page.values("data-run") == [f"r-{n:04d}" for n in found]
-    assert f"{len(found)} runs" in page.text
+    assert f"\n{len(found)} run{'s' if len(found) != 1 else ''}\n" in page.text
     if not found:
         assert f"No run matches {words}" in page.text
 
@@ -197,4 +197,5 @@ def test_what_is_asked_again_and_again_is_about_what_goes_on(empty, registry):
 def test_no_runs_at_all(empty):
     data = empty.twin("/")
     assert (data["groups"], data["page"], data["pages"], data["total"]) == ([], 1, 1, 0)
-    assert "No runs yet" in empty.page("/").text
+    page = empty.page("/").text
+    assert "No runs yetrlx new --from rlcr writes an experiment" in page and "0 runs" in page
