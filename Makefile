@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded check bench golden docs screenshots recording suite study release gpu-check clean
+.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded coverage check bench golden docs screenshots recording suite study release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -43,6 +43,9 @@ test-rooms-a-m: install
 
 test-rooms-n-z: install
 	$(BIN)/python -m pytest $(filter-out $(FIRST),$(ROOMS)) --durations=15
+
+coverage: install  ## lines and branches that tests run, by room: hours; ARGS="tests/credit tests/loss"
+	$(BIN)/python tests/coverage_rooms.py $(ARGS)
 
 test-crowded: install  ## every test, three times beside a load generator; ARGS="--times 1 -- tests/web"
 	$(BIN)/python tests/load.py $(ARGS)
@@ -86,4 +89,4 @@ gpu-check:  ## the promises on CUDA, part by part; see tests/gpu/check.py
 	PYTHONPATH=$(ROOTS):$(SITE):$$PYTHONPATH $(PYTHON) tests/gpu/check.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bench .coverage-data .mypy_cache .pytest_cache .ruff_cache .hypothesis

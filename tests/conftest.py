@@ -3,6 +3,8 @@
 import gc
 import signal
 
+import pytest
+from forked import fork_rlx
 from hypothesis import settings
 
 # Deadlines per example measure the machine, not the code.
@@ -13,7 +15,31 @@ settings.load_profile("rlx")
 gc.disable()
 
 
-def pytest_collection_finish():
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cpu-durations",
+        type=int,
+        metavar="N",
+        help="CPU seconds by room, and of the N files and phases of tests that cost most",
+    )
+    parser.addoption(
+        "--cold-starts",
+        action="store_true",
+        help="starts a new interpreter for every process, not a copy of one with the libraries",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if longest := config.getoption("--cpu-durations"):
+        from cpu import CpuDurations, run_below_adopter
+
+        run_below_adopter()
+        config.pluginmanager.register(CpuDurations(longest))
+    if not config.getoption("--cold-starts"):
+        fork_rlx()
+
+
+def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
 

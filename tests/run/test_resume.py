@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from forked import cold_starts
 
 from rlx.audit.run_comparison import find_run_differences
 
@@ -33,7 +34,9 @@ def unbroken(home):
 
 
 def begin(home):
-    done = home.rlx("submit", home.yaml, "-qd", "--again", sets={**home.small, **LONGER})
+    """A run of new interpreters, whose seeds of `hash` differ from those of the unbroken run."""
+    with cold_starts():
+        done = home.rlx("submit", home.yaml, "-qd", "--again", sets={**home.small, **LONGER})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

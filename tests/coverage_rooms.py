@@ -1,0 +1,68 @@
+"""Coverage by room: `make coverage`, or ARGS="tests/credit tests/loss" for some tests.
+
+Runs tests under coverage.py, with all the processes that they start, and prints the share of lines
+and branches of each room that ran.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from rich import print as show
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+COUNTED = ("num_statements", "covered_lines", "num_branches", "covered_branches")
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the tests and prints the table; returns the exit code of pytest."""
+    folder = ROOT / ".coverage-data"
+    environment = {**os.environ, "COVERAGE_FILE": str(folder / "data")}
+
+    def coverage(*words: str) -> int:
+        command = [sys.executable, "-m", "coverage", *words]
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+    coverage("erase")
+    code = coverage("run", "-m", "pytest", "-q", "--cold-starts", *arguments)
+    coverage("combine", "--quiet")
+    coverage("json", "--quiet", "-o", str(folder / "report.json"))
+    show(build_table(json.loads((folder / "report.json").read_text())["files"]))
+    return code
+
+
+def build_table(files: dict[str, Any]) -> Table:
+    """Lines and branches by room, from the report of each file."""
+    rooms: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(COUNTED, 0))
+    for path, file in files.items():
+        for room in (_name_room(path), "all"):
+            for count in COUNTED:
+                rooms[room][count] += file["summary"][count]
+    table = Table("room", box=None)
+    for heading in ("lines", "covered", "branches", "covered"):
+        table.add_column(heading, justify="right")
+    for room, counts in sorted(rooms.items(), key=lambda pair: (pair[0] == "all", pair[0])):
+        lines, ran, branches, taken = (counts[count] for count in COUNTED)
+        table.add_row(
+            room, f"{lines:,}", _share(ran, lines), f"{branches:,}", _share(taken, branches)
+        )
+    return table
+
+
+def _name_room(path: str) -> str:
+    """`rlx/credit` of any file of that package; files beside the packages are in `rlx`."""
+    package, *others = Path(path).parts[1:]
+    return f"{package}/{others[0]}" if len(others) > 1 else package
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
