@@ -66,7 +66,8 @@ _asking = threading.Lock()
 
 def fork_rlx() -> None:
     """Lets this process start rlx by forks from now on; the helper is made when it is needed."""
-    _patch(_start, _spawn)
+    if sys.platform == "linux" and platform.machine() in CLONE:
+        _patch(_start, _spawn)
 
 
 def _patch(execute: Callable[..., int], spawn: Callable[..., int]) -> None:
@@ -88,7 +89,7 @@ def cold_starts() -> Iterator[None]:
 def _start(args: Sequence[Any], *options: Any) -> int:
     """Starts what `subprocess` asks for; returns the process id."""
     (executables, _, kept, cwd, env, stdin, _, _, stdout, _, stderr, _, error) = options[:13]
-    _, new_session, group, *identity, prepare, _ = options[13:]
+    new_session, group, *identity, prepare = options[14:21]
     words = [os.fsdecode(word) for word in args]
     plain = (
         prepare is None and list(kept) == [error] and group == -1 and set(identity) <= {None, -1}
@@ -193,7 +194,9 @@ def _import_libraries() -> None:
         from rlx.run import run_experiment
         from rlx_registry import Registry
 
-    _ = matplotlib.pyplot, torch, rlx, join_ranks, Recorder, run_experiment, Registry
+    import mlflow.store.tracking.sqlalchemy_store  # last: transformers would import more for it
+
+    _ = mlflow, matplotlib.pyplot, torch, rlx, join_ranks, Recorder, run_experiment, Registry
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, "a library has started threads, which a copy would lack"
 
