@@ -66,6 +66,25 @@ class Abstains(Reward):
         return None
 
 
+class Unsendable(Abstains):
+    """Raises when it is pickled."""
+
+    def __getstate__(self):
+        raise RuntimeError(HALF + LONG)
+
+
+class Unreadable(Abstains):
+    """Raises when it is unpickled."""
+
+    def __setstate__(self, state):
+        raise RuntimeError(HALF + LONG)
+
+
+def fork():
+    os.fork()  # both go on
+    return 1.0
+
+
 def spin():
     while True:
         pass
@@ -121,6 +140,7 @@ MISDEEDS = {
     "long_reason": lambda: Score(0.0, reason=LONG),
     "half_part": lambda: Score(0.0, parts={HALF: 1.0, LONG: 2.0}),
     "half_fault": say_half_in_a_fault,
+    "fork": fork,
     "leak": leak,
     "spin": spin,
     "sleep": lambda: time.sleep(60),  # scenario

@@ -12,7 +12,16 @@ from patience import wait_until
 sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
 
 import hostile_rewards
-from hostile_rewards import Abstains, graded, length, misbehave, modules, rank
+from hostile_rewards import (
+    Abstains,
+    Unreadable,
+    Unsendable,
+    graded,
+    length,
+    misbehave,
+    modules,
+    rank,
+)
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Reward, Sample, Score
@@ -123,7 +132,7 @@ FAULTS = {
 
 def test_all_misdeeds_have_a_test():
     stored = {"half_reason", "long_reason", "half_part", "half_fault"}
-    assert set(FAULTS) | stored | {"noise", "leak"} == set(hostile_rewards.MISDEEDS)
+    assert set(FAULTS) | stored | {"noise", "leak", "fork"} == set(hostile_rewards.MISDEEDS)
 
 
 @pytest.mark.parametrize("how", FAULTS)
@@ -150,6 +159,13 @@ def test_noise_breaks_nothing(pool):
     assert [value(outcome) for outcome in outcomes] == [1.0] * 3
 
 
+def test_a_forked_copy_of_a_reward_gives_no_verdict(pool):
+    jobs = [job(misbehave(how="fork"), "bad"), *(job(length(), "x" * n) for n in range(60))]
+    for order in (jobs, jobs[::-1]):
+        expected = [1.0, *range(60)][:: 1 if order is jobs else -1]
+        assert [value(outcome) for outcome in pool.score(order)] == expected
+
+
 def test_memory_that_one_job_keeps_is_not_held_against_the_next(pool):
     outcomes = pool.score([job(misbehave(how="leak"), "bad") for _ in range(6)])
     assert [value(outcome) for outcome in outcomes] == [1.0] * 6
@@ -170,6 +186,16 @@ def test_an_unsendable_reward_costs_its_own_jobs(pool):
 
     outcomes = pool.score([job(Local(), "x"), job(length(), "abc")])
     assert outcomes[0].fault.startswith("cannot be sent to a worker: ")
+    assert value(outcomes[1]) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("reward", "fault"), [(Unsendable, "cannot be sent to"), (Unreadable, "cannot be read by")]
+)
+def test_what_a_reward_raises_while_it_is_sent_can_be_stored(pool, reward, fault):
+    outcomes = pool.score([job(reward(), "x"), job(length(), "abc")])
+    assert outcomes[0].fault.startswith(f"{fault} a worker: RuntimeError: half \ufffd, NUL ␀x")
+    assert len(outcomes[0].fault) < LONGEST_REASON + 100
     assert value(outcomes[1]) == 3.0
 
 

@@ -19,20 +19,19 @@ from rlx.text import shorten_for_record
 
 __all__ = [
     "LONGEST_REASON",
-    "UNPICKLABLE",
     "EnvironmentCall",
     "JobOutcome",
     "RewardJob",
     "Work",
+    "describe_error",
     "run_jobs",
 ]
-
-UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
-"""Exceptions that pickling raises for objects that cannot be sent to another process."""
 
 LONGEST_REASON = 500
 """Characters of a reason, a fault or the name of a part that are kept. They may repeat text of the
 model, and they are stored with every rollout."""
+_UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
+"""Exceptions that pickling raises for objects that cannot be sent to another process."""
 _LARGEST = 1e18
 """Rewards become float32; their sums and squares must stay finite."""
 
@@ -156,7 +155,7 @@ def _run_job(job: Work) -> JobOutcome:
     except MemoryError:
         raise
     except BaseException as error:  # noqa: BLE001  SystemExit is only this scorer's fault, too
-        return JobOutcome(fault=_describe_error(error))
+        return JobOutcome(fault=describe_error(error))
 
 
 def _check_verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
@@ -188,7 +187,7 @@ def _check_verdict(raw: Any) -> Score | None:
 def _check_sendable(state: Any) -> Any:
     try:
         pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
-    except UNPICKLABLE as error:
+    except _UNPICKLABLE as error:
         what = f"gave a state that is not of plain values: {type(error).__name__}: {error}"
         raise _VerdictError(what) from error
     return state
@@ -203,7 +202,8 @@ def _check_number(raw: Any) -> float:
     return value
 
 
-def _describe_error(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
+    """Returns an exception of a plugin in words, short and safe to store."""
     try:
         text = str(error)
     except Exception as second:  # noqa: BLE001  an exception that cannot even be printed

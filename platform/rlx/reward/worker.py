@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import NamedTuple, NoReturn
 
 from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, reap_orphans
-from rlx.reward.job import run_jobs
+from rlx.reward.job import describe_error, run_jobs
 from rlx.stopwatch import Stopwatch
 
 __all__ = ["ChunkReport", "run_chunk", "start_worker"]
@@ -49,6 +49,8 @@ class _JobProcess:
         """Number of jobs that the children have started, written by them."""
         self._before = 0
         self._pid: int | None = None
+        self._own_pid = 0
+        """In the child: its process id, which a copy of it that a plugin forked does not have."""
         self._pipe: Connection
 
     def send(self, chunk: bytes) -> None:
@@ -127,6 +129,7 @@ class _JobProcess:
     def _serve(self, pipe: Connection) -> NoReturn:
         """Runs chunks in the child until the worker closes the pipe."""
         try:
+            self._own_pid = os.getpid()
             die_with_parent()
             os.register_at_fork(after_in_child=pipe.close)  # its end must be that of this process
             os.setsid()
@@ -143,11 +146,12 @@ class _JobProcess:
         try:
             outcomes = run_jobs(payload, memory_mb, self._count_job)
         except Exception as error:  # noqa: BLE001  (unpickling imports plugins, which may raise)
-            what = f"cannot be read by a worker: {type(error).__name__}: {error}"
-            return ChunkReport(fault=what)
+            return ChunkReport(fault=f"cannot be read by a worker: {describe_error(error)}")
         return ChunkReport(pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL))
 
     def _count_job(self) -> None:
+        if os.getpid() != self._own_pid:  # a plugin forked, and its copy did not end
+            os._exit(0)
         _COUNTER.pack_into(self._started, 0, self._count_started() + 1)
 
     def _count_started(self) -> int:
@@ -200,4 +204,8 @@ def run_chunk(
         _jobs.send(pickle.dumps((payload, memory_mb)))
     except OSError:
         return _jobs.report_death()
-    return _jobs.await_report(deadlines, grace)
+    try:
+        return _jobs.await_report(deadlines, grace)
+    except BaseException:
+        _jobs.end()  # or its late report would be taken for that of the next chunk
+        raise

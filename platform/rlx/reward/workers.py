@@ -19,7 +19,7 @@ from pebble import ProcessExpired, ProcessPool
 from pebble.common import CONSTS
 
 from rlx.errors import EnvironmentFault
-from rlx.reward.job import UNPICKLABLE, JobOutcome, RewardJob, Work
+from rlx.reward.job import JobOutcome, RewardJob, Work, describe_error
 from rlx.reward.worker import ChunkReport, run_chunk, start_worker
 
 __all__ = ["JobOutcome", "RewardJob", "RewardPool"]
@@ -87,8 +87,8 @@ class RewardPool:
                 positions = queue.popleft()
                 try:
                     running[self._send([jobs[position] for position in positions])] = positions
-                except UNPICKLABLE as error:
-                    fault = f"cannot be sent to a worker: {type(error).__name__}: {error}"
+                except Exception as error:  # noqa: BLE001  (pickling runs the plugin's code)
+                    fault = f"cannot be sent to a worker: {describe_error(error)}"
                     queue.extend(_isolate_fault(positions, fault, outcomes))
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 queue.extend(_collect_outcomes(future, running.pop(future), jobs, outcomes))
@@ -149,8 +149,8 @@ def _collect_outcomes(
         return _isolate_fault(positions, report.fault, outcomes)
     try:
         done: list[JobOutcome] = pickle.loads(report.outcomes)
-    except Exception as error:  # noqa: BLE001  (unpickling a state runs the plugin's code)
-        fault = f"gave what cannot be read: {type(error).__name__}: {error}"
+    except Exception as raised:  # noqa: BLE001  (unpickling a state runs the plugin's code)
+        fault = f"gave what cannot be read: {describe_error(raised)}"
         return _isolate_fault(positions, fault, outcomes)
     outcomes.update(zip(positions, done, strict=False))
     rest = positions[len(done) :]
@@ -171,7 +171,7 @@ def _describe_worker_error(error: BaseException) -> str:
     if isinstance(error, ProcessExpired):
         how = f"signal {-error.exitcode}" if error.exitcode < 0 else f"exit code {error.exitcode}"
         return f"process died ({how})"
-    return f"cannot be run by a worker: {type(error).__name__}: {error}"
+    return f"cannot be run by a worker: {describe_error(error)}"
 
 
 def _explain_script() -> str:
