@@ -1,5 +1,9 @@
 """reasoning-gym through rlx: every dataset, its gold answers, hostile answers, splits, mixtures."""
 
+import re
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 from gyms_installed import need_library
 from pydantic import ValidationError
@@ -10,6 +14,7 @@ from rlx.reward import RewardJob, RewardPool
 from rlx.spec import PluginUse
 from rlx_gyms.reasoning import ReasoningGymScore, ReasoningGymTask
 from rlx_gyms.reasoning.entries import list_datasets
+from rlx_gyms.reasoning.scorers import is_readable
 
 need_library("reasoning_gym")
 
@@ -25,8 +30,19 @@ WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube"
 SLOW = {"knight_swap"}
 """Takes seconds per problem, and its stored answer depends on the time that its search takes."""
 
-LENIENT = {"game_of_life_halting"}
-"""The library's scorer takes every text but `True` for `False`."""
+RUN_ANSWERS = {
+    *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "puzzle24"),
+    *("polynomial_multiplication", "simple_integration", "spiral_matrix", "string_insertion"),
+}
+"""The library's scorers give the answer to `eval` or to sympy's `parse_expr`."""
+
+CODE = re.compile(r"(?<!def )(?<!_)\b(?:eval|exec|parse_expr|sympify)\(([^,()]*)")
+OTHER_CODE = {
+    *("full_code", "problem", "problem_str", "exp.replace", "fraction", "rng.choice"),
+    *("expr", "expr[1:-1]", "sub_expr", "left_expr", "right_expr"),
+    *('entry["answer"]', 'metadata["integrand"]'),
+}
+"""What else the library gives them: texts of its own."""
 
 HOSTILE = ("99**98**97", "(" * 400, "\0", "]" * 300 + "{", "9" * 3000, "__import__('os')._exit(3)")
 
@@ -68,7 +84,43 @@ def test_hostile_answers_are_scored_or_cut_off(problems):
             score = reward.score(build_sample(problem, text))
             assert 0.0 <= score.value <= 1.0
             paid |= {name} if score.value > 0.5 else set()
-    assert paid <= LENIENT
+    assert paid == set()
+
+
+@pytest.mark.parametrize("dataset", sorted(RUN_ANSWERS))
+def test_no_answer_runs_as_code(dataset, tmp_path):
+    problem, mark = ReasoningGymTask(dataset=dataset).problem("train", 0, 0), tmp_path / "mark"
+    for text in (f"open({str(mark)!r}, 'w')", f"[open({str(mark)!r}, 'w')]"):
+        assert ReasoningGymScore().score(build_sample(problem, text)).value == 0.0
+        assert not mark.exists()
+
+
+def test_the_scorers_that_run_answers_are_known():
+    """A version of the library in which more of them do fails here."""
+    found = {
+        path.stem: names
+        for path in Path(import_module("reasoning_gym").__file__).parent.rglob("*.py")
+        if (names := set(CODE.findall(path.read_text(encoding="utf-8"))))
+    }
+    assert {name for name, names in found.items() if "answer" in names} == RUN_ANSWERS
+    assert set().union(*found.values()) == {"answer", *OTHER_CODE}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x).real", "x.real", "1.real", "x if x else x", "eval(x)", "S(x)", "N(x)", "x[0]", "'x'",
+        "lambda: x", "__import__", "x; x", "x = x", "x\\\nx", "\uff45val(x)", "{x}",
+        "Integral(x, x)",
+    ],
+)  # fmt: skip
+def test_only_plain_formulas_are_read(text):
+    assert not is_readable("simple_integration", text, {"answer": "x**2/2 + C"})
+
+
+@pytest.mark.parametrize("text", ["x**2/2 + C", "2.5e-3*x", "-log(x)/sqrt(2) + .5", "Heaviside(x)"])
+def test_formulas_are_read(text):
+    assert is_readable("simple_integration", text, {"answer": "Heaviside(x) + C"})
 
 
 def test_a_scorer_that_never_returns_is_cut_off_in_a_worker_and_recorded():

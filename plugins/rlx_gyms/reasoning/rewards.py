@@ -8,6 +8,7 @@ from rlx.plugin import Example, Reward, Sample, Score
 from rlx_gyms.bounded import BoundedResult, call_with_limit
 from rlx_gyms.libraries import NeedsLibrary, import_library
 from rlx_gyms.reasoning.entries import EntryAddress, generate_entry, get_dataset
+from rlx_gyms.reasoning.scorers import is_readable, score_entry
 
 __all__ = ["ReasoningGymScore"]
 
@@ -39,7 +40,8 @@ class ReasoningGymScore(NeedsLibrary, Reward):
 
     A scorer that reads the answer as mathematics or code runs in a process of its own with a limit
     on its time: that of countdown never returns on `99**98**97`. An answer on which it fails or
-    takes too long earns 0.
+    takes too long earns 0. So does code where the scorer would run it, and an answer that solves
+    nothing where the scorer would pay for it; see `rlx_gyms.reasoning.scorers`.
     """
 
     library: ClassVar[str] = "reasoning_gym"
@@ -80,6 +82,8 @@ class ReasoningGymScore(NeedsLibrary, Reward):
             return Score(0.0, "no answer")
         if len(answer) > self.max_length:
             return Score(0.0, f"longer than {self.max_length} characters")
+        if not is_readable(address.dataset, answer, generate_entry(address)):
+            return Score(0.0, "no plain mathematics")
         result = _score_answer(address, answer, self.seconds)
         if result.fault is not None:
             return Score(0.0, f"not scored: {result.fault}")
@@ -100,4 +104,4 @@ def _score_answer(address: EntryAddress, answer: str, seconds: float) -> Bounded
     base = import_library("reasoning_gym.dataset").ProceduralDataset
     if type(dataset).score_answer is base.score_answer:
         return BoundedResult(dataset.score_answer(answer, entry))
-    return call_with_limit(lambda: float(dataset.score_answer(answer, entry)), seconds)
+    return call_with_limit(lambda: score_entry(address.dataset, dataset, answer, entry), seconds)
