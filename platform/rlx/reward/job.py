@@ -161,9 +161,10 @@ def _run_job(job: Work) -> JobOutcome:
 def _check_verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
     if not isinstance(raw, Sequence) or isinstance(raw, str | bytes):
         raise _VerdictError(f"gave {type(raw).__name__} instead of a list of verdicts")
-    if len(raw) != count:
-        raise _VerdictError(f"gave {len(raw)} verdicts for {count} samples")
-    return tuple(map(_check_verdict, raw))
+    verdicts = tuple(map(_check_verdict, raw))
+    if len(verdicts) != count:  # which `len(raw)` of a plugin's own class might not be
+        raise _VerdictError(f"gave {len(verdicts)} verdicts for {count} samples")
+    return verdicts
 
 
 def _check_verdict(raw: Any) -> Score | None:
