@@ -11,6 +11,7 @@ LIBRARIES = {
     "reasoning_gym": "reasoning_gym",
     "reasoning_gym.score": "reasoning_gym",
     "gymnasium": "gymnasium",
+    "openenv": "websockets",
     "textarena": "textarena",
 }
 """The library that each plugin of rlx_gyms needs."""

@@ -10,12 +10,11 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import Demonstration, Problem, Split
+from rlx_gyms.beginnings import draw_beginning
 from rlx_gyms.libraries import NeedsLibrary, is_installed
 from rlx_gyms.textarena.games import open_game, read_observation
 
 __all__ = ["TextArenaTask"]
-
-_ATTEMPTS = 1000
 
 
 class TextArenaTask(NeedsLibrary):
@@ -58,37 +57,23 @@ class TextArenaTask(NeedsLibrary):
             ImportError: textarena is missing.
             ValueError: no beginning is for this split.
         """
-        rng = random.Random(f"textarena/{seed}/{split}/{index}")
-        varies, fault = self._show(0) != self._show(1), ""
-        for _ in range(_ATTEMPTS):
-            drawn = rng.getrandbits(31)
-            try:
-                shown = self._show(drawn)
-            except ValueError as error:  # some seeds of LightsOut divide by zero
-                fault = f"; {error}"
-                continue
-            identity = shown if varies else str(drawn)
-            if (zlib.crc32(identity.encode()) % self.held_out == 0) == (split == "test"):
-                return self._build_problem(shown, identity, drawn)
-        raise ValueError(
-            f"{self.id}: none of {_ATTEMPTS} beginnings is for the split {split!r}{fault}"
-        )
-
-    def _show(self, seed: int) -> str:
-        return _show_beginning(self.id, self._config_text, self.players, seed)
-
-    def _build_problem(self, shown: str, identity: str, drawn: int) -> Problem:
+        # Some seeds of LightsOut divide by zero: they are passed over.
+        key = f"textarena/{self.id}/{seed}/{split}/{index}"
+        beginning = draw_beginning(key, split, self.held_out, self._show)
         return Problem(
-            id=f"textarena/{self.id}/{zlib.crc32(identity.encode()):08x}/{drawn}",
-            prompt=self.prompt.replace("{observation}", shown),
+            id=f"textarena/{self.id}/{zlib.crc32(beginning.identity.encode()):08x}/{beginning.seed}",
+            prompt=self.prompt.replace("{observation}", beginning.shown),
             fields={
                 "data_source": self.id,
                 "id": self.id,
                 "config": self._config_text,
                 "players": self.players,
-                "seed": drawn,
+                "seed": beginning.seed,
             },
         )
+
+    def _show(self, seed: int) -> str:
+        return _show_beginning(self.id, self._config_text, self.players, seed)
 
     @property
     def demonstrates(self) -> bool:
