@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from rlx_gyms.libraries import NeedsLibrary
-from rlx_gyms.openenv.session import OpenEnvSession, OpenEnvEpisode
+from rlx_gyms.openenv.session import OpenEnvEpisode, OpenEnvSession
 from rlx_gyms.remote import RemoteEnvironment
 
 __all__ = ["OpenEnvEnvironment"]

@@ -18,7 +18,7 @@ from rlx_gyms.remote import (
     read_number,
 )
 
-__all__ = ["OpenEnvSession", "OpenEnvEpisode"]
+__all__ = ["OpenEnvEpisode", "OpenEnvSession"]
 
 _BUSY = "CAPACITY_REACHED"
 _WAIT = 0.1

@@ -11,7 +11,7 @@ from pydantic import Field
 from rlx.plugin import Demonstration, Problem, Split
 from rlx_gyms.beginnings import draw_beginning
 from rlx_gyms.libraries import NeedsLibrary
-from rlx_gyms.openenv.session import OpenEnvSession, OpenEnvEpisode
+from rlx_gyms.openenv.session import OpenEnvEpisode, OpenEnvSession
 from rlx_gyms.remote import RemoteFault
 
 __all__ = ["OpenEnvTask"]
