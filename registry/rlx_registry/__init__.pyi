@@ -12,6 +12,7 @@ from .errors import (
     SchemaError,
 )
 from .journal_import import find_journal
+from .mlflow_links import MLFLOW_START_PAGE, MlflowLink, find_mlflow_charts, find_mlflow_link
 from .plugin_records import fill_plugin_options, find_changed_plugins
 from .queries import IDLE_STEPS, Curve, RolloutQuery
 from .records import (
@@ -61,6 +62,7 @@ __all__ = [
     "ENDED",
     "HEARTBEAT_LIMIT",
     "IDLE_STEPS",
+    "MLFLOW_START_PAGE",
     "STATUSES",
     "STREAMS",
     "AmbiguousNameError",
@@ -80,6 +82,7 @@ __all__ = [
     "ImportedRun",
     "JournalError",
     "MetricRow",
+    "MlflowLink",
     "NotFoundError",
     "OldSchemaError",
     "PluginRecord",
@@ -106,6 +109,8 @@ __all__ = [
     "fill_plugin_options",
     "find_changed_plugins",
     "find_journal",
+    "find_mlflow_charts",
+    "find_mlflow_link",
     "forget_supervisor",
     "get_token_values",
     "is_supervisor_alive",

@@ -156,3 +156,76 @@ def test_no_registry_is_said_and_none_is_made(folder, capsys):
     assert main(["sync"]) == 2
     assert "there is no registry" in capsys.readouterr().err
     assert not (folder / "home").exists()
+
+
+def test_a_project_is_one_experiment_whose_tags_find_its_runs(registry, client, capsys):
+    ids = []
+    for seed, recipe in enumerate(("rlcr", "kg")):
+        spec = {
+            "tracking": {"mlflow": STORE, "experiment": "paper"},
+            "optimizer": {"learning_rate": 1e-5},
+            "task": {"prompt": "x" * 7000},
+        }
+        run, _ = registry.submit(
+            digest=recipe, seed=seed, name=recipe, spec=spec, yaml="", plugins=[],
+            code={"version": "0.1.0"}, environment={},
+        )  # fmt: skip
+        registry.update_run(
+            run.id,
+            origins={
+                "optimizer.learning_rate": "--set",
+                "task.prompt": "a.yaml:3",
+                "tracking.experiment": "--set",
+            },
+        )
+        registry.transition(run.id, ["submitted"], "finished")
+        ids.append(run.id)
+    assert main(["sync"]) == 0
+    mlflow = client._mlflow
+    project = mlflow.get_experiment_by_name("paper")
+    assert project.tags == {"mlflow.experimentKind": "custom_model_development"}
+
+    def search(condition):
+        found = mlflow.search_runs([project.experiment_id], condition)
+        return [run.data.tags["rlx.run_id"] for run in found]
+
+    assert sorted(search("")) == ids
+    assert search("tags.`rlx.recipe` = 'kg'") == ids[1:]
+    assert search("tags.`rlx.seed` = '0'") == ids[:1]
+    assert search("tags.`rlx.group` = 'lr'") == []
+    tags = mlflow.search_runs([project.experiment_id])[0].data.tags
+    assert tags["rlx.version"] == "0.1.0"
+    varied = {key: value for key, value in tags.items() if key.startswith("rlx.varied.")}
+    assert varied == {"rlx.varied.optimizer.learning_rate": "1e-05"}
+    assert tags["rlx.cut_params"] == "task.prompt"
+
+    capsys.readouterr()
+    registry.join(ids[0], "lr")
+    assert main(["sync"]) == 0
+    assert capsys.readouterr().out == f"{ids[0]}: 0 points sent to MLflow\n"
+    assert search("tags.`rlx.group` = 'lr'") == ids[:1]
+
+
+def test_a_run_stays_in_the_experiment_that_has_it(registry, client, capsys):
+    run_id = ended(registry, "rlcr")
+    assert main(["sync"]) == 0
+    before = registry.run(run_id)
+    other = client.experiment("elsewhere", None)
+    with closing(sqlite3.connect(client.uri.removeprefix("sqlite:///"))) as store, store:
+        store.execute("UPDATE runs SET experiment_id = ?", (other,))
+    assert main(["sync", run_id]) == 0
+    assert registry.run(run_id).mlflow_run_id == before.mlflow_run_id
+    assert len(client.list_run_ids()) == 1
+
+
+def test_a_page_of_runs_that_mlflow_lacks_is_refused(registry, capsys):
+    run_id = ended(registry, "rlcr")
+    assert main(["mlflow", run_id]) == 2
+    assert f"MLflow has nothing of {run_id} yet; `rlx sync`" in capsys.readouterr().err
+    assert main(["mlflow", "rlcrr"]) == 2
+    assert "did you mean 'rlcr'?" in capsys.readouterr().err
+    served = ended(registry, "kg", mlflow="http://127.0.0.1:1/")
+    registry.update_run(served, mlflow_run_id="m", mlflow_experiment_id="3")
+    assert main(["mlflow", served]) == 2
+    link = "http://127.0.0.1:1/#/experiments/3/runs/m?workflowType=machine_learning"
+    assert link in capsys.readouterr().err

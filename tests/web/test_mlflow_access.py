@@ -10,10 +10,11 @@ import urllib.request
 
 import psutil
 import pytest
+from browsing import browser
 from patience import find_free_port, stop_process, wait_until
 
 from rlx.record import MlflowMirror
-from rlx_registry import Registry
+from rlx_registry import Registry, find_mlflow_charts, find_mlflow_link
 from rlx_web.mlflow_app import create_mlflow_app
 
 # MLflow's own, under SQLAlchemy 2.1.
@@ -40,7 +41,7 @@ class Running:
                 env={**os.environ, **given}, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         wait_until("MLflow to serve", lambda: self._serves())
-        self.token = re.search(r"\?token=(\S+)", self.said)[1]
+        self.token = re.search(r"\?token=([^\s#]+)", self.said)[1]
 
     @property
     def said(self):
@@ -112,6 +113,36 @@ def test_runs_are_mirrored_with_the_token_as_mlflow_names_it(running, tmp_path, 
         registry.update_run(run.id, directory=tmp_path)
         registry.results.add_metrics(run.id, 1, {"train/loss": 0.5})
         assert MlflowMirror(registry, run.id, running.url, None).deliver() == 1
+
+
+def test_links_open_the_runs_and_not_the_traces(running, tmp_path):
+    from playwright.sync_api import expect
+
+    with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry, browser() as opened:
+        runs = []
+        for seed in (0, 1):
+            run, _ = registry.submit(
+                digest="d", seed=seed, name="rlcr",
+                spec={"tracking": {"mlflow": running.url, "experiment": "paper"}, "lr": seed},
+                yaml="", plugins=[], code={}, environment={},
+            )  # fmt: skip
+            registry.update_run(run.id, directory=tmp_path)
+            registry.results.add_metrics(run.id, 1, {"train/loss": 0.5 + seed})
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("MLFLOW_TRACKING_TOKEN", running.token)
+                MlflowMirror(registry, run.id, running.url, tmp_path / "files").begin()
+            runs.append(registry.run(run.id))
+        page = opened.new_page()
+        page.goto(re.search(r"MLflow on (\S+)", running.said)[1])
+        page.get_by_role("link", name="paper").wait_for()
+        page.goto(f"{running.url}/{find_mlflow_charts(runs[0])}")
+        expect(page.get_by_text("2 matching runs")).to_be_visible()
+        expect(page.get_by_role("link", name="Model registry")).to_be_visible()
+        page.goto(find_mlflow_link(runs).url)
+        expect(page.get_by_text("Comparing 2 Runs from 1 Experiment").first).to_be_visible()
+        page.goto(find_mlflow_link(runs[:1]).url)
+        expect(page.get_by_text("About this run")).to_be_visible()
+        assert "Traces 0" not in page.inner_text("body")
 
 
 def test_no_command_line_and_no_log_has_the_token(running):

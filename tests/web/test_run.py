@@ -221,10 +221,14 @@ def test_what_a_terminal_does_with_it(plain, filled):
     going, ended = (plain.twin(f"/runs/{n}") for n in (2, 1))
     assert going["commands"]["reproduce"] == f"rlx submit {filled}/runs/r-0002/spec.json --again"
     assert "resume" not in going["commands"] and "resume" not in ended["commands"]
-    assert going["mlflow"]["path"] == "#/experiments/1/runs/m1"
-    assert going["mlflow"]["served"] is None
+    link = "http://127.0.0.1:5000/#/experiments/1/runs/m1?workflowType=machine_learning"
+    assert going["mlflow"] == {"run": "m1", "url": link, "store": "sqlite:///mlflow.db"}
     page = plain.page(RUN)
-    assert "http://127.0.0.1:5000/#/experiments/1/runs/m1" in page.values("href")
+    assert link in page.values("href")
+    both = "/compare?run=r-0001&run=r-0002"
+    compared = plain.twin(both)["mlflow"]["url"]
+    assert compared.startswith("http://127.0.0.1:5000/#/compare-runs?runs=")
+    assert compared in plain.page(both).values("href")
     assert commands(page) == ["/runs/r-0002/stop"], "what goes on can be stopped, not resumed"
     assert "/runs/r-0001/stop" not in plain.page("/runs/1").values("action")
 

@@ -6,6 +6,7 @@ import click
 
 from rlx import comparison
 from rlx.cli.completion import complete_run
+from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.options import registry_option
 from rlx.cli.output import format_json, print_text
 from rlx.launch import open_registry
@@ -37,6 +38,7 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
     """
     with open_registry(url) as registry:
         found = comparison.compare_recipes(registry, names)
+        compared = [registry.run(run) for recipe in found.recipes for run in recipe.runs.values()]
     if page is not None:
         write_text_file(page, comparison.render_comparison_html(found))
         print_text(escape_unprintable(str(page)), err=True)
@@ -50,6 +52,8 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
         print_text(comparison.format_comparison_markdown(found), nl=False)
     elif page is None:
         _show_comparison(found)
+        if mlflow := describe_mlflow_page(compared, names):
+            print_text(f"curves in MLflow:  {mlflow}")
 
 
 def _show_comparison(found: comparison.Comparison) -> None:

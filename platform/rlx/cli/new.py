@@ -1,25 +1,23 @@
 """`rlx new`: writes an experiment file from one of the shipped examples."""
 
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
 import click
 
-import rlx
 from rlx.cli.output import print_text
 from rlx.cli.text import format_columns
 from rlx.errors import SpecError
 from rlx.home import format_path
-from rlx.spec.reading import did_you_mean
+from rlx.spec.reading import did_you_mean, find_examples
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
 
 __all__ = ["new"]
 
-_SOURCES = "experiments"
-"""Folder of the examples in a checkout; a wheel has them in the package."""
+_EXTENDING = """\
+# Write what differs from the example {0}; `rlx show` on this file prints every value.
+extends: {0}
+"""
 
 
 @click.command()
@@ -30,14 +28,17 @@ _SOURCES = "experiments"
     help="The example to copy; without it, all are listed.",
     shell_complete=lambda *given: _complete_example(given[-1]),
 )
+@click.option(
+    "--extends", "is_short", is_flag=True, help="Write a file that changes values of the example."
+)
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-def new(example: str | None, file: Path | None) -> None:
+def new(example: str | None, is_short: bool, file: Path | None) -> None:
     """Write an example experiment to FILE, by default EXAMPLE.yaml in this folder; `-` is stdout.
 
     Everything that an example needs is installed with rlx, unless its first lines name a model or
     data to fetch. An existing file is not overwritten.
     """
-    examples = _find_examples()
+    examples = find_examples()
     if example is None:
         rows = [(name, _read_summary(found)) for name, found in sorted(examples.items())]
         print_text(format_columns(rows, ("EXAMPLE", "SUMMARY")))
@@ -47,7 +48,8 @@ def new(example: str | None, file: Path | None) -> None:
         near = did_you_mean(example, examples)
         hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(sorted(examples))}"
         raise SpecError(f"there is no example {escape_unprintable(example)!r}; {hint}")
-    text = examples[example].read_text(encoding="utf-8")
+    whole = examples[example].read_text(encoding="utf-8")
+    text = _EXTENDING.format(example) if is_short else whole
     if str(file) == "-":
         print_text(text, nl=False)
         return
@@ -59,15 +61,7 @@ def new(example: str | None, file: Path | None) -> None:
     print_text(f"wrote {path}\n  check it:  rlx validate {path}\n  run it:    rlx submit {path}")
 
 
-def _find_examples() -> dict[str, Traversable]:
-    folder: Any = files("rlx") / "examples"
-    if not folder.is_dir():
-        folder = Path(rlx.__file__).parents[2] / _SOURCES
-    found = folder.iterdir() if folder.is_dir() else ()
-    return {each.name.removesuffix(".yaml"): each for each in found if each.name.endswith(".yaml")}
-
-
-def _read_summary(example: Traversable) -> str:
+def _read_summary(example: Path) -> str:
     """The first sentence of the comment that an example begins with."""
     lines = example.read_text(encoding="utf-8").splitlines()
     comment = next((n for n, line in enumerate(lines) if not line.startswith("#")), len(lines))
@@ -77,4 +71,4 @@ def _read_summary(example: Traversable) -> str:
 
 
 def _complete_example(incomplete: str) -> list[str]:
-    return [name for name in sorted(_find_examples()) if name.startswith(incomplete)]
+    return [name for name in sorted(find_examples()) if name.startswith(incomplete)]

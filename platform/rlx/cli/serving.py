@@ -47,15 +47,22 @@ class ServerAddress:
         shown = "..." if self.is_named else self.token
         return f"http://{host}:{self.port}" + (f"/?token={shown}" if self.token else "")
 
-    def print_link(self, server: str, powers: str) -> None:
-        """Prints the address to stderr, and without a token what strangers can do."""
+    def print_link(self, server: str, powers: str, page: str = "") -> None:
+        """Prints the address to stderr, and without a token what strangers can do.
+
+        Args:
+            server: what is served.
+            powers: what everyone can do who can connect.
+            page: fragment of the page to open, if it is not the first.
+        """
         if self.token is None:
             print_text(
                 f"warning: --no-token: everyone who can connect to port {self.port}, such as every "
                 f"user of this machine, {powers}",
                 err=True,
             )
-        print_text(f"{server} on {self.link}  (Ctrl-C ends it)", err=True)
+        link = f"{self.link}/" if page and not self.token else self.link
+        print_text(f"{server} on {link}{page}  (Ctrl-C ends it)", err=True)
 
 
 def access_options(port: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlx.api import GroupMember, check_group, read_group, record_group, require_group_name
+from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.output import print_text
 from rlx.cli.text import format_columns, print_warnings
 from rlx.launch import open_registry, registry_url, run_queue
@@ -63,6 +64,8 @@ def submit_many(
         ended = [registry.run(run) for run in ids]
         print_text(_format_group_table(members, [registry.run(run.id) for run in runs]))
     print_text(f"compare them:  rlx compare {name}")
+    if mlflow := describe_mlflow_page(ended, [name]):
+        print_text(f"in MLflow:     {mlflow}")
     return int(any(run.status != "finished" for run in ended))
 
 

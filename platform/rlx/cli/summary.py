@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.launch import locate_run_folder
 from rlx.text import escape_unprintable
 from rlx_registry import IDLE_STEPS, EvaluationRecord, Registry, RunRecord
@@ -69,6 +70,7 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
     if (idle := registry.queries.count_idle_steps(run.id)) >= IDLE_STEPS:
         console.print(f"! no gradient in the last {idle} steps", style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
+    run = registry.run(run.id)  # MLflow may have it only since its supervisor has ended
     _show_run_locations(run, sum(float(u["cpu_seconds"]) for u in used) if used else None, console)
 
 
@@ -137,6 +139,7 @@ def _show_run_locations(run: RunRecord, cpu_seconds: float | None, console: Cons
         f"took      {seconds:.0f} s{used}",
         f"files     {os.path.relpath(root)}/   model/ pictures/ rollouts/ spec.yaml run.log",
         f"look      rlx samples {run.id}   ·   rlx status {run.id}   ·   rlx web",
-        "mlflow    rlx mlflow   (curves, compare view)",
     ]
+    if mlflow := describe_mlflow_page([run], [run.id]):
+        lines.append(f"mlflow    {mlflow}   (curves, compare view)")
     console.print("\n".join(lines))

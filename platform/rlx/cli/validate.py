@@ -111,8 +111,9 @@ def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
 def _format_github_annotation(path: Path, diagnostic: Diagnostic) -> str:
     """Formats a diagnostic as a workflow command of GitHub Actions."""
     place = diagnostic.position
-    where = [f"file={_escape_annotation_text(str(path))}"]
-    if place is not None and place.file == str(path):
+    is_written = place is not None and Path(place.file).is_file()
+    where = [f"file={_escape_annotation_text(place.file if place and is_written else str(path))}"]
+    if place is not None and is_written:
         where += [
             f"line={place.line}",
             f"col={place.column}",

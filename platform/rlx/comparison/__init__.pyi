@@ -1,5 +1,5 @@
 from .comparable import select_newest_runs
-from .recipes import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
+from .recipes import Comparison, ComparisonRow, SuiteDifferences, compare_recipes, find_named_runs
 from .run_sides import DiffSide, find_side_differences, load_diff_side
 from .tables import (
     build_comparison_json,
@@ -20,6 +20,7 @@ __all__ = [
     "build_comparison_tables",
     "compare_recipes",
     "describe_exclusions",
+    "find_named_runs",
     "find_side_differences",
     "format_comparison_csv",
     "format_comparison_markdown",

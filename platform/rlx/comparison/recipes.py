@@ -31,6 +31,7 @@ __all__ = [
     "ComparisonRow",
     "SuiteDifferences",
     "compare_recipes",
+    "find_named_runs",
 ]
 
 METRICS = (
@@ -187,7 +188,7 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
         NotFoundError: there is no run with this id.
         SpecError: a name is unknown, or none of the runs has finished.
     """
-    runs = _find_named_runs(registry, names)
+    runs = find_named_runs(registry, names)
     finished = [run for run in runs if run.status == "finished"]
     if not finished:
         states = ", ".join(f"{run.id} is {run.effective_status}" for run in runs)
@@ -219,11 +220,15 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
     )
 
 
-def _find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
-    """Returns each named run once, in the order of the arguments.
+def find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
+    """Returns the runs of ids, groups and experiments, each once, in the order of the arguments.
 
     The runs of a group come in the order in which they joined it, those of an experiment oldest
     first.
+
+    Raises:
+        NotFoundError: there is no run with this id.
+        SpecError: a name is unknown.
     """
     groups, found = registry.groups(), dict[str, RunRecord]()
     for name in names:

@@ -33,6 +33,7 @@ from rlx.record.mlflow_tags import (
     build_identity_tags,
     build_run_tags,
     flat_params,
+    get_experiment_name,
     select_scalar_metrics,
 )
 from rlx.record.time_limit import TimedCaller
@@ -42,10 +43,11 @@ from rlx_registry import EvaluationRecord, MetricRow, Registry, RunRecord
 __all__ = ["MirrorUnavailableError", "MlflowMirror", "is_mirror_behind"]
 
 TARGET = "mlflow"
-"""Name of the metrics cursor in the registry; files and the end status have their own cursors."""
+"""Name of the metrics cursor in the registry; files, end status and groups have their own."""
 
 _FILES = "mlflow-files"
 _END = "mlflow-end"  # number of status changes at the time the end was sent to MLflow
+_GROUPS = "mlflow-groups"  # number of the run's groups at that time
 _PAGE = 1000  # MLflow's own limit for one request
 
 _STATUS = {
@@ -138,15 +140,17 @@ class MlflowMirror:
         self._known = None  # search again: duplicates may have appeared since
         with self._ensure_open_run() as at:
             changes = len(self._registry.history(self._run_id))
+            groups = len(self._registry.list_run_groups(self._run_id))
             run = self._registry.run(self._run_id)
             evaluations = _list_suite_evaluations(self._registry, self._run_id)
             at, sent = self._deliver(at, self._find_unreported_metrics(evaluations))
             missing = self._upload(at, run)
-            tags = {**build_run_tags(run, evaluations), "rlx.status": status}
+            tags = {**self._build_tags(run), "rlx.status": status}
             tags |= {"rlx.missing_artifacts": ", ".join(missing)[:TAG_LIMIT]} if missing else {}
             at.client.describe(at.id, {}, tags)
             at.client.set_status(at.id, _STATUS[status], _get_end_time(run))
             self._registry.results.set_mirror_cursor(self._run_id, _END, changes)
+            self._registry.results.set_mirror_cursor(self._run_id, _GROUPS, groups)
         return sent
 
     def catch_up(self) -> int:
@@ -203,12 +207,10 @@ class MlflowMirror:
         with _hold_mirror_lock(self._uri, self._registry.run(self._run_id)):
             run = self._registry.run(self._run_id)
             client = MirrorClient(self._uri, self._caller)
-            experiment_id = self._experiment(client, run.name)
-            mlflow_run = self._find_or_create_run(client, run, experiment_id)
+            mlflow_run = self._find_or_create_run(client, run)
             if mlflow_run.id != run.mlflow_run_id:
-                self._record_mlflow_ids(mlflow_run.id, experiment_id)
-        tags = build_run_tags(run, _list_suite_evaluations(self._registry, run.id))
-        client.describe(mlflow_run.id, flat_params(run.settings), tags)
+                self._record_mlflow_ids(mlflow_run.id, mlflow_run.experiment_id)
+        client.describe(mlflow_run.id, flat_params(run.settings), self._build_tags(run))
         client.write_text(mlflow_run.id, redact_passwords(run.yaml), "spec.yaml")
         resolved = json.dumps(redact_values(run.settings), indent=2)
         client.write_text(mlflow_run.id, resolved, "spec.resolved.json")
@@ -223,11 +225,14 @@ class MlflowMirror:
             return client.experiment(name, f"{str(root).rstrip('/')}/{name}")
         return client.experiment(name, (Path(root).absolute() / name).as_uri())
 
-    def _find_or_create_run(
-        self, client: MirrorClient, run: RunRecord, experiment_id: str
-    ) -> MlflowRun:
-        """Finds the run in MLflow, or creates it, and deletes its duplicates."""
+    def _find_or_create_run(self, client: MirrorClient, run: RunRecord) -> MlflowRun:
+        """Finds the run in MLflow, in any experiment, or creates it, and deletes its duplicates."""
         noted = None if run.mlflow_run_id is None else client.find(run.mlflow_run_id)
+        experiment_id = (
+            self._experiment(client, get_experiment_name(run))
+            if noted is None
+            else noted.experiment_id
+        )
         if noted is None and not client.list_tagged_runs(experiment_id, build_identity_tags(run)):
             name = f"{run.name} seed {run.seed} ({run.id})"
             client.create_run(
@@ -241,10 +246,14 @@ class MlflowMirror:
                 client.discard(mlflow_run.id)
         return kept
 
+    def _build_tags(self, run: RunRecord) -> dict[str, str]:
+        evaluations = _list_suite_evaluations(self._registry, run.id)
+        return build_run_tags(run, evaluations, self._registry.list_run_groups(run.id))
+
     def _record_mlflow_ids(self, mlflow_run_id: str, experiment_id: str) -> None:
         # A new MLflow run is empty. Reset the cursors first: if the id were recorded first, a crash
         # in between would skip everything that the lost run had received.
-        for cursor in (TARGET, _FILES, _END):
+        for cursor in (TARGET, _FILES, _END, _GROUPS):
             self._registry.results.set_mirror_cursor(self._run_id, cursor, 0)
         self._registry.update_run(
             self._run_id, mlflow_run_id=mlflow_run_id, mlflow_experiment_id=experiment_id
@@ -309,11 +318,7 @@ class MlflowMirror:
             run = self._registry.run(mlflow_run.tags.get("rlx.run_id", ""))
             status = _STATUS[run.effective_status]
             if status != "RUNNING" and build_identity_tags(run).items() <= mlflow_run.tags.items():
-                client.describe(
-                    mlflow_run.id,
-                    {},
-                    build_run_tags(run, _list_suite_evaluations(self._registry, run.id)),
-                )
+                client.describe(mlflow_run.id, {}, self._build_tags(run))
                 client.set_status(mlflow_run.id, status, _get_end_time(run))
 
     def _find_unreported_metrics(self, evaluations: list[EvaluationRecord]) -> list[MetricRow]:
@@ -342,7 +347,7 @@ class MlflowMirror:
 
 
 def is_mirror_behind(registry: Registry, run: RunRecord) -> bool:
-    """Whether a run has ended but MLflow lacks its end status or some of its metrics.
+    """Whether a run has ended but MLflow lacks its end status, a group or some of its metrics.
 
     A running run is mirrored by its own supervisor, so it is never behind. Reads the registry only.
     """
@@ -350,6 +355,8 @@ def is_mirror_behind(registry: Registry, run: RunRecord) -> bool:
     if run.effective_status not in _ENDS:
         return False
     if cursor(run.id, _END) != len(registry.history(run.id)):
+        return True
+    if cursor(run.id, _GROUPS) != len(registry.list_run_groups(run.id)):
         return True
     return bool(registry.results.metric_rows_after(run.id, cursor(run.id, TARGET), 1))
 

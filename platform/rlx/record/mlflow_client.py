@@ -26,6 +26,9 @@ __all__ = [
     "quiet_environment",
 ]
 
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Has MLflow show the runs of an experiment first. Versions with a switch between GenAI and model
+training go by the address instead; see `rlx_registry.find_mlflow_link`."""
 CALL_SECONDS = 120.0
 """Time limit of a call to MLflow, whose two tries may each wait 30 seconds for every read."""
 
@@ -51,6 +54,7 @@ class MlflowRun(NamedTuple):
     """A run as recorded in MLflow; `keys` are the names of its metrics."""
 
     id: str
+    experiment_id: str
     status: str
     tags: dict[str, str]
     keys: frozenset[str]
@@ -93,9 +97,12 @@ class MirrorClient:
 
     @_limit_time
     def experiment(self, name: str, artifact_location: str | None) -> str:
+        """Returns the id of an experiment, which is created if there is none."""
         found = self._mlflow.get_experiment_by_name(name)
         if found is None:
-            made = self._mlflow.create_experiment(name, artifact_location=artifact_location)
+            made = self._mlflow.create_experiment(
+                name, artifact_location=artifact_location, tags=EXPERIMENT_TAGS
+            )
             return str(made)
         if found.lifecycle_stage == "deleted":
             self._mlflow.restore_experiment(found.experiment_id)
@@ -103,7 +110,7 @@ class MirrorClient:
 
     @_limit_time
     def find(self, mlflow_run_id: str) -> MlflowRun | None:
-        """Returns the run, restored if it was deleted; None if there is no such run."""
+        """Returns the run, restored if it or its experiment was deleted; None if there is none."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -113,6 +120,9 @@ class MirrorClient:
                 raise
             return None
         if found.info.lifecycle_stage == "deleted":
+            experiment = self._mlflow.get_experiment(found.info.experiment_id)
+            if experiment.lifecycle_stage == "deleted":
+                self._mlflow.restore_experiment(experiment.experiment_id)
             self._mlflow.restore_run(mlflow_run_id)
         return _build_mlflow_run(found)
 
@@ -264,7 +274,13 @@ def _convert_to_milliseconds(seconds: float) -> int:
 
 def _build_mlflow_run(run: Any) -> MlflowRun:
     keys = frozenset(run.data.metrics)
-    return MlflowRun(str(run.info.run_id), str(run.info.status), dict(run.data.tags), keys)
+    return MlflowRun(
+        str(run.info.run_id),
+        str(run.info.experiment_id),
+        str(run.info.status),
+        dict(run.data.tags),
+        keys,
+    )
 
 
 def _collect_pages(search: Callable[..., Any], *arguments: Any) -> list[Any]:

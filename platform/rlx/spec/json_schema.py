@@ -30,6 +30,10 @@ _DEFAULTS = {
 
 Json = dict[str, Any]
 
+_EXTENDS = "Another experiment, whose values count where this one has none: a path, or an example."
+_CHANGES = "ChangesOf"
+"""Prefix of the definitions for files that extend another one."""
+
 
 def experiment_schema(plugins: Mapping[str, Mapping[str, type[Plugin] | None]]) -> Json:
     """Returns the schema (draft 2020-12), with field docstrings as descriptions.
@@ -62,7 +66,44 @@ def experiment_schema(plugins: Mapping[str, Mapping[str, type[Plugin] | None]]) 
             "required": ["plugin"],
             "allOf": list(_list_conditions(kind, "plugin", {"plugin": named}, ours)),
         }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    schema["properties"]["extends"] = {"type": "string", "description": _EXTENDS}
+    whole = schema.pop("$defs")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$defs": whole | {f"{_CHANGES}{name}": _loosen(one) for name, one in whole.items()},
+        "if": {"required": ["extends"]},
+        "then": _loosen(schema),
+        "else": schema,
+    }
+
+
+def _loosen(schema: Any) -> Any:
+    """Returns the schema of changes: what the extended file may have is not required, and null may
+    leave a value out."""
+    if isinstance(schema, list):
+        return [_loosen(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    loose: Json = {}
+    for key, value in schema.items():
+        if key == "properties":
+            loose[key] = {name: _allow_null(field) for name, field in value.items()}
+        elif key == "additionalProperties" and value is not True:
+            loose[key] = _allow_null(value or {"type": "null"})
+        elif key == "$ref":
+            loose[key] = value.replace("#/$defs/", f"#/$defs/{_CHANGES}")
+        elif key == "if":  # where a section names its plugin itself
+            loose[key] = {**value, "required": list(value["properties"])}
+        elif key not in ("required", "discriminator", "default"):
+            loose["anyOf" if key == "oneOf" else key] = _loosen(value)
+    return loose
+
+
+def _allow_null(field: Any) -> Any:
+    if isinstance(field, bool):
+        return field
+    described = {"description": field["description"]} if "description" in field else {}
+    return {"anyOf": [_loosen(field), {"type": "null"}], **described}
 
 
 def _describe_fields(definition: Json, model: type[BaseModel]) -> None:

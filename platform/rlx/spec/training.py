@@ -160,6 +160,8 @@ class TrackingSpec(StrictModel):
     registry: str = "sqlite:///{home}/registry.db"
     mlflow: str | None = "sqlite:///{home}/mlflow.db"
     """null disables the MLflow mirror."""
+    experiment: str = Field("rlx", max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """MLflow experiment that the run belongs to: one per project."""
     rollouts: Literal["all", "none"] = "all"
     """Which rollouts are stored with their full content."""
     pictures: bool = True

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx_registry import EvaluationRecord, Registry, RunRecord
+from rlx_registry import EvaluationRecord, Registry, RunRecord, find_mlflow_link
 from rlx_web.pages.run import (
     build_run_summary,
     flatten_metrics,
@@ -64,8 +64,10 @@ def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, 
         }
         for n, (digest, some) in enumerate(recipes.items())
     ]
+    link = find_mlflow_link(records)
     return {
         "refs": list(refs),
+        "mlflow": link and {"url": link.url, "store": link.store},
         "recipes": labelled,
         "left_out": [run.id for run in every[:-MOST]],
         "without": [run.id for run in records if not evaluations[run.id]],

@@ -6,7 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlx_registry import ENDED, IDLE_STEPS, Curve, EvaluationRecord, Registry, RunRecord
+from rlx_registry import (
+    ENDED,
+    IDLE_STEPS,
+    Curve,
+    EvaluationRecord,
+    Registry,
+    RunRecord,
+    find_mlflow_link,
+)
 from rlx_web.notes import NOTE_LIMITS
 from rlx_web.pages.distributions import build_distributions
 from rlx_web.pages.files import list_run_files, read_run_progress, tail_log
@@ -303,14 +311,11 @@ def _build_run_commands(record: RunRecord) -> dict[str, str]:
 
 
 def _build_mlflow_link(record: RunRecord) -> dict[str, Any] | None:
-    """The run in MLflow: its path under `rlx mlflow`, and its tracking URI."""
-    tracking = record.spec.get("tracking")
-    uri = tracking.get("mlflow") if isinstance(tracking, Mapping) else None
-    if uri is None or record.mlflow_run_id is None:
+    """The run in MLflow: the address of its page, and the store that `rlx mlflow` must serve."""
+    link = find_mlflow_link([record])
+    if link is None:
         return None
-    path = f"#/experiments/{record.mlflow_experiment_id}/runs/{record.mlflow_run_id}"
-    served = uri if str(uri).startswith(("http://", "https://")) else None
-    return {"run": record.mlflow_run_id, "path": path, "uri": str(uri), "served": served}
+    return {"run": record.mlflow_run_id, "url": link.url, "store": link.store}
 
 
 def _list_spec_values(record: RunRecord) -> list[dict[str, Any]]:

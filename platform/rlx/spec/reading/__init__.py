@@ -19,6 +19,7 @@ from rlx.spec.reading.diagnostics import (
     label_refusal,
     suggest_name,
 )
+from rlx.spec.reading.examples import find_examples
 from rlx.spec.reading.explain import explain_validation_error
 from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
 from rlx.spec.reading.reader import (
@@ -44,6 +45,7 @@ __all__ = [
     "count_errors",
     "did_you_mean",
     "explain_validation_error",
+    "find_examples",
     "format_diagnostic",
     "format_key_path",
     "label_refusal",

@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from rlx.spec.base import KeyPath
-from rlx.spec.reading.diagnostics import Diagnostic
+from rlx.spec.reading.diagnostics import Diagnostic, format_key_path
 from rlx.spec.reading.yaml_source import YamlDocument
+from rlx.text import escape_unprintable
 
 __all__ = ["locate_diagnostic", "relocate_phase_fault"]
 
@@ -17,7 +18,13 @@ def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnos
     if path not in document.values and diagnostic.against:
         path = diagnostic.against if diagnostic.against in document.values else path
     position = document.locate(path, key=diagnostic.kind == "unknown_key")
-    return replace(diagnostic, position=diagnostic.position or position)
+    position = diagnostic.position or position
+    helps = diagnostic.helps
+    is_of_base = position is not None and position.file in dict(document.bases)
+    if is_of_base and diagnostic.kind == "unknown_key" and not diagnostic.meant:
+        name = format_key_path(path)
+        helps += (f"null for '{name}' in {escape_unprintable(document.file)} leaves it out",)
+    return replace(diagnostic, position=position, helps=helps)
 
 
 def relocate_phase_fault(fault: Diagnostic, path: KeyPath, phase: Mapping[str, Any]) -> Diagnostic:

@@ -1,4 +1,4 @@
-"""Reads one YAML file and its overrides, and records where each value comes from."""
+"""Reads an experiment and its overrides, and records where each value comes from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -15,7 +15,8 @@ from rlx.spec.reading.diagnostics import (
     build_refusal,
     format_key_path,
 )
-from rlx.spec.reading.yaml_source import YamlDocument, parse_yaml_document, read_text
+from rlx.spec.reading.extends import read_extended_document
+from rlx.spec.reading.yaml_source import YamlDocument, parse_yaml_document
 
 __all__ = ["LoadedSpec", "apply_overrides", "list_leaf_values", "read_document"]
 
@@ -28,7 +29,7 @@ class LoadedSpec:
 
     Attributes:
         path: the file.
-        yaml: text of the file, without the overrides.
+        yaml: text of the file and of those that it extends, without the overrides.
         spec: the spec, with the overrides.
         origins: maps the dotted path of every value to `default`, `FILE:line` or `--set`;
             a list of plain values counts as one value.
@@ -48,23 +49,17 @@ class LoadedSpec:
         """Returns the experiment `spec` that was validated from `document`."""
         paths = {format_key_path(at): at for at in _list_leaf_paths(spec.dump_resolved(), ())}
         origins = {name: _describe_origin(at, document) for name, at in paths.items()}
-        return cls(path, document.text, spec, origins, paths, document)
+        return cls(path, document.whole_text, spec, origins, paths, document)
 
 
 def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
-    """Parses a file and applies the overrides, without validating the result.
+    """Parses a file and those that it extends, and applies the overrides, without validation.
 
     Raises:
-        InvalidSpec: the file is not YAML that rlx accepts, or an override cannot be applied.
+        InvalidSpec: a file is not YAML that rlx accepts, or an override cannot be applied.
         SpecError: the file cannot be opened.
     """
-    document = parse_yaml_document(read_text(path), str(path))
-    if not isinstance(document.tree, dict):
-        empty = document.tree is None
-        message = "the file is empty" if empty else "the file is not a mapping at its top"
-        help_ = "an experiment starts with `name: ...`"
-        raise build_refusal([Diagnostic(kind="syntax", message=message, helps=(help_,))], str(path))
-    return apply_overrides(document, overrides)
+    return apply_overrides(read_extended_document(path), overrides)
 
 
 def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDocument:

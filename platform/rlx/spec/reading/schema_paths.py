@@ -16,7 +16,13 @@ from typing_extensions import TypeAliasType
 from rlx.plugin import PluginSection
 from rlx.spec.base import KeyPath
 
-__all__ = ["ErrorLocation", "list_choices", "map_union_tags", "resolve_error_location"]
+__all__ = [
+    "ErrorLocation",
+    "is_left_out_by_null",
+    "list_choices",
+    "map_union_tags",
+    "resolve_error_location",
+]
 
 
 Discriminator = str | PluginSection[Any] | None
@@ -101,6 +107,46 @@ def resolve_error_location(
         return ErrorLocation(path, expected, discriminator.key, union, family, names)
     names = tuple(map_union_tags(expected, discriminator)) if discriminator else ()
     return ErrorLocation(path, expected, discriminator, union, family, names)
+
+
+def is_left_out_by_null(model: type[BaseModel], path: KeyPath, data: Any) -> bool:
+    """Whether null can only mean that there is no value at a path: it accepts none, or is unknown.
+
+    It does not leave out a required key, nor an option of a plugin, which may have a meaning for
+    null.
+
+    Args:
+        model: the model of the whole data.
+        path: of the value, not the root.
+        data: selects the members of unions.
+    """
+    expected, discriminator = _unwrap_type(model, None)
+    for end, step in enumerate(path[:-1], 1):
+        below = _get_child_type(expected, step)
+        if below is None:
+            return False
+        expected, discriminator = below
+        here = _get_data_at(data, path[:end])
+        if isinstance(discriminator, PluginSection):
+            expected = discriminator.get_model(here)
+        elif discriminator and isinstance(here, dict):
+            expected = map_union_tags(expected, discriminator).get(here.get(discriminator, ""))
+    if isinstance(expected, type) and issubclass(expected, BaseModel):
+        fields = {f.alias or name: f for name, f in expected.model_fields.items()}
+        if path[-1] not in fields:
+            return expected.model_config.get("extra") == "forbid"
+        own = fields[str(path[-1])]
+        return not own.is_required() and not _accepts_null(own.annotation)
+    origin = get_origin(expected)
+    is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
+    return is_mapping and not _accepts_null(get_args(expected)[1])
+
+
+def _accepts_null(expected: Any) -> bool:
+    while isinstance(expected, TypeAliasType) or get_origin(expected) is Annotated:
+        is_alias = isinstance(expected, TypeAliasType)
+        expected = expected.__value__ if is_alias else get_args(expected)[0]
+    return expected is Any or (_is_union(expected) and types.NoneType in get_args(expected))
 
 
 def _get_child_type(expected: Any, step: str | int) -> tuple[Any, Discriminator] | None:

@@ -7,8 +7,8 @@ from pydantic_core import to_json
 
 from rlx.spec.reading.diagnostics import build_refusal
 from rlx.spec.reading.explain import explain_validation_error
+from rlx.spec.reading.extends import read_mapping
 from rlx.spec.reading.locations import locate_diagnostic
-from rlx.spec.reading.reader import read_document
 from rlx.spec.suite import SuiteSpec
 
 __all__ = ["read_suite"]
@@ -21,7 +21,7 @@ def read_suite(path: Path) -> SuiteSpec:
         InvalidSpec: lists every error in the file.
         SpecError: the file cannot be opened.
     """
-    document = read_document(path)
+    document = read_mapping(path)
     try:
         return SuiteSpec.model_validate_json(to_json(document.tree), strict=True)
     except ValidationError as error:

@@ -40,6 +40,7 @@ class YamlDocument:
         tree: plain values; keys are strings as written, even numbers.
         keys: location of the key of each path; list items have none.
         values: location of the value of each path.
+        bases: name and text of each file that it extends, the nearest first.
     """
 
     file: str
@@ -47,6 +48,13 @@ class YamlDocument:
     tree: Value
     keys: Mapping[KeyPath, SourceLocation]
     values: Mapping[KeyPath, SourceLocation]
+    bases: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def whole_text(self) -> str:
+        """The source and those of the files that it extends, as a stream of YAML documents."""
+        parts = [f"--- # {escape_unprintable(name)}\n{text}" for name, text in self.bases]
+        return "".join(f"{part.rstrip()}\n" for part in (self.text, *parts)) if parts else self.text
 
     def locate(self, path: KeyPath, *, key: bool = False) -> SourceLocation | None:
         """Returns the location of `path` or of its nearest existing ancestor; None if neither
