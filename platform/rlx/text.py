@@ -4,12 +4,14 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 __all__ = [
     "escape_lines",
     "escape_unprintable",
+    "format_timestamp",
     "list_url_secrets",
     "redact_passwords",
     "redact_values",
@@ -51,6 +53,11 @@ def _escape_character(character: str) -> str:
     if unicodedata.category(character) in _HIDDEN or _BLANK.match(character):
         return character.encode("unicode_escape").decode("ascii")
     return character
+
+
+def format_timestamp() -> str:
+    """Returns the local date and time to the second, such as `2026-03-01 14:05:09`."""
+    return datetime.now().isoformat(" ", "seconds")
 
 
 def replace_surrogates(text: str) -> str:

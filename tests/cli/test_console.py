@@ -9,9 +9,8 @@ from rich.text import Text
 
 from rlx.cli import main
 from rlx.cli.console import open_console
-from rlx.cli.follow import _ProgressBars
 from rlx.cli.output import format_json, print_report, print_text
-from rlx.run import Progress as Stage
+from rlx.cli.progress import ProgressDisplay
 
 EVIL = "[/INST][bold]x[/bold]:smile:\x1b[31m\x00\u202e\x7f\x9b"
 SHOWN = "[/INST][bold]x[/bold]:smile:\\x1b[31m\\x00\\u202e\\x7f\\x9b"
@@ -48,9 +47,9 @@ def test_styled_text_is_escaped_too(shown):
 def test_bars_show_the_name_of_a_phase_as_text(shown):
     console, read = shown
     console._force_terminal = True
-    with _ProgressBars(console) as bars:
-        bars.show_stage(Stage(stage=EVIL, done=1, total=2, note=EVIL))
-    assert read().count(SHOWN) >= 2
+    with ProgressDisplay(console) as display:
+        display.show(EVIL, 1, 2, EVIL)
+    assert f"{SHOWN[:23]}…" in read() and SHOWN in read()
     assert "\x00" not in read() and "\u202e" not in read() and "\x1b[31m\\" not in read()
 
 

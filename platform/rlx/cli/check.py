@@ -10,7 +10,6 @@ from rlx.assess import select_rollout_steps
 from rlx.cli.completion import complete_run
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.text import format_columns
 from rlx.launch import locate_run_folder, open_registry
 from rlx.text import escape_unprintable
 
@@ -32,7 +31,7 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     that could be checked holds but a reward plugin is missing.
     """
     from rlx.audit import check_run, probe_bodies
-    from rlx.cli.progress_bar import open_progress_bar
+    from rlx.cli.progress import open_progress
 
     with open_registry(url) as registry:
         found = registry.run(run)
@@ -40,11 +39,12 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
         steps = select_rollout_steps(registry, found, () if step is None else (step,))
         probes = probe_bodies(registry, found.id, step)
         done = count(1)
-        with open_progress_bar("checking", "steps and probes", len(steps) + len(probes)) as show:
+        with open_progress("checking", "steps and probes", len(steps) + len(probes)) as show:
             report = check_run(registry, found, steps, probes, show=lambda _: show(next(done)))
-    print_text(
-        format_json(_build_check_json(report), indent=2) if as_json else _format_check_table(report)
-    )
+    if as_json:
+        print_text(format_json(_build_check_json(report), indent=2))
+    else:
+        _show_audit(report)
     if not report.holds:
         return 1
     return 3 if report.unchecked else 0
@@ -61,7 +61,9 @@ def _build_check_json(report: "AuditReport") -> dict[str, object]:
     }
 
 
-def _format_check_table(report: "AuditReport") -> str:
+def _show_audit(report: "AuditReport") -> None:
+    from rlx.cli.console import print_table
+
     rows = [
         (
             _get_tally_sign(t),
@@ -71,17 +73,17 @@ def _format_check_table(report: "AuditReport") -> str:
         )
         for t in report.tallies
     ]
-    lines = [f"{report.run}: {_format_count(len(report.steps), 'step')}", format_columns(rows)]
+    print_text(f"{report.run}: {_format_count(len(report.steps), 'step')}")
+    print_table("", "", "", "", rows=rows)
+    lines = []
     for tally in (t for t in report.tallies if t.violated):
-        lines.append(f"\n{tally.name}: violated in {_format_count(tally.violated, 'place')}")
+        lines.append(f"{tally.name}: violated in {_format_count(tally.violated, 'place')}")
         lines += [
             f"  {escape_unprintable(_describe_violation(violation))}" for violation in tally.first
         ]
-    if report.unchecked or report.notes:
-        lines.append("")
     lines += [escape_unprintable(line) for line in (*report.unchecked, *report.notes)]
-    lines.append("\nall identities hold" if report.holds else "\nthis record is inconsistent")
-    return "\n".join(lines)
+    lines.append("all identities hold" if report.holds else "this record is inconsistent")
+    print_text("\n" + "\n".join(lines))
 
 
 def _format_count(number: int, what: str) -> str:

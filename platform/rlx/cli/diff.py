@@ -7,14 +7,10 @@ import click
 
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.text import format_columns
 from rlx.comparison import find_side_differences, load_diff_side
 from rlx.text import escape_unprintable
 
 __all__ = ["diff"]
-
-LONGEST = 60
-"""Longest value that a table shows, in characters."""
 
 
 @click.command()
@@ -34,16 +30,21 @@ def diff(one: str, other: str, as_json: bool, url: str) -> None:
         report = {"sides": [side.name for side in sides], "differences": found}
         print_text(format_json(report, indent=2))
         return
+    from rlx.cli.console import print_table
+
     names = [escape_unprintable(side.name) for side in sides]
     for section, differ in found.items():
         if not differ:
             print_text(f"{section}: the same")
             continue
         print_text(f"{section}: {len(differ)} different")
-        rows = [(f"  {path}", *map(_shorten_value, pair)) for path, pair in differ.items()]
-        print_text(format_columns(rows, ("", *names)))
+        rows = [
+            (f"  {escape_unprintable(path)}", *map(_format_value, pair))
+            for path, pair in differ.items()
+        ]
+        print_table("", *names, rows=rows)
 
 
-def _shorten_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = "–" if value is None else value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return escape_unprintable(text)

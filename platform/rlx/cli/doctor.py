@@ -1,15 +1,13 @@
 """`rlx doctor`: reports what experiments need that this machine has or lacks, with fixes."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
 
-from rlx.checks import MachinePart, inspect_machine
+from rlx.checks import inspect_machine
 from rlx.cli.options import DEFAULT, json_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.text import format_columns
 
 __all__ = ["doctor"]
 
@@ -30,20 +28,13 @@ def doctor(as_json: bool) -> int:
         report = {"ready": ready, "findings": [asdict(part) for part in parts]}
         print_text(format_json(report, indent=2))
     else:
-        print_text(_format_doctor_table(parts))
+        from rlx.cli.console import print_table
+
+        rows = [
+            (SIGNS[part.state], part.name, part.found + (f"\n→ {part.fix}" if part.fix else ""))
+            for part in parts
+        ]
+        print_table("", "", "", rows=rows)
         ending = "experiments can run here" if ready else "experiments cannot run here: see ✗"
         print_text(f"\n{ending}")
     return 0 if ready else 4
-
-
-def _format_doctor_table(parts: Sequence[MachinePart]) -> str:
-    """Formats a line per part, followed by its fix."""
-    rows = [
-        row
-        for part in parts
-        for row in (
-            (SIGNS[part.state], part.name, part.found),
-            *([("", "", f"→ {part.fix}")] if part.fix else []),
-        )
-    ]
-    return format_columns(rows)

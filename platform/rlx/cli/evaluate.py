@@ -12,7 +12,7 @@ import click
 from rlx import assess
 from rlx.cli.options import json_option, overrides_option, registry_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.progress_bar import open_progress_bar
+from rlx.cli.progress import open_progress
 from rlx.home import format_path
 from rlx.launch import child_environment
 from rlx.writing import explain_write_errors
@@ -59,7 +59,7 @@ def evaluate(
     request = assess.EvaluationRequest(**options)
     require_places(out, pictures)
     os.environ.update(child_environment())  # before transformers is imported
-    with open_progress_bar("starting", "problems") as show:
+    with open_progress("starting", "problems") as show:
         found = assess.evaluate(request, registry=url, record=record, show=show, report=print_text)
     if out is not None:
         with explain_write_errors(out):

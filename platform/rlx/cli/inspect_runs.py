@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
 from rlx.cli.run_filters import filter_options, select_runs
 from rlx.cli.run_json import run_json
-from rlx.cli.text import format_columns
 from rlx.errors import SpecError
 from rlx.launch import (
     BROKEN_OFF,
@@ -25,12 +24,24 @@ from rlx.launch import (
     reconcile_job,
 )
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, IDLE_STEPS, BodyRecord, RolloutIndex, RunRecord, read_body
+from rlx_registry import (
+    ENDED,
+    IDLE_STEPS,
+    BodyError,
+    BodyRecord,
+    RolloutIndex,
+    RunRecord,
+    TreeRecord,
+    read_body,
+    read_trees,
+)
 
 __all__ = ["logs", "runs", "samples", "status"]
 
 SHOWN = 20
 """Default number of table rows."""
+PROMPT, TEXT = 240, 70
+"""Characters of a prompt and of a turn that a table shows."""
 
 
 def _print_json_value(value: Any) -> None:
@@ -57,7 +68,7 @@ def runs(
     rows = [
         (
             d["run"],
-            d["name"],
+            escape_unprintable(d["name"]),
             str(d["seed"]),
             d["status"],
             f"{d['step']}/{d['steps'] or '?'}",
@@ -69,10 +80,14 @@ def runs(
         )
         for d in described
     ]
-    heads = ("RUN", "NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE", "GROUP")
+    from rich.table import Column
+
+    from rlx.cli.console import print_table
+
+    run = Column("RUN", no_wrap=True)
+    heads = (run, "NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE", "GROUP")
     columns = len(heads) if any(d["groups"] for d in described) else -1
-    print_text(format_columns([row[:columns] for row in rows], heads[:columns]))
-    return None
+    return print_table(*heads[:columns], rows=[row[:columns] for row in rows])
 
 
 def _format_run_figure(run: dict[str, Any], name: str) -> str:
@@ -197,6 +212,7 @@ def _print_lines(text: str) -> None:
     type=click.IntRange(min=1),
     help=f"Maximum number of rows: {SHOWN}, or all with --export.",
 )
+@click.option("--whole", is_flag=True, help="Show prompts and turns in full.")
 @click.option("--credit", is_flag=True, help="Show rewards, KL and advantages per token.")
 @click.option(
     "--row",
@@ -220,13 +236,14 @@ def samples(
     tree: int | None,
     sort: str,
     limit: int | None,
+    whole: bool,
     credit: bool,
     numbers: tuple[int, ...],
     file: Path | None,
     as_json: bool,
     url: str,
 ) -> None:
-    """Show RUN's rollouts with their reward components and advantages."""
+    """Show RUN's rollouts: prompts, then turns with their reward components and advantages."""
     if numbers and not credit:
         raise SpecError("--row N shows a row token by token: add --credit")
     if file is not None and (credit or as_json):
@@ -249,10 +266,8 @@ def samples(
     rows, count = rows[: limit or SHOWN], len(rows)
     if as_json:
         return _print_json_value([_sample_json(found, at, row) for row in rows])
-    heads = ("ROW", "TREE", "TURN", "REWARD", "ADVANTAGE", "PARTS", "TEXT")
     print_text(f"{found.id} step {at}: {count} rows")
-    print_text(format_columns([_sample_row(row) for row in rows], heads))
-    return None
+    return _show_samples(rows, _read_trees(found, body, rows), whole=whole)
 
 
 def _load_rollout_step(
@@ -340,14 +355,62 @@ def _sample_json(run: RunRecord, step: int, row: RolloutIndex) -> dict[str, Any]
     return {"run": run.id, "step": step, **{n: getattr(row, n) for n in RolloutIndex.__slots__}}
 
 
-def _sample_row(row: RolloutIndex) -> tuple[str, ...]:
+def _read_trees(
+    run: RunRecord, body: BodyRecord, rows: Sequence[RolloutIndex]
+) -> dict[int, TreeRecord]:
+    """Reads the trees of some rows, by number; none, with a warning, if their file is damaged."""
+    path = locate_run_folder(run).root / body.path
+    try:
+        found = read_trees(path, body.sha256, {row.tree for row in rows})
+    except BodyError as error:
+        print_text(f"warning: no prompts are shown: {escape_unprintable(str(error))}", err=True)
+        return {}
+    return {tree["tree"]: tree for tree in found}
+
+
+def _show_samples(
+    rows: Sequence[RolloutIndex], trees: Mapping[int, TreeRecord], *, whole: bool
+) -> None:
+    """Prints the prompts of rows, then the rows."""
+    from rich.table import Column
+
+    from rlx.cli.console import print_table
+
+    shown = [number for number in dict.fromkeys(row.tree for row in rows) if number in trees]
+    if shown:
+        prompts = [_format_sample_text(trees[n]["prompt"], PROMPT, whole=whole) for n in shown]
+        print_table(
+            "TREE", "PROMPT", rows=[(str(n), p) for n, p in zip(shown, prompts, strict=True)]
+        )
+        print_text("")
+    texts = {
+        row["row"]: tree["segments"][row["segment"]]["text"]
+        for tree in trees.values()
+        for row in tree["rows"]
+    }
+    cells = [
+        (
+            *_format_sample_cells(row),
+            _format_sample_text(texts.get(row.row, row.preview), TEXT, whole=whole),
+        )
+        for row in rows
+    ]
+    heads = [Column(head, no_wrap=True) for head in ("ROW", "TREE", "TURN", "REWARD", "ADVANTAGE")]
+    print_table(*heads, "PARTS", "TEXT", rows=cells)
+
+
+def _format_sample_text(text: str, longest: int, *, whole: bool) -> str:
+    line = escape_unprintable(text.replace("\n", "⏎"))
+    return line if whole or len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def _format_sample_cells(row: RolloutIndex) -> tuple[str, ...]:
     parts = " ".join(f"{n}={'absent' if v is None else f'{v:g}'}" for n, v in row.rewards.items())
     return (
         str(row.row),
         str(row.tree),
-        ("  " if row.parent_row is not None else "") + row.turn,
+        ("  " if row.parent_row is not None else "") + escape_unprintable(row.turn),
         "absent" if row.reward is None else f"{row.reward:.3f}",
         f"{row.advantage:+.3f}",
-        parts + (f"  ({row.failed})" if row.failed else ""),
-        row.preview.replace("\n", "⏎")[:70],
+        escape_unprintable(parts + (f"  ({row.failed})" if row.failed else "")),
     )

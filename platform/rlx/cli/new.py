@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from rlx.cli.output import print_text
-from rlx.cli.text import format_columns
 from rlx.errors import SpecError
 from rlx.home import format_path
 from rlx.spec.reading import did_you_mean, find_examples
@@ -41,7 +40,9 @@ def new(example: str | None, is_short: bool, file: Path | None) -> None:
     examples = find_examples()
     if example is None:
         rows = [(name, _read_summary(found)) for name, found in sorted(examples.items())]
-        print_text(format_columns(rows, ("EXAMPLE", "SUMMARY")))
+        from rlx.cli.console import print_table
+
+        print_table("EXAMPLE", "SUMMARY", rows=rows)
         print_text("\nwrite one:  rlx new --from rlcr")
         return
     if example not in examples:
@@ -66,8 +67,7 @@ def _read_summary(example: Path) -> str:
     lines = example.read_text(encoding="utf-8").splitlines()
     comment = next((n for n, line in enumerate(lines) if not line.startswith("#")), len(lines))
     text = " ".join(line.lstrip("# ") for line in lines[:comment])
-    sentence = text.partition(". ")[0].partition(": ")[0].rstrip(".")
-    return sentence if len(sentence) <= 60 else f"{sentence[:59]}…"
+    return text.partition(". ")[0].partition(": ")[0].rstrip(".")
 
 
 def _complete_example(incomplete: str) -> list[str]:

@@ -11,7 +11,7 @@ import click
 from rlx.assess import ProbeRequest, probe_model
 from rlx.cli.options import json_option, overrides_option, registry_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.progress_bar import open_progress_bar
+from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.launch import child_environment
 from rlx.text import escape_unprintable
@@ -71,7 +71,7 @@ def probe(
                 f"{name} {escape_unprintable(str(path))} is a folder; name a file in it"
             )
     os.environ.update(child_environment())  # before transformers is imported
-    with open_progress_bar("probing", "problems") as show:
+    with open_progress("probing", "problems") as show:
         request = ProbeRequest(**options)
         found = probe_model(
             request, registry=url, record=record, again=again, show=show, report=print_text

@@ -1,6 +1,7 @@
 """`rlx rm`: removes runs that have ended, or their rollouts or checkpoints."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -9,10 +10,9 @@ from rlx.cli.completion import complete_run
 from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
 from rlx.cli.run_filters import filter_options, select_runs
-from rlx.cli.text import format_columns
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path
-from rlx.launch import format_disk_space, open_registry, plan_removal, remove_run_data
+from rlx.launch import Removal, format_disk_space, open_registry, plan_removal, remove_run_data
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED
 
@@ -56,17 +56,7 @@ def remove(
     if not plans:
         print_text("nothing to remove")
         return
-    rows = []
-    for plan in plans:
-        parts = [escape_unprintable(format_path(path)) for path in plan.files]
-        parts += [f"MLflow run {plan.mlflow}"] if plan.mlflow else []
-        head = (plan.run.id, escape_unprintable(plan.run.name), plan.run.effective_status)
-        size = format_disk_space(plan.bytes)
-        rows += [
-            (*head, size, part) if n == 0 else ("", "", "", "", part)
-            for n, part in enumerate(parts or ["records"])
-        ]
-    print_text(format_columns(rows, ("RUN", "NAME", "STATUS", "SIZE", "WHAT")))
+    _show_plans(plans)
     total = format_disk_space(sum(plan.bytes for plan in plans))
     count = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
     if dry_run:
@@ -86,3 +76,18 @@ def remove(
                     f"{plan.run.id}: {error.filename} cannot be removed: {error.strerror}"
                 ) from error
     print_text(f"removed {total} of {count}")
+
+
+def _show_plans(plans: Sequence[Removal]) -> None:
+    from rich.table import Column
+
+    from rlx.cli.console import print_table
+
+    rows = []
+    for plan in plans:
+        parts = [escape_unprintable(format_path(path)) for path in plan.files]
+        parts += [f"MLflow run {plan.mlflow}"] if plan.mlflow else []
+        head = (plan.run.id, escape_unprintable(plan.run.name), plan.run.effective_status)
+        rows.append((*head, format_disk_space(plan.bytes), "\n".join(parts or ["records"])))
+    run = Column("RUN", no_wrap=True)
+    print_table(run, "NAME", "STATUS", "SIZE", "WHAT", rows=rows)

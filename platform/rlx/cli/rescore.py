@@ -12,7 +12,7 @@ from rlx.cli.completion import complete_run
 from rlx.cli.console import build_table, open_console
 from rlx.cli.options import json_option, overrides_option, registry_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.progress_bar import open_progress_bar
+from rlx.cli.progress import open_progress
 from rlx.launch import locate_run_folder
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
@@ -45,7 +45,7 @@ def rescore(as_json: bool, url: str, **options: Any) -> None:
     rules of --spec FILE (rewards, mask, estimator, credit, loss, evaluation), the command shows
     what would change: per reward, per token stream, and token by token.
     """
-    with open_progress_bar("rescoring", "steps") as show:
+    with open_progress("rescoring", "steps") as show:
         found = assess.rescore(RescoreRequest(**options), registry=url, show=show)
     if as_json:
         print_text(format_json(found.to_json(), indent=2))

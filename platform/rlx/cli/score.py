@@ -1,7 +1,6 @@
 """`rlx score`: scores a file of responses with a reward plugin."""
 
 import math
-import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -11,12 +10,15 @@ import click
 
 from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.progress_bar import open_progress_bar
+from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.reward import ScoredLine, build_reward, open_response_lines, score_lines
 from rlx.text import escape_unprintable
 
 __all__ = ["score"]
+
+ID_WIDTH = 16
+"""Columns of a terminal in which most ids fit."""
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ def score(
     began = time.monotonic()
     with (
         open_response_lines(file) as lines,
-        open_progress_bar("scoring", "lines", hidden=sys.stdout.isatty()) as move,
+        open_progress("scoring", "lines", hidden=sys.stdout.isatty()) as move,
     ):
         if not as_json:
             print_text(_format_score_row("LINE", "ID", "SCORE", "REASON"))
@@ -116,12 +118,9 @@ def _print_rows(batch: Iterable[ScoredLine]) -> None:
 
 
 def _format_score_row(line: str, name: str, number: str, details: str) -> str:
-    """Formats a row, cut to the width of the terminal if there is one."""
-    from rich.cells import cell_len, set_cell_size
+    """Formats a row on its own: rows are printed while others are scored, perhaps millions."""
+    from rich.cells import cell_len
 
-    name = set_cell_size(escape_unprintable(name), 16)
-    row = f"{line:>7}  {name}  {number:>9}  {escape_unprintable(details)}".rstrip()
-    width = shutil.get_terminal_size((0, 0)).columns
-    if width and cell_len(row) > width:
-        row = set_cell_size(row, width - 1) + "…"
-    return row
+    name = escape_unprintable(name)
+    name += " " * (ID_WIDTH - cell_len(name))
+    return f"{line:>7}  {name}  {number:>9}  {escape_unprintable(details)}".rstrip()

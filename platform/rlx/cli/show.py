@@ -11,7 +11,6 @@ import click
 from rlx.checks import check_file
 from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import format_json, print_text
-from rlx.cli.text import format_columns
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, open_registry
@@ -64,7 +63,9 @@ def show(experiment: str, overrides: tuple[str, ...], as_json: bool, url: str) -
     values, origins = shown.values, shown.origins
     paths = sorted(values, key=lambda path: order[path.split(".")[0]])
     rows = [(p, json.dumps(values[p], ensure_ascii=False), f"# {origins[p]}") for p in paths]
-    print_text(format_columns(rows))
+    from rlx.cli.console import print_table
+
+    print_table("", "", "", rows=rows)
     print_text(f"\nspec {shown.digest}, seed {shown.seed}")
 
 

@@ -1,15 +1,15 @@
 """`rlx submit --seeds --grid`: submits a group of runs and runs it as devices become free."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlx.api import GroupMember, check_group, read_group, record_group, require_group_name
+from rlx.api import check_group, read_group, record_group, require_group_name
+from rlx.cli.console import open_console
+from rlx.cli.group_view import GroupView
 from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.output import print_text
-from rlx.cli.text import format_columns, print_warnings
+from rlx.cli.text import print_warnings
 from rlx.launch import open_registry, registry_url, run_queue
-from rlx_registry import RunRecord
 
 __all__ = ["submit_many"]
 
@@ -25,7 +25,7 @@ def submit_many(
     returns: bool,
     rehearse: bool,
 ) -> int:
-    """Records the missing runs of a group, lists all of its runs, and runs them.
+    """Records the missing runs of a group, shows all of its runs, and runs them.
 
     Args:
         spec: file of the experiment.
@@ -53,26 +53,34 @@ def submit_many(
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group)
         print_text(f"group {name}")
-        print_text(_format_group_table(members, [registry.run(run.id) for run in runs]))
-        ids = list(dict.fromkeys(run.id for run in runs))
+        view, console = GroupView(registry, name, members, runs), open_console()
+        ids = dict.fromkeys(run.id for run in runs)
+        if not returns:
+            print_text(
+                "Ctrl-C leaves runs running; repeat the command to run what is missing", err=True
+            )
+            with view.follow() as look:
+                run_queue(
+                    registry,
+                    url,
+                    at_once,
+                    once=True,
+                    only=set(ids),
+                    report=_print_problem,
+                    look=look,
+                )
+                look()
+        console.print(view.build_table())
         if returns:
             return 0
-        print_text(
-            "Ctrl-C leaves runs running; repeat the command to run what is missing", err=True
-        )
-        run_queue(registry, url, at_once, once=True, only=set(ids), report=print_text)
         ended = [registry.run(run) for run in ids]
-        print_text(_format_group_table(members, [registry.run(run.id) for run in runs]))
     print_text(f"compare them:  rlx compare {name}")
     if mlflow := describe_mlflow_page(ended, [name]):
         print_text(f"in MLflow:     {mlflow}")
     return int(any(run.status != "finished" for run in ended))
 
 
-def _format_group_table(members: Sequence[GroupMember], runs: Sequence[RunRecord]) -> str:
-    paths = list(dict.fromkeys(path for member in members for path in member.cell))
-    rows = [
-        (run.id, *(json.dumps(m.cell.get(p)) for p in paths), f"{run.step}", run.effective_status)
-        for m, run in zip(members, runs, strict=True)
-    ]
-    return format_columns(rows, ("RUN", *paths, "STEP", "STATUS"))
+def _print_problem(text: str, *, err: bool = False) -> None:
+    """Prints why a run is skipped; the view shows which are taken."""
+    if err:
+        print_text(text, err=True)

@@ -7,6 +7,7 @@ import click
 from rlx.cli.completion import complete_run
 from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
+from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.home import get_rlx_home, tracking_url
 from rlx.launch import get_mlflow_uri, open_registry
@@ -53,14 +54,18 @@ def _send_to_every_mlflow(
     from rlx.record import MirrorUnavailableError
 
     failures: list[MirrorUnavailableError] = []
-    sent = 0
-    for uri, runs in stores.items():
-        try:
-            for run in _prepare_runs(registry, uri, runs, every_run):
-                _send_run(registry, uri, run)
-                sent += 1
-        except MirrorUnavailableError as error:
-            failures.append(error)
+    sent = total = 0
+    with open_progress("sending to MLflow", "runs") as show:
+        for uri, runs in stores.items():
+            try:
+                behind = _prepare_runs(registry, uri, runs, every_run)
+                total += len(behind)
+                for run in behind:
+                    show(sent, total)
+                    _send_run(registry, uri, run)
+                    sent += 1
+            except MirrorUnavailableError as error:
+                failures.append(error)
     if failures:
         raise failures[0]
     if not sent:

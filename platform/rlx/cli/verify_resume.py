@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from rlx.cli.console import open_console
+from rlx.cli.console import build_table, open_console
 from rlx.cli.options import overrides_option
 from rlx.cli.output import print_text
+from rlx.cli.progress import open_progress
 from rlx.launch import VICTIMS, KillResult, run_resume_trial
 
 __all__ = ["verify_resume"]
@@ -46,16 +47,18 @@ def verify_resume(
     or a run does not finish.
     """
     home = Path(tempfile.mkdtemp(prefix="rlx-verify-"))
-    found = run_resume_trial(
-        spec,
-        home,
-        overrides=overrides,
-        kills=kills,
-        at_once=at_once,
-        seed=seed,
-        registry=url,
-        report=print_text,
-    )
+    with open_progress("uninterrupted run", "runs") as show:
+        found = run_resume_trial(
+            spec,
+            home,
+            overrides=overrides,
+            kills=kills,
+            at_once=at_once,
+            seed=seed,
+            registry=url,
+            report=print_text,
+            show=show,
+        )
     _show_kill_table(found.kills)
     print_text(
         f"{len(found.kills) - len(found.differing)} of {len(found.kills)} killed runs have the "
@@ -71,10 +74,9 @@ def verify_resume(
 
 def _show_kill_table(done: Sequence[KillResult]) -> None:
     """Prints how often each victim was killed during which work."""
-    from rich.table import Table
-
     counts = Counter((kill.work, kill.victim) for kill in done)
-    table = Table("killed during", *VICTIMS, title=None)
-    for work in sorted({kill.work for kill in done}):
-        table.add_row(work, *(str(counts[work, victim] or "") for victim in VICTIMS))
-    open_console().print(table)
+    rows = [
+        (work, *(str(counts[work, victim] or "") for victim in VICTIMS))
+        for work in sorted({kill.work for kill in done})
+    ]
+    open_console().print(build_table("killed during", *VICTIMS, rows=rows))

@@ -1,7 +1,7 @@
 """The queue of a registry: starts queued runs, oldest first, and takes over lost ones."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from rlx.errors import EnvironmentFault, RlxError
@@ -34,6 +34,7 @@ def run_queue(
     once: bool,
     only: Collection[str] | None = None,
     report: Report = log_report,
+    look: Callable[[], None] = lambda: None,
 ) -> None:
     """Starts queued and lost runs in a loop.
 
@@ -46,6 +47,7 @@ def run_queue(
         once: return when nothing is left to do and all supervisors started here have exited.
         only: ids of the runs to take; `once` then also waits for those that others run.
         report: called with each run that is taken, and once with why another is skipped.
+        look: called about once a second, and before the first run is taken.
     """
     queue = _Queue(registry, only, report)
     mine: dict[str, int] = {}
@@ -53,6 +55,7 @@ def run_queue(
         mine = {run: pid for run, pid in mine.items() if is_supervisor(pid, run)}
         free = False
         try:
+            look()
             free = sum(registry.run(run).status not in DONE for run in mine) < limit
             taken = next(queue.list_fitting_runs(set(mine)), None) if free else None
             pid = None if taken is None else queue.start_queued_run(taken, url)

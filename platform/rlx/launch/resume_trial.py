@@ -22,7 +22,7 @@ from rlx.launch.mirroring import get_mlflow_uri
 from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
 from rlx.record import MlflowMirror, is_mirror_behind
-from rlx.reporting import Report, log_report
+from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.run import read_progress
 from rlx.stopwatch import Stopwatch
 from rlx_registry import Registry, RunRecord
@@ -76,6 +76,7 @@ def run_resume_trial(
     seed: int = 0,
     registry: str | None = None,
     report: Report = log_report,
+    show: ShowProgress = ignore_progress,
 ) -> ResumeTrialReport:
     """Runs an experiment uninterrupted, then with kills, and compares every number except times.
 
@@ -88,14 +89,19 @@ def run_resume_trial(
         seed: of the times of the kills.
         registry: URL of an empty registry; None makes a SQLite file in `home`.
         report: called with each run that has ended.
+        show: called with the number of runs that have ended.
 
     Raises:
         SpecError: the registry has runs.
         RlxError: the uninterrupted run fails, or a run does not end.
     """
     with _KillTrial(home, spec, overrides, registry, at_once, report) as trial:
+        show(0, kills + 1)
         unbroken = trial.run_unbroken()
-        done = trial.kill(unbroken, kills, random.Random(seed))
+        done = []
+        for kill in trial.kill(unbroken, kills, random.Random(seed)):
+            done.append(kill)
+            show(1 + len(done), stage="killed runs")
         return ResumeTrialReport(tuple(done), trial.compare_with_mlflow())
 
 
@@ -186,11 +192,11 @@ class _KillTrial:
         self._report(f"unbroken    {runs[0]}  {self._length:.0f} s")
         return runs[0]
 
-    def kill(self, unbroken: str, kills: int, drawn: random.Random) -> list[KillResult]:
-        """Runs `kills` runs and kills each once."""
+    def kill(self, unbroken: str, kills: int, drawn: random.Random) -> Iterator[KillResult]:
+        """Runs `kills` runs and kills each once; yields them in order."""
         plan = [(VICTIMS[n % len(VICTIMS)], drawn.random()) for n in range(kills)]
         with ThreadPoolExecutor(self._at_once) as pool:
-            return list(pool.map(lambda one: self._run_and_kill(unbroken, *one), plan))
+            yield from pool.map(lambda one: self._run_and_kill(unbroken, *one), plan)
 
     def _run_and_kill(self, unbroken: str, victim: str, share: float) -> KillResult:
         """Queues a run and kills its victim after a share of the last measured duration.

@@ -1,12 +1,10 @@
-"""Renders the page of a plugin: its description and a table of its options."""
+"""Prints the page of a plugin: its description and a table of its options."""
 
 import json
 import re
-import textwrap
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import cleandoc
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -15,16 +13,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from typing_extensions import TypeAliasType
 
+from rlx.cli.console import print_table
+from rlx.cli.output import print_text
 from rlx.discovery import InstalledPlugin
 from rlx.plugin import Plugin
 from rlx.spec import read_field_meanings
 from rlx.text import escape_unprintable
 
-__all__ = ["describe_type", "render_plugin_page"]
-
-_WIDTH = 100
-_WIDEST = (28, 24, 16)
-"""Maximum widths of the columns before the last one; longer cells are wrapped."""
+__all__ = ["describe_type", "show_plugin_page"]
 
 _WORDS: dict[Any, str] = {
     bool: "true | false",
@@ -51,16 +47,19 @@ _LIMITS = {
 _plain = re.compile(r"[\w./+*-]+").fullmatch
 
 
-def render_plugin_page(found: InstalledPlugin, plugin: type[Plugin]) -> str:
-    """Returns the text that `rlx plugins show` prints."""
+def show_plugin_page(found: InstalledPlugin, plugin: type[Plugin]) -> None:
+    """Prints what `rlx plugins show` shows of a plugin."""
     head = f"{found.name}  ({found.kind}, {found.source}, {found.value})"
     text = cleandoc(plugin.__doc__ or "No description.")
     rows = list(_list_option_rows(plugin))
     heads = ("OPTION", "TYPE", "DEFAULT", "MEANING")
-    table = _format_option_table(rows, heads) if rows else "It has no options."
     body = "\n".join(escape_unprintable(line) for line in text.splitlines())
     facts = "".join(f"\n{escape_unprintable(fact)}\n" for fact in _list_plugin_facts(plugin))
-    return f"{escape_unprintable(head)}\n\n{body}\n{facts}\n{table}"
+    print_text(f"{escape_unprintable(head)}\n\n{body}\n{facts}")
+    if rows:
+        print_table(*heads, rows=rows)
+    else:
+        print_text("It has no options.")
 
 
 def _list_plugin_facts(plugin: type[Plugin]) -> Iterator[str]:
@@ -185,21 +184,3 @@ def _list_union_members(kind: Any) -> tuple[Any, ...]:
     while isinstance(kind, TypeAliasType):
         kind = kind.__value__
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-# Tables ------------------------------------------------------------------------------------------
-
-
-def _format_option_table(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> str:
-    """Formats left-aligned columns within `_WIDTH` characters; long cells are wrapped."""
-    cells = [[escape_unprintable(cell) for cell in row] for row in (heads, *rows)]
-    natural = [max(len(row[i]) for row in cells) for i in range(len(_WIDEST))]
-    widths = [min(w, most) for w, most in zip(natural, _WIDEST, strict=True)]
-    widths.append(_WIDTH - sum(widths) - 2 * len(widths))
-    lines = []
-    for row in cells:
-        wrapped = [textwrap.wrap(c, w) or [""] for c, w in zip(row, widths, strict=True)]
-        for parts in zip_longest(*wrapped, fillvalue=""):
-            line = "  ".join(p.ljust(w) for p, w in zip(parts, widths, strict=True))
-            lines.append(line.rstrip())
-    return "\n".join(lines)

@@ -11,7 +11,6 @@ from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import format_json, print_text
 from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
 from rlx.cli.plugins.scaffold import KINDS, write_plugin_scaffold
-from rlx.cli.text import format_columns
 from rlx.cli.verb_group import SuggestingGroup
 from rlx.discovery import (
     Kind,
@@ -44,15 +43,15 @@ def _print_plugin_table(*, as_json: bool) -> None:
     states = [(found, *describe_plugin_state(found)) for found in list_installed_plugins()]
     if as_json:
         keys = ("name", "kind", "from", "api", "state")
-        rows = [
+        entries = [
             dict(zip(keys, (f.name, f.kind, f.source, *rest), strict=True)) for f, *rest in states
         ]
-        print_text(format_json(rows, indent=2))
+        print_text(format_json(entries, indent=2))
         return
-    heads = ("NAME", "KIND", "FROM", "API", "STATE")
-    print_text(
-        format_columns([(f.name, f.kind, f.source, api, state) for f, api, state in states], heads)
-    )
+    from rlx.cli.console import print_table
+
+    rows = [(f.name, f.kind, f.source, api, state) for f, api, state in states]
+    print_table("NAME", "KIND", "FROM", "API", "STATE", rows=rows)
 
 
 @plugins.command("show")
@@ -63,7 +62,7 @@ def _print_plugin_table(*, as_json: bool) -> None:
 )
 def show(name: str, as_json: bool, full: bool) -> None:
     """Show the description and options of a plugin; NAME may be `distribution:name`."""
-    from rlx.cli.plugins.page import render_plugin_page
+    from rlx.cli.plugins.page import show_plugin_page
 
     for number, found in enumerate(find_named_plugins(name)):
         try:
@@ -75,7 +74,8 @@ def show(name: str, as_json: bool, full: bool) -> None:
         if as_json:
             print_text(format_json(plugin.model_json_schema(), indent=2))
             continue
-        print_text(("\n" if number else "") + render_plugin_page(found, plugin))
+        print_text("\n" if number else "", nl=False)
+        show_plugin_page(found, plugin)
 
 
 @plugins.command("check")
