@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from rlx.cli.console import build_table
 from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.launch import locate_run_folder
 from rlx.text import escape_unprintable
@@ -14,6 +15,7 @@ from rlx_registry import IDLE_STEPS, EvaluationRecord, Registry, RunRecord
 
 __all__ = ["show_run_summary"]
 
+WARM_START_LOSS = "warm_start/loss"
 ROWS = (
     ("accuracy", "accuracy", "higher is better"),
     ("brier", "Brier score", "lower is better"),
@@ -37,10 +39,9 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
     evaluations = {label: record.metrics for label, record in records.items()}
     before, after = evaluations.get("before", {}), evaluations.get("after", {})
     sample_size = _describe_sample_size(records.get("after"))
-    title = f"{run.name} {run.id}, seed {run.seed}{sample_size}"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for heading in ("", "before", "after", "change", ""):
-        table.add_column(heading, justify="right" if heading else "left")
+    title = f"{escape_unprintable(run.name)} {run.id}, seed {run.seed}{sample_size}"
+    console.print(title, style="bold")
+    table = build_table("", "before", "after", "change", Column(""), padding=(0, 2, 0, 0))
     for name, label, meaning in ROWS:
         if after.get(name) is not None:
             table.add_row(label, *_format_change_cells(before.get(name), after[name]), meaning)
@@ -70,6 +71,9 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
     if (idle := registry.queries.count_idle_steps(run.id)) >= IDLE_STEPS:
         console.print(f"! no gradient in the last {idle} steps", style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
+    if curve := registry.results.metrics(run.id, [WARM_START_LOSS]).get(WARM_START_LOSS):
+        (_, first), (steps, last) = curve[0], curve[-1]
+        console.print(f"warm      {steps} steps of warm start, loss {first:.3f} → {last:.3f}")
     run = registry.run(run.id)  # MLflow may have it only since its supervisor has ended
     _show_run_locations(run, sum(float(u["cpu_seconds"]) for u in used) if used else None, console)
 

@@ -18,6 +18,7 @@ from rlx.launch.failures import convert_to_rlx_error, describe_error, is_disk_fu
 from rlx.launch.hang_watch import HangWatch
 from rlx.launch.launcher import open_launcher
 from rlx.launch.leftovers import open_temporary_folder
+from rlx.launch.log_lines import TIMESTAMP
 from rlx.launch.processes import list_live_ranks
 from rlx.launch.signals import SigtermListener
 from rlx.launch.submission import child_environment
@@ -222,7 +223,8 @@ class Attempt:
             hint = "; out of memory?" if number == signal.SIGKILL else ""
             why = f"a rank was killed by signal {number} ({name}{hint})"
             return AttemptEnd("failed", why, again=True)
-        errors = re.findall(r"^\S*(?:Error|Exception|Killed|Fault)\b.*$", log, re.MULTILINE)
+        error = rf"^(?:{TIMESTAMP})?(\S*(?:Error|Exception|Killed|Fault)\b.*)$"
+        errors = re.findall(error, log, re.MULTILINE)
         last = errors[-1] if errors else "no error in the log"
         return AttemptEnd("failed", f"the ranks ended with code {code}: {last}", again=True)
 

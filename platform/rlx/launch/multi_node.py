@@ -21,6 +21,7 @@ import psutil
 
 from rlx.home import RunFolder
 from rlx.launch.launcher import MultiNodeLauncher, NodeOrder, open_launcher
+from rlx.launch.log_lines import stamp_output
 from rlx.launch.node import STOP, write_end_reason
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.spec import RunnerSpec
@@ -156,4 +157,5 @@ def _report_failed_session(session: _MachineSession, folder: RunFolder) -> int:
 
 
 if __name__ == "__main__":
+    stamp_output()
     sys.exit(main(*sys.argv[1:]))

@@ -26,6 +26,7 @@ from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
 from rlx.launch.launcher import NodeOrder, build_torchrun_command
 from rlx.launch.leftovers import open_temporary_folder
+from rlx.launch.log_lines import stamp_output
 from rlx.stopwatch import Stopwatch
 
 __all__ = ["STOP", "main", "write_end_reason"]
@@ -162,4 +163,5 @@ def _list_own_processes() -> Iterator[psutil.Process]:
 
 
 if __name__ == "__main__":
+    stamp_output()
     sys.exit(main())

@@ -123,4 +123,7 @@ def _run_rank(folder: Path, run_id: str) -> None:
 
 
 if __name__ == "__main__":
+    from rlx.launch.log_lines import stamp_output
+
+    stamp_output()
     sys.exit(main(*sys.argv[1:]))

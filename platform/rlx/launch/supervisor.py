@@ -32,6 +32,7 @@ from rlx.launch.attempt import Attempt, AttemptEnd, build_failed_end
 from rlx.launch.device_slots import build_cuda_environment, build_device_request
 from rlx.launch.failures import describe_error, is_disk_full
 from rlx.launch.jobs import find_job_launcher, list_startable_statuses, restore_disk_reserve
+from rlx.launch.log_lines import stamp_output
 from rlx.launch.mirroring import MirrorThread, print_to_log
 from rlx.launch.processes import this_machine
 from rlx.launch.run_access import is_spec_of_run
@@ -308,4 +309,5 @@ def _print_traceback() -> None:
 
 
 if __name__ == "__main__":
+    stamp_output()
     sys.exit(main(*sys.argv[1:]))

@@ -54,6 +54,8 @@ __all__ = ["run_experiment"]
 
 WARM_START_POINTS = 100
 """Points of the curve of a warm start's loss, about."""
+WARM_START_LINES = 10
+"""Lines of the log about a warm start."""
 
 
 def run_experiment(
@@ -175,10 +177,11 @@ def _start_model(
         progress.show(Progress("warm start", done, total, f"loss {loss:.3f}"))
         record_warm_start_step(done, total, loss)
         trained.append(done)
+        if recorder and _is_point(done, total, WARM_START_LINES):
+            print(f"warm start  step {done}/{total}  loss {loss:.3f}", flush=True)
 
     def record_warm_start_step(done: int, total: int, loss: float) -> None:
-        is_point = done in (1, total) or done % max(1, total // WARM_START_POINTS) == 0
-        if recorder and is_point:
+        if recorder and _is_point(done, total, WARM_START_POINTS):
             recorder.warm_start(done, total, loss)
 
     def report_damage(message: str) -> None:
@@ -203,10 +206,16 @@ def _start_model(
             losses = read_warm_start_losses(folder)
             for number, loss in enumerate(losses, start=1):
                 record_warm_start_step(number, len(losses), loss)
+            print(f"warm start  {len(losses)} steps of an earlier run are reused", flush=True)
         recorder.phase("before training")
         message = f"begins with warm start {folder.name}"
         recorder.event("warm_start", message, path=f"{WARM_STARTS}/{folder.name}", sha256=sha256)
     return policy
+
+
+def _is_point(done: int, total: int, points: int) -> bool:
+    """Whether a step is the first, the last or one of about `points` steps between them."""
+    return done in (1, total) or done % max(1, total // points) == 0
 
 
 def _train_phase(
