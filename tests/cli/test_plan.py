@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlx.cli import main
+
 FOLDER = Path(__file__).parents[2] / "experiments"
 STUDY = [path for path in sorted(FOLDER.glob("study/**/*.yaml")) if path.parent.name != "suites"]
 SOURCES = sorted(FOLDER.glob("sources/*.yaml"))
@@ -91,7 +93,7 @@ def test_turns_and_what_they_were_answered(tmp_path):
 
 
 def test_narrow_terminals_keep_to_their_width(tmp_path):
-    done = rlx(tmp_path, "plan", RLCR, COLUMNS="60")
+    done = rlx(tmp_path, "plan", RLCR, "--full", COLUMNS="60")
     assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 60
     assert "+4." in done.stdout
 
@@ -111,10 +113,29 @@ def test_specs_that_are_refused(tmp_path, overrides, said):
     assert said in done.stderr
 
 
-def test_one_confidence_is_a_warning(tmp_path):
-    done = rlx(tmp_path, "plan", RLCR, "--set=rollout.num_generations_confidence=1")
-    assert done.returncode == 0
-    assert "warning: rollout.num_generations_confidence is 1" in done.stderr
+def test_the_verdict_comes_first(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", str(RLCR)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["rlcr", "learns", "findings", "budget", "every"]
+    assert lines[1].endswith("yes: groups with advantages: answers 3 of 3, joint 15 of 15")
+    assert lines[2].split() == ["findings", "none"] and "130 steps, 730,880 to" in lines[3]
+    assert max(map(len, lines)) <= 80
+
+
+def test_one_confidence_is_a_warning(capsys):
+    assert main(["plan", str(RLCR), "--set=rollout.num_generations_confidence=1"]) == 0
+    shown = capsys.readouterr()
+    assert "warning: rollout.num_generations_confidence is 1" in shown.err
+    assert "1 warning, below" in shown.out
+    assert "no confidence learns in phase joint" in shown.out
+
+
+def test_an_experiment_without_signal_cannot_learn(capsys):
+    sets = [f"--set=estimator.{path}tolerance=1000" for path in ("", "confidence.")]
+    main(["plan", str(RLCR), *sets])
+    said = "learns    no: every advantage is 0 in phase answers, joint"
+    assert said in capsys.readouterr().out
 
 
 def test_a_broken_scorer_is_the_plugins_fault(tmp_path):

@@ -1,4 +1,4 @@
-"""`rlx plan`: shows the rewards and advantages of every token, without loading a model."""
+"""`rlx plan`: shows whether an experiment can learn, and what every token would get."""
 
 import os
 import sys
@@ -27,6 +27,7 @@ _FILE = click.Path(path_type=Path)
 @click.command()
 @click.argument("spec", type=_FILE, metavar="SPEC")
 @overrides_option("PATH.TO.KEY=VALUE")
+@click.option("--full", is_flag=True, help="Show rows token by token, groups, tokens and memory.")
 @click.option("--row", "numbers", type=int, multiple=True, help="Show this row; can be repeated.")
 @click.option("--rows", "every", type=click.Choice(["all"]), help="Show all rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
@@ -34,15 +35,17 @@ _FILE = click.Path(path_type=Path)
 def plan(
     spec: Path,
     overrides: tuple[str, ...],
+    full: bool,
     numbers: tuple[int, ...],
     every: str | None,
     as_json: bool,
     html: Path | None,
 ) -> int:
-    """Preview the rewards, KL and advantages of every token. Loads no model, downloads nothing.
+    """Preview whether an experiment can learn, and what. Loads no model, downloads nothing.
 
-    Responses are synthetic; problems, tokens, rewards, loss mask, reward placement, estimator and
-    weights are the experiment's own.
+    The verdict has three lines; --full, --row and --rows add the rewards, KL and advantages of
+    every token. Responses are synthetic; problems, tokens, rewards, loss mask, reward placement,
+    estimator and weights are the experiment's own.
     """
     if html is not None and html.is_dir():
         raise SpecError(f"--html {escape_unprintable(str(html))} is a folder; name a file in it")
@@ -62,7 +65,7 @@ def plan(
     from rlx.cli.console import open_console
     from rlx.plan import show_plan
 
-    show_plan(report, selected, open_console())
+    show_plan(report, selected, open_console(), full=full or bool(numbers) or every is not None)
     sys.stdout.flush()
     _print_plan_findings(report, spec)
     return report.exit_code

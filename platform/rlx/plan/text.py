@@ -1,5 +1,6 @@
 """Prints row accounts and plans as terminal tables. Token text is untrusted."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich import box
@@ -58,29 +59,84 @@ def format_memory_size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def show_plan(report: PlanReport, row_numbers: Sequence[Sequence[int]], console: Console) -> None:
-    """Prints a plan.
+def show_plan(
+    report: PlanReport,
+    row_numbers: Sequence[Sequence[int]],
+    console: Console,
+    *,
+    full: bool = True,
+) -> None:
+    """Prints a plan, its verdict first.
 
     Args:
         report: the plan.
         row_numbers: for every phase, the numbers of the rows to print token by token.
         console: the output console.
+        full: print what follows the verdict too: rows, groups, tokens and memory.
     """
     head = Text.assemble((f"{escape_unprintable(report.name)}", "bold"))
     head.append(f"  {escape_unprintable(report.file)}  spec {report.digest}, seed {report.seed}")
     console.print(head)
+    console.print(_build_verdict(report))
     for note in report.notes:
         console.print(Text(f"placeholder: {escape_unprintable(note)}", "yellow"))
+    if not full:
+        console.print(Text("every token, group and part of memory: --full", "dim"))
+        return
     for phase, rows in zip(report.phases, row_numbers, strict=True):
         console.print()
         _show_phase(phase, rows, console)
 
 
+def _build_verdict(report: PlanReport) -> Table:
+    """Builds three lines: whether it can learn, what was found, and what it costs."""
+    table = Table.grid("", "", padding=(0, 2, 0, 0))
+    table.add_row("learns", _describe_signal(report))
+    counts = Counter(finding.severity for finding in report.findings)
+    found = [f"{n} {what}{'s' * (n != 1)}" for what, n in sorted(counts.items())]
+    style = "bold red" if counts["error"] else "bold yellow" if found else ""
+    table.add_row("findings", Text(", ".join(found) + ", below" if found else "none", style))
+    table.add_row("budget", _describe_budget(report))
+    return table
+
+
+def _describe_signal(report: PlanReport) -> Text:
+    """Describes in which phases some group of synthetic rollouts has an advantage."""
+    if stopped := [phase for phase in report.phases if phase.stopped]:
+        why = escape_unprintable(stopped[0].stopped)
+        return Text(f"no: phase {_join_names(stopped[0])} assigns no credit: {why}", "bold red")
+    counts = [(phase, sum(group.has_signal for group in phase.groups)) for phase in report.phases]
+    if silent := [_join_names(phase) for phase, count in counts if not count]:
+        return Text(f"no: every advantage is 0 in phase {', '.join(silent)}", "bold red")
+    groups = ", ".join(f"{_join_names(p)} {count} of {len(p.groups)}" for p, count in counts)
+    text = Text.assemble(("yes", "bold green"), f": groups with advantages: {groups}")
+    for phase in report.phases:
+        kinds = {group.kind for group in phase.groups}
+        for kind in sorted(kinds - {group.kind for group in phase.groups if group.has_signal}):
+            what = f"; no {escape_unprintable(kind)} learns in phase {_join_names(phase)}"
+            text.append(what, "bold yellow")
+    return text
+
+
+def _describe_budget(report: PlanReport) -> str:
+    steps = sum(phase.steps for phase in report.phases)
+    about, most = (
+        sum(phase.steps * phase.tokens.sampled[n] for phase in report.phases) for n in (0, 1)
+    )
+    sizes = [phase.memory.total for phase in report.phases if phase.memory is not None]
+    memory = f"about {format_memory_size(max(sizes))} per rank" if sizes else "unknown memory"
+    tokens = f"{about:,.0f} to {most:,.0f} sampled tokens"
+    return f"{steps} step{'s' * (steps != 1)}, {tokens}; {memory}"
+
+
+def _join_names(phase: PhaseReport) -> str:
+    return ", ".join(map(escape_unprintable, phase.names))
+
+
 def _show_phase(phase: PhaseReport, row_numbers: Sequence[int], console: Console) -> None:
-    names = ", ".join(map(escape_unprintable, phase.names))
     steps = "1 step" if phase.steps == 1 else f"{phase.steps} steps"
-    title = f"phase {names}  {steps}  {phase.schedule}  estimator {phase.estimator}"
-    console.rule(Text(title, "bold"), align="left", style="dim")
+    title = f"phase {_join_names(phase)}  {steps}  {phase.schedule}  estimator {phase.estimator}"
+    console.print(Text(title, "bold underline"))
     settings = " · ".join(f"{what} {value}" for what, value in phase.settings)
     console.print(Text(settings, "dim"))
     if phase.stopped:
