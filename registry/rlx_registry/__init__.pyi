@@ -11,10 +11,11 @@ from .errors import (
     RegistryDatabaseError,
     SchemaError,
 )
+from .idle_steps import IDLE_STEPS
 from .journal_import import find_journal
 from .mlflow_links import MLFLOW_START_PAGE, MlflowLink, find_mlflow_charts, find_mlflow_link
 from .plugin_records import fill_plugin_options, find_changed_plugins
-from .queries import IDLE_STEPS, Curve, RolloutQuery
+from .queries import Curve, RolloutQuery
 from .records import (
     ENDED,
     HEARTBEAT_LIMIT,

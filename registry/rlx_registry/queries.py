@@ -9,20 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    and_,
-    func,
-    literal,
-    or_,
-    select,
-    text,
-    true,
-)
+from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, select, text, true
 
 from rlx_registry import models, schema
 from rlx_registry.database import Database, format_run_id, get_run_keys
+from rlx_registry.idle_steps import count_idle_steps
 from rlx_registry.records import (
     LIVING,
     EvaluationRecord,
@@ -34,16 +25,10 @@ from rlx_registry.records import (
 from rlx_registry.results import INDEX_FIELDS, build_index_record
 from rlx_registry.states import has_status
 
-__all__ = ["EXACT", "IDLE_STEPS", "Curve", "Queries", "RolloutQuery"]
+__all__ = ["EXACT", "Curve", "Queries", "RolloutQuery"]
 
 EXACT = 600
 """Largest number of steps for which a curve is returned without downsampling."""
-
-IDLE_STEPS = 5
-"""Consecutive steps without a gradient after which a run and its pages say so."""
-GRADIENT, SILENT_GROUPS = "train/grad_norm", "rollout/zero_signal_"
-"""The metric of the gradient's norm, and the prefix of those of the share of groups without signal,
-by kind of turn."""
 
 Curve = list[tuple[int, float]]
 """(step, value), steps ascending."""
@@ -133,23 +118,9 @@ class Queries:
             return sorted(connection.scalars(select(key_c.name).where(has)))
 
     def count_idle_steps(self, run_id: str) -> int:
-        """Returns how many of a run's latest steps, without a gap, gave no gradient.
-
-        A step gave one if the norm of its gradient is not 0, or a group has a signal: the policy
-        then waits for its critic. A step without metrics could not be scored.
-        """
-        key_c, c = models.metric_key.c, models.metric.c
-        share = key_c.name.startswith(SILENT_GROUPS, autoescape=True)
-        learned = or_(and_(key_c.name == GRADIENT, c.value != 0), and_(share, c.value < 1))
+        """Returns how many of a run's latest steps, without a gap, gave no gradient."""
         with self._database.open_run_reader(run_id) as (connection, key):
-            steps = select(func.max(c.step), func.min(c.step)).where(c.run_id == key)
-            steps = steps.join_from(models.metric, models.metric_key, c.key_id == key_c.id)
-            newest, first = connection.execute(steps.where(share)).one()
-            if newest is None:
-                return 0
-            last = connection.execute(steps.where(learned)).one()[0]
-            step = connection.scalar(select(models.run.c.step).where(models.run.c.id == key))
-            return int(max(step or 0, newest) - (first - 1 if last is None else last))
+            return count_idle_steps(connection, key)
 
     # Curves ------------------------------------------------------------------------------------
 

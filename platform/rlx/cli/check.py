@@ -9,7 +9,7 @@ import click
 from rlx.assess import select_rollout_steps
 from rlx.cli.completion import complete_run
 from rlx.cli.options import json_option, registry_option
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import print_json, print_text
 from rlx.launch import locate_run_folder, open_registry
 from rlx.text import escape_unprintable
 
@@ -42,7 +42,7 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
         with open_progress("checking", "steps and probes", len(steps) + len(probes)) as show:
             report = check_run(registry, found, steps, probes, show=lambda _: show(next(done)))
     if as_json:
-        print_text(format_json(_build_check_json(report), indent=2))
+        print_json(_build_check_json(report))
     else:
         _show_audit(report)
     if not report.holds:

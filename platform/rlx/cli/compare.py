@@ -8,7 +8,7 @@ from rlx import comparison
 from rlx.cli.completion import complete_run
 from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.options import registry_option
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import print_json, print_text
 from rlx.launch import open_registry
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
@@ -43,7 +43,7 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
         write_text_file(page, comparison.render_comparison_html(found))
         print_text(escape_unprintable(str(page)), err=True)
     if form == "json":
-        print_text(format_json(comparison.build_comparison_json(found), indent=2))
+        print_json(comparison.build_comparison_json(found))
     elif form == "csv":
         print_text(comparison.format_comparison_csv(found), nl=False)
         for line in comparison.describe_exclusions(found):

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from rlx.cli.options import json_option, registry_option
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import print_json, print_text
 from rlx.comparison import find_side_differences, load_diff_side
 from rlx.text import escape_unprintable
 
@@ -28,7 +28,7 @@ def diff(one: str, other: str, as_json: bool, url: str) -> None:
     found = find_side_differences(*sides)
     if as_json:
         report = {"sides": [side.name for side in sides], "differences": found}
-        print_text(format_json(report, indent=2))
+        print_json(report)
         return
     from rlx.cli.console import print_table
 

@@ -7,7 +7,7 @@ import click
 
 from rlx.checks import inspect_machine
 from rlx.cli.options import DEFAULT, json_option
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import print_json, print_text
 
 __all__ = ["doctor"]
 
@@ -26,7 +26,7 @@ def doctor(as_json: bool) -> int:
     ready = not any(finding.severity == "error" for finding in findings)
     if as_json:
         report = {"ready": ready, "findings": [asdict(part) for part in parts]}
-        print_text(format_json(report, indent=2))
+        print_json(report)
     else:
         from rlx.cli.console import print_table
 

@@ -11,7 +11,7 @@ import click
 
 from rlx import assess
 from rlx.cli.options import json_option, overrides_option, registry_option
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
 from rlx.home import format_path
 from rlx.launch import child_environment
@@ -72,7 +72,7 @@ def evaluate(
         folder = format_path(found.recorded)
         print_text(f"recorded for {run.id} after step {at}; {folder}/", err=True)
     if as_json:
-        print_text(format_json(found.to_json(), indent=2, allow_nan=False))
+        print_json(found.to_json(), allow_nan=False)
     else:
         from rlx.cli.suite_tables import show_suite
 

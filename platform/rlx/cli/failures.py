@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from rlx.cli.output import format_json, print_report, print_text
+from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import RlxError
 from rlx.text import escape_unprintable, redact_passwords, redact_values
 
@@ -152,7 +152,7 @@ def _build_usage_json(error: click.ClickException) -> dict[str, Any]:
 def _print_json(value: dict[str, Any]) -> bool:
     """Prints a JSON object; returns False if stdout cannot be written."""
     with suppress(OSError):
-        print_text(format_json(value, indent=2))
+        print_json(value)
         return True
     return False
 

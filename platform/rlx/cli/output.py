@@ -13,7 +13,7 @@ import click
 
 from rlx.text import escape_lines
 
-__all__ = ["color_report", "format_json", "print_report", "print_text"]
+__all__ = ["color_report", "format_json", "print_json", "print_report", "print_text"]
 
 _STYLES = (
     (re.compile(r"^error:", re.M), {"fg": "red", "bold": True}),
@@ -49,6 +49,11 @@ def print_text(text: str, *, err: bool = False, nl: bool = True) -> None:
         nl: end with a line feed.
     """
     click.echo(escape_lines(text), err=err, nl=nl)
+
+
+def print_json(value: Any, *, allow_nan: bool = True) -> None:
+    """Prints a value as indented JSON of printable ASCII."""
+    print_text(format_json(value, indent=2, allow_nan=allow_nan))
 
 
 def print_report(text: str) -> None:

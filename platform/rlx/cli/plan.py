@@ -10,7 +10,7 @@ import click
 
 from rlx.checks import check_file
 from rlx.cli.options import overrides_option
-from rlx.cli.output import format_json, print_report, print_text
+from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import SpecError
 from rlx.spec.reading import count_errors, format_diagnostic
 from rlx.text import escape_unprintable
@@ -59,7 +59,7 @@ def plan(
     if html is not None:
         _write_plan_page(report, selected, html)
     if as_json:
-        print_text(format_json(report.to_json(), indent=2, allow_nan=False))
+        print_json(report.to_json(), allow_nan=False)
         return report.exit_code
 
     from rlx.cli.console import open_console

@@ -10,7 +10,7 @@ import click
 
 from rlx.assess import ProbeRequest, probe_model
 from rlx.cli.options import json_option, overrides_option, registry_option
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.launch import child_environment
@@ -84,7 +84,7 @@ def probe(
         step = found.probes[0].step
         print_text(f"recorded as a probe of {found.target.name} after step {step}", err=True)
     if as_json:
-        print_text(format_json(found.to_json(), indent=2, allow_nan=False))
+        print_json(found.to_json(), allow_nan=False)
     else:
         _show_probe_results(found.probes)
 

@@ -11,7 +11,7 @@ from rlx.assess import ChangedRow, RescoreRequest, Rescoring
 from rlx.cli.completion import complete_run
 from rlx.cli.console import build_table, open_console
 from rlx.cli.options import json_option, overrides_option, registry_option
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import print_json
 from rlx.cli.progress import open_progress
 from rlx.launch import locate_run_folder
 from rlx.text import escape_unprintable
@@ -48,7 +48,7 @@ def rescore(as_json: bool, url: str, **options: Any) -> None:
     with open_progress("rescoring", "steps") as show:
         found = assess.rescore(RescoreRequest(**options), registry=url, show=show)
     if as_json:
-        print_text(format_json(found.to_json(), indent=2))
+        print_json(found.to_json())
     else:
         _show_rescoring(found)
 

@@ -10,7 +10,7 @@ import click
 
 from rlx.checks import check_file
 from rlx.cli.options import overrides_option, registry_option
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import print_json, print_text
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, open_registry
@@ -57,7 +57,7 @@ def show(experiment: str, overrides: tuple[str, ...], as_json: bool, url: str) -
         shown = _read_file_values(Path(experiment), overrides)
     if as_json:
         document = {key: value for key, value in asdict(shown).items() if key != "seed"}
-        print_text(format_json(document, indent=2))
+        print_json(document)
         return
     order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
     values, origins = shown.values, shown.origins

@@ -8,7 +8,7 @@ import click
 from rlx.checks import check_file, check_texts
 from rlx.cli.failures import format_error_text
 from rlx.cli.options import overrides_option
-from rlx.cli.output import format_json, print_report, print_text
+from rlx.cli.output import format_json, print_json, print_report, print_text
 from rlx.discovery import ExperimentPlugins, load_all_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.spec.reading import (
@@ -37,7 +37,7 @@ def validate(specs: tuple[Path, ...], overrides: tuple[str, ...], form: str) -> 
     outcomes = [(path, _check_spec_file(path, overrides)) for path in specs]
     if form == "json":
         entries = [_build_outcome_json(path, outcome) for path, outcome in outcomes]
-        print_text(format_json({"files": entries}, indent=2))
+        print_json({"files": entries})
     for path, outcome in outcomes:
         if form == "github":
             print_text(

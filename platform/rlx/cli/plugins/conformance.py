@@ -8,7 +8,7 @@ from typing import Any, Literal
 from unittest import SkipTest
 
 from rlx.cli.failures import build_error_json, format_error_text
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import print_json, print_text
 from rlx.cli.plugins.lookup import find_named_plugins
 from rlx.cli.plugins.uninstalled import add_to_sys_path
 from rlx.discovery import (
@@ -91,7 +91,7 @@ def run_conformance_checks(
 
                 record_promises(record, found, entries[-1])
     if as_json:
-        print_text(format_json(entries, indent=2))
+        print_json(entries)
     codes = [entry["exit_code"] for entry in entries if entry["exit_code"]]
     return min(codes, default=0)
 

@@ -8,7 +8,7 @@ import click
 
 from rlx.cli.completion import complete_plugin
 from rlx.cli.options import json_option, registry_option
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import print_json, print_text
 from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
 from rlx.cli.plugins.scaffold import KINDS, write_plugin_scaffold
 from rlx.cli.verb_group import SuggestingGroup
@@ -46,7 +46,7 @@ def _print_plugin_table(*, as_json: bool) -> None:
         entries = [
             dict(zip(keys, (f.name, f.kind, f.source, *rest), strict=True)) for f, *rest in states
         ]
-        print_text(format_json(entries, indent=2))
+        print_json(entries)
         return
     from rlx.cli.console import print_table
 
@@ -72,7 +72,7 @@ def show(name: str, as_json: bool, full: bool) -> None:
                 print_text("".join(traceback.format_exception(error.__cause__)), err=True)
             raise
         if as_json:
-            print_text(format_json(plugin.model_json_schema(), indent=2))
+            print_json(plugin.model_json_schema())
             continue
         print_text("\n" if number else "", nl=False)
         show_plugin_page(found, plugin)
