@@ -74,7 +74,7 @@ def test_a_copy_leaves_the_original_alone(original, tmp_path):
     assert digests(copy) != before, "the copy has the new evaluation"
     for location in mlflow_locations(copy / "mlflow.db"):
         assert Path(unquote(location.removeprefix("file://"))).is_relative_to(copy)
-    (artifacts,) = (copy / "mlartifacts").glob("rlcr/*/artifacts")
+    (artifacts,) = (copy / "mlartifacts").glob("rlx/*/artifacts")
     assert (artifacts / "spec.yaml").exists()
 
 
