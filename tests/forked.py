@@ -15,6 +15,7 @@ import atexit
 import ctypes
 import fcntl
 import gc
+import importlib
 import io
 import json
 import multiprocessing.process
@@ -43,6 +44,8 @@ MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 """How tests start the command line."""
 STARTED = ("rlx.launch.supervisor", "rlx.launch.rank", "torch.distributed.run")
 """What rlx itself starts, with `python -m`, and torchrun with `python -u -m`."""
+HUB = ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT")
+"""What libraries keep of the environment when they are imported: with others, starts are cold."""
 SPAWNED = "from multiprocessing.spawn import spawn_main;"
 ROOM = 1 << 16
 """Bytes that the command line and the environment of a copy may have, each."""
@@ -91,13 +94,13 @@ def _start(args: Sequence[Any], *options: Any) -> int:
     (executables, _, kept, cwd, env, stdin, _, _, stdout, _, stderr, _, error) = options[:13]
     new_session, group, *identity, prepare = options[14:21]
     words = [os.fsdecode(word) for word in args]
-    plain = (
-        prepare is None and list(kept) == [error] and group == -1 and set(identity) <= {None, -1}
-    )
-    plain = plain and _has_helper()
+    plain = prepare is None and list(kept) == [error] and group == -1
+    plain = plain and all(value in (None, -1) for value in identity) and _has_helper()
     if not (plain and os.fsencode(sys.executable) in executables and _is_rlx(words)):
         return int(_execute(args, *options))
     environment = dict(os.fsdecode(v).split("=", 1) for v in env) if env is not None else None
+    if environment is not None and any(environment.get(v) != os.environ.get(v) for v in HUB):
+        return int(_execute(args, *options))
     files = {own: own if given < 0 else given for own, given in enumerate((stdin, stdout, stderr))}
     return _ask_helper(words, files, os.fsdecode(cwd or Path.cwd()), environment, new_session)
 
@@ -301,6 +304,7 @@ def _take_environment(environment: dict[str, str]) -> None:
     own = str(Path(__file__).parent)
     sys.path = ["", *added, *(p for p in sys.path if p not in {*before, *added, own})]
     tempfile.tempdir = None
+    importlib.reload(sys.modules["huggingface_hub.constants"])  # HF_HOME
     multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
     if environment.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
