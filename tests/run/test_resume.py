@@ -123,16 +123,17 @@ def test_what_differs_is_named(home, unbroken, finished):
 
 @pytest.mark.timeout(1800)  # five runs and more
 def test_kills_at_random_moments(home):
-    done = home.rlx(
-        "verify-resume",
-        home.yaml,
-        "--kills",
-        3,
-        "--at-once",
-        2,
-        sets={**home.mirrored, **LONGER},
-        seconds=1500,
-    )
+    with cold_starts():
+        done = home.rlx(
+            "verify-resume",
+            home.yaml,
+            "--kills",
+            3,
+            "--at-once",
+            2,
+            sets={**home.mirrored, **LONGER},
+            seconds=1500,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 of 3 killed runs have the same numbers as the uninterrupted run" in done.stdout
     equal = re.search(r"MLflow has the registry's points of (\d+) of (\d+) runs", done.stdout)
