@@ -1,16 +1,19 @@
 """What the terminal shows of hostile text: characters, never markup, codes or escapes."""
 
 import io
+import itertools
 import json
+import re
 
 import pytest
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 from rlx.cli import main
-from rlx.cli.console import open_console
+from rlx.cli.console import open_console, print_table
 from rlx.cli.output import format_json, print_report, print_text
-from rlx.cli.progress import ProgressDisplay
+from rlx.cli.progress import ProgressDisplay, open_progress
 
 EVIL = "[/INST][bold]x[/bold]:smile:\x1b[31m\x00\u202e\x7f\x9b"
 SHOWN = "[/INST][bold]x[/bold]:smile:\\x1b[31m\\x00\\u202e\\x7f\\x9b"
@@ -76,3 +79,57 @@ def test_wrong_usage_repeats_what_was_typed_as_text(capsys):
     assert main(["status", "latest", f"--{EVIL}"]) == 2
     err = capsys.readouterr().err
     assert "\\x1b[31m" in err and not set(err) & set("\x1b\x00\u202e\x7f\x9b")
+
+
+RUN = "r-0001"
+WORDS = " ".join(f"word{number}" for number in range(40))
+
+
+def test_a_table_keeps_to_80_columns_and_loses_nothing(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table("RUN", "NAME", "WHY", rows=[(RUN, "漢" * 60, WORDS)])
+    out = capsys.readouterr().out
+    assert max(cell_len(line) for line in out.splitlines()) <= 80
+    assert out.count("漢") == 60 and all(word in out for word in WORDS.split())
+
+
+def test_a_pipe_has_no_width(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_table("RUN", "WHY", rows=[(RUN, WORDS), ("r-0002", "short")])
+    open_console().print(WORDS)
+    head, first, second, text = capsys.readouterr().out.splitlines()
+    assert first == f"{RUN}  {WORDS}" and text == WORDS
+    assert (head, second) == ("RUN     WHY", "r-0002  short"), "no blanks at the ends of lines"
+
+
+def test_progress_has_a_name_a_speed_and_the_time_left():
+    console, clock = open_console(), itertools.count(0, 4)
+    console.get_time = lambda: next(clock)
+    console.file, console.width, console._force_terminal = io.StringIO(), 80, True
+    with ProgressDisplay(console, "problems") as display:
+        for done in range(3):
+            display.show("evaluation (before)", done, 600, "accuracy 0.531  " * 9)
+    frames = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+    shown = frames.strip().splitlines()[-1].strip()
+    assert shown.startswith("evaluation (before)") and " 2/600 problems " in shown
+    assert "s each" in shown and "left" in shown and shown.endswith("…")
+    assert cell_len(shown) <= 80
+
+
+def test_progress_without_a_terminal_is_lines_with_the_time(capsys):
+    with ProgressDisplay(open_console(stderr=True)) as display:
+        for done in range(3):
+            display.show("warm start", done, 2, f"loss {done}")
+        display.show(EVIL, 0, None)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3, "the beginning and the end of a stage"
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", line) for line in lines)
+    assert "warm start  0/2  loss 0" in lines[0] and "warm start  2/2  in 00:0" in lines[1]
+    assert SHOWN in lines[2]
+
+
+def test_short_work_prints_no_progress_without_a_terminal(capsys):
+    with open_progress("scoring", "lines", 3) as show:
+        for done in range(4):
+            show(done)
+    assert capsys.readouterr().err == ""

@@ -85,9 +85,10 @@ def test_a_group_is_recorded_once(url, capsys):
     assert main(command) == 0
     name, head, *rows = capsys.readouterr().out.splitlines()
     assert name == "group rlcr-normalize"
-    assert head.split() == ["RUN", "estimator.confidence.normalize", "seed", "STEP", "STATUS"]
+    varied = ["estimator.confidence.normalize", "seed"]
+    assert head.split() == ["RUN", *varied, "STATE", "STEP", "PACE", "ACCURACY"]
     assert len(rows) == 6
-    assert rows[0].split() == ["r-0001", '"center"', "0", "0", "queued"]
+    assert rows[0].split() == ["r-0001", '"center"', "0", "queued", "0/130"]
     assert main(command) == 0
     assert capsys.readouterr().out.splitlines()[2:] == rows, "they are there already"
     with Registry.open(url) as registry:

@@ -189,7 +189,7 @@ def test_it_is_listed_checked_validated_and_planned(capsys):
     assert main(["plugins", "check", "echo"]) == 0
     assert "promises hold" in capsys.readouterr().out
     assert main(["validate", str(QUICK), "--set=sampler={engine: echo}"]) == 0
-    assert main(["plan", str(QUICK), "--set=sampler={engine: echo, max_rows: 2}"]) == 0
+    assert main(["plan", str(QUICK), "--full", "--set=sampler={engine: echo, max_rows: 2}"]) == 0
     assert "the sampler's cache" in capsys.readouterr().out
 
 

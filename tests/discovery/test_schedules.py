@@ -253,7 +253,7 @@ def test_it_is_listed_checked_validated_and_planned(tmp_path, capsys):
     assert "promises hold" in capsys.readouterr().out
     assert main(["validate", str(path), "--set=rollout={schedule: retry, every: 13}"]) == 0
     capsys.readouterr()
-    assert main(["plan", str(path), "--set=rollout={schedule: retry, answers: 3}"]) == 0
+    assert main(["plan", str(path), "--full", "--set=rollout={schedule: retry, answers: 3}"]) == 0
     assert "2 prompts × 3 answers × 1 agains" in " ".join(capsys.readouterr().out.split())
 
 

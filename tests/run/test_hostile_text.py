@@ -168,6 +168,6 @@ def test_prompts_have_no_control_tokens_of_the_data(home, run):
 
 
 def test_a_task_may_allow_them(home):
-    done = home.rlx("plan", "evil.yaml", "--set", "task.allow_control_tokens=true")
+    done = home.rlx("plan", "evil.yaml", "--full", "--set", "task.allow_control_tokens=true")
     assert done.returncode == 0, done.stderr
     assert " <|end|> [/INST]" in done.stdout

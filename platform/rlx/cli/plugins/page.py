@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from typing_extensions import TypeAliasType
 
-from rlx.cli.console import print_table
+from rlx.cli.console import open_console, print_table
 from rlx.cli.output import print_text
 from rlx.discovery import InstalledPlugin
 from rlx.plugin import Plugin
@@ -55,7 +55,7 @@ def show_plugin_page(found: InstalledPlugin, plugin: type[Plugin]) -> None:
     heads = ("OPTION", "TYPE", "DEFAULT", "MEANING")
     body = "\n".join(escape_unprintable(line) for line in text.splitlines())
     facts = "".join(f"\n{escape_unprintable(fact)}\n" for fact in _list_plugin_facts(plugin))
-    print_text(f"{escape_unprintable(head)}\n\n{body}\n{facts}")
+    open_console().print(f"{escape_unprintable(head)}\n\n{body}\n{facts}")
     if rows:
         print_table(*heads, rows=rows)
     else:
