@@ -119,7 +119,7 @@ def drip(listening):
     connection, _ = listening.accept()
     with connection:
         for byte in b"HTTP/1.1 101 " + b"x" * 200:
-            time.sleep(0.05)
+            time.sleep(0.05)  # scenario
             try:
                 connection.send(bytes([byte]))
             except OSError:

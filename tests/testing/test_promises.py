@@ -32,7 +32,7 @@ from rlx.testing import (
 )
 from rlx.testing.promise import run_checks
 
-ELSEWHERE = {"openenv"}
+ELSEWHERE = {"openenv", "verifiers"}
 """Need a server or an interpreter of their own: tests/gyms checks their promises."""
 
 OURS = [
