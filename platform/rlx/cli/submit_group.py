@@ -10,6 +10,7 @@ from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
 from rlx.launch import open_registry, registry_url, run_queue
+from rlx_registry import Registry
 
 __all__ = ["submit_many"]
 
@@ -53,24 +54,11 @@ def submit_many(
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group)
         print_text(f"group {name}")
-        view, console = GroupView(registry, name, members, runs), open_console()
-        ids = dict.fromkeys(run.id for run in runs)
+        view = GroupView(registry, name, members, runs)
+        ids = list(dict.fromkeys(run.id for run in runs))
         if not returns:
-            print_text(
-                "Ctrl-C leaves runs running; repeat the command to run what is missing", err=True
-            )
-            with view.follow() as look:
-                run_queue(
-                    registry,
-                    url,
-                    at_once,
-                    once=True,
-                    only=set(ids),
-                    report=_print_problem,
-                    look=look,
-                )
-                look()
-        console.print(view.build_table())
+            _follow_runs(registry, url, at_once, ids, view)
+        open_console().print(view.build_table())
         if returns:
             return 0
         ended = [registry.run(run) for run in ids]
@@ -78,6 +66,18 @@ def submit_many(
     if mlflow := describe_mlflow_page(ended, [name]):
         print_text(f"in MLflow:     {mlflow}")
     return int(any(run.status != "finished" for run in ended))
+
+
+def _follow_runs(
+    registry: Registry, url: str, at_once: int, ids: Sequence[str], view: GroupView
+) -> None:
+    """Runs what is missing, under a live table."""
+    print_text("Ctrl-C leaves runs running; repeat the command to run what is missing", err=True)
+    with view.follow() as look:
+        run_queue(
+            registry, url, at_once, once=True, only=set(ids), report=_print_problem, look=look
+        )
+        look()
 
 
 def _print_problem(text: str, *, err: bool = False) -> None:
