@@ -44,6 +44,8 @@ MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 """How tests start the command line."""
 STARTED = ("rlx.launch.supervisor", "rlx.launch.rank", "torch.distributed.run")
 """What rlx itself starts, with `python -m`, and torchrun with `python -u -m`."""
+PACKAGES = ("rlx", "rlx_registry", "rlx_web", "rlx_plugins", "rlx_gyms")
+"""Where a path has other versions of these, starts are cold."""
 HUB = ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT")
 """What libraries keep of the environment when they are imported: with others, starts are cold."""
 SPAWNED = "from multiprocessing.spawn import spawn_main;"
@@ -58,6 +60,7 @@ PR_GET_TID_ADDRESS = 40
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 _execute, _spawn = subprocess._fork_exec, multiprocessing.util.spawnv_passfds
+_imported_in = dict(os.environ)
 _helper: socket.socket | None = None
 _session = os.getsid(0)
 """Of the helper; what it starts is in this session or in one of its own."""
@@ -98,8 +101,9 @@ def _start(args: Sequence[Any], *options: Any) -> int:
     plain = plain and all(value in (None, -1) for value in identity) and _has_helper()
     if not (plain and os.fsencode(sys.executable) in executables and _is_rlx(words)):
         return int(_execute(args, *options))
-    environment = dict(os.fsdecode(v).split("=", 1) for v in env) if env is not None else None
-    if environment is not None and any(environment.get(v) != os.environ.get(v) for v in HUB):
+    given = dict(os.fsdecode(v).split("=", 1) for v in env) if env is not None else None
+    environment = dict(os.environ) if given is None else given
+    if not _fits(environment):
         return int(_execute(args, *options))
     files = {own: own if given < 0 else given for own, given in enumerate((stdin, stdout, stderr))}
     return _ask_helper(words, files, os.fsdecode(cwd or Path.cwd()), environment, new_session)
@@ -111,6 +115,14 @@ def _start_spawned(path: bytes, args: Sequence[Any], passed: Iterable[int]) -> i
     if not _has_helper() or not _program(words)[1].startswith(SPAWNED):
         return int(_spawn(path, args, passed))
     return _ask_helper(words, {file: file for file in (0, 1, 2, *passed)}, os.fsdecode(Path.cwd()))
+
+
+def _fits(environment: Mapping[str, str]) -> bool:
+    """Whether the helper's imports are those of this environment."""
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    own = _imported_in.get("PYTHONPATH", "").split(os.pathsep)
+    others = any(Path(path, name).exists() for path in {*paths} - {*own} for name in PACKAGES)
+    return not others and all(environment.get(v) == _imported_in.get(v) for v in HUB)
 
 
 def _is_rlx(words: Sequence[str]) -> bool:
@@ -159,7 +171,7 @@ def _has_helper() -> bool:
 def _make_helper() -> socket.socket:
     """Starts the first helper, which ends with this process."""
     ours, theirs = _make_sockets()
-    environment = {**os.environ, **SINGLE, "DS_ACCELERATOR": "cpu", "_ROOM": "-" * ROOM}
+    environment = {**_imported_in, **SINGLE, "DS_ACCELERATOR": "cpu", "_ROOM": "-" * ROOM}
     command = [sys.executable, __file__, str(theirs.fileno()), "-" * ROOM]
     child = subprocess.Popen(
         command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
