@@ -126,14 +126,15 @@ def _fits(environment: Mapping[str, str]) -> bool:
 
 
 def _is_rlx(words: Sequence[str]) -> bool:
-    how, what = _program(words)[:2]
-    return (how == "-c" and what == MAIN) or (how == "-m" and what in STARTED)
+    """Whether a copy can be it; `rlx mlflow` becomes another program, which leaves no helper."""
+    how, what, verb = _program(words)[:3]
+    return (how == "-c" and what == MAIN and verb != "mlflow") or (how == "-m" and what in STARTED)
 
 
 def _program(words: Sequence[str]) -> list[str]:
     """A command of Python without its options: how the program is given, itself, the rest."""
     first = next((n for n, word in enumerate(words) if word in ("-c", "-m")), len(words))
-    return [*words[first:], "", ""]
+    return [*words[first:], "", "", ""]
 
 
 def _ask_helper(
@@ -255,7 +256,7 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     if request["group"] is None:
         os.setsid()
     words, environment = request["words"], request["environment"]
-    how, what, *rest = _program(words)[:-2]
+    how, what, *rest = _program(words)[:-3]
     if what.startswith(SPAWNED):
         _forget_workers()
     else:
