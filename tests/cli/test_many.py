@@ -1,12 +1,15 @@
 """`rlx submit --seeds --grid`: a group is checked and shown as a whole."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
-from rlx.api import parse_grid, parse_seeds
+from rlx.api import parse_grid, parse_seeds, read_group, record_group
 from rlx.cli import main
+from rlx.cli.console import open_console
+from rlx.cli.group_view import GroupView
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry
@@ -176,3 +179,40 @@ def test_nothing_is_recorded_where_one_member_cannot_be(url, capsys):
 def test_options_of_single_runs(url, option, capsys):
     assert main(["submit", str(RLCR), "--seeds", "0..1", option]) == 2
     assert "a group has --queue" in capsys.readouterr().err
+
+
+def test_a_group_is_followed_by_a_line_per_change(url, capsys):
+    members = read_group(RLCR, (), "0..1", ("estimator.confidence.normalize=center",))
+    with Registry.open(url) as registry:
+        name, runs = record_group(registry, members, None)
+        view = GroupView(registry, name, members, runs)
+        with view.follow() as look:
+            look()
+            look()
+            registry.transition("r-0001", ["queued"], "stopped")
+            look()
+        table = view.build_table()
+    lines = [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    varied = 'estimator.confidence.normalize="center"'
+    assert lines == [
+        f"r-0001  {varied} seed=0  queued",
+        f"r-0002  {varied} seed=1  queued",
+        f"r-0001  {varied} seed=0  stopped",
+    ]
+    assert table.row_count == 2
+
+
+def test_the_table_of_a_large_group_fits_the_terminal(url):
+    members = read_group(RLCR, (), "0..9", ())
+    console = open_console()
+    console.file, console.width, console.height = io.StringIO(), 80, 12
+    console._force_terminal = True
+    with Registry.open(url) as registry:
+        name, runs = record_group(registry, members, None)
+        registry.transition("r-0009", ["queued"], "submitted")
+        registry.transition("r-0009", ["submitted"], "running")
+        console.print(GroupView(registry, name, members, runs)._build_live_table(console.height))
+    head, first, *more, last = console.file.getvalue().splitlines()
+    assert head.split() == ["RUN", "seed", "STATE", "STEP", "PACE", "ACCURACY"]
+    assert first.split() == ["r-0009", "8", "running", "0/130"], "what runs comes first"
+    assert len(more) == 5 and last == "10 runs in all: 9 queued, 1 running"

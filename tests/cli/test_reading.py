@@ -101,6 +101,7 @@ def test_a_prompt_that_is_not_there_is_said(registry, folder, capsys):
     assert main(["samples", "--group", "7"]) == 2
     assert "no prompt 7; it has 0 to 0" in capsys.readouterr().err
     assert main(["samples", "--group", "0"]) == 0
+    assert "warning: no prompts are shown: " in capsys.readouterr().err, "the file is missing"
 
 
 def test_advice_after_nothing_to_do_is_the_same_experiment(folder, capsys):

@@ -9,7 +9,6 @@ import pytest
 
 from rlx.cli import main
 from rlx.cli.output import color_report
-from rlx.cli.text import format_columns
 from rlx.cli.verb_group import VERBS
 from rlx.errors import EnvironmentFault
 
@@ -270,7 +269,3 @@ def test_colour_is_for_terminals(monkeypatch):
     assert painted.count("\x1b[") >= 10
     monkeypatch.setenv("NO_COLOR", "1")
     assert color_report(text, Terminal()) == text
-
-
-def test_tables_show_no_control_characters():
-    assert format_columns([("a\x1b[2J", "b")], ("X", "Y")) == "X         Y\na\\x1b[2J  b"

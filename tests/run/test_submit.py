@@ -1,5 +1,7 @@
 """The command line around a run: what it prints, how it ends, and what it leaves running."""
 
+import re
+
 import pytest
 
 # Starting a run takes half a minute on a busy machine.
@@ -15,7 +17,8 @@ def test_following_shows_the_start_the_stages_and_the_results(finished):
     assert "held-out problems" in out
     assert "accuracy" in out
     assert "evaluation (after)" in err
-    assert "warm start" in err
+    assert "100 steps of warm start, loss" in out
+    assert re.search(r"^\d{4}-\S+ \S+  warm start  \d+/100  ", err, re.M)
 
 
 def test_status_as_json(finished):
@@ -57,7 +60,9 @@ def test_samples_as_json(finished, home):
 
 
 def test_logs(finished, home):
-    assert home.rlx("logs", finished.id).returncode == 0
+    shown = home.rlx("logs", finished.id, "-n", "1000").stdout.splitlines()
+    assert shown and all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", line) for line in shown)
+    assert sum("  warm start  step " in line for line in shown) >= 10
     kinds = [event["kind"] for event in home.json("logs", finished.id)]
     assert {"completed", "resources"} <= set(kinds)
     assert "report_failed" not in kinds

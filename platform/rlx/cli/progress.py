@@ -75,7 +75,8 @@ class ProgressDisplay:
             expand=True,
             speed_estimate_period=SPEED_OVER,
         )
-        self._stages: dict[str, TaskID] = {}
+        self._tasks: dict[str, TaskID] = {}
+        self._stage = ""
         self._ended: set[TaskID] = set()
         self._printed = time.monotonic()
 
@@ -95,20 +96,25 @@ class ProgressDisplay:
             total: how many there are; None if unknown.
             note: further figures; shortened where a terminal has no room for them.
         """
-        begins = stage not in self._stages
+        begins, self._stage = stage != self._stage, stage
         if begins:
             for task in self._bars.tasks:
                 self._bars.update(task.id, completed=task.total, visible=not self._transient)
+        if stage not in self._tasks:
             name = escape_unprintable(stage)
-            self._stages[stage] = self._bars.add_task(name, total=total, note="", unit=self._unit)
-        number = self._stages[stage]
+            self._tasks[stage] = self._bars.add_task(name, total=total, note="", unit=self._unit)
+        elif begins:  # it goes on, such as training after an evaluation
+            self._bars.reset(self._tasks[stage], completed=done, visible=True)
+            self._ended.discard(self._tasks[stage])
+        number = self._tasks[stage]
         self._bars.update(number, completed=done, total=total, note=escape_unprintable(note))
-        if self._bars.disable and number not in self._ended:
-            task = next(task for task in self._bars.tasks if task.id == number)
-            self._print_line(task, begins=begins)
+        self._print_line(next(t for t in self._bars.tasks if t.id == number), begins=begins)
 
     def _print_line(self, task: Task, *, begins: bool) -> None:
+        """Prints a line about a stage, where there are no bars and it is due."""
         now = time.monotonic()
+        if not self._bars.disable or task.id in self._ended:
+            return
         if now - self._printed < LINE_EVERY and (self._transient or not (begins or task.finished)):
             return
         self._printed = now
