@@ -14,7 +14,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from forked import cold_starts
 
 ROOT = Path(__file__).parents[2]
 DIFFS = {path.stem: path.read_text() for path in (Path(__file__).parent / "additions").iterdir()}
@@ -41,14 +40,13 @@ def extend(tmp_path):
         path = os.pathsep.join(map(str, paths))
 
         def run(code, *arguments):
-            with cold_starts():  # other sources than the helper's
-                return subprocess.run(
-                    [sys.executable, "-c", code, *map(str, arguments)],
-                    cwd=tmp_path,
-                    env={**os.environ, "PYTHONPATH": path, "RLX_HOME": str(tmp_path / "home")},
-                    capture_output=True,
-                    text=True,
-                )
+            return subprocess.run(
+                [sys.executable, "-c", code, *map(str, arguments)],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": path, "RLX_HOME": str(tmp_path / "home")},
+                capture_output=True,
+                text=True,
+            )
 
         return run
 
