@@ -97,9 +97,8 @@ def status(run: str, as_json: bool, url: str) -> None:
     with open_registry(url) as registry:
         found = reconcile_job(registry, registry.run(run))
         described = run_json(registry, found)
-        idle = registry.queries.count_idle_steps(found.id)
         if as_json:
-            return print_json(described | {"steps_without_gradient": idle})
+            return print_json(described)
         if found.status == "finished":
             from rlx.cli.console import open_console
             from rlx.cli.summary import show_run_summary
@@ -125,7 +124,7 @@ def status(run: str, as_json: bool, url: str) -> None:
         lines.append(
             f"doing    {stage.stage} {stage.done}/{stage.total}  {stage.doing}  {stage.note}"
         )
-    if idle >= IDLE_STEPS:
+    if (idle := described["steps_without_gradient"]) >= IDLE_STEPS:
         lines.append(f"warning  no gradient in the last {idle} steps: see `rlx samples {found.id}`")
     lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
     if found.directory is not None:

@@ -34,6 +34,7 @@ def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
         "step": run.step,
         "steps": run.steps_total,
         "phase": run.phase,
+        "steps_without_gradient": registry.queries.count_idle_steps(run.id),
         "seed": run.seed,
         "groups": registry.list_run_groups(run.id),
         "spec_digest": run.digest,
