@@ -200,6 +200,7 @@ def test_a_group_is_followed_by_a_line_per_change(url, capsys):
         f"r-0001  {varied} seed=0  stopped",
     ]
     assert table.row_count == 2
+    assert [column.header for column in table.columns][1:3] == ["normalize", "seed"]
 
 
 def test_the_table_of_a_large_group_fits_the_terminal(url):

@@ -112,7 +112,7 @@ def test_every_known_case_gets_what_is_expected(folder):
     assert all("format_lost_to_lastline" in g["parts"] for g in got)
     assert {g["reason"] is None for g in got if g["score"] == 1.0} == {True}
     assert b"60 scored, 0 absent; mean score 0.375; " in done.stderr
-    assert b" lines per second" in done.stderr
+    assert b" lines/s" in done.stderr
 
 
 def test_what_cannot_be_scored_stops_nothing(folder):

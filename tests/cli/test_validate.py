@@ -117,6 +117,7 @@ def test_exit_codes_and_every_file(files, code, capsys):
     assert all(name in out + err for name in files)
     assert ("good.yaml: ok" in out) == ("good.yaml" in files)
     assert ("error:" in err) == (code > 0)
+    assert "submitted" not in err, "nobody asked for a run"
 
 
 def test_overrides_are_checked_with_the_file(capsys):
@@ -146,6 +147,16 @@ def test_show_gives_each_value_its_origin(capsys):
     assert ["name", '"guest"', "#", "good.yaml:1"] in rows
     assert ["task.limit", "9", "#", "plugin", "default"] in rows
     assert ["runner.ranks", "1", "#", "default"] in rows
+
+
+def test_keys_are_whole_on_a_terminal_of_80_columns(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "long.yaml").write_text(f"extends: rlcr\nrollout: {{system: {'1 + ' * 40}1}}\n")
+    assert main(["show", "long.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    keys = [line.split()[0] for line in lines if "# " in line]
+    assert {"model.warm_start.demonstrations", "rollout.system"} <= set(keys)
 
 
 def test_show_looks_into_plugins_that_hold_others(tmp_path, capsys):

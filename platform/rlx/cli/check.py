@@ -68,7 +68,7 @@ def _show_audit(report: "AuditReport") -> None:
         (
             _get_tally_sign(t),
             t.name,
-            f"{t.checked} {t.unit}" if t.checked else "nothing to check",
+            _format_count(t.checked, t.unit.removesuffix("s")) if t.checked else "nothing to check",
             t.says,
         )
         for t in report.tallies

@@ -93,7 +93,7 @@ class GroupView:
     def _build_rows(self, rows: Sequence[tuple[RunRecord, dict[str, Any]]]) -> Table:
         return build_table(
             Column("RUN", no_wrap=True),
-            *map(escape_unprintable, self._paths),
+            *map(escape_unprintable, self._shorten_paths()),
             *("STATE", "STEP", "PACE", "ACCURACY"),
             rows=[
                 (
@@ -108,6 +108,14 @@ class GroupView:
             ],
             is_text=True,
         )
+
+    def _shorten_paths(self) -> list[str]:
+        """Returns the last key of each path, or the whole path where two end in the same key."""
+        keys = [path.rpartition(".")[2] for path in self._paths]
+        return [
+            path if keys.count(key) > 1 else key
+            for path, key in zip(self._paths, keys, strict=True)
+        ]
 
     def _build_line_printer(self, console: Console) -> _Look:
         """Builds the function that prints a line for each run whose status has changed."""

@@ -42,7 +42,7 @@ class _Count:
     def describe_counts(self, seconds: float) -> str:
         mean = f"mean score {self.total / self.scored:.4g}; " if self.scored else ""
         rate = self.lines / seconds if seconds > 0 else 0.0
-        return f"{self.scored} scored, {self.absent} absent; {mean}{rate:.0f} lines per second"
+        return f"{self.scored} scored, {self.absent} absent; {mean}{rate:,.0f} lines/s"
 
 
 @click.command()

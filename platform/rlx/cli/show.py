@@ -63,9 +63,15 @@ def show(experiment: str, overrides: tuple[str, ...], as_json: bool, url: str) -
     values, origins = shown.values, shown.origins
     paths = sorted(values, key=lambda path: order[path.split(".")[0]])
     rows = [(p, json.dumps(values[p], ensure_ascii=False), f"# {origins[p]}") for p in paths]
-    from rlx.cli.console import print_table
+    from rich.table import Column
 
-    print_table("", "", "", rows=rows)
+    from rlx.cli.console import open_console, print_table
+
+    # Keys and origins stay whole where there is room; the values are what is wrapped.
+    room = open_console().width - 4
+    key = min(max(map(len, paths)), room * 3 // 5)
+    origin = min(max(len(row[2]) for row in rows), (room - key) * 3 // 5)
+    print_table(Column(width=key), "", Column(width=origin), rows=rows)
     print_text(f"\nspec {shown.digest}, seed {shown.seed}")
 
 

@@ -19,16 +19,16 @@ WARM_START_LOSS = "warm_start/loss"
 ROWS = (
     ("accuracy", "accuracy", "higher is better"),
     ("brier", "Brier score", "lower is better"),
-    ("brier_recalibrated", "  after recalibration on other problems", "near Brier: calibrated"),
+    ("brier_recalibrated", "  recalibrated out of fold", "near Brier: calibrated"),
     ("stratum_brier", "  knowing only the stratum", "what Brier must beat"),
     ("auroc", "AUROC", "higher is better"),
     ("auroc_one_bit", "  of at least .5, yes or no", "below AUROC: more than one bit"),
     ("stratum_auroc", "  knowing only the stratum", "what AUROC must beat"),
     ("within_auroc", "  among problems of one kind", "above 0.5: it knows more than the kind"),
     ("ece", "ECE, 10 bins", "lower is better"),
-    ("ece_debiased", "  without the bias of few answers", "lower is better"),
+    ("ece_debiased", "  without small-sample bias", "lower is better"),
     ("mean_confidence", "mean confidence", "near accuracy"),
-    ("alike_share", "answers whose confidences are all alike", "1 is a frozen policy"),
+    ("alike_share", "all confidences alike", "1 is a frozen policy"),
     ("unparsable", "unparsable confidences", "count as 0"),
 )
 

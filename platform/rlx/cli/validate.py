@@ -17,6 +17,7 @@ from rlx.spec.reading import (
     LoadedSpec,
     build_refusal,
     format_diagnostic,
+    label_refusal,
     locate_diagnostic,
 )
 from rlx.text import escape_unprintable
@@ -58,8 +59,9 @@ Outcome = tuple[LoadedSpec, ExperimentPlugins] | RlxError
 
 def _check_spec_file(path: Path, overrides: tuple[str, ...]) -> Outcome:
     try:
-        read, plugins = check_file(path, overrides)
-        _refuse_unwritable_texts(read, plugins)
+        with label_refusal(""):  # nobody asked for a run
+            read, plugins = check_file(path, overrides)
+            _refuse_unwritable_texts(read, plugins)
         return read, plugins
     except RlxError as error:
         return error

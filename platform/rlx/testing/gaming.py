@@ -49,7 +49,8 @@ def _format_findings(report: AdversarialReport) -> list[str]:
         what = "paid without a problem"
     head = f"{report.calls} calls; a solution earns {report.full:.6g}; {what}:"
     if not report.finds:
-        return [f"{head} nothing found that earns more than the least"]
+        searched = f"{report.calls} calls; a solution earns {report.full:.6g}"
+        return [f"{searched}; no other text found that earns more than the minimum"]
     if not report.judged and not report.reads_problem:
         head = f"{head[:-1]} (no value depended on the problem):"
     shortest: dict[str, Find] = {}

@@ -249,8 +249,8 @@ def format_diagnostic(diagnostic: Diagnostic, file: str | None = None) -> str:
 
 @contextmanager
 def label_refusal(done: str) -> Iterator[None]:
-    """Sets the verb in the closing line ("Nothing was evaluated.") of an `InvalidSpec` raised in
-    the block or in the decorated function."""
+    """Sets the verb in the closing line ("Nothing was evaluated.", none if empty) of an
+    `InvalidSpec` raised in the block or in the decorated function."""
     try:
         yield
     except InvalidSpec as error:
@@ -269,7 +269,8 @@ def format_diagnostic_report(
     """Returns all diagnostics of one file and a closing line that counts them.
 
     Args:
-        done: participle for the closing line: "Nothing was {done}."
+        done: participle for the closing line: "Nothing was {done}."; "" leaves that sentence out.
     """
-    closing = f"{escape_unprintable(file)}: {count_errors(diagnostics)}. Nothing was {done}."
+    closing = f"{escape_unprintable(file)}: {count_errors(diagnostics)}"
+    closing += f". Nothing was {done}." if done else ""
     return "\n\n".join([*(format_diagnostic(d, file) for d in diagnostics), closing])

@@ -284,6 +284,10 @@ class _DocumentReader:
         if error.context in ("while parsing a flow mapping", "while parsing a flow sequence"):
             opened = error.context_mark.line + 1 if error.context_mark else number + 1
             return (f"close the bracket that line {opened} opens, or separate its items by commas",)
+        if error.problem == "but found another document":
+            return (
+                "remove `---`; of a run that extended a file, submit `spec.json` in its folder",
+            )
         if error.problem == "mapping values are not allowed here":
             return ("quote a value that contains ': '; indent the keys of a section alike",)
         if word := re.match(r"\s*(?:- )?([\w.]+):(?=\S)", line):
