@@ -52,4 +52,4 @@ def draw_beginning(key: str, split: Split, held_out: int, show: Callable[[int], 
         identity = shown if varies else str(drawn)
         if (zlib.crc32(identity.encode()) % held_out == 0) == (split == "test"):
             return Beginning(drawn, shown, identity)
-    raise ValueError(f"{key}: none of {_ATTEMPTS} beginnings is for the split {split!r}{fault}")
+    raise ValueError(f"{key}: none of {_ATTEMPTS} beginnings falls into the split {split!r}{fault}")

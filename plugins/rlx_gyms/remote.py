@@ -133,9 +133,9 @@ def read_message(text: str | bytes, sender: str) -> Mapping[str, Any]:
     try:
         message = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise RemoteFault(f"{sender} answers no JSON: {error}") from None
+        raise RemoteFault(f"{sender} sent invalid JSON: {error}") from None
     if not isinstance(message, dict):
-        raise RemoteFault(f"{sender} answers {type(message).__name__}, not an object")
+        raise RemoteFault(f"{sender} sent {type(message).__name__}, not an object")
     return message
 
 
@@ -148,7 +148,7 @@ def read_number(value: Any, name: str, sender: str) -> float:
     if value is None:
         return 0.0
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise RemoteFault(f"{sender} answers {value!r:.40} as {name}, not a number")
+        raise RemoteFault(f"{sender} sent {value!r:.40} as {name}, not a number")
     return float(value)
 
 

@@ -221,7 +221,7 @@ def test_a_run_stays_in_the_experiment_that_has_it(registry, client, capsys):
 def test_a_page_of_runs_that_mlflow_lacks_is_refused(registry, capsys):
     run_id = ended(registry, "rlcr")
     assert main(["mlflow", run_id]) == 2
-    assert f"MLflow has nothing of {run_id} yet; `rlx sync`" in capsys.readouterr().err
+    assert f"MLflow has no records of {run_id} yet; `rlx sync`" in capsys.readouterr().err
     assert main(["mlflow", "rlcrr"]) == 2
     assert "did you mean 'rlcr'?" in capsys.readouterr().err
     served = ended(registry, "kg", mlflow="http://127.0.0.1:1/")

@@ -75,9 +75,9 @@ for line in sys.stdin:
     [
         ("time.sleep(60)", "does not answer `score` within 0.5 s"),
         ("while True: os.write(1, b' '); time.sleep(0.05)", "does not answer `score` within 0.5 s"),
-        ("print('x' * 2_000_000, flush=True)", "more than a megabyte"),
-        ("print('<html>', flush=True)", "no JSON"),
-        ("print('[]', flush=True)", "answers list"),
+        ("print('x' * 2_000_000, flush=True)", "more than one megabyte"),
+        ("print('<html>', flush=True)", "invalid JSON"),
+        ("print('[]', flush=True)", "sent list"),
         ("print('{\"reward\": NaN}', flush=True)", "NaN"),
         ("print('reason', file=sys.stderr); os._exit(7)", "ended its process in `score`: reason"),
         ('print(\'{"error": "TaskError", "message": "bad"}\', flush=True)', "TaskError: bad"),

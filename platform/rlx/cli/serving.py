@@ -48,7 +48,7 @@ class ServerAddress:
         return f"http://{host}:{self.port}" + (f"/?token={shown}" if self.token else "")
 
     def print_link(self, server: str, powers: str, page: str = "") -> None:
-        """Prints the address to stderr, and without a token what strangers can do.
+        """Prints the address to stderr, and without a token what others can do.
 
         Args:
             server: what is served.
@@ -62,7 +62,7 @@ class ServerAddress:
                 err=True,
             )
         link = f"{self.link}/" if page and not self.token else self.link
-        print_text(f"{server} on {link}{page}  (Ctrl-C ends it)", err=True)
+        print_text(f"{server} on {link}{page}  (Ctrl-C to stop)", err=True)
 
 
 def access_options(port: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -84,7 +84,7 @@ def access_options(port: int) -> Callable[[Callable[..., Any]], Callable[..., An
             "machine can see a command line.",
         ),
         click.option(
-            "--no-token", "is_open", is_flag=True, help="Let everyone in who can connect."
+            "--no-token", "is_open", is_flag=True, help="Let in everyone who can connect."
         ),
         click.option(
             "--name",

@@ -68,7 +68,7 @@ def web(url: str, **options: Any) -> int:
     "--uri",
     envvar="MLFLOW_BACKEND_STORE_URI",
     help="URI of the MLflow store; by default that of the named runs, or the one in RLX_HOME. One "
-    "with a password belongs into MLFLOW_BACKEND_STORE_URI: other users of this machine can see a "
+    "with a password belongs in MLFLOW_BACKEND_STORE_URI: other users of this machine can see a "
     "command line.",
 )
 @registry_option
@@ -116,10 +116,10 @@ def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
     if link is None:
         several = ", ".join(run.id for run in runs)
         raise SpecError(
-            f"MLflow has nothing of {several} yet; `rlx sync` sends it runs that have ended"
+            f"MLflow has no records of {several} yet; `rlx sync` sends those of ended runs"
         )
     if link.store is None:
-        raise SpecError(f"a server has these runs already: open {escape_unprintable(link.url)}")
+        raise SpecError(f"these runs are on an MLflow server: open {escape_unprintable(link.url)}")
     return link.page, link.store
 
 

@@ -271,7 +271,7 @@ def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
         environment = [("environment", rollout.environment.plugin), ("observations", placement)]
     settings: list[tuple[str, Any]] = [
         *environment,
-        ("it reads", READINGS[estimator.reading()]),
+        ("estimator reads", READINGS[estimator.reading()]),
         ("profile", credit.profile),
         ("mask", spec.mask.plugin),
         ("placement", credit.resolved_placement.plugin),

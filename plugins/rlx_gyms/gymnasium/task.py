@@ -67,7 +67,7 @@ class GymnasiumTask(NeedsLibrary):
             if (zlib.crc32(shown.encode()) % self.held_out == 0) == (split == "test"):
                 return self._build_problem(shown, start, drawn)
         raise ValueError(
-            f"{self.id}: none of {_ATTEMPTS} first observations is for the split {split!r}; "
+            f"{self.id}: none of {_ATTEMPTS} first observations falls into the split {split!r}; "
             "`starts: any` begins in every state of a tabular environment, and `held_out` decides "
             "the share of the splits"
         )

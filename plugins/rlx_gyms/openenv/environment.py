@@ -34,6 +34,6 @@ class OpenEnvEnvironment(NeedsLibrary, RemoteEnvironment):
             ValueError: the problem is of another task.
         """
         if "url" not in problem:
-            raise ValueError("the environment `openenv` plays problems of the task `openenv`")
+            raise ValueError("the environment `openenv` works only with the task `openenv`")
         episode = OpenEnvEpisode(**{f.name: problem[f.name] for f in fields(OpenEnvEpisode)})
         return OpenEnvSession(episode, self.timeout, action=self.action, rest=self.rest)

@@ -117,7 +117,7 @@ class OpenEnvSession:
             self._socket = self._opened.enter_context(connection)
         except library.exceptions.WebSocketException as error:
             raise RemoteFault(
-                f"{self._episode.url} is no OpenEnv server: {error or type(error).__name__}"
+                f"{self._episode.url} is not an OpenEnv server: {error or type(error).__name__}"
             ) from None
 
     def _request(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -141,7 +141,7 @@ class OpenEnvSession:
         if message.get("type") == "error":
             raise RemoteFault(f"{url} reports {_get_code(message)}: {_get_text(message)}")
         if not isinstance(data, dict) or not isinstance(data.get("observation"), dict):
-            raise RemoteFault(f"{url} answers no observation: {json.dumps(message)[:200]}")
+            raise RemoteFault(f"{url} sent no observation: {json.dumps(message)[:200]}")
         metadata = data.get("metadata")
         return RemoteReply(
             observation=self._read_observation(data["observation"]),

@@ -60,6 +60,6 @@ class VerifiersEnvironment(RemoteEnvironment):
             ValueError: the problem is of another task.
         """
         if "taskset" not in problem:
-            raise ValueError("the environment `verifiers` plays problems of the task `verifiers`")
+            raise ValueError("the environment `verifiers` works only with the task `verifiers`")
         source = TasksetSource(**{f.name: problem[f.name] for f in fields(TasksetSource)})
         return _RowSession(source, problem["index"], self.timeout)

@@ -147,7 +147,7 @@ class TasksetProcess:
                     f"{self._read_last_error()}"
                 )
             if len(received) > LONGEST_MESSAGE:
-                raise RemoteFault(f"{self._source.taskset} answers more than a megabyte")
+                raise RemoteFault(f"{self._source.taskset} sent more than one megabyte")
         return bytes(received)
 
     def _read_last_error(self) -> str:

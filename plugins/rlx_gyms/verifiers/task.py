@@ -86,7 +86,7 @@ def _list_rows(source: TasksetSource, held_out: int, split: Split) -> tuple[int,
         if (zlib.crc32(_read_row(source, number)[0].encode()) % held_out == 0) == (split == "test")
     )
     if not rows:
-        raise ValueError(f"none of the rows of {source.taskset} is for the split {split!r}")
+        raise ValueError(f"none of the rows of {source.taskset} falls into the split {split!r}")
     return rows
 
 

@@ -64,7 +64,9 @@ class Rows:
         for hook in task.hooks("reward"):
             parameter = inspect.signature(hook).parameters.get("runtime")
             if parameter is not None and parameter.default is inspect.Parameter.empty:
-                raise ValueError(f"the reward {hook.__name__!r} needs a runtime, which rlx has not")
+                raise ValueError(
+                    f"the reward {hook.__name__!r} needs a runtime, which rlx does not provide"
+                )
 
     def count(self) -> int:
         return len(self.tasks)
