@@ -23,9 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="CPU seconds by room, and of the N files and phases of tests that cost most",
     )
     parser.addoption(
-        "--cold-starts",
+        "--forks",
         action="store_true",
-        help="starts a new interpreter for every process, not a copy of one with the libraries",
+        help="starts rlx as copies of a process that has the libraries, not as new interpreters",
     )
 
 
@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         run_below_adopter()
         config.pluginmanager.register(CpuDurations(longest))
-    if not config.getoption("--cold-starts"):
+    if config.getoption("--forks"):
         fork_rlx()
 
 

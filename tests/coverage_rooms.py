@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
     coverage("erase")
-    code = coverage("run", "-m", "pytest", "-q", "--cold-starts", *arguments)
+    code = coverage("run", "-m", "pytest", "-q", *arguments)
     coverage("combine", "--quiet")
     coverage("json", "--quiet", "-o", str(folder / "report.json"))
     show(build_table(json.loads((folder / "report.json").read_text())["files"]))

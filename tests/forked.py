@@ -8,7 +8,7 @@ group, open files, folder, environment and command line, also where other proces
 starts, made before anything runs in it.
 
 Copies share the seed of `hash`, and what libraries read from the environment when imported. Where
-that or the start itself is under test, use `cold_starts`; `pytest --cold-starts` has no copies.
+that or the start itself is under test, use `cold_starts`. Only `pytest --forks` makes copies.
 """
 
 import atexit
@@ -223,12 +223,16 @@ def _serve(asked: socket.socket) -> None:
         message, files, _, _ = socket.recv_fds(asked, MESSAGE, FILES)
         if not message:
             os._exit(0)
+        ready, alike = os.pipe()
         pid = _clone()
         if pid == 0:
             asked.close()
-            _become(json.loads(message), files)
-        for file in files:
+            os.close(ready)
+            _become(json.loads(message), files, alike)
+        for file in (*files, alike):
             os.close(file)
+        os.read(ready, 1)  # until others see what was asked for, or it has ended
+        os.close(ready)
         asked.send(str(pid).encode())
 
 
@@ -250,8 +254,14 @@ def _clone() -> int:
 # A copy ------------------------------------------------------------------------------------------
 
 
-def _become(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
-    """Turns this copy into the program that was asked for, and ends with it."""
+def _become(request: dict[str, Any], files: Sequence[int], alike: int) -> NoReturn:
+    """Turns this copy into the program that was asked for, and ends with it.
+
+    Args:
+        request: of `_ask_helper`.
+        files: that it asked with.
+        alike: file that is closed once the copy looks like that program.
+    """
     global _helper, _session
     if request["group"] is None:
         os.setsid()
@@ -260,16 +270,17 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     if what.startswith(SPAWNED):
         _forget_workers()
     else:
-        _session, _helper = os.getsid(0), _fork_own_helper(files)
+        _session, _helper = os.getsid(0), _fork_own_helper((*files, alike))
         _patch(_start, _start_spawned)
     if request["group"] is not None:
         os.setpgid(0, request["group"])
+    _write_over(48, words)
+    _write_over(50, [f"{name}={value}" for name, value in environment.items()])
+    os.close(alike)
     _place_files(dict(zip(request["files"], files, strict=True)))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
     _take_environment(environment)
-    _write_over(48, words)
-    _write_over(50, [f"{name}={value}" for name, value in environment.items()])
     _open_streams()
     sys.argv = [how if how == "-c" else what, *rest]
     _end(_run(how, what))

@@ -61,8 +61,10 @@ def test_samples_as_json(finished, home):
 
 def test_logs(finished, home):
     shown = home.rlx("logs", finished.id, "-n", "1000").stdout.splitlines()
-    assert shown and all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", line) for line in shown)
-    assert sum("  warm start  step " in line for line in shown) >= 10
+    stamped = [line for line in shown if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", line)]
+    assert sum("  warm start  step " in line for line in stamped) >= 10
+    ours = ("warm start  step ", "learner: ", "sampler: ", "step ", "done: ")
+    assert [line for line in shown if line.startswith(ours)] == [], "each of rlx's has its time"
     kinds = [event["kind"] for event in home.json("logs", finished.id)]
     assert {"completed", "resources"} <= set(kinds)
     assert "report_failed" not in kinds

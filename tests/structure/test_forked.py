@@ -18,7 +18,7 @@ WAITING = ["score", "--reward=countdown", "--json", "-"]
 
 @pytest.fixture(autouse=True)
 def forks():
-    """Also under `--cold-starts`."""
+    """Also without `--forks`."""
     with cold_starts():
         fork_rlx()
         yield

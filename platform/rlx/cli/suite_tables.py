@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlx.cli.console import build_table, open_console
 from rlx.spec import SuiteSpec
@@ -75,10 +75,8 @@ def show_suite(suite: SuiteSpec, figures: Mapping[str, Mapping[str, Any]]) -> No
         "± to the farther end of the 95 % interval over problems",
         style="bold",
     )
-    table = build_table("", padding=PADDING)
-    table.columns[0].no_wrap = True
-    for name, found in figures.items():
-        table.add_column(f"{escape_unprintable(name)}\n{found['distribution']}", justify="right")
+    heads = (f"{escape_unprintable(name)}\n{f['distribution']}" for name, f in figures.items())
+    table = build_table(Column("", no_wrap=True), *heads, padding=PADDING)
     for label, name in (("problems", "problems"), ("answers", "n")):
         table.add_row(label, *(str(found[name]) for found in figures.values()))
     for label, place in ROWS:
@@ -100,10 +98,8 @@ def _format_figure_cell(figures: Mapping[str, Any], place: str) -> str:
 
 
 def _build_vote_table(scaled: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = build_table("", padding=PADDING)
-    table.columns[0].no_wrap = True
-    for column in ("k", "pass@k", "majority", "by confidence", "most confident", "vote ECE"):
-        table.add_column(column, justify="right")
+    heads = ("k", "pass@k", "majority", "by confidence", "most confident", "vote ECE")
+    table = build_table(Column("", no_wrap=True), *heads, padding=PADDING)
     rules = ("pass_at", "majority", "weighted", "most_confident", "vote_share_ece")
     for name, scaling in scaled.items():
         for i, k in enumerate(scaling["k"]):
