@@ -88,7 +88,7 @@ def test_a_group_is_recorded_once(url, capsys):
     assert main(command) == 0
     name, head, *rows = capsys.readouterr().out.splitlines()
     assert name == "group rlcr-normalize"
-    varied = ["estimator.confidence.normalize", "seed"]
+    varied = ["normalize", "seed"]
     assert head.split() == ["RUN", *varied, "STATE", "STEP", "PACE", "ACCURACY"]
     assert len(rows) == 6
     assert rows[0].split() == ["r-0001", '"center"', "0", "queued", "0/130"]

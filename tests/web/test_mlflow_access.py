@@ -10,7 +10,6 @@ import urllib.request
 
 import psutil
 import pytest
-from browsing import browser
 from patience import find_free_port, stop_process, wait_until
 
 from rlx.record import MlflowMirror
@@ -115,10 +114,13 @@ def test_runs_are_mirrored_with_the_token_as_mlflow_names_it(running, tmp_path, 
         assert MlflowMirror(registry, run.id, running.url, None).deliver() == 1
 
 
-def test_links_open_the_runs_and_not_the_traces(running, tmp_path):
+def test_links_open_the_runs_and_not_the_traces(running, chromium, tmp_path):
     from playwright.sync_api import expect
 
-    with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry, browser() as opened:
+    with (
+        Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry,
+        chromium.new_page() as page,
+    ):
         runs = []
         for seed in (0, 1):
             run, _ = registry.submit(
@@ -132,7 +134,6 @@ def test_links_open_the_runs_and_not_the_traces(running, tmp_path):
                 patch.setenv("MLFLOW_TRACKING_TOKEN", running.token)
                 MlflowMirror(registry, run.id, running.url, tmp_path / "files").begin()
             runs.append(registry.run(run.id))
-        page = opened.new_page()
         page.goto(re.search(r"MLflow on (\S+)", running.said)[1])
         page.get_by_role("link", name="paper").wait_for()
         page.goto(f"{running.url}/{find_mlflow_charts(runs[0])}")
