@@ -19,16 +19,16 @@ WRITTEN = 32 * 2**20
 
 
 def keep_busy() -> None:
-    """Computes until it is killed."""
-    while True:
+    """Computes until it or its parent is killed."""
+    while multiprocessing.parent_process().is_alive():
         sum(range(100_000))
 
 
 def keep_writing(folder: str) -> None:
-    """Writes a file to the disk until it is killed."""
+    """Writes a file to the disk until it or its parent is killed."""
     content = os.urandom(WRITTEN)
     path = Path(folder, str(os.getpid()))
-    while True:
+    while multiprocessing.parent_process().is_alive():
         with path.open("wb") as file:
             file.write(content)
             os.fsync(file.fileno())

@@ -117,6 +117,11 @@ class RunFolder:
         return self.root / "tokenizer"
 
     @property
+    def products(self) -> Path:
+        """Who multiplies on the CPU, as JSON; missing in runs of versions that had no choice."""
+        return self.root / "products.json"
+
+    @property
     def model(self) -> Path:
         """The trained model in the Hugging Face layout."""
         return self.root / "model"

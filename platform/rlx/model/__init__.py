@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         merged_weights,
         save_adapter,
     )
+    from rlx.model.products import OneDnnLinear, ProductChoice, choose_products, map_rows
     from rlx.model.texts import (
         TextFault,
         TextSource,
@@ -49,8 +50,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatDialogue",
+    "OneDnnLinear",
     "PlainDialogue",
     "Policy",
+    "ProductChoice",
     "TextFault",
     "TextSource",
     "Vocabulary",
@@ -60,6 +63,7 @@ __all__ = [
     "build_policy",
     "build_vocabulary_dialogue",
     "check_model_files",
+    "choose_products",
     "choose_vocabulary",
     "compute_model_fingerprint",
     "disable_adapters",
@@ -73,6 +77,7 @@ __all__ = [
     "list_text_sources",
     "load_local_dialogue",
     "load_vocabulary",
+    "map_rows",
     "merged_weights",
     "narrow_windows",
     "pretrained_tokenizer",
@@ -95,6 +100,10 @@ _HOME = {
     "is_adapted": "lora",
     "merged_weights": "lora",
     "save_adapter": "lora",
+    "OneDnnLinear": "products",
+    "ProductChoice": "products",
+    "choose_products": "products",
+    "map_rows": "products",
     "TextFault": "texts",
     "TextSource": "texts",
     "choose_vocabulary": "texts",

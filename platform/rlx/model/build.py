@@ -1,6 +1,6 @@
 """Builds or loads the model of an experiment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ModelDialogue
 from rlx.model.files import first_line, model_folder
+from rlx.model.products import BY_TORCH, ProductChoice, use_products
 from rlx.model.tokenizer import (
     build_dialogue,
     end_ids,
@@ -60,12 +61,14 @@ class Policy:
         tokenizer: the model's tokenizer, saved with every export.
         dialogue: encodes and decodes dialogues.
         end_ids: tokens that end a turn.
+        products: who multiplies on the CPU.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     dialogue: ModelDialogue
     end_ids: tuple[int, ...]
+    products: ProductChoice = BY_TORCH
 
     @property
     def context_length(self) -> int:
@@ -78,23 +81,33 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
-def build_policy(spec: ModelSpec, seed: int, tokenizer: Path | None = None) -> Policy:
+def build_policy(
+    spec: ModelSpec,
+    seed: int,
+    tokenizer: Path | None = None,
+    products: ProductChoice | None = None,
+) -> Policy:
     """Builds the model, before any warm start.
 
     Args:
         spec: the `model:` section.
         seed: seed of a tiny model's random weights.
         tokenizer: folder of a tiny model's tokenizer, as for `load_vocabulary`.
+        products: who multiplies on the CPU; None for torch.
 
     Raises:
         SpecError: a pretrained model is of a kind that rlx cannot train.
         EnvironmentFault: the files of the model or its tokenizer are missing or damaged.
     """
-    return (
+    policy = (
         _build_tiny_policy(spec, seed, tokenizer)
         if isinstance(spec, TinyModelSpec)
         else _load_pretrained_policy(spec)
     )
+    if products is None:
+        return policy
+    use_products(policy.model, products)
+    return replace(policy, products=products)
 
 
 def _build_tiny_policy(spec: TinyModelSpec, seed: int, folder: Path | None) -> Policy:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 from rlx.errors import RewardError
 from rlx.evaluation import (
@@ -38,6 +37,7 @@ from rlx.run.controller_state import ControllerState
 from rlx.run.environment_metrics import environment_figures
 from rlx.run.prefetcher import Prefetcher
 from rlx.run.probes import require_texts, run_probe
+from rlx.run.products import keep_products
 from rlx.run.progress import Progress, ProgressFile
 from rlx.run.prompt_fit import build_prompt_fit
 from rlx.run.resume import ResumePoint, checkpoint_run, is_checkpoint_due, resume_run
@@ -80,7 +80,7 @@ def run_experiment(
         ExitStack() as ending,
         Prefetcher(ranks.device) as prefetcher,  # closed before the sampler it may be using
     ):
-        policy = _start_model(spec, base, folder.tokenizer, ranks, progress, recorder)
+        policy = _start_model(spec, base, folder, ranks, progress, recorder)
         progress.show_activity("sampler")
         sampler = ending.enter_context(open_sampler(policy, spec.sampler, runner, ranks.device))
         phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
@@ -126,8 +126,11 @@ def _record_forms(context: TrainingContext) -> None:
         level = "info" if context.learner.chosen.form.merges else "warning"
         context.recorder.event("forms", f"learner: {context.learner.chosen}", level=level)
         context.recorder.event("forms", f"sampler: {context.sampler.description}")
+        context.recorder.event("forms", f"matrix products: {context.policy.products}")
         print(
-            f"learner: {context.learner.chosen}\nsampler: {context.sampler.description}", flush=True
+            f"learner: {context.learner.chosen}\nsampler: {context.sampler.description}\n"
+            f"matrix products: {context.policy.products}",
+            flush=True,
         )
 
 
@@ -160,14 +163,15 @@ def _build_learner(
 def _start_model(
     spec: ExperimentSpec,
     recipe: Recipe,
-    tokenizer: Path,
+    folder: RunFolder,
     ranks: Ranks,
     progress: ProgressFile,
     recorder: Recorder | None,
 ) -> Policy:
     """Builds the policy and warm-starts it; rank 0 trains the warm start and the others load it."""
     progress.show_activity("model")
-    policy = build_policy(spec.model, spec.seed, tokenizer)
+    products = keep_products(folder, ranks)
+    policy = build_policy(spec.model, spec.seed, folder.tokenizer, products)
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)
 
@@ -196,20 +200,20 @@ def _start_model(
         *(policy, spec, recipe.demonstrations, cache, report_warm_start),
         *(recipe.environment, report_damage),
     )
-    folder = start() if ranks.is_first else None
+    started = start() if ranks.is_first else None
     ranks.barrier()
     if not ranks.is_first:
         start()
-    if recorder and folder:
-        sha256 = compute_manifest_digest(folder)
+    if recorder and started:
+        sha256 = compute_manifest_digest(started)
         if not trained:  # an earlier run did
-            losses = read_warm_start_losses(folder)
+            losses = read_warm_start_losses(started)
             for number, loss in enumerate(losses, start=1):
                 record_warm_start_step(number, len(losses), loss)
             print(f"warm start  {len(losses)} steps of an earlier run are reused", flush=True)
         recorder.phase("before training")
-        message = f"begins with warm start {folder.name}"
-        recorder.event("warm_start", message, path=f"{WARM_STARTS}/{folder.name}", sha256=sha256)
+        message = f"begins with warm start {started.name}"
+        recorder.event("warm_start", message, path=f"{WARM_STARTS}/{started.name}", sha256=sha256)
     return policy
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from rlx.model import OneDnnLinear, map_rows
+
 __all__ = ["Attend", "PlainDecoder", "unknown_part"]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -96,7 +98,10 @@ def _is_rms_norm(norm: nn.Module) -> bool:
 def _are_plain(maps: Sequence[nn.Module]) -> bool:
     """Whether maps with the same input are all plain linear layers, all with or all without a
     bias."""
-    return all(type(m) is nn.Linear for m in maps) and len({m.bias is None for m in maps}) == 1
+    return (
+        all(type(m) in (nn.Linear, OneDnnLinear) for m in maps)
+        and len({m.bias is None for m in maps}) == 1
+    )
 
 
 class PlainDecoder:
@@ -220,14 +225,15 @@ class _Matrix:
         self._weight = _concatenate_weights([m.weight for m in maps])
         biases = [m.bias.detach() for m in maps if m.bias is not None]
         self._bias = torch.cat(biases) if biases else None
+        self._map = map_rows if type(maps[0]) is OneDnnLinear else functional.linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._bias is None:
-            return x @ self._weight
-        return torch.addmm(self._bias, x, self._weight)
+        return self._map(x, self._weight.t(), self._bias)
 
     def add_to_residual(self, residual: Tensor, x: Tensor) -> Tensor:
         """Returns the sum of the residual and the mapped `x`."""
+        if self._map is map_rows:
+            return residual + self(x)
         total = torch.addmm(residual, x, self._weight)
         return total if self._bias is None else total + self._bias
 

@@ -1,0 +1,77 @@
+"""Matrix products by oneDNN: the same numbers, chosen by a trial and kept."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from rlx.model import OneDnnLinear, ProductChoice, choose_products
+from rlx.model.products import FEWEST_ROWS, MARGIN, use_products
+
+ONEDNN = ProductChoice("oneDNN", 2.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.sampled_from([(FEWEST_ROWS,), (FEWEST_ROWS + 3,), (2, 70), (3, 5, 20), (7,), (2, 3)]),
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    bias=st.booleans(),
+    transposed=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_values_and_gradients_are_those_of_torch(shape, sizes, bias, transposed, seed):
+    torch.manual_seed(seed)
+    plain = nn.Linear(*sizes, bias=bias)
+    if transposed:  # as the sampler's fused matrices leave it
+        plain.weight.data = plain.weight.data.t().contiguous().t()
+    mine = copy.deepcopy(plain)
+    use_products(mine, ONEDNN)
+    found = []
+    x, up = torch.randn(*shape, sizes[0]), torch.randn(*shape, sizes[1])
+    for layer in (mine, plain):
+        own = x.clone().requires_grad_()
+        y = layer(own)
+        y.backward(up)
+        found.append((y.detach(), own.grad, *(p.grad for p in layer.parameters())))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    with torch.inference_mode():
+        assert torch.equal(mine(x), found[0][0]), "to the bit, with and without gradients"
+
+
+def test_only_plain_layers_change_and_only_where_chosen():
+    class Own(nn.Linear):
+        pass
+
+    model = nn.ModuleList([nn.Linear(2, 2), Own(2, 2), nn.Embedding(2, 2)])
+    use_products(model, ProductChoice("torch", 1.0))
+    assert [type(m) for m in model] == [nn.Linear, Own, nn.Embedding]
+    use_products(model, ONEDNN)
+    assert [type(m) for m in model] == [OneDnnLinear, Own, nn.Embedding]
+    assert isinstance(copy.deepcopy(model)[0], OneDnnLinear)
+
+
+def test_other_dtypes_are_left_to_torch():
+    layer = nn.Linear(3, 4, dtype=torch.float64)
+    use_products(layer, ONEDNN)
+    x = torch.randn(2 * FEWEST_ROWS, 3, dtype=torch.float64)
+    assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_the_trial_decides():
+    choice = choose_products()
+    assert (choice.by == "oneDNN") == (choice.speedup is not None and choice.speedup >= MARGIN)
+
+
+def test_without_onednn_torch_multiplies(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert choose_products() == ProductChoice("torch", None)
+    assert str(choose_products()) == "torch"
+
+
+@pytest.mark.parametrize("by", ["torch", "oneDNN"])
+def test_a_choice_says_who_multiplies(by):
+    assert str(ProductChoice(by, 1.84)) == f"{by}, 1.8 times as fast by oneDNN in a trial"
