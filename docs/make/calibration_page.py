@@ -28,6 +28,8 @@ HEAD = """# Calibration, near training and far from it
 Written by `make suite`: `{spec}` with confidences centred within an answer (`center`, its default)
 and divided by σ (`std`, the formula of RLCR in two turns), seeds 0 to 2, everything else equal;
 each model is then evaluated on `{suite}`. A run takes about three minutes on one CPU core.
+`experiments/rlcr_exact.yaml` has no confidences to centre: it sums their expected score
+([results](../experiments/LOG.md), seeds 10 to 14).
 
     rlx submit {spec} --seeds 0..2 --grid {varies}=center,std
     rlx eval RUN --suite {suite}

@@ -178,7 +178,8 @@ def main() -> None:
         keep(group)
     with registry() as open_registry:
         if not options.page:
-            rescore_runs(open_registry, {digest(r): r.label for g in GROUPS.values() for r in g})
+            labels = {d: r.label for g in GROUPS.values() for r in g for d in list_digests(r)}
+            rescore_runs(open_registry, labels)
         there = {name: came_of(name, open_registry) for name in GROUPS}
         write(
             {name: group for name, group in there.items() if group},
@@ -195,8 +196,12 @@ def registry() -> Registry:
 
 def train(group: str, recipe: Recipe) -> None:
     """Runs the unfinished seeds of a recipe."""
+    there = {run.seed for run in finished(group, recipe)}
+    missing = [seed for seed in list_seeds(recipe) if seed not in there]
+    if not missing:
+        return
     sets = [part for each in recipe.sets for part in ("--set", each)]
-    seeds = ("--seeds", recipe.seeds, "--group", group, "--at-once", str(AT_ONCE))
+    seeds = ("--seeds", ",".join(map(str, missing)), "--group", group, "--at-once", str(AT_ONCE))
     rlx("submit", recipe.spec, *seeds, *sets, *UNTRACKED)
 
 
@@ -208,27 +213,39 @@ def came_of(group: str, open_registry: Registry) -> "Group | None":
     for run in open_registry.runs(group=group):
         if run.status == "finished":
             runs.setdefault(run.digest, {}).setdefault(run.seed, run.id)
-    found = [(each.label, runs.get(digest(each), {})) for each in GROUPS[group]]
+    found = [
+        (each.label, {seed: at for d in list_digests(each) for seed, at in runs.get(d, {}).items()})
+        for each in GROUPS[group]
+    ]
     if not found[0][1]:
         return None
     there = [(label, own) for label, own in found if own]
     return Group(open_registry, tuple(x for x, _ in there), tuple(own for _, own in there))
 
 
-def digest(recipe: Recipe) -> str:
-    """The digest of a recipe's experiment, which does not depend on the seed."""
+def list_digests(recipe: Recipe) -> tuple[str, str]:
+    """The digests of a recipe's runs, which do not depend on the seed.
+
+    In the first one, that of most stored runs, an option counts that is written with its default.
+    """
     from rlx.checks import check_file
 
-    read, _ = check_file(ROOT / recipe.spec, recipe.sets)
-    return read.spec.digest
+    read, plugins = check_file(ROOT / recipe.spec, recipe.sets)
+    return read.spec.digest, plugins.compute_digest(read.spec)
+
+
+def list_seeds(recipe: Recipe) -> range:
+    """The seeds of a recipe."""
+    first, last = map(int, recipe.seeds.split(".."))
+    return range(first, last + 1)
 
 
 def finished(group: str, recipe: Recipe) -> list[RunRecord]:
     """The finished runs of a recipe."""
-    own = digest(recipe)
+    own = list_digests(recipe)
     with registry() as open_registry:
         runs = open_registry.runs(group=group)
-    return [run for run in runs if (run.status, run.digest) == ("finished", own)]
+    return [run for run in runs if run.status == "finished" and run.digest in own]
 
 
 def evaluate(group: str) -> None:

@@ -24,7 +24,7 @@ FOR = {
     "suites/rlcr": ["rlcr_asked", "rlcr_coupled"],
     "suites/arithmetic": ["rlcr", "rlcr_asked", "rlcr_coupled"],
     "suites/kg": ["kg", "kg_gae", "kg_grpo"],
-    "study/suites/study": ["rlcr", "study/center", "study/coupled"],
+    "study/suites/study": ["rlcr", "rlcr_exact", "study/center", "study/coupled"],
 }
 """Experiments whose models each suite is for; those on GPUs have tests of their own."""
 

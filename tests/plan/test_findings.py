@@ -9,7 +9,7 @@ def told(report):
     return [(f.severity, ".".join(map(str, f.path)), f.message) for f in report.findings]
 
 
-@pytest.mark.parametrize("name", ["rlcr", "countdown", "rlcr_coupled"])
+@pytest.mark.parametrize("name", ["rlcr", "rlcr_exact", "countdown", "rlcr_coupled"])
 def test_sound_experiments_have_none(plan, name):
     assert told(plan(name)) == []
 

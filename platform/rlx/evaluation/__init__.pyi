@@ -1,6 +1,7 @@
 from .answer_scaling import compute_pass_at_k
 from .answers import ScoredAnswer, compute_answer_metrics, read_answers
 from .calibration import Calibration
+from .corrected import recalibrate_confidences
 from .distributions import TurnDistribution, draw_distributions
 from .held_out import (
     collect_stated_confidences,
@@ -10,6 +11,7 @@ from .held_out import (
     find_correctness_reward,
     limit_to_one_answer,
 )
+from .intervals import compute_bootstrap_intervals
 from .pictures import draw_learning_curves, draw_reliability_diagram, render_reliability_text
 from .problem_statistics import FIGURES, EvaluationAnswers, ProblemDifference, compare_by_problem
 from .scores import (
@@ -69,6 +71,7 @@ __all__ = [
     "compute_answer_metrics",
     "compute_aurc",
     "compute_auroc",
+    "compute_bootstrap_intervals",
     "compute_brier",
     "compute_brier_skill",
     "compute_clipped_nll",
@@ -99,6 +102,7 @@ __all__ = [
     "find_correctness_reward",
     "limit_to_one_answer",
     "read_answers",
+    "recalibrate_confidences",
     "render_reliability_text",
     "save_figure",
     "style_axes",

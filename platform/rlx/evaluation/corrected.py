@@ -16,7 +16,12 @@ from rlx.evaluation.scores import (
     convert_to_pairs,
 )
 
-__all__ = ["compute_debiased_ece", "compute_one_bit_auroc", "compute_recalibrated_brier"]
+__all__ = [
+    "compute_debiased_ece",
+    "compute_one_bit_auroc",
+    "compute_recalibrated_brier",
+    "recalibrate_confidences",
+]
 
 THRESHOLD = 0.5
 
@@ -68,10 +73,20 @@ def compute_one_bit_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | 
 def compute_recalibrated_brier(
     correct: ArrayLike, confidence: ArrayLike, problems: Sequence[str] | None = None
 ) -> float | None:
-    """Brier score after an increasing map of the confidences, fitted on other problems.
+    """Brier score of `recalibrate_confidences`, with its arguments; None where that is None.
 
-    Each half of the problems is scored with the map that isotonic regression fits on the other
-    half. What remains is mostly a lack of discrimination, since no map can mend that.
+    What remains is mostly a lack of discrimination, since no map can mend that.
+    """
+    mapped = recalibrate_confidences(correct, confidence, problems)
+    return None if mapped is None else compute_brier(correct, mapped)
+
+
+def recalibrate_confidences(
+    correct: ArrayLike, confidence: ArrayLike, problems: Sequence[str] | None = None
+) -> Floats | None:
+    """Confidences after an increasing map that is fitted on other problems.
+
+    Each half of the problems gets the map that isotonic regression fits on the other half.
 
     Args:
         correct: `[n]` of 0 or 1.
@@ -79,7 +94,7 @@ def compute_recalibrated_brier(
         problems: `[n]` id of each answer's problem, which stay together; None if all differ.
 
     Returns:
-        None if a half is empty, as with a single problem.
+        `[n]`; None if a half is empty, as with a single problem.
 
     Reference:
         Zadrozny and Elkan, "Transforming classifier scores into accurate multiclass probability
@@ -96,7 +111,7 @@ def compute_recalibrated_brier(
         fit = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
         fit.fit(c[~test], y[~test])
         mapped[test] = fit.predict(c[test])
-    return compute_brier(y, mapped)
+    return mapped
 
 
 def _halve_problems(problems: Sequence[str]) -> NDArray[np.bool_]:
