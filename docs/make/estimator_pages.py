@@ -104,6 +104,8 @@ def _placed(*, turn_rewards: torch.Tensor, **fields: Any) -> CreditInputs:
         placement=FinalTokenOnly(),
     )
     return CreditInputs(
+        named_rewards=torch.stack([turn_rewards.nanmean(dim=1), fields["global_rewards"]], dim=1),
+        reward_weights=(1.0, 1.0),
         turn_rewards=turn_rewards.nan_to_num(),
         turn_present=present,
         token_rewards=placed.token_rewards,

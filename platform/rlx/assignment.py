@@ -125,6 +125,8 @@ def build_credit_inputs(
         tree_ids=batch.tree_ids,
         state_ids=batch.state_ids,
         labels=rewards.labels,
+        named_rewards=rewards.named_rewards,
+        reward_weights=rewards.reward_weights,
         score_source=credit.score_source,
         streams={"old_logprobs": streams.old_logprobs, **streams.optional},
         state=streams.state,

@@ -61,12 +61,15 @@ class RowRewards:
         global_rewards: `[B]` weighted sums; 0 where a row has none.
         labels: `[B]` raw value of the reward that tells right from wrong, of the row's last turn or
             of the nearest one before that has it; NaN where there is none. None if unknown.
+        named_rewards, reward_weights: as in `rlx.credit.CreditInputs`.
     """
 
     turn_rewards: Tensor
     turn_present: Tensor
     global_rewards: Tensor
     labels: Tensor | None = None
+    named_rewards: Tensor | None = None
+    reward_weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -16,6 +16,7 @@ from .inputs import (
     total_scores,
 )
 from .outcome import (
+    estimate_gdpo,
     estimate_gpg,
     estimate_opo,
     estimate_pass_at_k,
@@ -67,6 +68,7 @@ __all__ = [
     "ema_scale",
     "estimate_dr_grpo",
     "estimate_gae",
+    "estimate_gdpo",
     "estimate_gigpo",
     "estimate_gpg",
     "estimate_grpo",

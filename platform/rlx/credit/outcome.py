@@ -3,11 +3,49 @@
 import torch
 from torch import Tensor
 
-from rlx.credit.grpo import group_advantages
+from rlx.credit.grpo import compute_present_advantages, group_advantages, pair_ids
 from rlx.credit.inputs import CreditInputs, spread_over_mask, total_scores
-from rlx.spec import Gpg, Opo, PassAtK, Remax, Rloo
+from rlx.credit.returns import whiten_values
+from rlx.spec import Gdpo, Gpg, Opo, PassAtK, Remax, Rloo
 
-__all__ = ["estimate_gpg", "estimate_opo", "estimate_pass_at_k", "estimate_remax", "estimate_rloo"]
+__all__ = [
+    "estimate_gdpo",
+    "estimate_gpg",
+    "estimate_opo",
+    "estimate_pass_at_k",
+    "estimate_remax",
+    "estimate_rloo",
+]
+
+
+def estimate_gdpo(inputs: CreditInputs, options: Gdpo) -> Tensor:
+    """Each named reward normalised on its own within its group, then their weighted sum.
+
+        aᵢ = Σₙ wₙ · (rᵢₙ - meanₙ) / (σₙ + ε)
+        rows:    Aᵢ = (aᵢ - mean) / (σ + ε) over the rows of the batch
+        tokens:  Aᵢₜ = whiten(aᵢ) over the learning tokens of the batch, as in verl
+        none:    Aᵢ = aᵢ
+
+    A reward that a row lacks enters no mean and adds nothing. Under "rows", a row with aᵢ = 0 stays
+    exactly 0; "tokens" subtracts a mean that weighs rows by their length, so it does not.
+
+    Reference:
+        GDPO, arXiv 2601.05242, equations 4 to 6.
+    """
+    rewards = inputs.stream("named_rewards")
+    names = torch.arange(rewards.shape[1], device=rewards.device).expand(rewards.shape)
+    groups = pair_ids(inputs.group_ids[:, None].expand(rewards.shape), names)
+    each = compute_present_advantages(rewards, ~rewards.isnan(), groups, **options.comparison)
+    sums = each @ each.new_tensor(inputs.reward_weights)
+    match options.renormalize:
+        case "rows":
+            everything = torch.zeros_like(inputs.group_ids)
+            scaled = group_advantages(sums, everything, ddof=options.ddof, eps=options.eps)
+            return spread_over_mask(torch.where(sums == 0, 0.0, scaled), inputs.mask)
+        case "tokens":
+            return whiten_values(spread_over_mask(sums, inputs.mask), inputs.mask)
+        case "none":
+            return spread_over_mask(sums, inputs.mask)
 
 
 def estimate_rloo(inputs: CreditInputs, options: Rloo) -> Tensor:
@@ -18,10 +56,8 @@ def estimate_rloo(inputs: CreditInputs, options: Rloo) -> Tensor:
     Reference:
         RLOO, arXiv 2402.14740.
     """
-    centred = group_advantages(total_scores(inputs), inputs.group_ids, **options.comparison)
-    _, slot, counts = inputs.group_ids.unique(return_inverse=True, return_counts=True)
-    sizes: Tensor = counts[slot]
-    return spread_over_mask(centred * sizes / (sizes - 1).clamp(min=1), inputs.mask)
+    advantages = group_advantages(total_scores(inputs), inputs.group_ids, **options.comparison)
+    return spread_over_mask(advantages, inputs.mask)
 
 
 def estimate_opo(inputs: CreditInputs, options: Opo) -> Tensor:

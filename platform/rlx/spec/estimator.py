@@ -17,6 +17,7 @@ __all__ = [
     "DrGrpo",
     "EnvironmentTokens",
     "Gae",
+    "Gdpo",
     "Gigpo",
     "Gpg",
     "GroupComparison",
@@ -29,6 +30,7 @@ __all__ = [
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "Remax",
+    "Renormalize",
     "Rloo",
     "SecondLevel",
     "Singleton",
@@ -40,7 +42,8 @@ __all__ = [
     "VinePpo",
 ]
 
-Normalize = Literal["std", "center"]
+Normalize = Literal["std", "center", "leave_one_out", "batch_std"]
+Renormalize = Literal["rows", "tokens", "none"]
 Singleton = Literal["zero", "raw", "refuse"]
 TurnStatistics = Literal["pooled", "per_turn"]
 SecondLevel = Literal["none", "prompt_scale", "prompt_renorm", "ema_scale"]
@@ -66,14 +69,16 @@ class GroupComparison(_SignalOptions, _ScaleOptions, StrictModel):
     """How scores are compared within a group: the settings of `rlx.credit.group_advantages`."""
 
     normalize: Normalize = "std"
-    """std divides by the standard deviation, center does not."""
+    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
+    the others. batch_std divides by the standard deviation of all scores of the batch."""
 
 
 class ConfidenceSpec(GroupComparison):
     """How confidences are compared with their siblings, the confidences of the same answer."""
 
     normalize: Normalize = "center"
-    """std divides by the standard deviation, center does not."""
+    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
+    the others. batch_std divides by the standard deviation of all confidences of the batch."""
     baseline: Literal["siblings", "label"] = "siblings"
     """siblings: the mean over the confidences of the same answer. label: the mean over all other
     confidences of the step whose answer has the same label, for `loss.expected` with one confidence
@@ -117,14 +122,17 @@ class Grpo(_NormalizingEstimator):
     implementation: ClassVar[str] = "rlx.credit:estimate_grpo"
 
     normalize: Normalize = "std"
-    """std divides by the group's standard deviation, center does not."""
+    """std divides by the group's standard deviation, center does not. leave_one_out subtracts the
+    mean of the others. batch_std divides by the standard deviation of all scores of the batch."""
     enable_multiturn_advantage: bool = False
     """Compare turns with turns and rollouts with rollouts, as `multiturn_grpo` does by default."""
 
     @model_validator(mode="after")
     def _check_normalize(self) -> Self:
-        if self.enable_multiturn_advantage and self.normalize == "center":
-            raise ValueError("enable_multiturn_advantage divides by σ; normalize cannot be center")
+        if self.enable_multiturn_advantage and self.normalize != "std":
+            raise ValueError(
+                f"enable_multiturn_advantage divides by σ; normalize cannot be {self.normalize}"
+            )
         return self
 
     def reading(self) -> Reading:
@@ -134,6 +142,21 @@ class Grpo(_NormalizingEstimator):
     def multiturn(self) -> "MultiturnGrpo":
         """The estimator that `enable_multiturn_advantage` selects."""
         return MultiturnGrpo(**self.model_dump(include=set(MultiturnGrpo.model_fields)))
+
+
+class Gdpo(_NormalizingEstimator):
+    """Each named reward normalized on its own within its group, then their weighted sum."""
+
+    implementation: ClassVar[str] = "rlx.credit:estimate_gdpo"
+    reads: ClassVar[Reading] = "turns"
+
+    normalize: Normalize = "std"
+    """For each reward: std divides by the group's standard deviation, center does not.
+    leave_one_out subtracts the mean of the others. batch_std divides by the standard deviation of
+    all rewards of the batch."""
+    renormalize: Renormalize = "rows"
+    """rows: normalize the sum over the rows of the batch, as published. tokens: whiten it over the
+    batch's tokens (verl). none: leave it."""
 
 
 class Uniform(_NormalizingEstimator):
@@ -153,6 +176,10 @@ class Rloo(_CenteringEstimator):
     """Score minus the mean of the other scores in its group (leave-one-out)."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_rloo"
+
+    @property
+    def comparison(self) -> dict[str, Any]:
+        return {**super().comparison, "normalize": "leave_one_out"}
 
 
 class Opo(_CenteringEstimator):
@@ -177,7 +204,7 @@ class PassAtK(_NormalizingEstimator):
 
     implementation: ClassVar[str] = "rlx.credit:estimate_pass_at_k"
 
-    normalize: Normalize = "std"
+    normalize: Literal["std", "center"] = "std"
     """std divides by the standard deviation, center does not."""
 
     def compares(self, turn: str) -> bool:
@@ -222,7 +249,8 @@ class Gigpo(_NormalizingEstimator):
     reads: ClassVar[Reading] = "turns"
 
     normalize: Normalize = "center"
-    """std divides by the standard deviation, center does not."""
+    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
+    the others. batch_std divides by the standard deviation of all rewards of the batch."""
     gamma: float = Field(0.95, ge=0, le=1)
     """Discount per turn."""
     omega: float = 1.0
@@ -235,7 +263,8 @@ class TreeGrpo(_NormalizingEstimator):
     implementation: ClassVar[str] = "rlx.credit:estimate_tree_grpo"
 
     normalize: Normalize = "std"
-    """std divides by the standard deviation, center does not."""
+    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
+    the others. batch_std divides by the standard deviation of all scores of the batch."""
 
 
 class Gae(Estimator):
@@ -310,7 +339,8 @@ class TwoLevel(_NormalizingEstimator):
     implementation: ClassVar[str] = "rlx.credit:estimate_two_level"
 
     normalize: Normalize = "std"
-    """For answers: std divides by the standard deviation, center does not."""
+    """For answers: std divides by the standard deviation, center does not. leave_one_out subtracts
+    the mean of the others. batch_std divides by the standard deviation of all answers."""
     confidence: ConfidenceSpec = ConfidenceSpec.model_construct()
     """The same conventions for the confidences of one answer; centered only by default."""
     second_level: SecondLevel = "none"
@@ -350,7 +380,7 @@ class TwoLevel(_NormalizingEstimator):
         return self.confidence if turn == "confidence" else self
 
     def warnings(self) -> Sequence[str]:
-        if self.confidence.normalize == "center":
+        if self.confidence.normalize != "std":
             return ()
         return (
             "estimator.confidence.normalize is 'std': siblings share one label, so σ cancels the "
