@@ -146,6 +146,7 @@ class TrainBatch:
         scores: the three scores of each row.
         correction: importance weights for the mismatch between sampler and learner; None if off.
         state: estimator state for the next step.
+        covariant: `[B, T]` bool tokens to which `loss.covariance` applies; None if off.
         expected: stated confidences whose expected score is part of the loss; None if off.
     """
 
@@ -163,6 +164,7 @@ class TrainBatch:
     scores: RowScores
     correction: CorrectionWeights | None
     state: Mapping[str, float]
+    covariant: Tensor | None = None
     expected: ExpectedScores | None = None
 
     def find_stream(self, name: str) -> Tensor | None:

@@ -79,6 +79,11 @@ def by_groups_with_signal(row, group, everything):
     return len(found) / len(valid) * (row["score"] - mean(other["score"] for other in group))
 
 
+def by_success(row, group, everything):
+    centre = mean(other["score"] for other in group)
+    return (row["score"] - centre) / (centre + 1e-6) if centre > 0 else 0.0
+
+
 def the_best_alone(row, group, everything):
     best, second = sorted((other["score"] for other in group), reverse=True)[:2]
     if row["score"] < best or best == second:
@@ -93,6 +98,7 @@ FAMILY = [
         partial(estimate, "gpg", alpha="scores", f_norm=2.0), by_nonzero_scores, id="gpg-scores"
     ),
     pytest.param(partial(estimate, "gpg", alpha="groups"), by_groups_with_signal, id="gpg-groups"),
+    pytest.param(partial(estimate, "maxrl"), by_success, id="maxrl"),
     pytest.param(partial(estimate, "pass_at_k"), the_best_alone, id="pass_at_k"),
 ]
 
@@ -261,6 +267,7 @@ def test_remax_against_the_group_mean_is_centring(rows):
     [
         (partial(estimate, "rloo"), 0.9),
         (partial(estimate, "opo", lengths=torch.tensor([3, 1, 2])), 0.9),
+        (partial(estimate, "maxrl"), 0.9),
         (partial(estimate, "gpg", alpha="scores"), 1.35),
         (partial(estimate, "gpg", alpha="groups"), 0.9),
     ],

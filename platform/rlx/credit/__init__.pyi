@@ -18,6 +18,7 @@ from .inputs import (
 from .outcome import (
     estimate_gdpo,
     estimate_gpg,
+    estimate_maxrl,
     estimate_opo,
     estimate_pass_at_k,
     estimate_remax,
@@ -72,6 +73,7 @@ __all__ = [
     "estimate_gigpo",
     "estimate_gpg",
     "estimate_grpo",
+    "estimate_maxrl",
     "estimate_mt_grpo",
     "estimate_multiturn_grpo",
     "estimate_opo",

@@ -6,11 +6,12 @@ from torch import Tensor
 from rlx.credit.grpo import compute_present_advantages, group_advantages, pair_ids
 from rlx.credit.inputs import CreditInputs, spread_over_mask, total_scores
 from rlx.credit.returns import whiten_values
-from rlx.spec import Gdpo, Gpg, Opo, PassAtK, Remax, Rloo
+from rlx.spec import Gdpo, Gpg, MaxRl, Opo, PassAtK, Remax, Rloo
 
 __all__ = [
     "estimate_gdpo",
     "estimate_gpg",
+    "estimate_maxrl",
     "estimate_opo",
     "estimate_pass_at_k",
     "estimate_remax",
@@ -58,6 +59,26 @@ def estimate_rloo(inputs: CreditInputs, options: Rloo) -> Tensor:
     """
     advantages = group_advantages(total_scores(inputs), inputs.group_ids, **options.comparison)
     return spread_over_mask(advantages, inputs.mask)
+
+
+def estimate_maxrl(inputs: CreditInputs, options: MaxRl) -> Tensor:
+    """Score minus the mean of its group, divided by that mean: rare successes weigh more.
+
+        Aᵢ = (sᵢ - mean) / (mean + ε)
+
+    With scores of 0 and 1 it estimates the gradient of the log-likelihood of success. A group whose
+    mean is not above 0 has no success to learn from, and gets 0.
+
+    Reference:
+        MaxRL, arXiv 2602.02710, algorithm 1.
+    """
+    scores, groups = total_scores(inputs), inputs.group_ids
+    centred = group_advantages(scores, groups, **options.comparison)
+    _, slot, counts = groups.unique(return_inverse=True, return_counts=True)
+    means = (scores.new_zeros(len(counts)).index_add(0, slot, scores) / counts)[slot]
+    alone = counts[slot] == 1
+    advantages = torch.where(alone, centred, centred / (means + options.eps))
+    return spread_over_mask(torch.where(alone | (means > 0), advantages, 0.0), inputs.mask)
 
 
 def estimate_opo(inputs: CreditInputs, options: Opo) -> Tensor:

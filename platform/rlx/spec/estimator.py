@@ -22,6 +22,7 @@ __all__ = [
     "Gpg",
     "GroupComparison",
     "Grpo",
+    "MaxRl",
     "MtGrpo",
     "MultiturnGrpo",
     "Normalize",
@@ -197,6 +198,15 @@ class Gpg(_CenteringEstimator):
     """What counts as signal: groups whose scores differ (the paper), or nonzero scores (verl)."""
     f_norm: float = Field(1.0, gt=0)
     """Constant divisor."""
+
+
+class MaxRl(_CenteringEstimator):
+    """Score minus the group mean, divided by that mean, so that rare successes weigh more."""
+
+    implementation: ClassVar[str] = "rlx.credit:estimate_maxrl"
+
+    eps: float = Field(1e-6, ge=0)
+    """Added to the mean."""
 
 
 class PassAtK(_NormalizingEstimator):
