@@ -63,6 +63,8 @@ def rollouts() -> CreditInputs:
         state_ids=torch.tensor([[0, 1], [0, 1], [0, 2], [0, -1]]),
         streams={
             "values": values,
+            "old_logprobs": torch.tensor([0.2, 0.5, 0.8, 1, 1, 0.4, 0.6, 0.9]).log().expand(4, -1),
+            "collision_probs": torch.full((4, 8), 0.6),
             "greedy_scores": torch.full((4,), 0.5),
             "step_ids": steps,
             "mc_values": torch.tensor(

@@ -21,6 +21,8 @@ def test_every_installed_estimator_keeps_every_promise(name):
 
 OTHERWISE = {
     "gae": {"gamma": 0.9, "lam": 0.8, "whiten": True},
+    "optimal_token_baseline": {"singleton": "raw"},
+    "remax": {"returns": "to_go"},
     "gdpo": {"normalize": "leave_one_out", "renormalize": "tokens"},
     "gigpo": {"normalize": "std", "gamma": 0.5, "omega": 0.3},
     "gpg": {"alpha": "scores", "f_norm": 2.0},

@@ -19,7 +19,7 @@ from rlx.testing.golden.__main__ import main
 
 FOLDER = Path(__file__).parents[1] / "golden"
 FILE = FOLDER / "golden.json"
-PEERS = ("kg_r1", "rlcr", "tinyzero")
+PEERS = ("gdpo", "kg_r1", "maxrl", "rlcr", "tinyzero", "trl_1_16_0", "verl_0_9_1")
 CASES = FOLDER / "countdown_cases.jsonl"
 
 

@@ -119,8 +119,7 @@ def group_advantages(
         scores: `[B]`.
         group_ids: `[B]` rows with equal ids are compared; any order, any group size.
         normalize: one of the rules above: GRPO, Dr. GRPO, RLOO, Lite PPO.
-        ddof: σ² is the sum of squares over n - ddof.
-        eps: added to σ.
+        ddof, eps: σ² is the sum of squares over n - ddof; eps is added to σ.
         singleton: advantage in a group of one: 0, or the raw score (mean 0, group σ 1, as in verl).
         tolerance: a group whose scores differ by at most this much has no signal.
 
@@ -140,25 +139,30 @@ def group_advantages(
     zeros = scores.new_zeros(len(counts))
     highest, lowest = compute_group_extremes(scores, slot, len(counts))
     centred = scores - (zeros.index_add(0, slot, scores) / counts)[slot]
-    raw, sizes = scores, counts[slot]
+    sizes = counts[slot]
     match normalize:
         case "std":
             squares = zeros.index_add(0, slot, centred.square())
             deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
             advantages, raw = centred / (deviation[slot] + eps), scores / (1 + eps)
         case "batch_std":
-            squares = (scores - scores.mean()).square().sum()
-            scale = (squares / max(len(scores) - ddof, 1)).sqrt() + eps
+            scale = _compute_deviation(scores, ddof) + eps
             advantages, raw = centred / scale, scores / scale
         case "leave_one_out":
-            advantages = centred * sizes / (sizes - 1).clamp(min=1)
+            advantages, raw = centred * sizes / (sizes - 1).clamp(min=1), scores
         case "center":
-            advantages = centred
+            advantages, raw = centred, scores
     has_signal = has_score_spread(highest, lowest, tolerance)[slot]
     advantages = torch.where(has_signal, advantages, scores.new_zeros(()))
     if singleton == "raw":
         advantages = torch.where(sizes == 1, raw, advantages)
     return advantages
+
+
+def _compute_deviation(scores: Tensor, ddof: int) -> Tensor:
+    """`[]` standard deviation of all scores; 0 of none."""
+    squares = (scores - scores.mean()).square().sum()
+    return (squares / max(len(scores) - ddof, 1)).sqrt()
 
 
 def compute_group_extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from rlx.credit.grpo import compute_present_advantages, group_advantages, pair_ids
 from rlx.credit.inputs import CreditInputs, spread_over_mask, total_scores
+from rlx.credit.kernels import compute_decayed_sums, select_masked
 from rlx.credit.returns import whiten_values
 from rlx.spec import Gdpo, Gpg, MaxRl, Opo, PassAtK, Remax, Rloo
 
@@ -154,9 +155,14 @@ def estimate_pass_at_k(inputs: CreditInputs, options: PassAtK) -> Tensor:
 def estimate_remax(inputs: CreditInputs, options: Remax) -> Tensor:
     """Score minus the score of the greedy answer to the same prompt.
 
-        Aᵢ = sᵢ - s_greedy
+        score:  Aᵢ = sᵢ - s_greedy
+        to_go:  Aᵢₜ = Σ_{s≥t} rᵢₛ - s_greedy        rewards as placed on tokens, as in verl
 
     Reference:
         ReMax, arXiv 2310.10505.
     """
-    return spread_over_mask(total_scores(inputs) - inputs.stream("greedy_scores"), inputs.mask)
+    greedy = inputs.stream("greedy_scores")
+    if options.returns == "score":
+        return spread_over_mask(total_scores(inputs) - greedy, inputs.mask)
+    returns = compute_decayed_sums(select_masked(inputs.mask, inputs.token_rewards), 1.0)
+    return torch.where(inputs.mask, returns - greedy[:, None], 0.0)

@@ -15,8 +15,6 @@ from rlx.spec.estimator import (
     Alpha,
     ConfidenceSpec,
     DrGrpo,
-    EnvironmentTokens,
-    Gae,
     Gdpo,
     Gigpo,
     Gpg,
@@ -28,18 +26,15 @@ from rlx.spec.estimator import (
     Normalize,
     Opo,
     PassAtK,
-    ReinforcePlusPlus,
     ReinforcePlusPlusBaseline,
     Remax,
     Rloo,
     SecondLevel,
     Singleton,
     TreeGrpo,
-    TurnLevelGae,
     TurnStatistics,
     TwoLevel,
     Uniform,
-    VinePpo,
 )
 from rlx.spec.experiment import PLUGIN_SECTIONS, EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.field_docs import read_field_meanings
@@ -94,6 +89,14 @@ from rlx.spec.rollout import (
 )
 from rlx.spec.sampler import SAMPLERS, SamplerSpec, TransformersSamplerSpec, VllmSamplerSpec
 from rlx.spec.suite import OWN_SUITE, SetSpec, SuiteSpec
+from rlx.spec.token_estimator import (
+    EnvironmentTokens,
+    Gae,
+    OptimalTokenBaseline,
+    ReinforcePlusPlus,
+    TurnLevelGae,
+    VinePpo,
+)
 from rlx.spec.training import (
     CriticSpec,
     EvaluationSpec,
@@ -166,6 +169,7 @@ __all__ = [
     "OnError",
     "OnMissingTurn",
     "Opo",
+    "OptimalTokenBaseline",
     "OptimizerSpec",
     "PassAtK",
     "PhaseSpec",

@@ -39,6 +39,8 @@ _CONVENTIONS: Final[dict[Profile, dict[str, Any]]] = {
         "environment": "skip",
         "whiten": True,
         "renormalize": "tokens",
+        "alpha": "scores",
+        "returns": "to_go",
     },
     "trl": {"ddof": 1, "eps": 1e-4, "singleton": "refuse"},
     "kg_r1": {

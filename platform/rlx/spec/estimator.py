@@ -15,8 +15,6 @@ __all__ = [
     "Alpha",
     "ConfidenceSpec",
     "DrGrpo",
-    "EnvironmentTokens",
-    "Gae",
     "Gdpo",
     "Gigpo",
     "Gpg",
@@ -28,7 +26,6 @@ __all__ = [
     "Normalize",
     "Opo",
     "PassAtK",
-    "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "Remax",
     "Renormalize",
@@ -36,11 +33,9 @@ __all__ = [
     "SecondLevel",
     "Singleton",
     "TreeGrpo",
-    "TurnLevelGae",
     "TurnStatistics",
     "TwoLevel",
     "Uniform",
-    "VinePpo",
 ]
 
 Normalize = Literal["std", "center", "leave_one_out", "batch_std"]
@@ -48,7 +43,6 @@ Renormalize = Literal["rows", "tokens", "none"]
 Singleton = Literal["zero", "raw", "refuse"]
 TurnStatistics = Literal["pooled", "per_turn"]
 SecondLevel = Literal["none", "prompt_scale", "prompt_renorm", "ema_scale"]
-EnvironmentTokens = Literal["skip", "literal"]
 Alpha = Literal["scores", "groups"]
 
 
@@ -227,6 +221,13 @@ class Remax(Estimator):
     implementation: ClassVar[str] = "rlx.credit:estimate_remax"
     needs: ClassVar[frozenset[str]] = frozenset({"greedy_scores"})
 
+    returns: Literal["score", "to_go"] = "score"
+    """score: the row's score, on every token. to_go: the rewards placed on a token and all later
+    ones (verl)."""
+
+    def reading(self) -> Reading:
+        return "scores" if self.returns == "score" else "token_rewards"
+
 
 class MultiturnGrpo(_NormalizingEstimator):
     """Turns compared with turns of the prompt, plus rollouts with rollouts (KG-R1)."""
@@ -277,56 +278,6 @@ class TreeGrpo(_NormalizingEstimator):
     the others. batch_std divides by the standard deviation of all scores of the batch."""
 
 
-class Gae(Estimator):
-    """Generalized advantage estimation over a critic's values (PPO)."""
-
-    implementation: ClassVar[str] = "rlx.credit:estimate_gae"
-    reads: ClassVar[Reading] = "token_rewards"
-    needs: ClassVar[frozenset[str]] = frozenset({"values"})
-
-    gamma: float = Field(1.0, ge=0, le=1)
-    """Discount per token."""
-    lam: float = Field(1.0, ge=0, le=1)
-    """λ: 1 relies on sampled returns, 0 on the critic."""
-    environment: EnvironmentTokens = "skip"
-    """skip: environment tokens take no time step. literal: the literal recursion of KG-R1."""
-    whiten: bool = False
-    """Whiten advantages to mean 0 and variance 1 over the batch; the critic learns from raw
-    returns."""
-
-
-class TurnLevelGae(Estimator):
-    """GAE from turn to turn, then from token to token within each turn."""
-
-    implementation: ClassVar[str] = "rlx.credit:estimate_turn_level_gae"
-    reads: ClassVar[Reading] = "token_rewards"
-    needs: ClassVar[frozenset[str]] = frozenset({"values"})
-
-    gamma: float = Field(1.0, ge=0, le=1)
-    """Discount per token within a turn."""
-    lam: float = Field(1.0, ge=0, le=1)
-    """λ within a turn."""
-    gamma_high: float = Field(1.0, ge=0, le=1)
-    """Discount per turn."""
-    lam_high: float = Field(1.0, ge=0, le=1)
-    """λ from turn to turn."""
-    whiten: bool = False
-    """Whiten advantages to mean 0 and variance 1 over the batch; the critic learns from raw
-    returns."""
-
-
-class ReinforcePlusPlus(Estimator):
-    """Discounted rewards-to-go, whitened over the batch."""
-
-    implementation: ClassVar[str] = "rlx.credit:estimate_reinforce_plus_plus"
-    reads: ClassVar[Reading] = "token_rewards"
-
-    gamma: float = Field(1.0, ge=0, le=1)
-    """Discount per token."""
-    whiten: bool = True
-    """Whiten to mean 0 and variance 1 over the batch's tokens."""
-
-
 class ReinforcePlusPlusBaseline(_CenteringEstimator):
     """Score minus the group mean, whitened over the batch."""
 
@@ -334,13 +285,6 @@ class ReinforcePlusPlusBaseline(_CenteringEstimator):
 
     whiten: bool = True
     """Whiten to mean 0 and variance 1 over the batch's tokens."""
-
-
-class VinePpo(Estimator):
-    """Change in the Monte Carlo value estimate over each reasoning step."""
-
-    implementation: ClassVar[str] = "rlx.credit:estimate_vineppo"
-    needs: ClassVar[frozenset[str]] = frozenset({"mc_values"})
 
 
 class TwoLevel(_NormalizingEstimator):
