@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded coverage check bench golden docs screenshots recording suite study release gpu-check clean
+.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded coverage check bench golden docs peers screenshots recording suite study release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -61,6 +61,10 @@ bench: install  ## measured figures beside those of peers, which it installs bel
 
 golden: install  ## worked examples from peers' own functions, which it installs below .bench/: tests/golden
 	$(BIN)/python tests/golden/make_golden.py $(ARGS)
+
+# Minutes and some gigabytes the first time; CI keeps the stored records of make golden.
+peers: install  ## other random rows through peers' own functions and through rlx, value and gradient: SEED=1
+	$(BIN)/python tests/golden/make_golden.py --seed $(or $(SEED),1) $(ARGS)
 
 docs: install  ## a page and a picture for every estimator, and the table of architectures, from the code
 	$(BIN)/python docs/make/estimator_pages.py

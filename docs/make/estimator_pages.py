@@ -63,6 +63,8 @@ def rollouts() -> CreditInputs:
         state_ids=torch.tensor([[0, 1], [0, 1], [0, 2], [0, -1]]),
         streams={
             "values": values,
+            "old_logprobs": torch.tensor([0.2, 0.5, 0.8, 1, 1, 0.4, 0.6, 0.9]).log().expand(4, -1),
+            "collision_probs": torch.full((4, 8), 0.6),
             "greedy_scores": torch.full((4,), 0.5),
             "step_ids": steps,
             "mc_values": torch.tensor(
@@ -104,6 +106,8 @@ def _placed(*, turn_rewards: torch.Tensor, **fields: Any) -> CreditInputs:
         placement=FinalTokenOnly(),
     )
     return CreditInputs(
+        named_rewards=torch.stack([turn_rewards.nanmean(dim=1), fields["global_rewards"]], dim=1),
+        reward_weights=(1.0, 1.0),
         turn_rewards=turn_rewards.nan_to_num(),
         turn_present=present,
         token_rewards=placed.token_rewards,

@@ -3,6 +3,7 @@
 `rlx.step.assign_credit` calls them in order.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -29,8 +30,10 @@ from rlx.loss import (
     compute_correction_weights,
     compute_proper_scores,
     entropy_weights,
+    select_covariant_tokens,
 )
-from rlx.spec import CreditSpec, LossSpec
+from rlx.seeding import derive_seed
+from rlx.spec import CreditSpec, KlCovariance, LossSpec
 from rlx.train_batch import (
     CreditRules,
     Estimate,
@@ -62,6 +65,7 @@ class TokenWeights(NamedTuple):
     entropy_weights: Tensor
     wanted: Tensor
     correction: CorrectionWeights | None
+    covariant: Tensor | None
 
 
 def place_row_rewards(rows: ScoredRows, rules: CreditRules) -> PlacedRewards:
@@ -125,6 +129,8 @@ def build_credit_inputs(
         tree_ids=batch.tree_ids,
         state_ids=batch.state_ids,
         labels=rewards.labels,
+        named_rewards=rewards.named_rewards,
+        reward_weights=rewards.reward_weights,
         score_source=credit.score_source,
         streams={"old_logprobs": streams.old_logprobs, **streams.optional},
         state=streams.state,
@@ -205,8 +211,15 @@ def compute_token_weights(
         old, behaviour, own = streams.old_logprobs, batch.behaviour_logprobs, mask & batch.is_own
         correction = compute_correction_weights(old, behaviour, own, loss.correction)
         weights, bonus = weights * correction.weights, bonus * correction.weights
+    covariant = None
+    if loss.covariance is not None:
+        seed = derive_seed(0, "covariance", _hash_token_ids(batch.token_ids))
+        old = streams.old_logprobs
+        covariant = select_covariant_tokens(advantages, old, mask, loss.covariance, seed)
     wanted = _select_gradient_tokens(advantages, weights, bonus, mask, loss)
-    return TokenWeights(weights, bonus, wanted, correction)
+    if isinstance(loss.covariance, KlCovariance) and covariant is not None:
+        wanted |= covariant & (weights != 0)
+    return TokenWeights(weights, bonus, wanted, correction, covariant)
 
 
 def compute_row_scores(
@@ -261,6 +274,11 @@ def _keep_rows(
     return replace(train, mask=mask, weights=weights, entropy_weights=bonus, wanted=wanted)
 
 
+def _hash_token_ids(token_ids: Tensor) -> str:
+    """Digest of a batch's tokens: equal batches make equal draws, in a run and when rescored."""
+    return hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+
+
 def _aggregate(
     batch: TokenBatch, mask: Tensor, loss: LossSpec, max_tokens: Mapping[str, int]
 ) -> tuple[Tensor, Tensor]:
@@ -288,6 +306,7 @@ def _select_gradient_tokens(
     signal = (advantages != 0) & (weights != 0)
     if loss.kl is not None:
         return mask.clone()
-    if loss.ratio == "sequence":  # a row's ratio is a mean over all of its masked-in tokens
+    # A row's ratio, or its distance from the old policy, is a mean over its masked-in tokens.
+    if loss.ratio != "token" or loss.sequence_mask is not None:
         signal = mask & signal.any(dim=1, keepdim=True)
     return signal | (bonus != 0)

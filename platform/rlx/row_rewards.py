@@ -1,14 +1,15 @@
 """Rows of tokens with their rewards and loss mask, from rollout trees and their reward table."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
+from rlx.batch import BatchRow, TokenBatch, build_token_batch, list_batch_rows
 from rlx.recipe import Recipe
-from rlx.reward import RewardTable
+from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import RolloutTree
 from rlx.train_batch import RowRewards, ScoredRows
 
@@ -95,7 +96,40 @@ def build_row_rewards(
         labels = torch.tensor(
             [_find_label(trees[r.tree], table, r.tree, r.segment, label) for r in batch.rows]
         )
-    return RowRewards(turn_rewards=turns, turn_present=present, global_rewards=whole, labels=labels)
+    named, weights = _build_named_rewards(batch, table)
+    return RowRewards(
+        turn_rewards=turns,
+        turn_present=present,
+        global_rewards=whole,
+        labels=labels,
+        named_rewards=named,
+        reward_weights=weights,
+    )
+
+
+def _build_named_rewards(batch: TokenBatch, table: RewardTable) -> tuple[Tensor, tuple[float, ...]]:
+    """`[B, N]` raw values of the named rewards that count, NaN where absent, and their weights."""
+    weights: dict[tuple[str, str], float] = {}
+    rows: list[dict[tuple[str, str], list[float]]] = []
+    for row in batch.rows:
+        found: dict[tuple[str, str], list[float]] = {}
+        for scope, entry in _list_row_entries(row, table):
+            if entry.is_summed and entry.raw is not None:
+                weights[scope, entry.name] = entry.weight
+                found.setdefault((scope, entry.name), []).append(entry.raw)
+        rows.append(found)
+    names = sorted(weights)
+    values = [[fmean(row[name]) if name in row else math.nan for name in names] for row in rows]
+    return torch.tensor(values).reshape(len(rows), len(names)), tuple(weights[n] for n in names)
+
+
+def _list_row_entries(row: BatchRow, table: RewardTable) -> Iterator[tuple[str, RewardEntry]]:
+    """Yields the rewards of a row's turns and of its rollout, each with its scope."""
+    for segment in row.turns:
+        for entry in table.turns.get((row.tree, segment), {}).values():
+            yield "turn", entry
+    for entry in table.rollouts.get((row.tree, row.segment), {}).values():
+        yield "global", entry
 
 
 def _find_label(

@@ -61,12 +61,15 @@ class RowRewards:
         global_rewards: `[B]` weighted sums; 0 where a row has none.
         labels: `[B]` raw value of the reward that tells right from wrong, of the row's last turn or
             of the nearest one before that has it; NaN where there is none. None if unknown.
+        named_rewards, reward_weights: as in `rlx.credit.CreditInputs`.
     """
 
     turn_rewards: Tensor
     turn_present: Tensor
     global_rewards: Tensor
     labels: Tensor | None = None
+    named_rewards: Tensor | None = None
+    reward_weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -143,6 +146,7 @@ class TrainBatch:
         scores: the three scores of each row.
         correction: importance weights for the mismatch between sampler and learner; None if off.
         state: estimator state for the next step.
+        covariant: `[B, T]` bool tokens to which `loss.covariance` applies; None if off.
         expected: stated confidences whose expected score is part of the loss; None if off.
     """
 
@@ -160,6 +164,7 @@ class TrainBatch:
     scores: RowScores
     correction: CorrectionWeights | None
     state: Mapping[str, float]
+    covariant: Tensor | None = None
     expected: ExpectedScores | None = None
 
     def find_stream(self, name: str) -> Tensor | None:

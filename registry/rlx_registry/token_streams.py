@@ -66,6 +66,7 @@ _TABLE = (
     TokenStream(
         "reference_logprobs", "[B, T]", "reference", "log-probability, reference", unit="nats"
     ),
+    TokenStream("collision_probs", "[B, T]", "distributions", "Σπ² of the next token"),
     TokenStream("values", "[B, T]", "critic", "value", unit="reward"),
     TokenStream("placed", "[B, T]", "credit", "reward placed"),
     TokenStream("token_rewards", "[B, T]", "step", "token reward"),

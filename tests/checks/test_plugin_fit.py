@@ -60,6 +60,21 @@ def test_a_profile_is_what_its_estimators_do_where_the_yaml_does_not_say(profile
     assert CreditSpec(profile=profile).resolved_placement.plugin == placement
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "own", "theirs"),
+    [
+        ("gpg", "alpha", "groups", "scores"),
+        ("remax", "returns", "score", "to_go"),
+        ("gdpo", "renormalize", "rows", "tokens"),
+        ("optimal_token_baseline", "singleton", "zero", "raw"),
+    ],
+)
+def test_the_profile_verl_sets_what_only_one_estimator_has(name, option, own, theirs):
+    for profile, value in (("rlx", own), ("verl", theirs)):
+        cls = load_plugin("estimator", name)
+        assert getattr(cls(**fill_profile_options(cls, {}, profile)), option) == value
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_is_recorded_with_its_options(profile, warned):
     _, plugins = warned(f"credit: {{profile: {profile}}}")

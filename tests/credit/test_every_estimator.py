@@ -21,6 +21,9 @@ def test_every_installed_estimator_keeps_every_promise(name):
 
 OTHERWISE = {
     "gae": {"gamma": 0.9, "lam": 0.8, "whiten": True},
+    "optimal_token_baseline": {"singleton": "raw"},
+    "remax": {"returns": "to_go"},
+    "gdpo": {"normalize": "leave_one_out", "renormalize": "tokens"},
     "gigpo": {"normalize": "std", "gamma": 0.5, "omega": 0.3},
     "gpg": {"alpha": "scores", "f_norm": 2.0},
     "grpo": {"enable_multiturn_advantage": True},
@@ -44,7 +47,7 @@ def test_two_level_keeps_them_with_every_second_level(second_level):
 
 
 @pytest.mark.parametrize("singleton", ["zero", "raw"])
-@pytest.mark.parametrize("normalize", ["std", "center"])
+@pytest.mark.parametrize("normalize", ["std", "center", "leave_one_out", "batch_std"])
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_grpo_keeps_them_with_every_option(normalize, ddof, singleton):
     options = {"normalize": normalize, "ddof": ddof, "singleton": singleton}

@@ -16,7 +16,7 @@ scores_of_a_group = st.lists(st.floats(-10, 10), min_size=1, max_size=8)
 groups = st.lists(scores_of_a_group, min_size=1, max_size=5)
 options = st.fixed_dictionaries(
     {
-        "normalize": st.sampled_from(["std", "center"]),
+        "normalize": st.sampled_from(["std", "center", "leave_one_out"]),
         "ddof": st.sampled_from([0, 1]),
         "eps": st.sampled_from([1e-6, 1e-4]),
         "singleton": st.sampled_from(["zero", "raw"]),
@@ -47,6 +47,8 @@ def oracle(group, *, normalize, ddof, eps, singleton):
     if max(group) == min(group):
         return [0.0] * len(group)
     centre = mean(group)
+    if normalize == "leave_one_out":
+        return [x - mean(group[:i] + group[i + 1 :]) for i, x in enumerate(group)]
     sigma = math.sqrt(sum((x - centre) ** 2 for x in group) / (len(group) - ddof))
     return [(x - centre) / (sigma + eps if normalize == "std" else 1) for x in group]
 
@@ -158,13 +160,34 @@ def test_a_group_is_alone_in_the_world(groups, options):
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-10, 10, width=32), st.integers(2, 64)), min_size=1, max_size=6),
-    st.sampled_from(["std", "center"]),
+    st.sampled_from(["std", "center", "leave_one_out", "batch_std"]),
     st.sampled_from([0.0, 1e-6]),
 )
 def test_equal_scores_carry_no_signal_not_even_rounding(groups, normalize, eps):
     scores, ids = flat([[score] * size for score, size in groups])
     actual = advantages_of(scores, ids, torch.float32, normalize=normalize, eps=eps)
     assert actual == [0.0] * len(scores)
+
+
+@settings(deadline=None)
+@given(groups, st.sampled_from([0, 1]), st.sampled_from(["zero", "raw"]))
+def test_the_deviation_of_a_batch_is_one_for_all_groups(groups, ddof, singleton):
+    scores, ids = flat(groups)
+    how = {"ddof": ddof, "singleton": singleton}
+    found = advantages_of(scores, ids, normalize="batch_std", eps=1e-4, **how)
+    sigma = math.sqrt(sum((x - mean(scores)) ** 2 for x in scores) / max(len(scores) - ddof, 1))
+    centred = advantages_of(scores, ids, normalize="center", **how)
+    assert found == pytest.approx([a / (sigma + 1e-4) for a in centred], rel=1e-7, abs=1e-8)
+
+
+def test_answers_and_confidences_have_a_deviation_each():
+    scores = [1.0, 0.0, 0.96, 0.75, 0.19, 0.91]
+    x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
+    batch = {"normalize": "batch_std"}
+    found = two_level(x, **batch, confidence=batch)[:, 0].tolist()
+    answers = advantages_of(scores[:2], [0, 0], **batch)
+    confidences = advantages_of(scores[2:], [1, 1, 2, 2], **batch)
+    assert found == pytest.approx(answers + confidences, rel=1e-12)
 
 
 def test_rounding_would_have_been_a_signal():

@@ -79,6 +79,11 @@ def by_groups_with_signal(row, group, everything):
     return len(found) / len(valid) * (row["score"] - mean(other["score"] for other in group))
 
 
+def by_success(row, group, everything):
+    centre = mean(other["score"] for other in group)
+    return (row["score"] - centre) / (centre + 1e-6) if centre > 0 else 0.0
+
+
 def the_best_alone(row, group, everything):
     best, second = sorted((other["score"] for other in group), reverse=True)[:2]
     if row["score"] < best or best == second:
@@ -93,6 +98,7 @@ FAMILY = [
         partial(estimate, "gpg", alpha="scores", f_norm=2.0), by_nonzero_scores, id="gpg-scores"
     ),
     pytest.param(partial(estimate, "gpg", alpha="groups"), by_groups_with_signal, id="gpg-groups"),
+    pytest.param(partial(estimate, "maxrl"), by_success, id="maxrl"),
     pytest.param(partial(estimate, "pass_at_k"), the_best_alone, id="pass_at_k"),
 ]
 
@@ -124,6 +130,62 @@ def test_equal_scores_are_exactly_zero_and_float32_stays_float32(estimator, orac
     actual = estimator(*tensors(rows, torch.float32), 1 + torch.arange(len(rows)))
     assert actual.dtype == torch.float32
     assert actual.tolist() == [0.0] * len(rows)
+
+
+# Named rewards ------------------------------------------------------------------------------------
+
+
+def gdpo(values, ids, weights, mask=None, **options):
+    rewards = torch.tensor(values, dtype=torch.float64)
+    given = {"named_rewards": rewards, "reward_weights": weights, "group_ids": torch.tensor(ids)}
+    if mask is not None:
+        given["mask"] = torch.tensor(mask, dtype=torch.bool)
+    return bound.estimator("gdpo", **options)(build_credit_inputs(given))
+
+
+named = st.lists(
+    st.tuples(*[st.none() | st.integers(-16, 16).map(lambda n: n / 16)] * 2, st.integers(0, 2)),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(deadline=None)
+@given(named, st.sampled_from([0, 1]))
+def test_gdpo_agrees_with_a_plain_loop_and_an_absent_reward_is_no_zero(rows, ddof):
+    weights, ids = (2.0, -0.5), [group for *_, group in rows]
+    sums = [0.0] * len(rows)
+    for column, weight in enumerate(weights):
+        for i, row in enumerate(rows):
+            group = [r[column] for r in rows if r[2] == row[2] and r[column] is not None]
+            if row[column] is None or max(group) == min(group):
+                continue
+            centre = mean(group)
+            sigma = (sum((x - centre) ** 2 for x in group) / (len(group) - ddof)) ** 0.5
+            sums[i] += weight * (row[column] - centre) / (sigma + 1e-4)
+    values = [[float("nan") if v is None else v for v in row[:2]] for row in rows]
+    how = {"ddof": ddof, "eps": 1e-4}
+    found = gdpo(values, ids, weights, renormalize="none", **how)[:, 0]
+    assert found.tolist() == pytest.approx(sums, abs=1e-9)
+    spread = len(rows) > ddof and (sum(s * s for s in sums) / (len(rows) - ddof)) ** 0.5
+    if spread and spread > 1e-6:
+        scaled = gdpo(values, ids, weights, **how)[:, 0].tolist()
+        assert scaled == pytest.approx([s / (spread + 1e-4) for s in sums], abs=1e-8)
+
+
+def test_gdpo_tells_apart_what_a_sum_confuses():
+    """Two rewards, 1 + 0 and 0 + 1: their sums are equal, and GRPO would learn nothing."""
+    values = [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
+    assert (gdpo(values, [0] * 4, (1.0, 1.0)) == 0).all()  # the deviations are equal too
+    advantages = gdpo(values, [0] * 4, (1.0, 0.5))[:, 0]
+    assert advantages[0] > 0 > advantages[1]
+
+
+def test_a_group_of_equal_rewards_stays_at_zero_beside_others():
+    values = [[0.7, 0.1]] * 3 + [[1.0, 0.0], [0.0, 0.3], [0.5, 0.3]]
+    ids = [0] * 3 + [1] * 3
+    advantages = gdpo(values, ids, (1.0, 1.0))[:, 0]
+    assert (advantages[:3] == 0).all() and (advantages[3:] != 0).all()
 
 
 # Relations ----------------------------------------------------------------------------------------
@@ -205,6 +267,7 @@ def test_remax_against_the_group_mean_is_centring(rows):
     [
         (partial(estimate, "rloo"), 0.9),
         (partial(estimate, "opo", lengths=torch.tensor([3, 1, 2])), 0.9),
+        (partial(estimate, "maxrl"), 0.9),
         (partial(estimate, "gpg", alpha="scores"), 1.35),
         (partial(estimate, "gpg", alpha="groups"), 0.9),
     ],

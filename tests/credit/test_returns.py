@@ -386,3 +386,62 @@ def test_a_step_without_a_value_is_refused():
     steps, values = torch.tensor([[0, 1, 3]]), torch.zeros(1, 4)
     with pytest.raises(ShapeError, match="names step 3, mc_values has 3 steps"):
         vine(steps, values, torch.ones(1))
+
+
+# Optimal token baseline ---------------------------------------------------------------------------
+
+
+def otb(rewards, mask, chosen, collisions, ids, **options):
+    rewards = torch.tensor(rewards, dtype=torch.float64)
+    given = {
+        "token_rewards": rewards,
+        "mask": torch.tensor(mask, dtype=torch.bool),
+        "old_logprobs": torch.tensor(chosen, dtype=torch.float64).log(),
+        "collision_probs": torch.tensor(collisions, dtype=torch.float64),
+        "group_ids": torch.tensor(ids),
+    }
+    return bound.estimator("optimal_token_baseline", **options)(build_credit_inputs(given))
+
+
+unit = st.floats(0.05, 0.95)
+paths = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.floats(-1, 1), st.booleans(), unit, unit), min_size=4, max_size=4),
+        st.integers(0, 1),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(deadline=None)
+@given(paths)
+def test_the_optimal_baseline_weighs_returns_of_a_step_by_the_variance_of_their_paths(rows):
+    steps = [[(r, p, max(q, p * p)) for r, m, p, q in row if m] for row, _ in rows]
+    ids = [group for _, group in rows]
+    columns = [[[token[k] for token in row] for row, _ in rows] for k in range(4)]
+    collisions = [
+        [max(q, p * p) for p, q in zip(*both, strict=True)]
+        for both in zip(columns[2], columns[3], strict=True)
+    ]
+    found = otb(columns[0], columns[1], columns[2], collisions, ids)
+    for b, own in enumerate(steps):
+        place = [t for t, m in enumerate(columns[1][b]) if m]
+        for t in range(len(own)):
+            peers = [o for o, g in zip(steps, ids, strict=True) if g == ids[b] and len(o) > t]
+            returns = [sum(r for r, *_ in o[t:]) for o in peers]
+            energy = [sum(1 - 2 * p + q for _, p, q in o[: t + 1]) for o in peers]
+            expected = 0.0
+            if max(returns) - min(returns) > 1e-12:
+                baseline = sum(map(math.prod, zip(returns, energy, strict=True))) / sum(energy)
+                expected = sum(r for r, *_ in own[t:]) - baseline
+            assert found[b, place[t]].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_equal_returns_have_no_advantage_and_a_step_of_one_row_its_return_if_asked_for():
+    mask = [[1, 1, 0], [1, 1, 1], [0, 1, 0]]
+    rewards = [[0, 0.7, 0], [0, 0, 0.7], [0, 0.7, 0]]
+    halves = [[0.5] * 3] * 3
+    assert (otb(rewards, mask, halves, halves, [0, 0, 0]) == 0).all()
+    raw = otb(rewards, mask, halves, halves, [0, 0, 0], singleton="raw")
+    assert raw.tolist() == [[0, 0, 0], [0, 0, 0.7], [0, 0, 0]]

@@ -98,6 +98,22 @@ def test_answers_learn_from_answers_and_confidences_from_their_siblings():
     assert train.advantages.dtype == torch.float32
 
 
+def test_covariance_chooses_tokens_once_for_the_whole_step():
+    old = torch.linspace(-2, -0.1, 54).view(6, 9)
+    rule = {"kind": "kl", "fraction": 0.2}
+    chosen = step(old=old, covariance=rule).covariant
+    mask, advantages = torch.tensor(BY_HAND) != 0, torch.tensor(BY_HAND)
+    products = (advantages - advantages[mask].mean()) * (old - old[mask].mean())
+    count = int(0.2 * int(mask.sum()))
+    largest = products.masked_fill(~mask, -torch.inf).flatten().topk(count).indices
+    assert sorted(chosen.flatten().nonzero()[:, 0].tolist()) == sorted(largest.tolist())
+    drawn = {"kind": "clip", "fraction": 0.2, "low": 0.0}
+    first, again = (step(old=old, covariance=drawn) for _ in range(2))
+    assert torch.equal(first.covariant, again.covariant) and first.covariant.any()
+    assert torch.equal(first.weights, step(old=old).weights)
+    assert step(old=old).covariant is None
+
+
 def test_what_a_confidence_scores_is_nothing_to_an_answer_nor_to_other_answers_confidences():
     rewards = REWARDS.turn_rewards.clone()
     rewards[2, 1] = 0.0

@@ -84,6 +84,14 @@ def _check_loss_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             "`old_logprobs: learner` computes them",
             against=("loss", "old_logprobs"),
         )
+    if loss.surrogate in ("dppo_tv", "dppo_kl") and loss.ratio != "token":
+        yield build_error(
+            ("loss", "ratio"),
+            f"loss.ratio is {loss.ratio!r}, but loss.surrogate {loss.surrogate!r} compares the "
+            "probabilities of single tokens",
+            "use `ratio: token`, or another surrogate",
+            against=("loss", "surrogate"),
+        )
     if loss.constant_length is not None and loss.aggregate != "constant":
         yield build_error(
             ("loss", "constant_length"),

@@ -6,10 +6,11 @@ of `rlx.spec.estimator`, and returns `[B, T]` or a `Credit`. YAML names it; it i
 entry-point group `rlx.estimators` and imported only by a run. There is one file per family:
 
     grpo       grpo, dr_grpo, uniform, multiturn_grpo, and the comparison within groups
-    outcome    rloo, opo, gpg, pass_at_k, remax: other baselines and scales for one score per row
+    outcome    gdpo, rloo, opo, gpg, maxrl, pass_at_k, remax: other baselines and scales per row
     turns      mt_grpo, gigpo, tree_grpo: turns, states and trees
     two_level  two_level: answers, and confidences below them
-    returns    gae, turn_level_gae, reinforce_plus_plus, its baseline, vineppo: along the tokens
+    returns    gae, turn_level_gae, reinforce_plus_plus, its baseline, vineppo and
+               optimal_token_baseline: along the tokens
 """
 
 import lazy_loader

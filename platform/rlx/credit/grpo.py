@@ -108,17 +108,19 @@ def group_advantages(
     singleton: Singleton = _DEFAULTS.singleton,
     tolerance: float = _DEFAULTS.tolerance,
 ) -> Tensor:
-    """Score minus the mean of its group, optionally divided by the group's deviation.
+    """Score minus the mean of its group, optionally divided by a deviation.
 
-        std:     Aᵢ = (sᵢ - mean) / (σ + ε)        center:  Aᵢ = sᵢ - mean
+        std:            Aᵢ = (sᵢ - mean) / (σ + ε)
+        center:         Aᵢ = sᵢ - mean
+        leave_one_out:  Aᵢ = sᵢ - mean_{j≠i} sⱼ = n / (n - 1) · (sᵢ - mean)
+        batch_std:      Aᵢ = (sᵢ - mean) / (σ of all scores + ε)
 
     Args:
         scores: `[B]`.
         group_ids: `[B]` rows with equal ids are compared; any order, any group size.
-        normalize: "std" divides, "center" does not (Dr. GRPO).
-        ddof: σ² is the sum of squares over n - ddof.
-        eps: added to σ.
-        singleton: advantage in a group of one: 0, or the raw score (mean 0, σ 1, as in verl).
+        normalize: one of the rules above: GRPO, Dr. GRPO, RLOO, Lite PPO.
+        ddof, eps: σ² is the sum of squares over n - ddof; eps is added to σ.
+        singleton: advantage in a group of one: 0, or the raw score (mean 0, group σ 1, as in verl).
         tolerance: a group whose scores differ by at most this much has no signal.
 
     Returns:
@@ -126,7 +128,8 @@ def group_advantages(
         rounding; NaN in a group that holds NaN.
 
     Reference:
-        DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783.
+        DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783; RLOO, arXiv
+        2402.14740; σ of the batch: Lite PPO, arXiv 2508.08221.
 
     Example:
         >>> group_advantages(torch.tensor([1, 0, .5]), torch.tensor([4, 4, 4]), normalize="center")
@@ -136,17 +139,30 @@ def group_advantages(
     zeros = scores.new_zeros(len(counts))
     highest, lowest = compute_group_extremes(scores, slot, len(counts))
     centred = scores - (zeros.index_add(0, slot, scores) / counts)[slot]
-    advantages = centred
-    if normalize == "std":
-        squares = zeros.index_add(0, slot, centred.square())
-        deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
-        advantages = centred / (deviation[slot] + eps)
+    sizes = counts[slot]
+    match normalize:
+        case "std":
+            squares = zeros.index_add(0, slot, centred.square())
+            deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
+            advantages, raw = centred / (deviation[slot] + eps), scores / (1 + eps)
+        case "batch_std":
+            scale = _compute_deviation(scores, ddof) + eps
+            advantages, raw = centred / scale, scores / scale
+        case "leave_one_out":
+            advantages, raw = centred * sizes / (sizes - 1).clamp(min=1), scores
+        case "center":
+            advantages, raw = centred, scores
     has_signal = has_score_spread(highest, lowest, tolerance)[slot]
     advantages = torch.where(has_signal, advantages, scores.new_zeros(()))
     if singleton == "raw":
-        raw = scores / (1 + eps) if normalize == "std" else scores
-        advantages = torch.where(counts[slot] == 1, raw, advantages)
+        advantages = torch.where(sizes == 1, raw, advantages)
     return advantages
+
+
+def _compute_deviation(scores: Tensor, ddof: int) -> Tensor:
+    """`[]` standard deviation of all scores; 0 of none."""
+    squares = (scores - scores.mean()).square().sum()
+    return (squares / max(len(scores) - ddof, 1)).sqrt()
 
 
 def compute_group_extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,9 @@ class CreditInputs:
             state. -1 if the row has no such turn.
         labels: `[B]` raw value of the reward that tells right from wrong, of the row or of what it
             continues; NaN where there is none.
+        named_rewards: `[B, N]` raw value of each named reward that counts, a turn reward averaged
+            over the row's turns that have it; NaN where the row has none.
+        reward_weights: weights of the N named rewards.
         score_source: how a row's score is computed; see `total_scores`.
         streams: those of `rlx_registry.STREAMS` that the estimator's `needs` names, and
             `old_logprobs`, by name; `stream` looks one up. Integers are -1 where a token has none.
@@ -59,6 +62,8 @@ class CreditInputs:
     tree_ids: Tensor
     state_ids: Tensor
     labels: Tensor | None = None
+    named_rewards: Tensor | None = None
+    reward_weights: tuple[float, ...] = ()
     score_source: ScoreSource = "structured"
     streams: Mapping[str, Tensor] = field(default_factory=dict)
     state: Mapping[str, float] = field(default_factory=dict)
@@ -68,6 +73,9 @@ class CreditInputs:
         for name, value in {**vars(self), **self.streams}.items():
             if isinstance(value, Tensor) and len(value) != rows:
                 raise ShapeError(f"{name} has {len(value)} rows, not {rows}")
+        columns = 0 if self.named_rewards is None else self.named_rewards.shape[1]
+        if columns != len(self.reward_weights):
+            raise ShapeError(f"named_rewards has {columns} columns, not {len(self.reward_weights)}")
         for one, other in (
             ("turn_present", "turn_rewards"),
             ("state_ids", "turn_rewards"),

@@ -3,11 +3,51 @@
 import torch
 from torch import Tensor
 
-from rlx.credit.grpo import group_advantages
+from rlx.credit.grpo import compute_present_advantages, group_advantages, pair_ids
 from rlx.credit.inputs import CreditInputs, spread_over_mask, total_scores
-from rlx.spec import Gpg, Opo, PassAtK, Remax, Rloo
+from rlx.credit.kernels import compute_decayed_sums, select_masked
+from rlx.credit.returns import whiten_values
+from rlx.spec import Gdpo, Gpg, MaxRl, Opo, PassAtK, Remax, Rloo
 
-__all__ = ["estimate_gpg", "estimate_opo", "estimate_pass_at_k", "estimate_remax", "estimate_rloo"]
+__all__ = [
+    "estimate_gdpo",
+    "estimate_gpg",
+    "estimate_maxrl",
+    "estimate_opo",
+    "estimate_pass_at_k",
+    "estimate_remax",
+    "estimate_rloo",
+]
+
+
+def estimate_gdpo(inputs: CreditInputs, options: Gdpo) -> Tensor:
+    """Each named reward normalised on its own within its group, then their weighted sum.
+
+        aᵢ = Σₙ wₙ · (rᵢₙ - meanₙ) / (σₙ + ε)
+        rows:    Aᵢ = (aᵢ - mean) / (σ + ε) over the rows of the batch
+        tokens:  Aᵢₜ = whiten(aᵢ) over the learning tokens of the batch, as in verl
+        none:    Aᵢ = aᵢ
+
+    A reward that a row lacks enters no mean and adds nothing. Under "rows", a row with aᵢ = 0 stays
+    exactly 0; "tokens" subtracts a mean that weighs rows by their length, so it does not.
+
+    Reference:
+        GDPO, arXiv 2601.05242, equations 4 to 6.
+    """
+    rewards = inputs.stream("named_rewards")
+    names = torch.arange(rewards.shape[1], device=rewards.device).expand(rewards.shape)
+    groups = pair_ids(inputs.group_ids[:, None].expand(rewards.shape), names)
+    each = compute_present_advantages(rewards, ~rewards.isnan(), groups, **options.comparison)
+    sums = each @ each.new_tensor(inputs.reward_weights)
+    match options.renormalize:
+        case "rows":
+            everything = torch.zeros_like(inputs.group_ids)
+            scaled = group_advantages(sums, everything, ddof=options.ddof, eps=options.eps)
+            return spread_over_mask(torch.where(sums == 0, 0.0, scaled), inputs.mask)
+        case "tokens":
+            return whiten_values(spread_over_mask(sums, inputs.mask), inputs.mask)
+        case "none":
+            return spread_over_mask(sums, inputs.mask)
 
 
 def estimate_rloo(inputs: CreditInputs, options: Rloo) -> Tensor:
@@ -18,10 +58,28 @@ def estimate_rloo(inputs: CreditInputs, options: Rloo) -> Tensor:
     Reference:
         RLOO, arXiv 2402.14740.
     """
-    centred = group_advantages(total_scores(inputs), inputs.group_ids, **options.comparison)
-    _, slot, counts = inputs.group_ids.unique(return_inverse=True, return_counts=True)
-    sizes: Tensor = counts[slot]
-    return spread_over_mask(centred * sizes / (sizes - 1).clamp(min=1), inputs.mask)
+    advantages = group_advantages(total_scores(inputs), inputs.group_ids, **options.comparison)
+    return spread_over_mask(advantages, inputs.mask)
+
+
+def estimate_maxrl(inputs: CreditInputs, options: MaxRl) -> Tensor:
+    """Score minus the mean of its group, divided by that mean: rare successes weigh more.
+
+        Aᵢ = (sᵢ - mean) / (mean + ε)
+
+    With scores of 0 and 1 it estimates the gradient of the log-likelihood of success. A group whose
+    mean is not above 0 has no success to learn from, and gets 0.
+
+    Reference:
+        MaxRL, arXiv 2602.02710, algorithm 1.
+    """
+    scores, groups = total_scores(inputs), inputs.group_ids
+    centred = group_advantages(scores, groups, **options.comparison)
+    _, slot, counts = groups.unique(return_inverse=True, return_counts=True)
+    means = (scores.new_zeros(len(counts)).index_add(0, slot, scores) / counts)[slot]
+    alone = counts[slot] == 1
+    advantages = torch.where(alone, centred, centred / (means + options.eps))
+    return spread_over_mask(torch.where(alone | (means > 0), advantages, 0.0), inputs.mask)
 
 
 def estimate_opo(inputs: CreditInputs, options: Opo) -> Tensor:
@@ -97,9 +155,14 @@ def estimate_pass_at_k(inputs: CreditInputs, options: PassAtK) -> Tensor:
 def estimate_remax(inputs: CreditInputs, options: Remax) -> Tensor:
     """Score minus the score of the greedy answer to the same prompt.
 
-        Aᵢ = sᵢ - s_greedy
+        score:  Aᵢ = sᵢ - s_greedy
+        to_go:  Aᵢₜ = Σ_{s≥t} rᵢₛ - s_greedy        rewards as placed on tokens, as in verl
 
     Reference:
         ReMax, arXiv 2310.10505.
     """
-    return spread_over_mask(total_scores(inputs) - inputs.stream("greedy_scores"), inputs.mask)
+    greedy = inputs.stream("greedy_scores")
+    if options.returns == "score":
+        return spread_over_mask(total_scores(inputs) - greedy, inputs.mask)
+    returns = compute_decayed_sums(select_masked(inputs.mask, inputs.token_rewards), 1.0)
+    return torch.where(inputs.mask, returns - greedy[:, None], 0.0)

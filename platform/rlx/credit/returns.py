@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlx.credit.grpo import group_advantages
+from rlx.credit.grpo import (
+    compute_group_extremes,
+    group_advantages,
+    has_score_spread,
+    pair_ids,
+)
 from rlx.credit.inputs import Credit, CreditInputs, spread_over_mask, total_scores
 from rlx.credit.kernels import (
     apply_on_steps,
@@ -24,6 +29,7 @@ from rlx.errors import ShapeError
 from rlx.spec import (
     EnvironmentTokens,
     Gae,
+    OptimalTokenBaseline,
     ReinforcePlusPlus,
     ReinforcePlusPlusBaseline,
     TurnLevelGae,
@@ -34,6 +40,7 @@ __all__ = [
     "TokenAdvantages",
     "compute_gae_advantages",
     "estimate_gae",
+    "estimate_optimal_token_baseline",
     "estimate_reinforce_plus_plus",
     "estimate_reinforce_plus_plus_baseline",
     "estimate_turn_level_gae",
@@ -43,6 +50,9 @@ __all__ = [
 ]
 
 _DEFAULTS = Gae()
+
+LEAST_VARIANCE = 1e-8
+"""Added to the path variance of a step."""
 
 
 class TokenAdvantages(NamedTuple):
@@ -224,6 +234,40 @@ def estimate_vineppo(inputs: CreditInputs, options: VinePpo) -> Tensor:
     # An extra column of zeros serves the tokens that belong to no step.
     tokens = pad(per_step, (0, 1)).gather(1, torch.where(steps < 0, count, steps))
     return torch.where(inputs.mask, tokens, 0.0)
+
+
+def estimate_optimal_token_baseline(inputs: CreditInputs, options: OptimalTokenBaseline) -> Tensor:
+    """Rewards-to-go minus their mean in the group at the same step, weighted by path variance.
+
+        Aᵢₜ = Gᵢₜ - Σⱼ Wⱼₜ Gⱼₜ / Σⱼ Wⱼₜ        Wᵢₜ = Σ_{s≤t} (1 - 2 πᵢₛ + Σ π²)
+
+    t counts the row's learning tokens, and j runs over the rows of the group that have a t-th one.
+    W estimates the squared norm of the gradient of a row's log-probability up to t, so the baseline
+    is the one of least variance. A step that only one row of the group reaches gets 0 or, with
+    `singleton: raw`, G.
+
+    Reference:
+        The Optimal Token Baseline, arXiv 2602.07078; for several turns, as published in verl.
+    """
+    mask = inputs.mask
+    rewards = select_masked(mask, inputs.token_rewards)
+    collisions = torch.where(mask, inputs.stream("collision_probs"), 0.0)
+    chosen = torch.where(mask, inputs.stream("old_logprobs"), 0.0).exp()
+    energies = (1 - 2 * chosen + collisions).clamp(min=0)  # never below (1 - π)²
+    variance = torch.where(mask, energies, 0.0).cumsum(dim=1)[mask].to(rewards.dtype)
+    returns = compute_decayed_sums(rewards, 1.0)[mask]
+    steps = pair_ids(inputs.group_ids[:, None].expand(mask.shape), mask.cumsum(dim=1))
+    _, slot, counts = steps[mask].unique(return_inverse=True, return_counts=True)
+    zeros = returns.new_zeros(len(counts))
+    # Deviations from the plain mean: equal returns then have a baseline without rounding error.
+    centred = returns - (zeros.index_add(0, slot, returns) / counts)[slot]
+    weight = zeros.index_add(0, slot, variance) + LEAST_VARIANCE
+    baseline = zeros.index_add(0, slot, variance * centred) / weight
+    spread = has_score_spread(*compute_group_extremes(returns, slot, len(counts)))
+    advantages = torch.where(spread[slot], centred - baseline[slot], 0.0)
+    if options.singleton == "raw":
+        advantages = torch.where(counts[slot] == 1, returns, advantages)
+    return torch.zeros_like(inputs.token_rewards).masked_scatter(mask, advantages)
 
 
 def whiten_values(values: Tensor, mask: Tensor) -> Tensor:

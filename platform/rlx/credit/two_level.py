@@ -53,20 +53,19 @@ def estimate_two_level(inputs: CreditInputs, options: TwoLevel) -> Tensor | Cred
         instead of dividing by σ: arXiv 2508.11800.
     """
     scores, groups, is_answer = total_scores(inputs), inputs.group_ids, inputs.levels == 0
-    answers = group_advantages(scores, groups, **options.comparison)
+    answers = group_advantages(scores[is_answer], groups[is_answer], **options.comparison)
     within = options.confidence
     if within.baseline == "label":
         labels = inputs.stream("labels").masked_fill(is_answer, torch.nan)
         confidences = compute_label_advantages(
             scores, labels, singleton=within.singleton, tolerance=within.tolerance
-        )
+        )[~is_answer]
     else:
-        confidences = group_advantages(scores, groups, **within.comparison)
-    scaled = _apply_second_level(confidences[~is_answer], inputs, options)
-    confidences = confidences.masked_scatter(~is_answer, scaled.advantages)
-    per_row = torch.where(
-        is_answer, options.lambda_ans * answers, options.lambda_conf * confidences
-    )
+        confidences = group_advantages(scores[~is_answer], groups[~is_answer], **within.comparison)
+    scaled = _apply_second_level(confidences, inputs, options)
+    per_row = torch.empty_like(scores)
+    per_row[is_answer] = options.lambda_ans * answers
+    per_row[~is_answer] = options.lambda_conf * scaled.advantages
     advantages = spread_over_mask(per_row, inputs.mask)
     if scaled.mean_square is None:
         return advantages
@@ -93,12 +92,13 @@ def compute_label_advantages(
     """
     compared, advantages = labels.isfinite(), torch.zeros_like(scores)
     if compared.any():
-        _, slot, counts = labels[compared].unique(return_inverse=True, return_counts=True)
-        sizes = counts[slot]
-        centred = group_advantages(
-            scores[compared], slot, normalize="center", singleton=singleton, tolerance=tolerance
+        advantages[compared] = group_advantages(
+            scores[compared],
+            labels[compared].unique(return_inverse=True)[1],
+            normalize="leave_one_out",
+            singleton=singleton,
+            tolerance=tolerance,
         )
-        advantages[compared] = centred * sizes / (sizes - 1).clamp(min=1)
     return advantages
 
 

@@ -50,6 +50,11 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
             lambda spec, task: True,
             implementation="rlx.run.streams:compute_reference_logprobs",
         ),
+        "distributions": Provider(
+            "the learner's distributions",
+            lambda spec, task: True,
+            implementation="rlx.run.streams:compute_collision_probs",
+        ),
         "critic": Provider(
             "a critic",
             lambda spec, task: spec.critic is not None,

@@ -103,7 +103,11 @@ class PackedPolicy(PackedModule):
         return torch.as_tensor(logits.index_select(0, at // length * len(kept) + where))
 
     def forward(
-        self, packed: PackedBatch, temperatures: Tensor, branch_temperatures: Tensor | None = None
+        self,
+        packed: PackedBatch,
+        temperatures: Tensor,
+        branch_temperatures: Tensor | None = None,
+        with_collisions: bool = False,
     ) -> tuple[Tensor, ...]:
         """Returns the log-probability of each target, and the entropy of its distribution.
 
@@ -111,6 +115,7 @@ class PackedPolicy(PackedModule):
             packed: micro-batch with `M` targets.
             temperatures: `[M]` sampling temperatures; logits are divided by them.
             branch_temperatures: `[U]` likewise for the states of the branches; None without any.
+            with_collisions: also return `[M]` Σ π² of each distribution.
 
         Returns:
             `[M]` and `[M]` float32, nats; with branches also `[K]`, the log-probability of each of
@@ -120,6 +125,8 @@ class PackedPolicy(PackedModule):
         logprobs = torch.log_softmax(outputs[:count] / temperatures[:, None], dim=-1)
         entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
         chosen = logprobs.gather(1, packed.targets[:, None])[:, 0]
+        if with_collisions:
+            return chosen, entropy, (2 * logprobs).exp().sum(dim=-1)
         if branch_temperatures is None:
             return chosen, entropy
         next_tokens = torch.log_softmax(outputs[count:] / branch_temperatures[:, None], dim=-1)

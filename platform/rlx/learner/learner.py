@@ -170,6 +170,15 @@ class Learner:
 
         return self._share(batch, want).gather_token_values(compute_logprobs)
 
+    def collision_probs(self, batch: TokenBatch, want: Tensor) -> Tensor:
+        """Computes Σ π² of the distributions from which tokens are drawn, like `logprobs`."""
+
+        def compute_collision_probs(packed: PackedBatch) -> Tensor:
+            temperatures = packed.gather_targets(batch.temperatures)
+            return torch.as_tensor(self._engine(packed, temperatures, None, True)[2])
+
+        return self._share(batch, want).gather_token_values(compute_collision_probs)
+
     def reference_logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """Like `logprobs`, but with adapters disabled.
 

@@ -8,13 +8,7 @@ from torch import Tensor
 from rlx.kl import kl_terms
 from rlx.learner.confidences import ConfidenceBranches
 from rlx.learner.pack import PackedBatch
-from rlx.loss import (
-    clipped_surrogate,
-    compute_cispo_loss,
-    compute_expected_score_loss,
-    compute_unclipped_loss,
-    sequence_log_ratio,
-)
+from rlx.loss import TokenLosses, compute_expected_score_loss, compute_token_losses
 from rlx.spec import LossSpec
 from rlx.train_batch import TrainBatch
 
@@ -39,7 +33,7 @@ class UpdateStats:
         expected_score: mean expected score of the stated confidences; None without any.
         stated_mass: mean probability that a confidence is one of the task's values.
         clip_fraction: fraction of computed tokens whose ratio (or whose row's ratio) is clipped by
-            the surrogate, dual clip included.
+            the surrogate, dual clip included, or which a mask leaves out.
         ratio_max: largest importance ratio in the loss, of a token or of a row.
         token_ratio_max: largest token ratio, even if the loss uses sequence ratios.
         grad_norm: gradient norm before clipping.
@@ -75,6 +69,7 @@ class UpdateTargets:
         advantages, weights: advantages and weights of the token loss.
         bonus: weights of the entropy bonus.
         reference: reference log-probabilities, nats; None without a penalty.
+        covariant: tokens to which `loss.covariance` applies; None if off.
     """
 
     rows: Tensor
@@ -83,6 +78,7 @@ class UpdateTargets:
     weights: Tensor
     bonus: Tensor
     reference: Tensor | None
+    covariant: Tensor | None = None
 
     @classmethod
     def from_packed(
@@ -106,6 +102,7 @@ class UpdateTargets:
             weights=packed.gather_targets(train.weights),
             bonus=bonus_scale * packed.gather_targets(train.entropy_weights),
             reference=reference,
+            covariant=None if train.covariant is None else packed.gather_targets(train.covariant),
         )
 
 
@@ -166,10 +163,10 @@ def policy_term(
         `[]`. A filler micro-batch has no targets; its empty sum still has a zero gradient, so that
         every rank runs every backward pass.
     """
-    log_ratio = token_log_ratio = logprobs - targets.old
-    if spec.ratio == "sequence":
-        log_ratio = sequence_log_ratio(token_log_ratio, targets.rows)
-    losses = _compute_surrogate_loss(log_ratio, logprobs, targets.advantages, spec)
+    surrogate = compute_token_losses(
+        logprobs, targets.old, targets.advantages, targets.rows, spec, targets.covariant
+    )
+    losses = surrogate.losses
     if spec.kl is not None and targets.reference is not None:
         penalty = kl_terms(logprobs, targets.reference, spec.kl.kl_penalty)
         losses = losses + spec.kl.coefficient * penalty
@@ -179,7 +176,7 @@ def policy_term(
     sums.loss += float(term.detach())
     if len(logprobs):
         with torch.no_grad():
-            _accumulate_statistics(token_log_ratio, log_ratio, entropy, targets, spec, sums)
+            _accumulate_statistics(logprobs - targets.old, surrogate, entropy, targets, sums)
     return term
 
 
@@ -210,49 +207,17 @@ def expected_score_term(
     return term
 
 
-def _compute_surrogate_loss(
-    log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, spec: LossSpec
-) -> Tensor:
-    """Returns `[M]` token losses."""
-    match spec.surrogate:
-        case "clip":
-            return clipped_surrogate(
-                log_ratio, advantages, clip=spec.clip, dual_clip=spec.dual_clip
-            )
-        case "cispo":
-            return compute_cispo_loss(log_ratio, advantages, logprobs, clip=spec.clip)
-        case "none":
-            return compute_unclipped_loss(log_ratio, advantages)
-
-
-def _find_clipped_tokens(ratio: Tensor, advantages: Tensor, spec: LossSpec) -> Tensor:
-    """Returns `[M]` bool: where the surrogate clips the ratio."""
-    low, high = spec.clip
-    above, below = ratio > 1 + high, ratio < 1 - low
-    match spec.surrogate:
-        case "clip":
-            held = (above & (advantages > 0)) | (below & (advantages < 0))
-            if spec.dual_clip is not None:
-                held |= (ratio > spec.dual_clip) & (advantages < 0)
-            return held
-        case "cispo":
-            return (above | below) & (advantages != 0)
-        case "none":
-            return torch.zeros_like(above)
-
-
 def _accumulate_statistics(
     token_log_ratio: Tensor,
-    log_ratio: Tensor,
+    surrogate: TokenLosses,
     entropy: Tensor,
     targets: UpdateTargets,
-    spec: LossSpec,
     sums: UpdateSums,
 ) -> None:
     """Adds the statistics of one micro-batch of `[M]` tokens, at least one."""
-    ratio, kept_open = log_ratio.exp(), targets.bonus != 0
+    ratio, kept_open = surrogate.log_ratio.exp(), targets.bonus != 0
     sums.kl += float((token_log_ratio.expm1() - token_log_ratio).sum())
-    sums.clipped += float(_find_clipped_tokens(ratio, targets.advantages, spec).sum())
+    sums.clipped += float(surrogate.held.sum())
     sums.entropy += float(entropy.sum())
     sums.bonus_entropy += float(entropy[kept_open].sum())
     sums.tokens += len(ratio)

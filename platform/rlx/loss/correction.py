@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.loss.objectives import LONGEST
+from rlx.loss.surrogates import LONGEST
 from rlx.spec import Correction
 
 __all__ = [

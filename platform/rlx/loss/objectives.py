@@ -1,4 +1,4 @@
-"""Surrogate losses, the value loss, and the aggregation weights."""
+"""The value loss, and the aggregation weights."""
 
 import torch
 from torch import Tensor
@@ -9,114 +9,12 @@ __all__ = [
     "ETA",
     "aggregate_losses",
     "aggregation_weights",
-    "clipped_surrogate",
-    "compute_cispo_loss",
-    "compute_unclipped_loss",
     "entropy_weights",
-    "sequence_log_ratio",
     "value_loss",
 ]
 
-LONGEST = 20.0
-"""Log-ratios are clamped to ±20 nats before exponentiation: beyond that, a clipped token's gradient
-would be 0 · ∞.
-"""
-
 ETA = 1e-8
 """η, added to the number of tokens, so that a fully masked batch has loss 0."""
-
-
-# Ratio ------------------------------------------------------------------------------------------
-
-
-def sequence_log_ratio(log_ratio: Tensor, rows: Tensor) -> Tensor:
-    """Each token's log-ratio replaced by the mean over its row: one ratio per sequence.
-
-        log sᵢ = 1/|yᵢ| Σₜ log rᵢₜ
-
-    Args:
-        log_ratio: `[M]` nats; all learning tokens of every row present.
-        rows: `[M]` int64 row of each token.
-
-    Returns:
-        `[M]`.
-
-    Reference:
-        GSPO, arXiv 2507.18071, equation 7.
-    """
-    _, slot, counts = rows.unique(return_inverse=True, return_counts=True)
-    sums = log_ratio.new_zeros(len(counts)).index_add(0, slot, log_ratio)
-    means: Tensor = sums / counts
-    return means[slot]
-
-
-def _compute_ratio(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-LONGEST, LONGEST).exp()
-
-
-# Surrogate --------------------------------------------------------------------------------------
-
-
-def clipped_surrogate(
-    log_ratio: Tensor,
-    advantages: Tensor,
-    *,
-    clip: tuple[float, float],
-    dual_clip: float | None,
-) -> Tensor:
-    """PPO token losses with separate clip bounds, and a dual clip for negative advantages.
-
-        ℓₜ = -min(rₜ Aₜ, clip(rₜ, 1 - low, 1 + high) Aₜ)
-        Aₜ < 0:  ℓₜ = min(ℓₜ, -c Aₜ)
-
-    Args:
-        log_ratio: `[...]` nats, log rₜ.
-        advantages: `[...]`.
-        clip: (low, high).
-        dual_clip: c > 1, or None for no bound.
-
-    Returns:
-        `[...]` losses, not yet aggregated.
-
-    Reference:
-        PPO, arXiv 1707.06347, equation 7; dual clip, arXiv 1912.09729; clip-higher, arXiv
-        2503.14476.
-    """
-    ratio = _compute_ratio(log_ratio)
-    low, high = clip
-    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-    if dual_clip is None:
-        return loss
-    return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
-
-
-def compute_cispo_loss(
-    log_ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, clip: tuple[float, float]
-) -> Tensor:
-    """Token losses with the clipped ratio as a weight, so that every token keeps its gradient.
-
-        ℓₜ = -sg(clip(rₜ, 1 - low, 1 + high)) Aₜ log πₜ
-
-    Args:
-        log_ratio: `[...]` nats, log rₜ.
-        advantages: `[...]`.
-        logprobs: `[...]` nats under the policy being trained.
-        clip: (low, high).
-
-    Reference:
-        CISPO, arXiv 2506.13585, equation 4.
-    """
-    low, high = clip
-    weight = _compute_ratio(log_ratio.detach()).clamp(1 - low, 1 + high)
-    return -weight * advantages * logprobs
-
-
-def compute_unclipped_loss(log_ratio: Tensor, advantages: Tensor) -> Tensor:
-    """Token losses of the importance-weighted policy gradient, `[...]`.
-
-    ℓₜ = -rₜ Aₜ
-    """
-    return -_compute_ratio(log_ratio) * advantages
 
 
 # Critic -----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from rlx.train_batch import ScoredRows
 
 __all__ = [
     "StepInputs",
+    "compute_collision_probs",
     "compute_critic_values",
     "compute_greedy_scores",
     "compute_old_logprobs",
@@ -83,6 +84,12 @@ def compute_reference_logprobs(inputs: StepInputs) -> Mapping[str, Tensor]:
     if reference is None:
         raise ValueError("the run has no reference policy")
     return {"reference_logprobs": reference.logprobs(inputs.rows.batch, inputs.rows.mask)}
+
+
+def compute_collision_probs(inputs: StepInputs) -> Mapping[str, Tensor]:
+    """`collision_probs`: `[B, T]` probability that the old policy draws the same token twice."""
+    batch, mask = inputs.rows.batch, inputs.rows.mask
+    return {"collision_probs": inputs.context.learner.collision_probs(batch, mask)}
 
 
 def compute_critic_values(inputs: StepInputs) -> Mapping[str, Tensor]:

@@ -32,7 +32,16 @@ is RLCR in two turns (arXiv 2507.16806)."""
 
 _CONVENTIONS: Final[dict[Profile, dict[str, Any]]] = {
     "rlx": {},
-    "verl": {"ddof": 1, "eps": 1e-6, "singleton": "raw", "environment": "skip", "whiten": True},
+    "verl": {
+        "ddof": 1,
+        "eps": 1e-6,
+        "singleton": "raw",
+        "environment": "skip",
+        "whiten": True,
+        "renormalize": "tokens",
+        "alpha": "scores",
+        "returns": "to_go",
+    },
     "trl": {"ddof": 1, "eps": 1e-4, "singleton": "refuse"},
     "kg_r1": {
         "ddof": 1,

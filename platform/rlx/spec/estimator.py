@@ -15,36 +15,34 @@ __all__ = [
     "Alpha",
     "ConfidenceSpec",
     "DrGrpo",
-    "EnvironmentTokens",
-    "Gae",
+    "Gdpo",
     "Gigpo",
     "Gpg",
     "GroupComparison",
     "Grpo",
+    "MaxRl",
     "MtGrpo",
     "MultiturnGrpo",
     "Normalize",
     "Opo",
     "PassAtK",
-    "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "Remax",
+    "Renormalize",
     "Rloo",
     "SecondLevel",
     "Singleton",
     "TreeGrpo",
-    "TurnLevelGae",
     "TurnStatistics",
     "TwoLevel",
     "Uniform",
-    "VinePpo",
 ]
 
-Normalize = Literal["std", "center"]
+Normalize = Literal["std", "center", "leave_one_out", "batch_std"]
+Renormalize = Literal["rows", "tokens", "none"]
 Singleton = Literal["zero", "raw", "refuse"]
 TurnStatistics = Literal["pooled", "per_turn"]
 SecondLevel = Literal["none", "prompt_scale", "prompt_renorm", "ema_scale"]
-EnvironmentTokens = Literal["skip", "literal"]
 Alpha = Literal["scores", "groups"]
 
 
@@ -66,14 +64,16 @@ class GroupComparison(_SignalOptions, _ScaleOptions, StrictModel):
     """How scores are compared within a group: the settings of `rlx.credit.group_advantages`."""
 
     normalize: Normalize = "std"
-    """std divides by the standard deviation, center does not."""
+    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
+    the others. batch_std divides by the standard deviation of all scores of the batch."""
 
 
 class ConfidenceSpec(GroupComparison):
     """How confidences are compared with their siblings, the confidences of the same answer."""
 
     normalize: Normalize = "center"
-    """std divides by the standard deviation, center does not."""
+    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
+    the others. batch_std divides by the standard deviation of all confidences of the batch."""
     baseline: Literal["siblings", "label"] = "siblings"
     """siblings: the mean over the confidences of the same answer. label: the mean over all other
     confidences of the step whose answer has the same label, for `loss.expected` with one confidence
@@ -117,14 +117,17 @@ class Grpo(_NormalizingEstimator):
     implementation: ClassVar[str] = "rlx.credit:estimate_grpo"
 
     normalize: Normalize = "std"
-    """std divides by the group's standard deviation, center does not."""
+    """std divides by the group's standard deviation, center does not. leave_one_out subtracts the
+    mean of the others. batch_std divides by the standard deviation of all scores of the batch."""
     enable_multiturn_advantage: bool = False
     """Compare turns with turns and rollouts with rollouts, as `multiturn_grpo` does by default."""
 
     @model_validator(mode="after")
     def _check_normalize(self) -> Self:
-        if self.enable_multiturn_advantage and self.normalize == "center":
-            raise ValueError("enable_multiturn_advantage divides by σ; normalize cannot be center")
+        if self.enable_multiturn_advantage and self.normalize != "std":
+            raise ValueError(
+                f"enable_multiturn_advantage divides by σ; normalize cannot be {self.normalize}"
+            )
         return self
 
     def reading(self) -> Reading:
@@ -134,6 +137,21 @@ class Grpo(_NormalizingEstimator):
     def multiturn(self) -> "MultiturnGrpo":
         """The estimator that `enable_multiturn_advantage` selects."""
         return MultiturnGrpo(**self.model_dump(include=set(MultiturnGrpo.model_fields)))
+
+
+class Gdpo(_NormalizingEstimator):
+    """Each named reward normalized on its own within its group, then their weighted sum."""
+
+    implementation: ClassVar[str] = "rlx.credit:estimate_gdpo"
+    reads: ClassVar[Reading] = "turns"
+
+    normalize: Normalize = "std"
+    """For each reward: std divides by the group's standard deviation, center does not.
+    leave_one_out subtracts the mean of the others. batch_std divides by the standard deviation of
+    all rewards of the batch."""
+    renormalize: Renormalize = "rows"
+    """rows: normalize the sum over the rows of the batch, as published. tokens: whiten it over the
+    batch's tokens (verl). none: leave it."""
 
 
 class Uniform(_NormalizingEstimator):
@@ -154,6 +172,10 @@ class Rloo(_CenteringEstimator):
 
     implementation: ClassVar[str] = "rlx.credit:estimate_rloo"
 
+    @property
+    def comparison(self) -> dict[str, Any]:
+        return {**super().comparison, "normalize": "leave_one_out"}
+
 
 class Opo(_CenteringEstimator):
     """Score minus the length-weighted mean of its group."""
@@ -172,12 +194,21 @@ class Gpg(_CenteringEstimator):
     """Constant divisor."""
 
 
+class MaxRl(_CenteringEstimator):
+    """Score minus the group mean, divided by that mean, so that rare successes weigh more."""
+
+    implementation: ClassVar[str] = "rlx.credit:estimate_maxrl"
+
+    eps: float = Field(1e-6, ge=0)
+    """Added to the mean."""
+
+
 class PassAtK(_NormalizingEstimator):
     """Only the best row of a group gets an advantage: its lead over the second best."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_pass_at_k"
 
-    normalize: Normalize = "std"
+    normalize: Literal["std", "center"] = "std"
     """std divides by the standard deviation, center does not."""
 
     def compares(self, turn: str) -> bool:
@@ -189,6 +220,13 @@ class Remax(Estimator):
 
     implementation: ClassVar[str] = "rlx.credit:estimate_remax"
     needs: ClassVar[frozenset[str]] = frozenset({"greedy_scores"})
+
+    returns: Literal["score", "to_go"] = "score"
+    """score: the row's score, on every token. to_go: the rewards placed on a token and all later
+    ones (verl)."""
+
+    def reading(self) -> Reading:
+        return "scores" if self.returns == "score" else "token_rewards"
 
 
 class MultiturnGrpo(_NormalizingEstimator):
@@ -222,7 +260,8 @@ class Gigpo(_NormalizingEstimator):
     reads: ClassVar[Reading] = "turns"
 
     normalize: Normalize = "center"
-    """std divides by the standard deviation, center does not."""
+    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
+    the others. batch_std divides by the standard deviation of all rewards of the batch."""
     gamma: float = Field(0.95, ge=0, le=1)
     """Discount per turn."""
     omega: float = 1.0
@@ -235,57 +274,8 @@ class TreeGrpo(_NormalizingEstimator):
     implementation: ClassVar[str] = "rlx.credit:estimate_tree_grpo"
 
     normalize: Normalize = "std"
-    """std divides by the standard deviation, center does not."""
-
-
-class Gae(Estimator):
-    """Generalized advantage estimation over a critic's values (PPO)."""
-
-    implementation: ClassVar[str] = "rlx.credit:estimate_gae"
-    reads: ClassVar[Reading] = "token_rewards"
-    needs: ClassVar[frozenset[str]] = frozenset({"values"})
-
-    gamma: float = Field(1.0, ge=0, le=1)
-    """Discount per token."""
-    lam: float = Field(1.0, ge=0, le=1)
-    """λ: 1 relies on sampled returns, 0 on the critic."""
-    environment: EnvironmentTokens = "skip"
-    """skip: environment tokens take no time step. literal: the literal recursion of KG-R1."""
-    whiten: bool = False
-    """Whiten advantages to mean 0 and variance 1 over the batch; the critic learns from raw
-    returns."""
-
-
-class TurnLevelGae(Estimator):
-    """GAE from turn to turn, then from token to token within each turn."""
-
-    implementation: ClassVar[str] = "rlx.credit:estimate_turn_level_gae"
-    reads: ClassVar[Reading] = "token_rewards"
-    needs: ClassVar[frozenset[str]] = frozenset({"values"})
-
-    gamma: float = Field(1.0, ge=0, le=1)
-    """Discount per token within a turn."""
-    lam: float = Field(1.0, ge=0, le=1)
-    """λ within a turn."""
-    gamma_high: float = Field(1.0, ge=0, le=1)
-    """Discount per turn."""
-    lam_high: float = Field(1.0, ge=0, le=1)
-    """λ from turn to turn."""
-    whiten: bool = False
-    """Whiten advantages to mean 0 and variance 1 over the batch; the critic learns from raw
-    returns."""
-
-
-class ReinforcePlusPlus(Estimator):
-    """Discounted rewards-to-go, whitened over the batch."""
-
-    implementation: ClassVar[str] = "rlx.credit:estimate_reinforce_plus_plus"
-    reads: ClassVar[Reading] = "token_rewards"
-
-    gamma: float = Field(1.0, ge=0, le=1)
-    """Discount per token."""
-    whiten: bool = True
-    """Whiten to mean 0 and variance 1 over the batch's tokens."""
+    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
+    the others. batch_std divides by the standard deviation of all scores of the batch."""
 
 
 class ReinforcePlusPlusBaseline(_CenteringEstimator):
@@ -297,20 +287,14 @@ class ReinforcePlusPlusBaseline(_CenteringEstimator):
     """Whiten to mean 0 and variance 1 over the batch's tokens."""
 
 
-class VinePpo(Estimator):
-    """Change in the Monte Carlo value estimate over each reasoning step."""
-
-    implementation: ClassVar[str] = "rlx.credit:estimate_vineppo"
-    needs: ClassVar[frozenset[str]] = frozenset({"mc_values"})
-
-
 class TwoLevel(_NormalizingEstimator):
     """Answers compared within their prompt, confidences within their answer (RLCR in two turns)."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_two_level"
 
     normalize: Normalize = "std"
-    """For answers: std divides by the standard deviation, center does not."""
+    """For answers: std divides by the standard deviation, center does not. leave_one_out subtracts
+    the mean of the others. batch_std divides by the standard deviation of all answers."""
     confidence: ConfidenceSpec = ConfidenceSpec.model_construct()
     """The same conventions for the confidences of one answer; centered only by default."""
     second_level: SecondLevel = "none"
@@ -350,7 +334,7 @@ class TwoLevel(_NormalizingEstimator):
         return self.confidence if turn == "confidence" else self
 
     def warnings(self) -> Sequence[str]:
-        if self.confidence.normalize == "center":
+        if self.confidence.normalize != "std":
             return ()
         return (
             "estimator.confidence.normalize is 'std': siblings share one label, so σ cancels the "

@@ -44,6 +44,10 @@ _LATER_DEFAULTS: Final = (
     (("rollout",), "curriculum", None),
     (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
+    (("loss",), "temperatures", [1.0, 1.05]),
+    (("loss",), "ratio_cap", 20.0),
+    (("loss",), "sequence_mask", None),
+    (("loss",), "covariance", None),
     (("loss", "entropy"), "schedule", "constant"),
     (("model", "warm_start"), "demonstrations", None),
 )

@@ -9,9 +9,13 @@ from rlx.spec.credit import KlKind
 
 __all__ = [
     "Aggregate",
+    "ClipCovariance",
     "Correction",
+    "Covariance",
+    "Divergence",
     "EntropyBonus",
     "ExpectedScore",
+    "KlCovariance",
     "KlPenalty",
     "LossSpec",
     "MaskedCorrection",
@@ -21,8 +25,9 @@ __all__ = [
     "TruncatedCorrection",
 ]
 
-Ratio = Literal["token", "sequence"]
-Surrogate = Literal["clip", "cispo", "none"]
+Ratio = Literal["token", "sequence", "sequence_token"]
+Surrogate = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "log_clip", "none"]
+Divergence = Literal["tv", "kl"]
 Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 ProperScore = Literal["brier", "log", "spherical"]
 
@@ -94,19 +99,61 @@ class MaskedCorrection(_Correction):
 Correction = Annotated[TruncatedCorrection | MaskedCorrection, Field(discriminator="kind")]
 
 
+class _Covariance(StrictModel):
+    fraction: float = Field(2e-4, gt=0, le=1)
+    """Share of the step's learning tokens to which it applies; at least one token."""
+
+
+class ClipCovariance(_Covariance):
+    """Clip-Cov: tokens drawn from those with a high covariance get no gradient.
+
+    A token's covariance is (A - mean) · (log π - mean), means over the step's learning tokens.
+    """
+
+    kind: Literal["clip"] = "clip"
+    low: float = 1.0
+    """Only tokens with a larger covariance are drawn."""
+    high: float = 5.0
+    """Only tokens with a smaller covariance are drawn."""
+
+
+class KlCovariance(_Covariance):
+    """KL-Cov: the tokens with the highest covariance are held near the old policy."""
+
+    kind: Literal["kl"] = "kl"
+    coefficient: float = Field(1.0, gt=0)
+    """Multiplies |log r| of these tokens."""
+
+
+Covariance = Annotated[ClipCovariance | KlCovariance, Field(discriminator="kind")]
+
+
 class LossSpec(StrictModel):
     """Ratio, surrogate, KL penalty and aggregation, each chosen independently."""
 
     ratio: Ratio = "token"
     """token: a ratio per token. sequence: the geometric mean over the row's learning tokens
-    (GSPO)."""
+    (GSPO). sequence_token: the same value, with the gradient of the token's own ratio
+    (GSPO-token)."""
     surrogate: Surrogate = "clip"
-    """clip: PPO. cispo: the clipped ratio is a weight without gradient. none: no clipping."""
+    """clip: PPO. cispo: the clipped ratio is a weight without gradient. sapo: a soft gate. dppo_tv,
+    dppo_kl: tokens whose probability has moved too far get no gradient. log_clip: log-ratios of
+    tokens are clipped before `ratio` averages them (GMPO). none: no clipping."""
     clip: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0)]] = (0.2, 0.2)
-    """(low, high): the ratio is clipped to [1 - low, 1 + high]."""
+    """(low, high): the ratio is clipped to [1 - low, 1 + high]. dppo_tv, dppo_kl: largest
+    divergence of a token's probability. log_clip: the log-ratio is clipped to [-low, high]."""
     dual_clip: float | None = Field(3.0, gt=1)
     """Dual clip: with a negative advantage A, PPO's loss is at most this value times |A|; null
     disables it."""
+    temperatures: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (1.0, 1.05)
+    """sapo: (positive, negative), how fast a token fades as its ratio leaves 1, by the sign of its
+    advantage."""
+    ratio_cap: float = Field(20.0, ge=1)
+    """dppo_tv, dppo_kl: largest ratio that weighs a token."""
+    sequence_mask: float | None = Field(None, ge=0)
+    """Off-policy sequence mask: tokens with a negative advantage get no gradient in rows whose mean
+    of -log r exceeds this, in nats per token."""
+    covariance: Covariance | None = None
     kl: KlPenalty | None = None
     aggregate: Aggregate = "token_mean"
     """token_mean: every learning token has the same weight (BNPO). sequence_mean: every row has

@@ -73,6 +73,8 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
         tree_ids=tree_ids,
         state_ids=torch.where(has_turn, torch.randint(0, 3, (rows, _TURNS), generator=rng), -1),
         labels=(torch.arange(rows) % 2).to(dtype),
+        named_rewards=_draw_named_rewards(rows, seed, dtype),
+        reward_weights=(1.0, 0.5, 0.0),
         streams={
             stream.name: _draw_stream(stream, tree_ids, turn_ids, rng, dtype)
             for stream in STREAMS.values()
@@ -80,6 +82,13 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
         },
     )
     return _select_input_rows(_fill_token_rewards(inputs), torch.randperm(rows, generator=rng))
+
+
+def _draw_named_rewards(rows: int, seed: int, dtype: torch.dtype) -> Tensor:
+    """`[B, 3]` some of them absent, on different scales."""
+    rng = torch.Generator().manual_seed(seed)
+    values = torch.randn(rows, 3, generator=rng, dtype=dtype) * torch.tensor([1, 10, 1])
+    return values.masked_fill(torch.rand(rows, 3, generator=rng) < 0.2, torch.nan)
 
 
 def _draw_stream(
@@ -217,7 +226,8 @@ def _check_inputs_unchanged(estimator: Estimator, inputs: CreditInputs) -> None:
     before = {name: tensor.clone() for name, tensor in _get_input_tensors(inputs).items()}
     estimator(inputs)
     for name, tensor in _get_input_tensors(inputs).items():
-        assert torch.equal(tensor, before[name]), f"wrote into its input {name}"
+        same = tensor.isclose(before[name], rtol=0, atol=0, equal_nan=True)
+        assert same.all(), f"wrote into its input {name}"
 
 
 def _check_masked_advantages(estimator: Estimator, inputs: CreditInputs) -> None:
@@ -237,6 +247,8 @@ def _check_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
         turn_present=present,
         global_rewards=torch.full_like(inputs.global_rewards, 0.7),
         state_ids=torch.where(present, torch.arange(_TURNS), -1),
+        named_rewards=torch.full((len(present), 2), 0.7).to(inputs.turn_rewards),
+        reward_weights=(1.0, 0.3),
     )
     equal = _fill_token_rewards(equal)
     _, slot, size = inputs.group_ids.unique(return_inverse=True, return_counts=True)

@@ -1,15 +1,82 @@
 """Writes records of worked examples; imported by the scripts that run in a peer's environment.
 
-They take two arguments: the folder of the peer's sources, and the file to write.
+They take the folder of the peer's sources, the file to write, and a seed (0 by default).
 """
 
+import ast
 import json
+import math
 import random
 import sys
+import textwrap
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Records"]
+try:
+    import torch
+except ImportError:  # not every peer computes with tensors
+    torch = None
+
+__all__ = ["Records", "hide", "run_branch", "run_function", "take_gradient"]
+
+
+def hide(values: Any, mask: Any) -> list[list[float | None]]:
+    """Values inside the mask, None outside."""
+    return [
+        [v if m else None for v, m in zip(row, inside, strict=True)]
+        for row, inside in zip(values.tolist(), mask.tolist(), strict=True)
+    ]
+
+
+def take_gradient(loss: Callable[[Any], Any], drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """A loss of log-probabilities and its gradient, as outputs of a record."""
+    logprobs = drawn["logprobs"].clone().requires_grad_()
+    value = loss(logprobs)
+    value.backward()
+    gradient = torch.zeros_like(logprobs) if logprobs.grad is None else logprobs.grad
+    return {"value": value.item(), "gradient": hide(gradient, drawn["mask"])}
+
+
+def run_branch(source: str, word: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Runs an `if` of a peer's source that has a word in it, and returns its variables.
+
+    Some peers compute advantages in the middle of a method that also samples and scores.
+
+    Args:
+        source: of a module or class.
+        word: a variable or attribute of the branch, whose own statements set `advantages`.
+        names: variables that the branch reads.
+    """
+    found = [
+        node
+        for node in ast.walk(ast.parse(textwrap.dedent(source)))
+        if isinstance(node, ast.If) and word in ast.unparse(node) and _sets(node, "advantages")
+    ]
+    branch = max(found, key=lambda node: len(ast.unparse(node)))
+    exec(compile(ast.Module([branch], []), "<peer>", "exec"), names)
+    return names
+
+
+def run_function(source: str, name: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """A function of a peer's module, without what the rest of the module imports.
+
+    Args:
+        source: of the module.
+        name: of the function.
+        names: what it reads of the module.
+    """
+    tree = ast.parse(source)
+    (found,) = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
+    found.decorator_list, found.returns = [], None
+    exec(compile(ast.Module([found], []), "<peer>", "exec"), names)
+    return names[name]
+
+
+def _sets(branch: ast.If, name: str) -> bool:
+    """Whether a statement of the branch itself, not of one inside, sets a variable."""
+    targets = [t for node in branch.body if isinstance(node, ast.Assign) for t in node.targets]
+    return any(isinstance(t, ast.Name) and t.id == name for t in targets)
 
 
 class Records:
@@ -21,7 +88,7 @@ class Records:
     """
 
     def __init__(self, source: str, **tolerances: float) -> None:
-        self.random = random.Random(0)
+        self.random = random.Random(int(sys.argv[3]) if len(sys.argv) > 3 else 0)
         self._head = {"source": source, **tolerances}
         self._examples: list[dict[str, Any]] = []
         self._differences: list[dict[str, Any]] = []
@@ -46,6 +113,49 @@ class Records:
     def note(self, name: str, entry: Any) -> None:
         """Adds an entry to another list of the file."""
         self._lists.setdefault(name, []).append(entry)
+
+    def random_tensor(self, *shape: int) -> Any:
+        """Numbers between -1 and 1."""
+        count = math.prod(shape)
+        return torch.tensor([self.random.uniform(-1, 1) for _ in range(count)]).view(shape)
+
+    def draw_scores(self, rows: int) -> Any:
+        """`[rows]` scores, many of them equal."""
+        draw = self.random
+        return torch.tensor([draw.choice([0.0, 1.0, 0.5, draw.random()]) for _ in range(rows)])
+
+    def draw_mask(self, rows: int, width: int, *, gaps: bool = False) -> Any:
+        """`[rows, width]` responses of different lengths, if asked for with gaps inside."""
+        draw, mask = self.random, torch.zeros(rows, width)
+        for row in mask:
+            row[: draw.randint(1, width)] = 1
+            if gaps:
+                row[draw.randint(1, width - 1)] = 0
+        return mask
+
+    def draw_policy(
+        self, rows: int, width: int, *, spread: float = 1.0, per_row: bool = False
+    ) -> dict[str, Any]:
+        """Log-probabilities, old ones within `spread` nats of them, advantages, and a mask."""
+        logprobs = -2 * self.random_tensor(rows, width).abs() - 0.05
+        advantages = self.random_tensor(rows, 1 if per_row else width).expand(rows, width)
+        mask = self.draw_mask(rows, width)
+        old = (logprobs + spread * self.random_tensor(rows, width)).clamp(max=-0.01)
+        return {
+            "logprobs": logprobs,
+            "old_logprobs": old,
+            "advantages": (advantages * mask).clone(),
+            "mask": mask,
+        }
+
+    @staticmethod
+    def give_scores(scores: Any, mask: Any, groups: Any) -> dict[str, Any]:
+        """Inputs of an estimator of one score per row."""
+        return {
+            "global_rewards": scores.tolist(),
+            "mask": mask.tolist(),
+            "group_ids": list(groups),
+        }
 
     def write(self) -> None:
         """Writes the file that the command line names, one record per line."""

@@ -14,6 +14,7 @@ from rlx.discovery import Kind, build_plugin, list_installed_plugins, load_plugi
 from rlx.errors import SpecError
 from rlx.plugin import Placement
 from rlx.spec import PluginUse
+from rlx.testing.golden.losses import INPUTS, OPTIONS, compute_policy_loss
 from rlx.testing.golden.values import (
     build_credit_inputs,
     build_mask_batch,
@@ -52,6 +53,7 @@ class GoldenFunction:
 def list_golden_functions() -> Iterator[GoldenFunction]:
     """Yields the functions of the rooms, then the installed plugins. Imports them all."""
     yield from _list_room_functions().values()
+    yield _POLICY_LOSS
     for name, (kind, plugin) in _list_plugins().items():
         yield _describe_plugin(name, kind, plugin)
 
@@ -64,17 +66,26 @@ def find_golden_function(name: str) -> GoldenFunction:
         PluginFault: it is a plugin that cannot be imported.
     """
     rooms, plugins = _list_room_functions(), _list_plugins()
-    folded = {known.casefold(): known for known in (*rooms, *plugins)}
+    named = {**rooms, _POLICY_LOSS.name: _POLICY_LOSS}
+    folded = {known.casefold(): known for known in (*named, *plugins)}
     name = folded.get(name.casefold().removeprefix("rlx."), name)
-    if name in rooms:
-        return rooms[name]
+    if name in named:
+        return named[name]
     if name in plugins:
         return _describe_plugin(name, *plugins[name])
-    known = [*rooms, *plugins]
+    known = [*named, *plugins]
     near = [other for other in known if other.partition(".")[2] == name.rpartition(".")[2]]
     near = near or get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`--functions` lists those that there are"
     raise SpecError(f"no function is called {name!r}: {hint}")
+
+
+_POLICY_LOSS = GoldenFunction(
+    "losses.policy",
+    compute_policy_loss,
+    (inspect.getdoc(compute_policy_loss) or "").partition("\n")[0],
+    f"({', '.join((*INPUTS, '*', *OPTIONS))}, …)",
+)
 
 
 @lru_cache(maxsize=1)

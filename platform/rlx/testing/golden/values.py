@@ -26,6 +26,7 @@ __all__ = [
 _BOOLEANS = ("mask", "contents", "turn_present")
 _CREDIT_FIELDS = tuple(field.name for field in fields(CreditInputs) if field.name != "streams")
 _STREAM_OUTPUTS = tuple(sorted({stream.name for stream in STREAMS.values() if stream.is_output}))
+_PLAIN = ("reward_weights", "score_source", "state")
 _INTEGERS = ("rows", "kinds", "lengths", "levels", "slot")
 
 
@@ -86,7 +87,7 @@ def build_credit_inputs(inputs: Mapping[str, Any]) -> CreditInputs:
     if unknown := sorted(inputs.keys() - set(known)):
         raise SpecError(f"{unknown[0]!r} is none of an estimator's inputs: {', '.join(known)}")
     named: dict[str, Any] = {
-        name: value if name in ("score_source", "state") else parse_tensor(name, value)
+        name: value if name in _PLAIN else parse_tensor(name, value)
         for name, value in inputs.items()
         if value is not None
     }

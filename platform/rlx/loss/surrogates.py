@@ -1,0 +1,248 @@
+"""Ratios, and surrogate losses of tokens."""
+
+import torch
+from torch import Tensor
+
+from rlx.spec import Divergence
+
+__all__ = [
+    "LONGEST",
+    "clip_log_ratio",
+    "clipped_surrogate",
+    "compute_cispo_loss",
+    "compute_dppo_loss",
+    "compute_sapo_loss",
+    "compute_unclipped_loss",
+    "find_close_sequences",
+    "find_near_tokens",
+    "sequence_log_ratio",
+]
+
+LONGEST = 20.0
+"""Log-ratios are clamped to ±20 nats before exponentiation: beyond that, a clipped token's gradient
+would be 0 · ∞.
+"""
+
+TINY = 1e-8
+"""Added to probabilities of everything but the token, which can be 0."""
+
+
+# Ratio ------------------------------------------------------------------------------------------
+
+
+def sequence_log_ratio(log_ratio: Tensor, rows: Tensor) -> Tensor:
+    """Each token's log-ratio replaced by the mean over its row: one ratio per sequence.
+
+        log sᵢ = 1/|yᵢ| Σₜ log rᵢₜ
+
+    Args:
+        log_ratio: `[M]` nats; all learning tokens of every row present.
+        rows: `[M]` int64 row of each token.
+
+    Returns:
+        `[M]`.
+
+    Reference:
+        GSPO, arXiv 2507.18071, equation 7.
+    """
+    _, slot, counts = rows.unique(return_inverse=True, return_counts=True)
+    sums = log_ratio.new_zeros(len(counts)).index_add(0, slot, log_ratio)
+    means: Tensor = sums / counts
+    return means[slot]
+
+
+def _compute_ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LONGEST, LONGEST).exp()
+
+
+# Surrogate --------------------------------------------------------------------------------------
+
+
+def clipped_surrogate(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    *,
+    clip: tuple[float, float],
+    dual_clip: float | None,
+) -> Tensor:
+    """PPO token losses with separate clip bounds, and a dual clip for negative advantages.
+
+        ℓₜ = -min(rₜ Aₜ, clip(rₜ, 1 - low, 1 + high) Aₜ)
+        Aₜ < 0:  ℓₜ = min(ℓₜ, -c Aₜ)
+
+    Args:
+        log_ratio: `[...]` nats, log rₜ.
+        advantages: `[...]`.
+        clip: (low, high).
+        dual_clip: c > 1, or None for no bound.
+
+    Returns:
+        `[...]` losses, not yet aggregated.
+
+    Reference:
+        PPO, arXiv 1707.06347, equation 7; dual clip, arXiv 1912.09729; clip-higher, arXiv
+        2503.14476.
+    """
+    ratio = _compute_ratio(log_ratio)
+    low, high = clip
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+    if dual_clip is None:
+        return loss
+    return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+
+
+def compute_cispo_loss(
+    log_ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, clip: tuple[float, float]
+) -> Tensor:
+    """Token losses with the clipped ratio as a weight, so that every token keeps its gradient.
+
+        ℓₜ = -sg(clip(rₜ, 1 - low, 1 + high)) Aₜ log πₜ
+
+    Args:
+        log_ratio: `[...]` nats, log rₜ.
+        advantages: `[...]`.
+        logprobs: `[...]` nats under the policy being trained.
+        clip: (low, high).
+
+    Reference:
+        CISPO, arXiv 2506.13585, equation 4.
+    """
+    low, high = clip
+    weight = _compute_ratio(log_ratio.detach()).clamp(1 - low, 1 + high)
+    return -weight * advantages * logprobs
+
+
+def compute_unclipped_loss(log_ratio: Tensor, advantages: Tensor) -> Tensor:
+    """Token losses of the importance-weighted policy gradient, `[...]`.
+
+    ℓₜ = -rₜ Aₜ
+    """
+    return -_compute_ratio(log_ratio) * advantages
+
+
+def compute_sapo_loss(
+    log_ratio: Tensor, advantages: Tensor, *, temperatures: tuple[float, float]
+) -> Tensor:
+    """Token losses with a soft gate in place of the clip.
+
+        ℓₜ = -4/τ · sigmoid(τ · (rₜ - 1)) · Aₜ        τ = positive if Aₜ > 0, else negative
+
+    Its gradient is that of `compute_unclipped_loss` at rₜ = 1, and fades on both sides.
+
+    Args:
+        log_ratio: `[...]` nats, log rₜ.
+        advantages: `[...]`.
+        temperatures: (positive, negative); a larger one fades faster.
+
+    Reference:
+        SAPO, arXiv 2511.20347.
+    """
+    positive, negative = (advantages.new_tensor(value) for value in temperatures)
+    tau = torch.where(advantages > 0, positive, negative)
+    return -4 / tau * torch.sigmoid(tau * (_compute_ratio(log_ratio) - 1)) * advantages
+
+
+def compute_dppo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    divergence: Divergence,
+    bounds: tuple[float, float],
+    cap: float,
+) -> Tensor:
+    """Token losses weighted by the ratio, without the tokens that `find_near_tokens` leaves out.
+
+        ℓₜ = -sg(min(rₜ, cap) · nearₜ) Aₜ log πₜ
+
+    Args:
+        logprobs: `[...]` nats under the policy being trained.
+        old_logprobs: `[...]` nats under the policy that sampled.
+        advantages: `[...]`.
+        divergence, bounds: as in `find_near_tokens`.
+        cap: largest weight.
+
+    Reference:
+        DPPO, arXiv 2602.04879.
+    """
+    near = find_near_tokens(
+        logprobs, old_logprobs, advantages, divergence=divergence, bounds=bounds
+    )
+    weight = _compute_ratio((logprobs - old_logprobs).detach()).clamp(max=cap)
+    return -torch.where(near, weight, 0.0) * advantages * logprobs
+
+
+def find_near_tokens(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    divergence: Divergence,
+    bounds: tuple[float, float],
+) -> Tensor:
+    """`[...]` bool tokens that the advantage does not push further out of the trust region.
+
+        tv:  D = |p - q|        kl:  D = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
+        A > 0:  D ≤ high or p ≤ q        otherwise:  D ≤ low or p ≥ q
+
+    p and q are the token's probabilities under the policy being trained and the old one: the
+    divergence between "this token" and "any other".
+
+    Args:
+        logprobs, old_logprobs: `[...]` nats, log p and log q.
+        advantages: `[...]`.
+        divergence: "tv" or "kl".
+        bounds: (low, high) for D.
+
+    Reference:
+        DPPO, arXiv 2602.04879, binary approximations.
+    """
+    low, high = bounds
+    p, q = logprobs.detach().exp(), old_logprobs.exp()
+    if divergence == "tv":
+        distance = (p - q).abs()
+    else:
+        others = (1 - q) * ((1 - q + TINY) / (1 - p + TINY)).log()
+        distance = q * (old_logprobs - logprobs.detach()) + others
+    above = (distance <= high) | (p <= q)
+    below = (distance <= low) | (p >= q)
+    return torch.where(advantages > 0, above, below)
+
+
+def clip_log_ratio(log_ratio: Tensor, advantages: Tensor, *, clip: tuple[float, float]) -> Tensor:
+    """Log-ratios bounded on the side to which the advantage pushes them.
+
+        A > 0:  min(log r, high)        A < 0:  max(log r, -low)        A = 0:  0
+
+    Their mean over a row is the logarithm of GMPO's geometric mean.
+
+    Args:
+        log_ratio: `[...]` nats.
+        advantages: `[...]`.
+        clip: (low, high), in nats.
+
+    Reference:
+        GMPO, arXiv 2507.20673.
+    """
+    low, high = clip
+    bounded = torch.where(advantages > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
+    return torch.where(advantages == 0, 0.0, bounded)
+
+
+def find_close_sequences(
+    log_ratio: Tensor, advantages: Tensor, rows: Tensor, *, bound: float
+) -> Tensor:
+    """`[M]` bool tokens of rows near the old policy, and all tokens with advantages of 0 or more.
+
+        Aᵢₜ ≥ 0 or -1/|yᵢ| Σₜ log rᵢₜ ≤ bound
+
+    Args:
+        log_ratio: `[M]` nats; all learning tokens of every row present.
+        advantages: `[M]`.
+        rows: `[M]` int64 row of each token.
+        bound: δ, nats per token.
+
+    Reference:
+        Off-policy sequence mask, DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
+    """
+    return (advantages >= 0) | (-sequence_log_ratio(log_ratio.detach(), rows) <= bound)

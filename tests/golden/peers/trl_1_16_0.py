@@ -1,0 +1,193 @@
+"""TRL 1.16.0's advantages and losses on random rows: `python trl_1_16_0.py SOURCES FILE [SEED]`."""
+
+import inspect
+import sys
+from collections import defaultdict
+from functools import partial
+from types import SimpleNamespace
+
+sys.path.insert(0, sys.argv[1])
+
+import torch
+from records import Records, run_branch, take_gradient
+from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import nanstd
+
+ROWS, WIDTH, LIMIT = 6, 5, 9
+"""Rows, tokens, and what `dr_grpo` divides by."""
+
+
+def main() -> None:
+    """Writes the records."""
+    torch.set_default_dtype(torch.float64)
+    records = Records("TRL 1.16.0", rtol=1e-6, atol=1e-7)
+    for _ in range(4):
+        add_advantages(records)
+        add_losses(records)
+        add_kl(records)
+    records.write()
+
+
+def add_advantages(records: Records) -> None:
+    """σ of the group, of the batch, and none; several rewards, some of them absent."""
+    source, size, prompts = inspect.getsource(GRPOTrainer), 4, 3
+    weights = torch.tensor([1.0, 0.5])
+    rewards = torch.stack([records.draw_scores(prompts * size) for _ in weights], dim=1)
+    rewards[torch.tensor([records.random.random() < 0.2 for _ in rewards]), 1] = torch.nan
+    groups = [g for g in range(prompts) for _ in range(size)]
+    for how, scale in (
+        ("sum_then_normalize", "group"),
+        ("sum_then_normalize", "batch"),
+        ("sum_then_normalize", "none"),
+        ("normalize_then_sum", "group"),
+    ):
+        trainer = SimpleNamespace(
+            multi_objective_aggregation=how,
+            scale_rewards=scale,
+            reward_weights=weights,
+            reward_funcs=[None] * len(weights),
+        )
+        names = {
+            "self": trainer,
+            "rewards_per_func": rewards,
+            "num_generations": size,
+            "device": "cpu",
+            "unscorable_mask": torch.isnan(rewards).all(dim=1),
+            "torch": torch,
+            "nanstd": nanstd,
+        }
+        advantages = run_branch(source, "multi_objective_aggregation", names)["advantages"]
+        outputs = {"advantages": advantages[:, None].tolist()}
+        if how == "normalize_then_sum":
+            named = [[None if v != v else v for v in row] for row in rewards.tolist()]
+            given = {"named_rewards": named, "reward_weights": weights.tolist()}
+            records.add("estimators.gdpo", {**given, "group_ids": groups}, outputs, {"eps": 1e-4})
+        else:
+            totals = (rewards * weights).nansum(dim=1).tolist()
+            ours = {"group": "std", "batch": "batch_std", "none": "center"}[scale]
+            given = {"global_rewards": totals, "group_ids": groups}
+            options = {"normalize": ours, "eps": 1e-4}
+            records.add("estimators.grpo", given, outputs, options)
+
+
+class Trainer:
+    """What the loss reads of a trainer."""
+
+    use_vllm = vllm_importance_sampling_correction = False
+    aux_loss_enabled = use_adaptive_entropy = _entropy_bonus_enabled = False
+    top_entropy_quantile = 1.0
+    current_gradient_accumulation_steps = 1
+    max_completion_length = LIMIT
+
+    def __init__(self, logprobs: torch.Tensor, **settings: object) -> None:
+        self.logprobs = logprobs
+        self.beta, self.epsilon_low, self.epsilon_high = 0.0, 0.2, 0.28
+        self.loss_type, self.importance_sampling_level = "grpo", "token"
+        self.off_policy_mask_threshold = None
+        self.args = SimpleNamespace(
+            delta=None,
+            use_bias_correction_kl=True,
+            sapo_temperature_pos=1.0,
+            sapo_temperature_neg=1.05,
+            steps_per_generation=1,
+        )
+        for name, value in settings.items():
+            setattr(self.args if hasattr(self.args, name) else self, name, value)
+        self.model = SimpleNamespace(training=True)
+        self._metrics = {"train": defaultdict(list)}
+        self.accelerator = SimpleNamespace(
+            gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1
+        )
+
+    def _get_per_token_logps_and_entropies(self, *_: object, **__: object) -> tuple:
+        return self.logprobs, torch.zeros_like(self.logprobs), None
+
+    get_off_policy_mask = staticmethod(GRPOTrainer.get_off_policy_mask)
+
+
+def compute_loss(
+    cls: type, logprobs: torch.Tensor, drawn: dict, reference: torch.Tensor, **settings: object
+) -> torch.Tensor:
+    """The loss of one batch whose advantages are one per row."""
+    mask, whole = drawn["mask"], torch.ones(len(drawn["mask"]), 1)
+    inputs = {
+        "prompt_ids": whole.long(),
+        "prompt_mask": whole,
+        "completion_ids": torch.zeros_like(mask).long(),
+        "completion_mask": mask,
+        "advantages": drawn["advantages"][:, 0],  # every row has a first token
+        "old_per_token_logps": drawn["old_logprobs"],
+        "ref_per_token_logps": reference,
+        "num_items_in_batch": mask.sum(),
+    }
+    return cls._compute_loss(Trainer(logprobs, **settings), None, inputs)
+
+
+def add_losses(records: Records) -> None:
+    """Every loss type that rlx can say, at both levels of importance sampling."""
+    plain = {"clip": [0.2, 0.28], "dual_clip": None}
+    sapo = {"surrogate": "sapo", "temperatures": [1.0, 1.05], "aggregate": "sequence_mean"}
+    for cls, settings, options in (
+        (GRPOTrainer, {"loss_type": "grpo"}, {**plain, "aggregate": "sequence_mean"}),
+        (GRPOTrainer, {"loss_type": "bnpo"}, {**plain, "aggregate": "token_mean"}),
+        (GRPOTrainer, {"loss_type": "dr_grpo"}, {**plain, "aggregate": "constant"}),
+        (GRPOTrainer, {"loss_type": "dapo"}, {**plain, "aggregate": "token_mean"}),
+        (GRPOTrainer, {"loss_type": "sapo"}, sapo),
+        (
+            GRPOTrainer,
+            {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+            {**plain, "ratio": "sequence", "aggregate": "sequence_mean"},
+        ),
+        (
+            GRPOTrainer,
+            {"loss_type": "grpo", "off_policy_mask_threshold": 0.1},
+            {**plain, "sequence_mask": 0.1, "aggregate": "sequence_mean"},
+        ),
+        (
+            GRPOTrainer,
+            {"loss_type": "cispo", "epsilon_high": 1.28},
+            {"surrogate": "cispo", "clip": [1.0, 0.28], "aggregate": "token_mean"},
+        ),
+        (
+            GMPOTrainer,
+            {"epsilon_low": 0.3, "epsilon_high": 0.4},
+            {
+                "surrogate": "log_clip",
+                "ratio": "sequence",
+                "clip": [0.3, 0.4],
+                "aggregate": "sequence_mean",
+            },
+        ),
+    ):
+        drawn = records.draw_policy(ROWS, WIDTH, per_row=True)
+        compute = partial(compute_loss, cls, drawn=drawn, reference=drawn["logprobs"], **settings)
+        outputs = take_gradient(compute, drawn)
+        given = {name: tensor.tolist() for name, tensor in drawn.items()}
+        given["lengths"] = [LIMIT] * ROWS
+        records.add("losses.policy", given, outputs, options)
+
+
+def add_kl(records: Records) -> None:
+    """The KL penalty: k3 without clamps, by default times the ratio."""
+    why = "TRL multiplies k3 by the ratio, whose gradient on-policy is that of k2 in rlx"
+    for corrects, differs in ((False, ""), (True, why)):
+        for _ in range(3):
+            drawn = records.draw_policy(1, 1)
+            drawn["advantages"] = drawn["advantages"] * 0
+            reference = drawn["logprobs"] - records.random_tensor(1, 1)
+            value = compute_loss(
+                GRPOTrainer,
+                drawn["logprobs"],
+                drawn,
+                reference,
+                beta=1.0,
+                use_bias_correction_kl=corrects,
+            )
+            given = {"logprobs": drawn["logprobs"][0].tolist(), "reference": reference[0].tolist()}
+            outputs, options = {"value": [value.item()]}, {"kind": "k3"}
+            records.add("kl.kl_terms", given, outputs, options, differs=differs)
+
+
+if __name__ == "__main__":
+    main()
