@@ -19,6 +19,7 @@ from rlx.cli.text import print_warnings
 from rlx.errors import SpecError
 from rlx.launch import (
     describe_new_run,
+    find_finished_runs,
     is_job,
     locate_run_folder,
     open_registry,
@@ -128,6 +129,10 @@ def _submit_one(
 ) -> int:
     read, plugins = check_file(spec, overrides)
     url = registry_url(read)
+    (finished,) = [None] if again else find_finished_runs(url, [(read, plugins)])
+    if finished is not None:
+        print_text(finished.id) if quiet else _print_nothing_to_do(finished, spec, overrides)
+        return 0
     waits = queue or read.spec.runner.launcher.submits_jobs
     print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
     if rehearse:

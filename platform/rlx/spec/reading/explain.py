@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -48,12 +48,17 @@ _BOUNDS = {
     "multiple_of": "a multiple of {multiple_of}",
     "string_too_short": "of {min_length} or more characters",
     "string_too_long": "of {max_length} or fewer characters",
-    "string_pattern_mismatch": "of the form {pattern}",
     "literal_error": "{expected}",
     "enum": "{expected}",
     "too_short": "of {min_length} or more items",
     "too_long": "of {max_length} or fewer items",
 }
+_NAME_PATTERN = re.compile(
+    r"\^\[(?P<first>[^]]+)\]\[(?P<others>[^]]+)\](\*|\{0,(?P<most>[0-9]+)\})\$"
+)
+"""The patterns of names: characters to begin with, and characters that may follow."""
+_CHARACTERS = re.compile(r"[A-Z]-[A-Z][a-z]-[a-z]|[a-z]-[a-z]|[0-9]-[0-9]|.")
+_CHARACTER_WORDS = {"A-Za-z": "letters", "a-z": "lowercase letters", "0-9": "digits"}
 _SELECTORS = frozenset({"engine", "kind", "name", "plugin", "strategy", "type"})
 
 
@@ -217,10 +222,9 @@ class _Explainer:
         path = (*self.at, *fault.place.path)
         key = path[-1]
         mapping = _get_at_path(self.data, fault.place.path[:-1])
-        if isinstance(key, int):
-            message = f"'{format_key_path(path[:-1])}' is too short: it has only {len(mapping)}"
-            return build_error(path[:-1], message, kind="value")
         owner = resolve_error_location(self.model, fault.error["loc"][:-1], self.data)
+        if isinstance(key, int):
+            return _build_length_error(path[:-1], owner.expected, mapping)
         known = list_yaml_keys(owner.expected) if isinstance(owner.expected, type) else ()
         strange = [k for k in mapping if k not in known] if isinstance(mapping, dict) else []
         selectors = [k for k in strange if key in _SELECTORS and k in _SELECTORS]
@@ -250,6 +254,8 @@ class _Explainer:
             named = (*self.at, *place.path, place.discriminator or "")
             return build_error(named, error["msg"], kind="plugin")
         path = (*self.at, *place.path)
+        if fault.type == "too_long" and get_origin(place.expected) is tuple:
+            return _build_length_error(path, place.expected, error["input"])
         wanted = _describe_expected(error)
         if wanted:
             message = (
@@ -297,9 +303,43 @@ class _Explainer:
         return build_error(path, message)
 
 
+def _build_length_error(path: KeyPath, expected: Any, value: Sequence[Any]) -> Diagnostic:
+    """Returns the error for a list that is shorter or longer than a tuple."""
+    count = len(get_args(expected))
+    wanted = f"a list of {count} values" if count else "a longer list"
+    message = f"'{format_key_path(path)}' must be {wanted}, not of {len(value)}"
+    is_range = str(path[-1]).endswith("_range") and count == 2
+    return build_error(path, message, "write it as [LOW, HIGH]" if is_range else "", kind="value")
+
+
+def _describe_pattern(pattern: str) -> str:
+    """Describes the pattern of a name in words; one of another shape is shown itself."""
+    found = _NAME_PATTERN.fullmatch(pattern)
+    if found is None:
+        return f"of the form {pattern}"
+    first, others = ([*_list_characters(found[part])] for part in ("first", "others"))
+    words = f"made of {_join_words(others, 'and')}"
+    if first != others:
+        one = [word if "'" in word else f"a {word.removesuffix('s')}" for word in first]
+        words += f", beginning with {_join_words(one, 'or')}"
+    return f"{words}, with at most {int(found['most']) + 1} characters" if found["most"] else words
+
+
+def _list_characters(characters: str) -> Iterator[str]:
+    for part in _CHARACTERS.findall(characters):
+        yield _CHARACTER_WORDS.get(part, f"'{part}'")
+
+
+def _join_words(words: Sequence[str], last: str) -> str:
+    *others, final = words
+    return f"{', '.join(others)} {last} {final}" if others else final
+
+
 def _describe_expected(error: ErrorDetails) -> str:
     """Describes the expected value; empty if only Pydantic's own message describes it."""
     kind = error["type"]
+    if kind == "string_pattern_mismatch":
+        return _describe_pattern(error["ctx"]["pattern"])
     if kind in _BOUNDS:
         context = {k: _format_number(v) for k, v in error.get("ctx", {}).items()}
         return _BOUNDS[kind].format_map(context)
