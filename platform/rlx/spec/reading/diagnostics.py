@@ -36,13 +36,16 @@ __all__ = [
 
 _ORDER: tuple[FaultKind, ...] = get_args(FaultKind)
 _OTHER_NAMES = {
+    "algorithm": "estimator",
     "bf16": "bfloat16",
     "fp32": "float32",
     "gpu": "cuda",
     "hf": "transformers",
     "huggingface": "transformers",
+    "lr": "learning_rate",
+    "name": "path",
 }
-"""What other libraries call some values."""
+"""What other libraries call some keys and values."""
 _WIDEST = 140
 """Maximum characters of a source line to show; longer lines are cut around the location."""
 
