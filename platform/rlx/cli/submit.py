@@ -217,7 +217,8 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
         look = f"rlx worker, here or on a machine that shares this folder   ·   rlx stop {run.id}"
     job = read_job_id(locate_run_folder(run))
     print_text(
-        f"✓ {run.name}  seed {run.seed}  spec {run.digest}  rewards: {rewards}\n"
+        f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
+        f"  rewards {rewards}\n"
         f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
