@@ -24,10 +24,13 @@ The URL may contain a password, so it must not appear on a command line."""
 WARM_STARTS = "cache/warm_start"
 """Folder of the results of warm starts, below RLX_HOME."""
 
+_SQLITE = "sqlite:///"
+
 
 def get_rlx_home() -> Path:
     """RLX_HOME as an absolute path; `.rlx` in the current folder if it is unset or empty."""
-    return Path(os.environ.get("RLX_HOME") or ".rlx").absolute()
+    named = os.environ.get("RLX_HOME") or ".rlx"
+    return Path(os.path.expanduser(named)).absolute()  # noqa: PTH111  (the method may raise)
 
 
 def format_path(path: Path) -> str:
@@ -39,11 +42,14 @@ def format_path(path: Path) -> str:
 
 
 def tracking_url(url: str) -> str:
-    """A URL of the `tracking:` section with `{home}` filled in.
+    """A URL of the `tracking:` section with `{home}`, and `~` in SQLite's, filled in.
 
     Raises:
         EnvironmentFault: RLX_HOME contains characters that a database URL cannot.
     """
+    if url.startswith(f"{_SQLITE}~"):
+        path = os.path.expanduser(url.removeprefix(_SQLITE))  # noqa: PTH111  (the method may raise)
+        return f"{_SQLITE}{path}"
     if "{home}" not in url:
         return url
     folder = str(get_rlx_home())

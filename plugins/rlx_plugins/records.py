@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rlx.plugin import expand_path
+
 __all__ = ["Source", "convert_to_plain_json", "get_value_at_path"]
 
 Row = tuple[str, Mapping[str, Any]]
@@ -65,7 +67,8 @@ class Source(BaseModel):
         """Files or the folder, in order."""
         if self.path is None:
             return ()
-        return self.path if isinstance(self.path, tuple) else (self.path,)
+        paths = self.path if isinstance(self.path, tuple) else (self.path,)
+        return tuple(map(expand_path, paths))
 
     def stamps(self) -> tuple[Stamp, ...]:
         """Returns the states of the files.

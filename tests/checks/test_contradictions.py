@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx.checks import read_spec
+from rlx.checks.cautions import find_cautions
 from rlx.checks.spec import check_spec_tree
 from rlx.spec.reading.diagnostics import InvalidSpec
 
@@ -126,3 +127,28 @@ def test_a_misspelt_key_is_taken_for_the_one_that_was_meant():
     told = refused("runner.rank=40")
     assert ("runner", "rank") in told
     assert any("runner.ranks is 40" in d.message for d in told.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "lost"),
+    [
+        ({"loss": {"clip": [0.1, 0.2]}}, ["aggregate, per_turn of it have their defaults"]),
+        ({"loss": {"clip": [0.1, 0.2]}, "loss.per_turn": False}, ["aggregate of it has its"]),
+        ({"loss": {"aggregate": "token_mean", "per_turn": False}}, []),
+        ({"loss.per_turn": False}, []),
+        ({"loss": {"clip": 3}}, []),
+    ],
+)
+def test_a_phase_that_puts_other_values_back_to_defaults_is_warned_of(settings, lost):
+    said = {
+        "name": "x",
+        "model": {"kind": "tiny"},
+        "task": {"plugin": "t"},
+        "rewards": {"turn": {"accuracy": {"plugin": "r", "turn": "answer"}}},
+        "loss": {"aggregate": "sequence_sum", "per_turn": True},
+        "phases": [{"name": "first", "steps": 3, "set": settings}],
+    }
+    spec, _ = check_spec_tree(said)
+    found = [w for w in find_cautions(spec) if "replaces the whole section" in w.message]
+    assert [w.path for w in found] == [("phases", 0, "set", "loss")] * len(lost)
+    assert all(part in w.message for part, w in zip(lost, found, strict=True))

@@ -89,6 +89,30 @@ def test_nothing_goes_unasked_or_alive(home, capsys):
     assert len(listed(capsys)) == 4
 
 
+def test_a_group_is_removed_by_its_option(home, capsys):
+    with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+        registry.join("r-0001", "study-of-lambda")
+        registry.join("r-0003", "study-of-lambda")
+    said = told(capsys, "rm", "study-of-lambda", "--yes", code=2)
+    assert "`rlx rm --group study-of-lambda` removes its runs" in said
+    told(capsys, "rm", "--group", "study-of-lambda", "--yes")
+    assert listed(capsys) == ["r-0004", "r-0002"]
+
+
+def test_long_names_of_groups_stand_below_the_runs_of_a_narrow_terminal(home, capsys, monkeypatch):
+    group = "study-of-lambda_conf-and-of-a-long-name"
+    with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+        registry.join("r-0001", group)
+        registry.join("r-0003", group)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = told(capsys, "runs").splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) == 1 + 4 + 1 + 2
+    assert lines[-1].split() == [group, "r-0003", "r-0001"]
+    monkeypatch.setenv("COLUMNS", "160")
+    wide = told(capsys, "runs").splitlines()
+    assert wide[0].endswith("GROUP") and wide[2].endswith(group) and len(wide) == 1 + 4
+
+
 def test_old_runs_are_removed_by_a_filter(home, capsys):
     assert "nothing to remove" in told(capsys, "rm", "--older-than", "2000w", "--yes")
     told(capsys, "rm", "--older-than", "1s", "--status", "finished", "--yes")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +124,17 @@ def test_exit_codes_and_every_file(files, code, capsys):
 def test_overrides_are_checked_with_the_file(capsys):
     assert main(["validate", "good.yaml", "--set", "task.lmit=3"]) == 2
     assert "<override>:1:6" in capsys.readouterr().err
+
+
+def test_a_misspelt_span_is_refused_with_the_nearest_tag(capsys):
+    text = GOOD.replace("cli.sums", "countdown").replace("cli.exact", "countdown.verify")
+    Path("spans.yaml").write_text(text + "rollout: {schedule: single}\n")
+    spans = "rollout.answer.spans=[think, {}]"
+    assert main(["validate", "spans.yaml", "--set", spans.format("anwser")]) == 2
+    err = capsys.readouterr().err
+    assert "names 'anwser', a tag that no worked answer has" in err
+    assert "did you mean 'answer'?" in err
+    assert main(["validate", "spans.yaml", "--set", spans.format("remark")]) == 0
 
 
 def test_json_has_every_fault_and_its_place(capsys):

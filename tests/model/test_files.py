@@ -47,6 +47,13 @@ def cut(file, size):
 # Folders -----------------------------------------------------------------------------------------
 
 
+def test_a_path_may_begin_with_the_home_folder(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    check_model_files(PretrainedModelSpec(path=f"~/{folder.name}"))
+    with pytest.raises(EnvironmentFault, match="there is no folder '~nobody-here/m'"):
+        check_model_files(PretrainedModelSpec(path="~nobody-here/m"))
+
+
 def test_a_whole_folder_passes(folder):
     check_model_files(PretrainedModelSpec(path=str(folder)))
 

@@ -326,6 +326,16 @@ def test_files_that_are_not_what_they_are_called(tmp_path):
             Dataset(train={"path": path}, held_out=0.5).check()
 
 
+def test_paths_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    jsonl(tmp_path / "all.jsonl", RECORDS)
+    source = records.Source(path="~/all.jsonl")
+    assert len(list(source.rows())) == len(RECORDS)
+    assert source.stamps() == records.Source(path=tmp_path / "all.jsonl").stamps()
+    (fault,) = records.Source(path="~nobody-here/all.jsonl").paths
+    assert str(fault) == "~nobody-here/all.jsonl", "there is no such user"
+
+
 def test_a_missing_file_is_a_fault_of_the_machine(tmp_path):
     with pytest.raises(OSError, match=r"cannot read .*nowhere\.jsonl: No such file") as caught:
         Dataset(train={"path": tmp_path / "nowhere.jsonl"}, held_out=0.5).check()

@@ -139,3 +139,4 @@ def test_kills_at_random_moments(home):
     equal = re.search(r"MLflow has the registry's points of (\d+) of (\d+) runs", done.stdout)
     assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 5, done.stdout
     assert "killed during" in done.stdout
+    assert re.search(r"(uninterrupted run|killed runs)  \d/4 runs", done.stderr), done.stderr

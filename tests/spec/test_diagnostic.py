@@ -1,5 +1,7 @@
 """Diagnostics as text."""
 
+from dataclasses import replace
+
 from rlx.errors import PluginError, SpecError
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
@@ -9,6 +11,7 @@ from rlx.spec.reading.diagnostics import (
     build_refusal,
     did_you_mean,
     format_diagnostic,
+    format_diagnostic_report,
 )
 from rlx.text import escape_unprintable
 
@@ -80,6 +83,19 @@ def test_suggests_only_what_is_near():
     assert did_you_mean("acuracy", ["format", "accuracy"]) == "accuracy"
     assert did_you_mean("Tiny", ["tiny"]) == "tiny"
     assert did_you_mean("zebra", ["format", "accuracy"]) is None
+
+
+def test_the_nearest_name_may_be_another_name_or_a_part():
+    assert did_you_mean("gpu", ["auto", "cpu", "cuda"]) == "cuda"
+    assert did_you_mean("cuda:0", ["auto", "cpu", "cuda"]) == "cuda"
+    assert did_you_mean("cosine_restarts", ["constant", "linear", "cosine"]) == "cosine"
+    assert did_you_mean("bf16", ["float32", "bfloat16"]) == "bfloat16"
+    assert did_you_mean("gpu", ["gpus"]) == "gpus"
+
+
+def test_a_report_has_a_note_once():
+    faults = [replace(PLUGIN, message=name, notes=("5 installed: a",)) for name in ("x", "y")]
+    assert format_diagnostic_report(faults, "f.yaml").count("5 installed") == 1
 
 
 def test_plain_text_is_left_alone():

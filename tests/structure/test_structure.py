@@ -83,7 +83,7 @@ MAY_IMPORT = {
     "comparison": {"checks", "evaluation", "launch", "rlx_registry", "spec"},
     "assess": {
         *("audit", "checkpoint", "checks", "discovery", "evaluation", "home", "launch", "model"),
-        *("plan", "probe", "record", "rlx_registry", "run", "spec", "writing"),
+        *("plan", "plugin", "probe", "record", "rlx_registry", "run", "spec", "writing"),
     },
     "api": {
         *("assess", "checks", "comparison", "discovery", "launch", "plan", "reward"),

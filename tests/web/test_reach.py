@@ -122,6 +122,9 @@ def test_nothing_is_wider_than_a_telephone(visit, real, name):
         return !e.closest(".skip");
       }).map((e) => e.localName + "." + e.className)""")
     assert wide == []
+    for value in page.locator("#spec td.text, .mates td.text").all()[:1]:  # beside its name
+        box = value.bounding_box()
+        assert box["x"] + box["width"] <= 375
 
 
 # While a run goes on -----------------------------------------------------------------------------

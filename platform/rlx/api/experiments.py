@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rlx.api.runs import Run
 from rlx.checks import check_file, run_preflight_checks
 from rlx.discovery import ExperimentPlugins
-from rlx.launch import open_registry, registry_url, start_experiment
+from rlx.launch import find_finished_runs, open_registry, registry_url, start_experiment
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec
 
@@ -62,6 +62,9 @@ class Experiment:
                 or of another model.
         """
         url, read, plugins = registry_url(self.loaded), self.loaded, self.plugins
+        (finished,) = [None] if again else find_finished_runs(url, [(read, plugins)])
+        if finished is not None:
+            return Run(finished.id, url)
         elsewhere = queue or self.spec.runner.launcher.submits_jobs
         run_preflight_checks(read, plugins, elsewhere=elsewhere)
         if rehearse:

@@ -12,6 +12,7 @@ from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
 from rlx.model import check_model_files
+from rlx.plugin import expand_path
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
 from rlx.spec.reading import YamlDocument, parse_yaml_document, read_document
 from rlx.text import escape_unprintable
@@ -119,7 +120,7 @@ def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
 
 
 def _find_model(name: str, file: Path) -> TrainedModel:
-    folder = Path(name).expanduser()
+    folder = expand_path(name)
     if not folder.is_dir() and RUN_LIKE.fullmatch(name):
         raise SpecError(
             f"there is no folder {escape_unprintable(name)}; with --spec, give a model's folder "

@@ -1,6 +1,7 @@
 """Warnings about settings that are valid but probably unintended, independent of plugins."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import Diagnostic, build_warning, suggest_name
@@ -40,12 +41,49 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             f"{warm.steps} steps: the learning rate never leaves its warm-up",
             against=("model", "warm_start", "steps"),
         )
+    yield from _check_replaced_sections(spec)
     if plain:
         yield from _check_turn_sampling(spec)
         yield from _check_kl_settings(spec)
         yield from _check_optimizer_steps(spec)
         yield from _off_policy(spec)
         yield from _check_probe_close(spec)
+
+
+def _check_replaced_sections(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields mappings in a phase's `set` that put values of the experiment back to defaults."""
+    before = spec.dump_resolved()
+    for number, phase in enumerate(spec.phases):
+        if not any(isinstance(value, dict) for value in phase.set.values()):
+            continue
+        try:
+            after = spec.resolve_phase_spec(phase).dump_resolved()
+        except ValueError:  # an error says so
+            continue
+        for key, written in phase.set.items():
+            old, new = _find_section(before, key), _find_section(after, key)
+            if not (isinstance(written, dict) and old and new):
+                continue
+            apart = {
+                other.split(".")[key.count(".") + 1]
+                for other in phase.set
+                if other.startswith(f"{key}.")
+            }
+            kept = old.keys() & new.keys() - written.keys() - apart
+            if lost := [name for name in kept if old[name] != new[name]]:
+                yield build_warning(
+                    ("phases", number, "set", key),
+                    f"{key!r} replaces the whole section, so {', '.join(sorted(lost))} of it "
+                    f"{'has its default' if len(lost) == 1 else 'have their defaults'} "
+                    f"(phase '{phase.name}')",
+                    f"to keep the others, set single values: {key}.{next(iter(written), 'KEY')}",
+                )
+
+
+def _find_section(tree: Any, key: str) -> dict[str, Any] | None:
+    for step in key.split("."):
+        tree = tree.get(step) if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) else None
 
 
 def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:

@@ -31,6 +31,7 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields contradictions between sections; contradictions introduced by a phase's `set` are not
     covered."""
     yield from _check_sizes(spec)
+    yield from _check_repeated_spans(spec)
     yield from _check_reward_settings(spec)
     yield from find_loss_contradictions(spec)
     yield from _check_probe_settings(spec)
@@ -69,6 +70,15 @@ def _check_sizes(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             f"lower one of {counts}",
             against=("rollout",),
         )
+
+
+def _check_repeated_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    for kind, turn in spec.rollout.turn_specs.items():
+        for number, span in enumerate(turn.spans):
+            if span in turn.spans[:number]:
+                path = ("rollout", kind, "spans", number)
+                message = f"rollout.{kind}.spans names {span!r} more than once"
+                yield build_error(path, message, "name each tag once")
 
 
 # Rewards ---------------------------------------------------------------------------------------

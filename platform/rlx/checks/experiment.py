@@ -1,6 +1,7 @@
 """Reads and checks a whole experiment: its values, its plugins and their fit, in every phase."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from rlx.checks.phases import find_in_phases
 from rlx.checks.plugin_advice import collect_spec_warnings
 from rlx.checks.plugin_fit import check_plugin_fit, check_unused_value_sources
 from rlx.checks.plugin_needs import check_needed_streams, check_parent_rewards
-from rlx.checks.spec import check_spec_tree
+from rlx.checks.spec import check_spec_tree, find_value_errors
 from rlx.discovery import (
     BuiltPlugins,
     ExperimentPlugins,
@@ -25,9 +26,13 @@ from rlx.spec.reading import (
     build_refusal,
     locate_diagnostic,
     read_document,
+    read_own_values,
 )
 
 __all__ = ["check_file", "check_read_spec", "read_spec", "validate_document"]
+
+_OF_VALUES = ("unknown_key", "value", "plugin")
+"""Kinds of fault that one value has, whatever the others are."""
 
 
 def read_spec(path: Path, overrides: Sequence[str] = ()) -> LoadedSpec:
@@ -83,7 +88,11 @@ def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[LoadedSpec, E
         InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
         SpecError: the file cannot be opened.
     """
-    document = read_document(path, overrides)
+    try:
+        document = read_document(path, overrides)
+    except InvalidSpec as error:
+        faults = [*error.diagnostics, *_check_without_base(path)]
+        raise build_refusal(faults, error.file) from None
     spec, faults = check_spec_tree(document.tree)
     if spec is not None and not faults:
         read = LoadedSpec.from_document(path, document, spec)
@@ -94,6 +103,24 @@ def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[LoadedSpec, E
         plugins = build_named_plugins(document.tree)
         faults += [*plugins.faults, *check_parent_rewards(plugins)]
     raise _locate_refusal(faults, document)
+
+
+def _check_without_base(path: Path) -> Iterator[Diagnostic]:
+    """Yields the errors of a file that no base could mend, where its base cannot be read.
+
+    What the file leaves out, contradicts or sets to null may be right with its base.
+    """
+    try:
+        document = read_own_values(path)
+    except InvalidSpec:
+        return  # it is the file that cannot be read
+    if document is None:
+        return
+    for fault in (*find_value_errors(document.tree), *build_named_plugins(document.tree).faults):
+        with suppress(LookupError):
+            written = document.get_value_at(fault.path)
+            if fault.kind in _OF_VALUES and written is not None:
+                yield locate_diagnostic(fault, document)
 
 
 def _check_plugins(spec: ExperimentSpec) -> tuple[BuiltPlugins, list[Diagnostic]]:

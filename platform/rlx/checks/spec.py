@@ -17,7 +17,7 @@ from rlx.spec.reading import (
     suggest_name,
 )
 
-__all__ = ["check_spec_tree", "find_spec_errors", "parse_spec_tree"]
+__all__ = ["check_spec_tree", "find_spec_errors", "find_value_errors", "parse_spec_tree"]
 
 
 def parse_spec_tree(tree: Any) -> ExperimentSpec:
@@ -28,6 +28,15 @@ def parse_spec_tree(tree: Any) -> ExperimentSpec:
     """
     # Strict JSON mode accepts a list for a tuple, but rejects "5" or true for a number.
     return ExperimentSpec.model_validate_json(to_json(tree), strict=True)
+
+
+def find_value_errors(tree: Any) -> list[Diagnostic]:
+    """Returns the errors of single values of a tree, whether or not it is a whole experiment."""
+    try:
+        parse_spec_tree(tree)
+    except ValidationError as error:
+        return explain_validation_error(error, ExperimentSpec, tree)
+    return []
 
 
 def check_spec_tree(tree: Any) -> tuple[ExperimentSpec | None, list[Diagnostic]]:

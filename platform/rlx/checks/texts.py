@@ -3,7 +3,9 @@
 `rlx validate` checks a few problems, if the task's data are here; `rlx submit` checks many.
 """
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import RlxError
@@ -14,13 +16,16 @@ from rlx.model import (
     find_text_faults,
     list_text_sources,
 )
-from rlx.spec import ExperimentSpec, KeyPath, TinyModelSpec
-from rlx.spec.reading import Diagnostic
+from rlx.plugin import Demonstration, Plugin, Task
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
+from rlx.spec.reading import Diagnostic, did_you_mean
 
 __all__ = ["check_texts"]
 
 FEW, MANY = 16, 256
 """Problems of each set that `rlx validate` and `rlx submit` check."""
+
+_TAG = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>")
 
 
 def check_texts(
@@ -48,6 +53,7 @@ def check_texts(
 def _find_faults(
     spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
 ) -> Iterator[TextFault]:
+    yield from _check_span_names(spec, plugins.task)
     most = MANY if thorough else FEW
     if isinstance(spec.model, TinyModelSpec):
         sources = list_text_sources(spec, plugins)
@@ -61,6 +67,32 @@ def _find_faults(
         if pretrained is not None:
             longest = find_local_context_length(spec.model)
             yield from find_text_faults(list_text_sources(spec, plugins), pretrained, longest, most)
+
+
+def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]:
+    """Yields spans that no turn of the task's demonstrations has, and that resemble one it has."""
+    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+        return
+    worked = list(_list_demonstrations(task, spec.seed))
+    for number, (kind, turn) in enumerate(spec.rollout.turn_specs.items()):
+        texts = [demo.turns[number] for demo in worked if number < len(demo.turns)]
+        tags = {name for text in (*texts, *turn.stop) for name in _TAG.findall(text)}
+        for place, span in enumerate(turn.spans):
+            if span not in tags and (near := did_you_mean(span, tags.difference(turn.spans))):
+                path = ("rollout", kind, "spans", place)
+                message = f"rollout.{kind}.spans names {span!r}, a tag that no worked {kind} has"
+                yield TextFault(path, message, f"did you mean '{near}'?")
+
+
+def _list_demonstrations(task: Plugin, seed: int) -> Iterator[Demonstration]:
+    """Yields the first demonstrations of a task, as many as it can make."""
+    if not isinstance(task, Task) or not getattr(task, "demonstrates", True):
+        return
+    with suppress(Exception):  # the experiment may need none; those that it needs are checked below
+        for number in range(FEW):
+            found = task.demonstration(task.problem("train", number, seed), seed)
+            if isinstance(found, Demonstration):
+                yield found
 
 
 def _build_diagnostic(fault: TextFault) -> Diagnostic:

@@ -2,8 +2,9 @@
 
 import os
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,7 +27,13 @@ from rlx_registry import (
     IDLE_STEPS,
 )
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 __all__ = ["logs", "runs", "status"]
+
+_UNLIMITED = 100_000
+"""Columns in which any table fits."""
 
 
 @click.command()
@@ -57,18 +64,40 @@ def runs(
             _format_run_figure(d, "brier"),
             _format_run_figure(d, "ece"),
             _format_run_age(d["created"]),
-            " ".join(d["groups"]),
         )
         for d in described
     ]
+    return _print_run_table(rows, [d["groups"] for d in described])
+
+
+def _print_run_table(rows: Sequence[tuple[str, ...]], groups: Sequence[Sequence[str]]) -> None:
+    """Prints runs with their groups: in a column, or if it does not fit, in a table below."""
     from rich.table import Column
 
-    from rlx.cli.console import print_table
+    from rlx.cli.console import build_table, open_console
 
-    run = Column("RUN", no_wrap=True)
-    heads = (run, "NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE", "GROUP")
-    columns = len(heads) if any(d["groups"] for d in described) else -1
-    return print_table(*heads[:columns], rows=[row[:columns] for row in rows])
+    console = open_console()
+    heads = ("NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE")
+
+    def build_run_table(*more: str, rows: Iterable[tuple[str, ...]]) -> "Table":
+        return build_table(Column("RUN", no_wrap=True), *heads, *more, rows=rows, is_text=True)
+
+    members: dict[str, list[str]] = {}
+    for (run, *_), own in zip(rows, groups, strict=True):
+        for group in own:
+            members.setdefault(group, []).append(run)
+    table = build_run_table(rows=rows)
+    if members:
+        joined = (" ".join(own) for own in groups)
+        wide = build_run_table("GROUP", rows=[(*r, g) for r, g in zip(rows, joined, strict=True)])
+        free = console.options.update(width=_UNLIMITED)
+        if console.measure(wide, options=free).maximum > console.width:
+            console.print(table, "")
+            found = [(group, " ".join(runs)) for group, runs in members.items()]
+            table = build_table("GROUP", "RUNS", rows=found, is_text=True)
+        else:
+            table = wide
+    console.print(table)
 
 
 def _format_run_figure(run: dict[str, Any], name: str) -> str:

@@ -48,6 +48,8 @@ def remove(
         raise SpecError("name the runs, or select them by a filter such as --older-than 30d")
     with open_registry(url) as reading:
         if runs:
+            for group in (name for name in runs if reading.runs(group=name, limit=1)):
+                raise SpecError(f"{group} is a group: `rlx rm --group {group}` removes its runs")
             found = list({run.id: run for run in map(reading.run, runs)}.values())
         else:
             found = [r for r in select_runs(reading, **filters) if r.effective_status in ENDED]

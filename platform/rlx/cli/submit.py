@@ -19,6 +19,7 @@ from rlx.cli.text import print_warnings
 from rlx.errors import SpecError
 from rlx.launch import (
     describe_new_run,
+    find_finished_runs,
     is_job,
     locate_run_folder,
     open_registry,
@@ -128,6 +129,10 @@ def _submit_one(
 ) -> int:
     read, plugins = check_file(spec, overrides)
     url = registry_url(read)
+    (finished,) = [None] if again else find_finished_runs(url, [(read, plugins)])
+    if finished is not None:
+        print_text(finished.id) if quiet else _print_nothing_to_do(finished, spec, overrides)
+        return 0
     waits = queue or read.spec.runner.launcher.submits_jobs
     print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
     if rehearse:
@@ -212,7 +217,8 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
         look = f"rlx worker, here or on a machine that shares this folder   ·   rlx stop {run.id}"
     job = read_job_id(locate_run_folder(run))
     print_text(
-        f"✓ {run.name}  seed {run.seed}  spec {run.digest}  rewards: {rewards}\n"
+        f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
+        f"  rewards {rewards}\n"
         f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")

@@ -9,7 +9,7 @@ from rlx.cli.group_view import GroupView
 from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
-from rlx.launch import open_registry, registry_url, run_queue
+from rlx.launch import find_finished_runs, open_registry, registry_url, run_queue
 from rlx_registry import Registry
 
 __all__ = ["submit_many"]
@@ -49,8 +49,9 @@ def submit_many(
         require_group_name(group)
     members = read_group(spec, overrides, seeds, grid)
     url = registry_url(members[0].read)
-    members, warnings = check_group(members, elsewhere=returns, rehearse=rehearse)
-    print_warnings(warnings)
+    if not all(find_finished_runs(url, [(one.read, one.plugins) for one in members])):
+        members, warnings = check_group(members, elsewhere=returns, rehearse=rehearse)
+        print_warnings(warnings)
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group)
         print_text(f"group {name}")

@@ -43,7 +43,7 @@ from .run_access import (
     open_registry,
 )
 from .slurm import SlurmLauncher
-from .start import start_experiment, stop_run
+from .start import find_finished_runs, start_experiment, stop_run
 from .submission import (
     child_environment,
     collect_code_version,
@@ -87,6 +87,7 @@ __all__ = [
     "describe_new_run",
     "diagnose_devices",
     "end_orphaned_run",
+    "find_finished_runs",
     "format_disk_space",
     "free_bytes",
     "get_mlflow_uri",

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from rlx.errors import EnvironmentFault
 from rlx.launch.launcher import MultiNodeLauncher, NodeOrder, NodeSession
+from rlx.plugin import expand_path
 from rlx.spec import HostsLauncherSpec, RunnerSpec
 from rlx.spec.reading import Diagnostic, SourceLocation, build_error
 
@@ -44,7 +45,7 @@ class HostsLauncher(MultiNodeLauncher):
 
     def check(self) -> Iterator[Diagnostic]:
         """Yields the errors in the hostfile, with their lines."""
-        hosts, faults = _read_hostfile(Path(self.settings.hostfile))
+        hosts, faults = _read_hostfile(expand_path(self.settings.hostfile))
         faults = faults or _check_host_slots(hosts, self.runner, self.settings.hostfile)
         yield from faults
         if not faults and not _is_local_host(hosts[0].name):
@@ -77,7 +78,7 @@ class HostsLauncher(MultiNodeLauncher):
         """
         for fault in self.check():
             raise EnvironmentFault(fault.message)
-        hosts, _ = _read_hostfile(Path(self.settings.hostfile))
+        hosts, _ = _read_hostfile(expand_path(self.settings.hostfile))
         left, dealt = self.runner.ranks, []
         for host in hosts:
             if left:

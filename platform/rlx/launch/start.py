@@ -2,20 +2,59 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 
+from rlx.checkpoint import pin_checkpoint
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import RlxError, SpecError
 from rlx.launch.jobs import cancel_job, reconcile_job
 from rlx.launch.processes import is_abandoned, this_machine
-from rlx.launch.run_access import BROKEN_OFF, KILLED, end_orphaned_run, locate_run_folder
+from rlx.launch.run_access import (
+    BROKEN_OFF,
+    KILLED,
+    end_orphaned_run,
+    locate_run_folder,
+    open_registry,
+)
 from rlx.launch.submission import registry_url, submit_run
 from rlx.launch.takeover import launch_run
 from rlx.reporting import Report, log_report
 from rlx.spec.reading import LoadedSpec
-from rlx_registry import ENDED, Registry, RunRecord
+from rlx_registry import ENDED, Registry, RunRecord, find_changed_plugins
 
-__all__ = ["start_experiment", "stop_run"]
+__all__ = ["find_finished_runs", "start_experiment", "stop_run"]
+
+
+def find_finished_runs(
+    url: str, experiments: Sequence[tuple[LoadedSpec, ExperimentPlugins]]
+) -> list[RunRecord | None]:
+    """Finds for each experiment the newest finished run that is the same, before any check of it.
+
+    Args:
+        url: of the registry; it may not exist yet.
+        experiments: each with its plugins.
+
+    Returns:
+        The runs; None where there is none, or where it cannot be known, such as for a checkpoint
+        to start from that is missing.
+    """
+    try:
+        with open_registry(url) as registry:
+            return [_find_finished_run(registry, *experiment) for experiment in experiments]
+    except SpecError:  # the submission itself reports it
+        return [None for _ in experiments]
+
+
+def _find_finished_run(
+    registry: Registry, read: LoadedSpec, plugins: ExperimentPlugins
+) -> RunRecord | None:
+    spec = pin_checkpoint(registry, read).spec
+    digest, records = plugins.compute_digest(spec), plugins.list_records()
+    for run in registry.runs(digest=digest, name=spec.name, status="finished"):
+        if run.seed == spec.seed and not find_changed_plugins(records, run.plugins):
+            return run
+    return None
 
 
 def start_experiment(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import EnvironmentFault, SpecError
+from rlx.plugin import expand_path
 from rlx.spec import PretrainedModelSpec
 
 __all__ = ["check_model_files", "compute_model_fingerprint", "first_line", "model_folder"]
@@ -67,7 +68,7 @@ def compute_model_fingerprint(spec: PretrainedModelSpec) -> str:
 
 def _find_local_model(spec: PretrainedModelSpec) -> Path | None:
     """Returns the local folder, or a complete cached snapshot; None if a download is needed."""
-    folder = Path(spec.path).expanduser()
+    folder = expand_path(spec.path)
     if folder.is_dir():
         if spec.revision is not None:
             raise SpecError(

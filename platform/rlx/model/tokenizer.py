@@ -11,6 +11,7 @@ from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ChatDialogue, ModelDialogue, PlainDialogue
 from rlx.model.files import CONFIG, TOKENIZERS, first_line
 from rlx.model.vocabulary import Vocabulary
+from rlx.plugin import expand_path
 from rlx.spec import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec, TinyModelSpec
 
 if TYPE_CHECKING:  # slow to import
@@ -56,7 +57,7 @@ def load_vocabulary(spec: TinyModelSpec, folder: Path | None = None) -> Vocabula
         return Vocabulary.build_bytes()
     if name in CLOSED_VOCABULARIES:
         return Vocabulary.load_shipped(name)
-    return Vocabulary.load_folder(Path(name).expanduser())
+    return Vocabulary.load_folder(expand_path(name))
 
 
 def tiny_tokenizer(vocabulary: Vocabulary) -> "PreTrainedTokenizerBase":
@@ -147,7 +148,7 @@ def find_local_files(spec: PretrainedModelSpec) -> Path | None:
 
     The weights may be missing. Does not access the network.
     """
-    folder = Path(spec.path).expanduser()
+    folder = expand_path(spec.path)
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError

@@ -20,6 +20,7 @@ from rlx.plugin.base import API, LARGEST, Count, Plugin, StrictModel, Use
 from rlx.plugin.credit import Estimator, Mask, Placement, Reading
 from rlx.plugin.environment import FAILED, Action, Environment, Episode, Step
 from rlx.plugin.launcher import LauncherPlugin
+from rlx.plugin.paths import expand_path
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
 from rlx.plugin.sampler import SamplerPlugin
 from rlx.plugin.schedule import CurriculumRule, DynamicSampling, PromptLimit, Schedule, TurnSpec
@@ -80,6 +81,7 @@ __all__ = [
     "Task",
     "TurnSpec",
     "Use",
+    "expand_path",
     "get_confidence_values",
     "reward",
 ]

@@ -113,7 +113,7 @@ def find_package(taskset: str) -> str:
 
     A folder is the package itself, or a project with the package in it.
     """
-    folder = Path(taskset)
+    folder = Path(os.path.expanduser(taskset))  # noqa: PTH111  (the method raises for unknown users)
     if not folder.is_dir():
         return taskset
     name = folder.resolve().name.replace("-", "_")

@@ -3,6 +3,7 @@
 from functools import lru_cache
 from pathlib import Path
 
+from rlx.plugin import expand_path
 from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.load import load_world_graph, read_graph
 
@@ -20,7 +21,7 @@ def load_named_graph(name: str) -> Graph:
     """
     if name == WORLD:
         return load_world_graph()
-    path = Path(name)
+    path = expand_path(name)
     try:
         stamp = path.stat()
     except OSError as error:

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rlx.plugin import expand_path
 from rlx_plugins.kg.load import decode_line, parse_json_object, read_file_lines, require_json_text
 from rlx_plugins.kg.text import escape_text
 from rlx_plugins.records import Source, get_value_at_path
@@ -63,7 +64,7 @@ def read_questions(path: Path) -> Iterator[FileQuestion]:
         OSError: the file, or a file of names that it needs, cannot be read.
         ValueError: a file is malformed; the message names file and line.
     """
-    path = Path(path)
+    path = expand_path(path)
     vocabulary = _Vocabulary(path.parent)
     for where, record in _read_question_records(path):
         try:
@@ -79,7 +80,7 @@ def read_questions(path: Path) -> Iterator[FileQuestion]:
 
 def find_name_files(path: Path) -> tuple[Path, ...]:
     """Returns the existing files of ids and names beside a question file."""
-    beside = (path.parent / name for name in _BESIDE)
+    beside = (expand_path(path).parent / name for name in _BESIDE)
     return tuple(found for found in beside if found.exists())
 
 

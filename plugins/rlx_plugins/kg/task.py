@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
+from rlx.plugin import Action, Demonstration, Plugin, Problem, Split, expand_path
 from rlx_plugins.kg.demonstrations import MIX, Mode, next_turn
 from rlx_plugins.kg.environment import KgEnvironment
 from rlx_plugins.kg.graph import Graph
@@ -325,5 +325,5 @@ def _shuffle_kg_indices(purpose: str, passes: int, size: int) -> list[int]:
 
 
 def _compute_file_digest(path: Path) -> str:
-    with path.open("rb") as stream:
+    with expand_path(path).open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()

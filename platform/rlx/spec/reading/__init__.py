@@ -21,6 +21,7 @@ from rlx.spec.reading.diagnostics import (
 )
 from rlx.spec.reading.examples import find_examples
 from rlx.spec.reading.explain import explain_validation_error
+from rlx.spec.reading.extends import read_own_values
 from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
 from rlx.spec.reading.reader import (
     LoadedSpec,
@@ -53,6 +54,7 @@ __all__ = [
     "locate_diagnostic",
     "parse_yaml_document",
     "read_document",
+    "read_own_values",
     "read_suite",
     "relocate_phase_fault",
     "suggest_name",

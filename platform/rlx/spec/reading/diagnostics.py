@@ -4,6 +4,7 @@ The text follows the style of compilers: message, location, source line, carets,
 plain text; the command line adds color. Control characters from a file never reach the text.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,17 @@ __all__ = [
 ]
 
 _ORDER: tuple[FaultKind, ...] = get_args(FaultKind)
+_OTHER_NAMES = {
+    "algorithm": "estimator",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "gpu": "cuda",
+    "hf": "transformers",
+    "huggingface": "transformers",
+    "lr": "learning_rate",
+    "name": "path",
+}
+"""What other libraries call some keys and values."""
 _WIDEST = 140
 """Maximum characters of a source line to show; longer lines are cut around the location."""
 
@@ -180,12 +192,18 @@ def format_key_path(path: KeyPath) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
-    """Returns the choice that is most similar to `word`, or None if none is close."""
+    """Returns the choice that `word` is another name of, is a part of, or is similar to, or None.
+
+    For example `cuda` for `gpu`, and `cosine` for `cosine_restarts`.
+    """
     from difflib import get_close_matches  # imported only after an error
 
     folded = {choice.lower(): choice for choice in choices}
-    near = get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
-    return folded[near[0]] if near else None
+    given = word.lower()
+    parts = re.split(r"[\W_]+", given)
+    likely = [_OTHER_NAMES.get(given, ""), *get_close_matches(given, folded, n=1, cutoff=0.8)]
+    likely += [*parts, *get_close_matches(given, folded, n=1, cutoff=0.6)]
+    return next((folded[one] for one in likely if one in folded), None)
 
 
 def suggest_name(word: str, choices: Iterable[str], otherwise: str = "") -> str:
@@ -273,4 +291,13 @@ def format_diagnostic_report(
     """
     closing = f"{escape_unprintable(file)}: {count_errors(diagnostics)}"
     closing += f". Nothing was {done}." if done else ""
-    return "\n\n".join([*(format_diagnostic(d, file) for d in diagnostics), closing])
+    told = [format_diagnostic(d, file) for d in _drop_repeated_notes(diagnostics)]
+    return "\n\n".join([*told, closing])
+
+
+def _drop_repeated_notes(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Yields diagnostics without the notes of earlier ones, such as the names of all plugins."""
+    seen: set[str] = set()
+    for one in diagnostics:
+        yield replace(one, notes=tuple(note for note in one.notes if note not in seen))
+        seen.update(one.notes)

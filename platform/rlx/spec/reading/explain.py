@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlx.plugin import PLUGIN_FAULT
-from rlx.spec.base import LARGEST, KeyPath, list_yaml_keys
+from rlx.spec.base import KeyPath, list_yaml_keys
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
     build_error,
@@ -21,8 +21,14 @@ from rlx.spec.reading.schema_paths import (
     list_choices,
     resolve_error_location,
 )
+from rlx.spec.reading.suggestions import (
+    SELECTORS,
+    describe_value,
+    suggest_fixes,
+    suggest_section,
+)
 
-__all__ = ["describe_value", "explain_validation_error", "unknown_key"]
+__all__ = ["explain_validation_error", "unknown_key"]
 
 _KINDS = {
     "int": "a whole number",
@@ -48,13 +54,17 @@ _BOUNDS = {
     "multiple_of": "a multiple of {multiple_of}",
     "string_too_short": "of {min_length} or more characters",
     "string_too_long": "of {max_length} or fewer characters",
-    "string_pattern_mismatch": "of the form {pattern}",
     "literal_error": "{expected}",
     "enum": "{expected}",
     "too_short": "of {min_length} or more items",
     "too_long": "of {max_length} or fewer items",
 }
-_SELECTORS = frozenset({"engine", "kind", "name", "plugin", "strategy", "type"})
+_NAME_PATTERN = re.compile(
+    r"\^\[(?P<first>[^]]+)\]\[(?P<others>[^]]+)\](\*|\{0,(?P<most>[0-9]+)\})\$"
+)
+"""The patterns of names: characters to begin with, and characters that may follow."""
+_CHARACTERS = re.compile(r"[A-Z]-[A-Z][a-z]-[a-z]|[a-z]-[a-z]|[0-9]-[0-9]|.")
+_CHARACTER_WORDS = {"A-Za-z": "letters", "a-z": "lowercase letters", "0-9": "digits"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +114,6 @@ def explain_validation_error(
     return diagnostics
 
 
-def describe_value(value: Any) -> str:
-    """Describes a value for an error message: `text 'x'`, `3`, `a list`."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return f"text {_shorten_value_text(value)!r}"
-    if isinstance(value, list | tuple):
-        return "a list" if value else "an empty list"
-    if isinstance(value, dict):
-        return "a mapping" if value else "an empty mapping"
-    return _shorten_value_text(str(value))
-
-
 def unknown_key(
     path: KeyPath,
     valid: Sequence[str],
@@ -141,8 +136,8 @@ def unknown_key(
 def _find_selector(key: Any, valid: Sequence[str], *, written: Any) -> str:
     """Returns the key that selects a member in this section, where another section's such key
     stands instead (`mask: {name: ...}` for `strategy`); empty if there is none."""
-    here = _SELECTORS.intersection(valid)
-    if key not in _SELECTORS or len(here) != 1 or not isinstance(written, dict):
+    here = SELECTORS.intersection(valid)
+    if key not in SELECTORS or len(here) != 1 or not isinstance(written, dict):
         return ""
     return next((one for one in here if one not in written), "")
 
@@ -152,10 +147,6 @@ def _counts_valid_items(error: ErrorDetails) -> bool:
     enough."""
     long_enough = error["type"] == "too_short" and error["ctx"]["min_length"]
     return bool(long_enough) and len(error["input"]) >= long_enough
-
-
-def _shorten_value_text(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _group_union_faults(faults: Iterable[_Fault]) -> Iterator[list[_Fault]]:
@@ -217,13 +208,12 @@ class _Explainer:
         path = (*self.at, *fault.place.path)
         key = path[-1]
         mapping = _get_at_path(self.data, fault.place.path[:-1])
-        if isinstance(key, int):
-            message = f"'{format_key_path(path[:-1])}' is too short: it has only {len(mapping)}"
-            return build_error(path[:-1], message, kind="value")
         owner = resolve_error_location(self.model, fault.error["loc"][:-1], self.data)
+        if isinstance(key, int):
+            return _build_length_error(path[:-1], owner.expected, mapping)
         known = list_yaml_keys(owner.expected) if isinstance(owner.expected, type) else ()
         strange = [k for k in mapping if k not in known] if isinstance(mapping, dict) else []
-        selectors = [k for k in strange if key in _SELECTORS and k in _SELECTORS]
+        selectors = [k for k in strange if key in SELECTORS and k in SELECTORS]
         near = did_you_mean(key, strange) or (selectors or [None])[0]
         help_ = f"should '{near}' be '{key}'?" if near else ""
         where = f"in '{format_key_path(path[:-1])}'" if len(path) > 1 else "at the top of the file"
@@ -238,7 +228,7 @@ class _Explainer:
         wanted = " or ".join(dict.fromkeys(_describe_expected(f.error) for f in group))
         names = [name for f in group for name in _parse_literals(f.error)]
         message = f"'{format_key_path(path)}' must be {wanted}, not {describe_value(value)}"
-        return build_error(path, message, *_suggest_fixes(value, names, ""), kind="value")
+        return build_error(path, message, *suggest_fixes(value, names, ""), kind="value")
 
     def explain_other_fault(self, fault: _Fault) -> Diagnostic:
         error, place = fault.error, fault.place
@@ -250,6 +240,8 @@ class _Explainer:
             named = (*self.at, *place.path, place.discriminator or "")
             return build_error(named, error["msg"], kind="plugin")
         path = (*self.at, *place.path)
+        if fault.type == "too_long" and get_origin(place.expected) is tuple:
+            return _build_length_error(path, place.expected, error["input"])
         wanted = _describe_expected(error)
         if wanted:
             message = (
@@ -257,7 +249,9 @@ class _Explainer:
             )
         else:
             message = f"'{format_key_path(path)}': {error['msg'][:1].lower()}{error['msg'][1:]}"
-        helps = _suggest_fixes(error["input"], list_choices(place.expected), fault.type)
+        helps = suggest_fixes(error["input"], list_choices(place.expected), fault.type)
+        if wanted == "a mapping" and isinstance(error["input"], str):
+            helps = suggest_section(path, place.expected, error["input"])
         return build_error(path, message, *helps, kind="value")
 
     def _tag(self, fault: _Fault) -> Diagnostic:
@@ -279,7 +273,7 @@ class _Explainer:
             help_ = f"it is {wanted}"
             return build_error(path, message, help_, kind="missing_key")
         message = f"'{format_key_path(path)}' must be {wanted}, not {describe_value(mapping[key])}"
-        helps = _suggest_fixes(mapping[key], names, "")
+        helps = suggest_fixes(mapping[key], names, "")
         near = did_you_mean(str(mapping[key]), names) or ""
         return replace(build_error(path, message, *helps, kind="value"), meant=near)
 
@@ -297,9 +291,43 @@ class _Explainer:
         return build_error(path, message)
 
 
+def _build_length_error(path: KeyPath, expected: Any, value: Sequence[Any]) -> Diagnostic:
+    """Returns the error for a list that is shorter or longer than a tuple."""
+    count = len(get_args(expected))
+    wanted = f"a list of {count} values" if count else "a longer list"
+    message = f"'{format_key_path(path)}' must be {wanted}, not of {len(value)}"
+    is_range = str(path[-1]).endswith("_range") and count == 2
+    return build_error(path, message, "write it as [LOW, HIGH]" if is_range else "", kind="value")
+
+
+def _describe_pattern(pattern: str) -> str:
+    """Describes the pattern of a name in words; one of another shape is shown itself."""
+    found = _NAME_PATTERN.fullmatch(pattern)
+    if found is None:
+        return f"of the form {pattern}"
+    first, others = ([*_list_characters(found[part])] for part in ("first", "others"))
+    words = f"made of {_join_words(others, 'and')}"
+    if first != others:
+        one = [word if "'" in word else f"a {word.removesuffix('s')}" for word in first]
+        words += f", beginning with {_join_words(one, 'or')}"
+    return f"{words}, with at most {int(found['most']) + 1} characters" if found["most"] else words
+
+
+def _list_characters(characters: str) -> Iterator[str]:
+    for part in _CHARACTERS.findall(characters):
+        yield _CHARACTER_WORDS.get(part, f"'{part}'")
+
+
+def _join_words(words: Sequence[str], last: str) -> str:
+    *others, final = words
+    return f"{', '.join(others)} {last} {final}" if others else final
+
+
 def _describe_expected(error: ErrorDetails) -> str:
     """Describes the expected value; empty if only Pydantic's own message describes it."""
     kind = error["type"]
+    if kind == "string_pattern_mismatch":
+        return _describe_pattern(error["ctx"]["pattern"])
     if kind in _BOUNDS:
         context = {k: _format_number(v) for k, v in error.get("ctx", {}).items()}
         return _BOUNDS[kind].format_map(context)
@@ -314,22 +342,6 @@ def _format_number(value: Any) -> str:
 def _parse_literals(error: ErrorDetails) -> list[str]:
     expected = error.get("ctx", {}).get("expected", "")
     return re.findall(r"'([^']*)'", expected) if isinstance(expected, str) else []
-
-
-def _suggest_fixes(value: Any, names: Sequence[str], kind: str) -> tuple[str, ...]:
-    if value is None:
-        return ("give it a value, or drop the key",)
-    if isinstance(value, str) and (near := did_you_mean(value, names)):
-        return (f"did you mean '{near}'?",)
-    if kind.startswith("int_") and isinstance(value, float) and value.is_integer():
-        if abs(value) > LARGEST:
-            return (f"write it in digits; counts are at most {LARGEST}",)
-        return (f"write {int(value)}",)
-    if kind.startswith("string_") and isinstance(value, int | float) and value is not None:
-        return (f'put it in quotes: "{describe_value(value)}"',)
-    if kind.startswith("bool_") and str(value).lower() in ("yes", "no", "on", "off", "0", "1"):
-        return ("only true and false are booleans in YAML 1.2",)
-    return ()
 
 
 def _has_path(data: Any, path: KeyPath) -> bool:

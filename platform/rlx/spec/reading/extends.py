@@ -20,7 +20,7 @@ from rlx.spec.reading.schema_paths import is_left_out_by_null
 from rlx.spec.reading.yaml_source import YamlDocument, parse_yaml_document, read_text
 from rlx.text import escape_unprintable
 
-__all__ = ["EXTENDS", "read_extended_document", "read_mapping"]
+__all__ = ["EXTENDS", "read_extended_document", "read_mapping", "read_own_values"]
 
 EXTENDS = "extends"
 _SELECTORS = ("plugin", "kind", "strategy", "engine")
@@ -56,6 +56,18 @@ def read_extended_document(path: Path) -> YamlDocument:
         SpecError: the file cannot be opened.
     """
     return _extend(read_mapping(path), [path])
+
+
+def read_own_values(path: Path) -> YamlDocument | None:
+    """Parses what a file changes of the file that it extends; None if it extends none.
+
+    Raises:
+        InvalidSpec, SpecError: as `read_mapping`.
+    """
+    document = read_mapping(path)
+    if EXTENDS not in document.tree:
+        return None
+    return replace(document, tree={k: v for k, v in document.tree.items() if k != EXTENDS})
 
 
 def _extend(document: YamlDocument, chain: Sequence[Path]) -> YamlDocument:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlx.spec.base import KeyPath
-from rlx.spec.reading.diagnostics import Diagnostic, format_key_path
+from rlx.spec.reading.diagnostics import Diagnostic, SourceLocation, format_key_path
 from rlx.spec.reading.yaml_source import YamlDocument
 from rlx.text import escape_unprintable
 
@@ -24,7 +24,14 @@ def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnos
     if is_of_base and diagnostic.kind == "unknown_key" and not diagnostic.meant:
         name = format_key_path(path)
         helps += (f"null for '{name}' in {escape_unprintable(document.file)} leaves it out",)
+    if position is not None and diagnostic.kind == "value" and _is_bare_tilde(position):
+        helps = ("in YAML, ~ is null: put a path in quotes, such as '~/models/mine'",)
     return replace(diagnostic, position=position, helps=helps)
+
+
+def _is_bare_tilde(position: SourceLocation) -> bool:
+    start = position.column - 1
+    return position.text[start : start + position.width] == "~"
 
 
 def relocate_phase_fault(fault: Diagnostic, path: KeyPath, phase: Mapping[str, Any]) -> Diagnostic:

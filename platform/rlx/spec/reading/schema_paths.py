@@ -91,7 +91,8 @@ def resolve_error_location(
         if _is_union(expected):
             union = path
             members = get_args(expected)
-            expected = next((m for m in members if getattr(m, "__name__", None) == step), None)
+            named = (m for m in members if step in (getattr(m, "__name__", None), str(m)))
+            expected = next(named, None)
             continue
         below = _get_child_type(expected, step)
         if below is None and (step == "[key]" or not _has_data_at(data, path, step)):
