@@ -45,7 +45,12 @@ from rlx.run.stop_request import RunStopped, StopRequest
 from rlx.run.training import train_step
 from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import synchronize_sampler
-from rlx.sampler import open_sampler, require_engine
+from rlx.sampler import (
+    expect_dialogue_length,
+    open_sampler,
+    release_memory,
+    require_engine,
+)
 from rlx.sealing import compute_manifest_digest
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
@@ -82,7 +87,9 @@ def run_experiment(
     ):
         policy = _start_model(spec, base, folder.tokenizer, ranks, progress, recorder)
         progress.show_activity("sampler")
-        sampler = ending.enter_context(open_sampler(policy, spec.sampler, runner, ranks.device))
+        settings = spec.sampler.for_length(expect_dialogue_length(spec))
+        sampler = ending.enter_context(open_sampler(policy, settings, runner, ranks.device))
+        release_memory(sampler)
         phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
         progress.show_activity("learner")
         critic = _build_critic(spec, policy, phases, ranks)

@@ -20,6 +20,7 @@ from rlx.run.streams import StepInputs, compute_old_logprobs, compute_optional_s
 from rlx.run.trained_rows import build_trained_rows
 from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
+from rlx.sampler import release_memory
 from rlx.spec import CriticSpec, OptimizerSpec
 from rlx.step import run_step
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
@@ -126,6 +127,8 @@ class _RankActors:
             ahead = cursor + rollouts.drawn
             success = self.controllers.success
             context.prefetcher.begin(context, recipe, ahead, self.step - 1, success)
+        else:
+            release_memory(context.sampler)
         return TokenStreams(
             old_logprobs=compute_old_logprobs(inputs),
             optional=sampled | compute_optional_streams(inputs, by_sampling=False),
