@@ -79,14 +79,13 @@ class LiveBytes(TorchDispatchMode):
 
 @lru_cache
 def measure_update(shape, tokens, targets, *, recomputes, chunks, learns=True):
-    """Peak bytes beyond the weights: of a forward and backward pass with the gradients of the
-    weights, or of a forward pass without gradient.
+    """Peak bytes beyond weights and their gradients: of a forward and backward pass, or of a
+    forward pass without gradient.
 
     Args:
         shape: a `ModelShape` of a Qwen2 model.
         tokens, targets: of the micro-batch.
     """
-    integers = partial_zeros(torch.int64)
     with FakeTensorMode(allow_non_fake_inputs=True):
         torch.set_default_dtype(torch.bfloat16)
         try:
@@ -111,19 +110,26 @@ def measure_update(shape, tokens, targets, *, recomputes, chunks, learns=True):
         )
         values = torch.rand(targets)
         live = LiveBytes()
+        for parameter in module.parameters():
+            live.sizes[parameter.untyped_storage()._cdata] = 0
+            if learns:  # ZeRO takes a gradient away as soon as it is there
+                parameter.register_post_accumulate_grad_hook(drop_gradient)
         with live, nullcontext() if learns else torch.no_grad():
             logprobs, _ = module(packed, torch.ones(targets))
             if learns:
                 losses = clipped_surrogate(
                     logprobs - values, values, clip=(0.2, 0.2), dual_clip=None
                 )
-                made = torch.autograd.grad((values * losses).sum(), list(module.parameters()))
-                del made
+                (values * losses).sum().backward()
     return live.peak
 
 
-def partial_zeros(dtype):
-    return lambda count: torch.zeros(count, dtype=dtype)
+def drop_gradient(parameter):
+    parameter.grad = None
+
+
+def integers(count):
+    return torch.zeros(count, dtype=torch.int64)
 
 
 def build_config(shape):

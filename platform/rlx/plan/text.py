@@ -388,7 +388,10 @@ def _show_memory_budget(phase: PhaseReport, console: Console) -> None:
     for what, count in memory.parts.items():
         about = "about " if what in memory.estimated else ""
         table.add_row(what, f"{about}{format_memory_size(count)}")
-    table.add_row("together", f"about {format_memory_size(memory.total)}", style="bold")
+    for stage, count in memory.stage_totals.items():
+        is_largest = stage == memory.largest_stage
+        style = "bold" if is_largest else None
+        table.add_row(f"at the peak of {stage}", f"about {format_memory_size(count)}", style=style)
     console.print(table)
 
 

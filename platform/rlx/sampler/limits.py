@@ -23,7 +23,11 @@ def expect_dialogue_length(spec: ExperimentSpec) -> int:
     """The tokens that the dialogues of an experiment may need, as far as the spec says: those of
     all turns in a row, of any phase, and of a prompt. Observations are not counted."""
     rollouts = [spec.rollout, *(spec.resolve_phase_spec(phase).rollout for phase in spec.phases)]
-    return max(sum(r.budgets.values()) + (r.max_prompt_tokens or PROMPT) for r in rollouts)
+    prompts = [r.max_prompt_tokens and r.max_prompt_tokens.limit for r in rollouts]
+    return max(
+        sum(rollout.budgets.values()) + (prompt or PROMPT)
+        for rollout, prompt in zip(rollouts, prompts, strict=True)
+    )
 
 
 def require_context_room(
