@@ -435,6 +435,8 @@ REPLACED: dict[str, Any] = {
     "set_device": _set_device,
     "synchronize": lambda *_: GPU.wait("synchronize"),
     "empty_cache": lambda: None,
+    "max_memory_allocated": lambda *_: 0,
+    "reset_peak_memory_stats": lambda *_: None,
     "get_device_name": lambda *_: "mirror",
 }
 

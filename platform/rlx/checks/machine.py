@@ -124,8 +124,9 @@ def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]
     if (free := free_bytes(folder)) < need:
         yield Diagnostic(
             kind="machine",
-            message=f"checkpoints of {format_disk_space(each)} need about {format_disk_space(need)} "
-            f"with keep: {keep}, but {format_path(folder)} has {format_disk_space(free)} free",
+            message=f"checkpoints of {format_disk_space(each)} need about "
+            f"{format_disk_space(need)} with keep: {keep}, but {format_path(folder)} has "
+            f"{format_disk_space(free)} free",
             path=("runner", "checkpoint", "keep"),
             helps=("set RLX_HOME to a folder on a larger disk, or keep fewer checkpoints",),
             severity="warning",

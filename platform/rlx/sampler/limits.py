@@ -23,11 +23,10 @@ def expect_dialogue_length(spec: ExperimentSpec) -> int:
     """The tokens that the dialogues of an experiment may need, as far as the spec says: those of
     all turns in a row, of any phase, and of a prompt. Observations are not counted."""
     rollouts = [spec.rollout, *(spec.resolve_phase_spec(phase).rollout for phase in spec.phases)]
-    prompts = [r.max_prompt_tokens and r.max_prompt_tokens.limit for r in rollouts]
-    return max(
-        sum(rollout.budgets.values()) + (prompt or PROMPT)
-        for rollout, prompt in zip(rollouts, prompts, strict=True)
-    )
+    rules = [rollout.max_prompt_tokens for rollout in rollouts]
+    prompts = [PROMPT if rule is None else rule.limit or PROMPT for rule in rules]
+    turns = [sum(rollout.budgets.values()) for rollout in rollouts]
+    return max(map(sum, zip(turns, prompts, strict=True)))
 
 
 def require_context_room(

@@ -300,13 +300,13 @@ def estimate_update_bytes(
     norms = 2 * (4 + 2 * width) * shape.hidden
     attention = width * (2 * wide + 2 * keys) + 4 * shape.heads
     layer = norms + attention + 4 * width * shape.intermediate
-    logits = _estimate_logit_bytes(runner, shape, targets, width)
-    if learns_head:
-        logits += width * shape.vocabulary * shape.hidden
+    head = learns_head * width * shape.vocabulary * shape.hidden
+    logits = _estimate_logit_bytes(runner, shape, targets, width) + head
     if not runner.activation_checkpointing:
         return {"activations": tokens * shape.layers * layer, "logits": logits}
     inputs = tokens * shape.layers * width * shape.hidden
     whole = tokens * (layer + 3 * width * shape.intermediate)  # with the gradients of its MLP
+    whole += shape.tied * head  # waits for the gradient of the embeddings
     return {"activations": inputs, "one layer, or logits": max(whole, logits)}
 
 
@@ -346,6 +346,8 @@ def _compute_sampler_bytes(
     maximum length, and their logits. An engine such as vLLM works within the memory that it is
     given."""
     parts = {"the sampler's copy": width * shape.parameters}
+    if spec.sampler.holds_weights_apart and spec.runner.device == "cuda":
+        return parts  # the cache takes what else the engine is given
     if spec.sampler.holds_weights_apart:
         parts["weights on their way to the sampler"] = width * shape.parameters
     if spec.sampler.cache_bytes is not None:
