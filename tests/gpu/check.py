@@ -1,6 +1,6 @@
 """Checks rlx on a machine with a GPU and no network, part by part; one JSON comes out.
 
-    make gpu-check [WHEELS=folder] [ARGS="--only promises --again"]
+    make gpu-check [WHEELS=folder] [ARGS="--only sampler --again"]
 
 Every part is a process of its own with at most 8 minutes. Results are written after each part, and
 parts that have passed on the same sources are not run again, so an interrupted check goes on where
@@ -27,7 +27,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LONGEST = 480.0
 """Seconds that one part may take."""
-ROOMS = ("credit", "kl", "loss", "mask", "step", "batch", "reward", "rollout", "sampler", "learner")
+ROOMS = {
+    "sampler": ("sampler",),
+    "learner": ("learner",),
+    "others": ("credit", "kl", "loss", "mask", "step", "batch", "reward", "rollout"),
+}
 """Rooms whose tests are run; those that touch devices read RLX_TEST_DEVICE."""
 
 Result = dict[str, Any]
@@ -63,9 +67,9 @@ def machine(device: str) -> Result:
     return found
 
 
-def promises(device: str) -> Result:
-    """The tests of the rooms that compute; sampler and learner on this device."""
-    rooms = [str(ROOT / "tests" / room) for room in ROOMS]
+def promises(device: str, which: str) -> Result:
+    """The tests of rooms that compute; sampler and learner on this device."""
+    rooms = [str(ROOT / "tests" / room) for room in ROOMS[which]]
     # Other versions of the libraries are here than in CI, and with them other warnings.
     arguments = ["-q", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
     said = _run([sys.executable, "-m", "pytest", *arguments, *rooms], device=device)
@@ -149,7 +153,7 @@ PARTS: dict[str, Callable[[str], Result]] = {
     "off_policy": lambda device: _stages(device, "countdown_1.5b", "rollout.off_policy_steps=1"),
     "vllm": vllm,
     "two_gpus": two_gpus,
-    "promises": promises,
+    **{f"tests_{which}": partial(promises, which=which) for which in ROOMS},
     "speed": speed,
     **{name: partial(_experiment, name) for name in ("quick", "rlcr", "countdown", "kg")},
 }

@@ -9,6 +9,7 @@ import transformers
 from rlx.kl import kl_terms
 from rlx.learner import PackedPolicy, Ranks, choice
 from rlx.learner.choice import choose_form, choose_logits
+from rlx.learner.pack import Branches, collate_trees, pack_trees
 from rlx.learner.vocabulary import compute_token_logprobs
 from rlx.spec import RunnerSpec
 
@@ -105,3 +106,23 @@ def test_models_that_need_whole_logits_say_why(small_limit, kind, options, stage
         f"whole logits: {why}"
     )
     assert not module.chunks_logits
+
+
+def test_branches_are_those_of_whole_logits(small_limit):
+    module = module_of("Qwen2")
+    ids, is_token, trees, want = choice._build_trial_rows(module)
+    branches = Branches(
+        rows=torch.tensor([0, 1, 1]),
+        starts=torch.tensor([33, 36, 36]),
+        tokens=((5,), (6, 7), (8,)),
+    )
+    packed = collate_trees(
+        pack_trees(ids, is_token, trees, want, ids.numel(), branches=branches), ids
+    )
+    temperatures = torch.ones(len(packed.targets)), torch.full((len(packed.branches.at),), 0.7)
+    expected = module(packed, *temperatures, True)
+    choose_logits(module, RunnerSpec(), HERE)
+    assert module.chunks_logits
+    for a, b in zip(module(packed, *temperatures, True), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-4)
+    assert len(expected) == 3 and len(expected[2]) == 4
