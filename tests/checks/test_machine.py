@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from rlx.checks import check_file, run_preflight_checks
+from rlx.checks import check_file, machine, run_preflight_checks
 from rlx.errors import EnvironmentFault, RegistryError
 from rlx.launch.devices import (
     NvidiaDriver as Nvidia,
@@ -20,6 +21,8 @@ from rlx.launch.devices import (
 )
 from rlx.launch.failures import convert_to_rlx_error, describe_error, is_disk_full
 from rlx.launch.packages import Package
+from rlx.sampler.limits import require_context_room
+from rlx.spec import TurnSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import DatabaseUnwritableError, SchemaError
 
@@ -224,6 +227,27 @@ def full(path=None):
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
+def test_a_disk_too_small_for_the_checkpoints_is_warned_of(monkeypatch):
+    file = Path(__file__).parents[2] / "experiments" / "rlcr_1.5b.yaml"
+    read, _ = check_file(file, ())
+    monkeypatch.setattr(machine, "free_bytes", lambda _: 60 << 30)
+    (warning,) = machine._find_small_disk(read.spec, Path("/home"))
+    assert warning.message.startswith("checkpoints of 20 GB need about 66 GB with keep: 2, but ")
+    monkeypatch.setattr(machine, "free_bytes", lambda _: 70 << 30)
+    assert not [*machine._find_small_disk(read.spec, Path("/home"))]
+
+
+def test_a_sampler_without_memory_is_told_to_decode_fewer_rows(monkeypatch):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("rlx.sampler.limits.max", fail, raising=False)
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        require_context_room([], TurnSpec(), 9)
+    told = str(convert_to_rlx_error(raised.value))
+    assert told.startswith("the GPU ran out of memory while it sampled: lower sampler.max_rows, ")
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
@@ -245,6 +269,17 @@ def full(path=None):
         (OSError(errno.EROFS, "x", "/a/b"), 4, "/a/b is on a read-only file system"),
         (PermissionError(errno.EACCES, "x", "/a/b"), 4, "this user cannot access /a/b"),
         (OSError(errno.EADDRINUSE, "in use: 8711"), 4, "8711"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has"),
+            4,
+            "4.64 GiB more were needed: lower runner.micro_batch_tokens, set "
+            "runner.activation_checkpointing: true, or lower sampler.max_rows",
+        ),
+        (
+            caused(RuntimeError("a step failed"), RuntimeError("CUDA out of memory. Tried")),
+            4,
+            "the GPU ran out of memory while it computed the learner's part: lower",
+        ),
         (SchemaError("too new"), 5, "too new"),
         (EnvironmentFault("no GPU"), 4, "no GPU"),
     ],

@@ -66,9 +66,7 @@ def test_every_experiment_is_planned_in_seconds(path, tmp_path):
         assert any(token["advantage"] for row in phase["rows"] for token in row["tokens"])
     stands_in = "kind: pretrained" in path.read_text()
     assert bool(said["notes"]) == stands_in
-    assert [phase["memory"] is None for phase in said["phases"]] == [stands_in] * len(
-        said["phases"]
-    )
+    assert all(phase["memory"]["total"] > 0 for phase in said["phases"]), "no files are needed"
     assert (tmp_path / "out" / "plan.html").read_text().startswith("<!doctype html>")
     assert not (tmp_path / "home").exists()
 

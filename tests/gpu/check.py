@@ -1,6 +1,6 @@
 """Checks rlx on a machine with a GPU and no network, part by part; one JSON comes out.
 
-    make gpu-check [WHEELS=folder] [ARGS="--only promises --again"]
+    make gpu-check [WHEELS=folder] [ARGS="--only sampler --again"]
 
 Every part is a process of its own with at most 8 minutes. Results are written after each part, and
 parts that have passed on the same sources are not run again, so an interrupted check goes on where
@@ -9,10 +9,13 @@ it stopped. `tests/gpu/wheels.py` says which packages must be brought along.
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,14 +27,18 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LONGEST = 480.0
 """Seconds that one part may take."""
-ROOMS = ("credit", "kl", "loss", "mask", "step", "batch", "reward", "rollout", "sampler", "learner")
+ROOMS = {
+    "sampler": ("sampler",),
+    "learner": ("learner",),
+    "others": ("credit", "kl", "loss", "mask", "step", "batch", "reward", "rollout"),
+}
 """Rooms whose tests are run; those that touch devices read RLX_TEST_DEVICE."""
 
 Result = dict[str, Any]
 
 
 def machine(device: str) -> Result:
-    """What is here."""
+    """What is here: the GPU, its driver, and what kernels are compiled with."""
     code = (
         "import json, torch, sys; from importlib.metadata import version as v; "
         "g = torch.cuda; here = g.is_available(); print(json.dumps({"
@@ -44,12 +51,25 @@ def machine(device: str) -> Result:
     found: Result = json.loads(_run([sys.executable, "-c", code]).splitlines()[-1])
     if device == "cuda" and found["device"] == "cpu":
         raise AssertionError("torch finds no CUDA device")
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    found["compiler"] = shutil.which("gcc") or shutil.which("cc")
+    found["python_headers"] = headers.exists()
+    found["free_gb"] = {
+        folder: shutil.disk_usage(folder).free / 1e9
+        for folder in ("/dev/shm", tempfile.gettempdir())
+        if Path(folder).exists()
+    }
+    if device == "cuda" and not (found["compiler"] and found["python_headers"]):
+        raise AssertionError(
+            f"Triton needs a C compiler (gcc) and Python's headers ({headers}): install both, "
+            "such as gcc and python3-dev"
+        )
     return found
 
 
-def promises(device: str) -> Result:
-    """The tests of the rooms that compute; sampler and learner on this device."""
-    rooms = [str(ROOT / "tests" / room) for room in ROOMS]
+def promises(device: str, which: str) -> Result:
+    """The tests of rooms that compute; sampler and learner on this device."""
+    rooms = [str(ROOT / "tests" / room) for room in ROOMS[which]]
     # Other versions of the libraries are here than in CI, and with them other warnings.
     arguments = ["-q", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
     said = _run([sys.executable, "-m", "pytest", *arguments, *rooms], device=device)
@@ -70,28 +90,44 @@ def speed(device: str) -> Result:
     return found
 
 
-LARGER = {
-    "hidden_size": 512,
-    "layers": 8,
-    "heads": 8,
-    "kv_heads": 4,
-    "head_dim": 64,
-    "intermediate_size": 1536,
-    "initializer_range": 0.04,
-    "warm_start.learning_rate": 1e-3,
-}
-"""Of the experiments built from scratch: some 26 million parameters instead of a third of one."""
+def kernels(device: str, what: str) -> Result:
+    """What only a GPU shows of the learner or the sampler, figure by figure."""
+    command = [sys.executable, str(HERE / "gpu_kernels.py"), what, device]
+    figures = _run(command, device=device).splitlines()
+    return {"figures": [json.loads(line) for line in figures if line.startswith("{")]}
 
 
-def _experiment(name: str, device: str, larger: bool) -> Result:
+def _stages(device: str, name: str, *overrides: str) -> Result:
+    """Three steps of a profile with random weights: the peak of each stage beside the plan's."""
+    said = _run([sys.executable, str(HERE / "stages.py"), name, device, *overrides], device=device)
+    found: Result = json.loads(said.splitlines()[-1])
+    return found
+
+
+def vllm(device: str) -> Result:
+    """The same with vLLM: how far it is from the learner, and whether both fit one GPU."""
+    if importlib.util.find_spec("vllm") is None:
+        return {"skipped": "vLLM is not installed here"}
+    return _stages(device, "rlcr_1.5b", "sampler={engine: vllm}")
+
+
+def two_gpus(device: str) -> Result:
+    """Two ranks with NCCL."""
+    count = json.loads(
+        _run([sys.executable, "-c", "import torch; print(torch.cuda.device_count())"])
+    )
+    if device == "cuda" and count < 2:
+        return {"skipped": f"there is {count} GPU"}
+    return _stages(device, "rlcr_1.5b", "runner.ranks=2")
+
+
+def _experiment(name: str, device: str) -> Result:
     """An experiment from its start to its end."""
     with tempfile.TemporaryDirectory() as home:
         environment = {"RLX_HOME": home}
         rlx = [sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())"]
         spec = str(ROOT / "experiments" / f"{name}.yaml")
         options = {"runner.device": device, "tracking.mlflow": "null"}
-        if larger:
-            options |= {f"model.{key}": value for key, value in LARGER.items()}
         overrides = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
         began = time.monotonic()
         _run([*rlx, "submit", spec, *overrides], device=device, **environment)
@@ -106,14 +142,22 @@ def _experiment(name: str, device: str, larger: bool) -> Result:
     return {"wall_s": seconds, **told, "accuracy": accuracy}
 
 
-EXPERIMENTS = ("rlcr", "countdown", "kg")
 PARTS: dict[str, Callable[[str], Result]] = {
-    part.__name__: part for part in (machine, promises, precision, speed)
-} | {
-    name + "_larger" * larger: partial(_experiment, name, larger=larger)
-    for name in EXPERIMENTS
-    for larger in (False, True)
+    "machine": machine,
+    "learner": partial(kernels, what="learner"),
+    "sampler": partial(kernels, what="sampler"),
+    "precision": precision,
+    "rlcr_1.5b": partial(_stages, name="rlcr_1.5b"),
+    "countdown_1.5b": partial(_stages, name="countdown_1.5b"),
+    "rlcr_coupled_1.5b": partial(_stages, name="rlcr_coupled_1.5b"),
+    "off_policy": lambda device: _stages(device, "countdown_1.5b", "rollout.off_policy_steps=1"),
+    "vllm": vllm,
+    "two_gpus": two_gpus,
+    **{f"tests_{which}": partial(promises, which=which) for which in ROOMS},
+    "speed": speed,
+    **{name: partial(_experiment, name) for name in ("quick", "rlcr", "countdown", "kg")},
 }
+"""In the order of what one would want to know first."""
 
 
 def _run(command: list[str], device: str | None = None, **environment: str) -> str:
@@ -121,9 +165,13 @@ def _run(command: list[str], device: str | None = None, **environment: str) -> s
     variables = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", **environment}
     if device is not None:
         variables["RLX_TEST_DEVICE"] = device
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=variables, timeout=LONGEST, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=variables, timeout=LONGEST, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        said = (error.stdout or b"").decode(errors="replace")
+        raise AssertionError(f"no end after {LONGEST:.0f} s; so far: {said[-4000:]}") from error
     if done.returncode:
         raise AssertionError(f"exit code {done.returncode}: {(done.stdout + done.stderr)[-4000:]}")
     return done.stdout
@@ -155,7 +203,7 @@ def main() -> int:
             report = earlier
     for name in options.only or PARTS:
         if report["parts"].get(name, {}).get("ok") and not options.again:
-            print(f"{name:<10} passed before", flush=True)
+            print(f"{name:<18} passed before", flush=True)
             continue
         began = time.monotonic()
         try:
@@ -165,8 +213,8 @@ def main() -> int:
         found["seconds"] = round(time.monotonic() - began, 1)
         report["parts"][name] = found
         options.out.write_text(json.dumps(report, indent=2) + "\n")
-        word = "passed" if found["ok"] else f"FAILED: {found['why'][-600:]}"
-        print(f"{name:<10} {word}  ({found['seconds']} s)", flush=True)
+        word = found.get("skipped", "passed") if found["ok"] else f"FAILED: {found['why'][-600:]}"
+        print(f"{name:<18} {word}  ({found['seconds']} s)", flush=True)
     passed = [report["parts"].get(name, {}).get("ok", False) for name in PARTS]
     print(f"{sum(passed)} of {len(PARTS)} parts passed; written to {options.out}")
     return 0 if all(report["parts"][name]["ok"] for name in options.only or PARTS) else 1

@@ -319,3 +319,29 @@ def test_logits_that_are_no_numbers_are_named(way):
             policy.model.lm_head.weight.fill_(torch.nan)
         with pytest.raises(DivergedModelError, match=r"logits are NaN.*learning_rate"):
             sample(policy, [CompletionRequest(prompt, None, (0, 1))])
+
+
+# The caches of finished completions --------------------------------------------------------------
+
+
+def test_what_no_later_turn_extends_is_not_kept(policy, requests):
+    with sampler(policy).session() as session:
+        first = session.generate(requests, ANSWER)
+        below = second_turns(policy, requests, first)
+        kept = [replace(request, is_last=True) for request in below]
+        assert len(session._kept._places) == sum(map(len, first))
+        last = session.generate(kept, CONFIDENCE)
+        assert session._kept._places == []
+    with sampler(policy).session() as session:
+        session.generate(requests, ANSWER)
+        assert session.generate(below, CONFIDENCE) == last
+
+
+def test_what_is_extended_no_more_is_dropped_while_others_go_on(policy, requests):
+    with sampler(policy, max_rows=6).session() as session:
+        first = session.generate(requests, ANSWER)
+        below = second_turns(policy, requests, first)
+        one = next(request for request in below if request.extends == 3)
+        held = session._kept
+        session.generate([one], CONFIDENCE)
+        assert [n for n, place in enumerate(held._places) if place is not None] == [3]

@@ -79,6 +79,7 @@ def run_preflight_checks(
             [locate_diagnostic(f, read.document) for f in faults], read.document.file
         )
     require_disk_room(get_rlx_home())
+    lacks += _find_small_disk(read.spec, get_rlx_home())
     return (*(locate_diagnostic(f, read.document) for f in lacks), *_little_room(get_rlx_home()))
 
 
@@ -109,6 +110,27 @@ def _little_room(folder: Path) -> Iterator[Diagnostic]:
         message = f"{format_path(folder)} has {format_disk_space(free)} of free space left"
         help_ = "free some space, or set RLX_HOME to a folder on another disk"
         yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
+
+
+def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]:
+    """Warns if the run's checkpoints and its exported model will not fit."""
+    from rlx.trial import estimate_checkpoint_bytes, load_model_shape
+
+    shape = load_model_shape(spec.model) if isinstance(spec.model, PretrainedModelSpec) else None
+    if shape is None:  # tiny models need little
+        return
+    each, keep = estimate_checkpoint_bytes(spec, shape), spec.runner.checkpoint.keep
+    need = (keep + 1) * each + 4 * shape.parameters  # one is written before the oldest is removed
+    if (free := free_bytes(folder)) < need:
+        yield Diagnostic(
+            kind="machine",
+            message=f"checkpoints of {format_disk_space(each)} need about "
+            f"{format_disk_space(need)} with keep: {keep}, but {format_path(folder)} has "
+            f"{format_disk_space(free)} free",
+            path=("runner", "checkpoint", "keep"),
+            helps=("set RLX_HOME to a folder on a larger disk, or keep fewer checkpoints",),
+            severity="warning",
+        )
 
 
 # Requirements of the spec ---------------------------------------------------------------------

@@ -6,6 +6,8 @@ library. The user sees the same error and exit code in each case.
 
 import errno
 import os
+import re
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,13 @@ from rlx.home import get_rlx_home
 from rlx.launch.disk import RESERVE, format_disk_space, free_bytes
 from rlx.text import escape_unprintable, redact_passwords
 
-__all__ = ["convert_to_rlx_error", "describe_error", "is_disk_full", "is_registry_away"]
+__all__ = [
+    "convert_to_rlx_error",
+    "describe_error",
+    "is_disk_full",
+    "is_out_of_memory",
+    "is_registry_away",
+]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -33,6 +41,8 @@ def convert_to_rlx_error(error: BaseException) -> RlxError | None:
     """Converts an exception to an rlx error with its exit code; None if the exception is a bug."""
     if isinstance(error, RlxError):
         return error
+    if is_out_of_memory(error):
+        return EnvironmentFault(_describe_lack_of_memory(error))
     refusal = _find_refusal(error)
     if refusal is not None and refusal.errno in _FULL:
         return EnvironmentFault(_describe_full_disk(refusal))
@@ -63,6 +73,33 @@ def is_disk_full(error: BaseException) -> bool:
     """Whether an exception was caused by a full disk or an exhausted quota."""
     refusal = _find_refusal(error)
     return refusal is not None and refusal.errno in _FULL
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an exception was caused by a GPU without free memory."""
+    while error is not None:
+        kind = type(error)  # torch need not be imported here
+        if kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "torch":
+            return True
+        if isinstance(error, RuntimeError) and "CUDA out of memory" in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _describe_lack_of_memory(error: BaseException) -> str:
+    """Names the settings that need less memory, first the one of the stage that failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    sampled = any(Path(frame.filename).parent.name == "sampler" for frame in frames)
+    helps = ["lower runner.micro_batch_tokens", "set runner.activation_checkpointing: true"]
+    helps.insert(0 if sampled else 2, "lower sampler.max_rows")
+    stage = "while it sampled" if sampled else "while it computed the learner's part"
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+    more = f", when {asked[1]} more were needed" if asked else ""
+    return (
+        f"the GPU ran out of memory {stage}{more}: {', '.join(helps[:2])}, or {helps[2]}; "
+        "`rlx plan --full` shows what takes how much"
+    )
 
 
 def describe_error(error: BaseException) -> str:

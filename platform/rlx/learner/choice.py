@@ -10,16 +10,22 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlx.errors import SpecError
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, PlainForm
-from rlx.learner.forward import PackedModule
-from rlx.learner.pack import collate_trees, pack_trees
+from rlx.learner.forward import PackedModule, PackedPolicy
+from rlx.learner.pack import PackedBatch, collate_trees, pack_trees
+from rlx.learner.vocabulary import CHUNK
 from rlx.model import do_windows_show, find_window, narrow_windows
+from rlx.spec import RunnerSpec
 
-__all__ = ["FormChoice", "choose_form"]
+__all__ = ["WHOLE_LOGITS", "FormChoice", "choose_form", "choose_logits"]
+
+WHOLE_LOGITS = 2 << 30
+"""Logits of a micro-batch with more bytes than this in float32 are computed by chunks of the
+vocabulary. Several tensors of that size are alive at once."""
 
 FORMS: dict[str, tuple[ForwardForm, ...]] = {
     "cuda": (FlexForm(), GroupedForm(), CachedForm(), PlainForm()),
@@ -39,17 +45,22 @@ SHAPE = (30, (12, 5, 12), 4, (3, 5))
 
 @dataclass(frozen=True, slots=True)
 class FormChoice:
-    """The chosen form, and for each faster form the reason why it does not fit the model."""
+    """The chosen form, and for each faster form the reason why it does not fit the model.
+
+    Attributes:
+        logits: how logits are computed, if not as a whole; see `choose_logits`.
+    """
 
     form: ForwardForm
     refused: tuple[str, ...]
+    logits: str = ""
 
     def __str__(self) -> str:
         shares = (
             "shared prefixes are computed once" if self.form.merges else "prefixes are not shared"
         )
         why = "".join(f"; not {reason}" for reason in self.refused)
-        return f"{self.form.name}: {shares}{why}"
+        return f"{self.form.name}: {shares}{why}{self.logits and f'; {self.logits}'}"
 
 
 def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
@@ -75,6 +86,62 @@ def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
     most = max(refused_by_rank, key=len)
     module.use(forms[len(most)])
     return FormChoice(forms[len(most)], tuple(most))
+
+
+def choose_logits(module: PackedPolicy, runner: RunnerSpec, ranks: Ranks) -> str:
+    """Makes a policy compute its logits by chunks of the vocabulary, if they are large.
+
+    Args:
+        module: on the rank's device, not yet sharded; it has a form.
+        runner: tokens of a micro-batch, ZeRO stage.
+        ranks: all ranks decide alike.
+
+    Returns:
+        How they are computed, or why they are not chunked; empty for whole logits that are small.
+    """
+    vocabulary = module.model.config.get_text_config().vocab_size
+    if runner.micro_batch_tokens * vocabulary * 4 <= WHOLE_LOGITS:
+        return ""
+    faults = ranks.gather(_find_chunk_fault(module, runner))
+    fault = next(filter(None, faults), "")
+    module.chunks_logits = not fault
+    return f"whole logits: {fault}" if fault else f"logits by chunks of {CHUNK} tokens"
+
+
+def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec) -> str:
+    """Explains why logits cannot be computed by chunks; empty if they can."""
+    if runner.zero_stage == 3:
+        return "zero_stage 3 shards the output layer"
+    if type(module.model.get_output_embeddings()) is not nn.Linear:
+        return "the output layer is not a plain matrix"
+    expected = _compute_trial_logprobs(module)
+    module.chunks_logits = True
+    try:
+        found = _compute_trial_logprobs(module)
+    except Exception as error:  # noqa: BLE001  (a model may fail in any way)
+        return _describe_error(error)
+    finally:
+        module.chunks_logits = False
+    for what, a, b in zip(("results", "gradients"), found, expected, strict=True):
+        distance, length = float((a - b).norm()), float(b.norm())
+        if not distance <= NEAR.get(module.model.dtype, NEAR[torch.bfloat16]) * length:
+            return f"{what} differ from those of whole logits by {distance:.1g} of {length:.1g}"
+    return ""
+
+
+def _compute_trial_logprobs(module: PackedPolicy) -> tuple[Tensor, Tensor]:
+    """Returns log-probabilities and entropies of a few trees, and gradients through them."""
+    learned = [p for p in module.model.parameters() if p.requires_grad][:4]
+    some = next(module.model.parameters())
+    packed = _pack_trial_trees(module).to(some.device)
+    temperatures = torch.linspace(0.5, 1.5, len(packed.targets), device=some.device)
+    with torch.enable_grad():
+        results = torch.cat(module(packed, temperatures, None, True))
+    if not learned:
+        return results.detach(), results.new_zeros(0)
+    weights = torch.linspace(-1, 1, results.numel(), device=some.device)
+    gradients = torch.autograd.grad((results * weights).sum(), learned)
+    return results.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def _list_refused_forms(
@@ -129,19 +196,25 @@ def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
     """
     learned = [p for p in module.model.parameters() if p.requires_grad][:4]
     some = next(module.model.parameters())
-    ids, is_token, trees, want = _build_trial_rows(module)
-    packed = collate_trees(
-        pack_trees(ids, is_token, trees, want, ids.numel(), merge=module.form.merges), ids
-    )
+    packed = _pack_trial_trees(module)
     with torch.enable_grad():
         outputs = module.outputs(packed.to(some.device))
-    order = (packed.rows * ids.shape[1] + packed.columns).argsort()  # packing order depends on form
+    width = int(packed.columns.max()) + 1
+    order = (packed.rows * width + packed.columns).argsort()  # packing order depends on form
     outputs = outputs[order.to(some.device)]
     weights = torch.linspace(-1, 1, outputs.numel(), device=some.device).view_as(outputs)
     if not learned:
         return (outputs.detach(),)
     gradients = torch.autograd.grad((outputs.float() * weights).sum(), learned)
     return outputs.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def _pack_trial_trees(module: PackedModule) -> PackedBatch:
+    """Packs a few random trees as the module's form wants them."""
+    ids, is_token, trees, want = _build_trial_rows(module)
+    return collate_trees(
+        pack_trees(ids, is_token, trees, want, ids.numel(), merge=module.form.merges), ids
+    )
 
 
 def _build_trial_rows(module: PackedModule) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlx.errors import SpecError
 from rlx.learner.forms import ForwardForm
 from rlx.learner.pack import PackedBatch
+from rlx.learner.vocabulary import compute_token_logprobs
 from rlx.model import build_attention_mask
 
 __all__ = ["PackedModule", "PackedPolicy", "PackedValues"]
@@ -84,14 +85,22 @@ class PackedPolicy(PackedModule):
 
     Args:
         model: a transformers model.
+
+    Attributes:
+        chunks_logits: compute logits by chunks of the vocabulary; see `choose_logits`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
+        self.chunks_logits = False
         self._keeps = "logits_to_keep" in inspect.signature(type(model).forward).parameters
 
     def read(self, at: Tensor, **arguments: Any) -> Tensor:
-        """Returns `[M, V]` logits, computed only at the positions that are needed."""
+        """Returns `[M, V]` logits, computed only at the positions that are needed; with chunks the
+        `[M, D]` hidden states that they follow from."""
+        if self.chunks_logits:
+            hidden = self.model.get_decoder()(**arguments).last_hidden_state
+            return torch.as_tensor(hidden.flatten(0, 1).index_select(0, at))
         rows, length = arguments["input_ids"].shape
         if not self._keeps:
             logits = self.model(**arguments).logits
@@ -107,6 +116,7 @@ class PackedPolicy(PackedModule):
         packed: PackedBatch,
         temperatures: Tensor,
         branch_temperatures: Tensor | None = None,
+        learns_entropy: bool = False,
         with_collisions: bool = False,
     ) -> tuple[Tensor, ...]:
         """Returns the log-probability of each target, and the entropy of its distribution.
@@ -115,15 +125,24 @@ class PackedPolicy(PackedModule):
             packed: micro-batch with `M` targets.
             temperatures: `[M]` sampling temperatures; logits are divided by them.
             branch_temperatures: `[U]` likewise for the states of the branches; None without any.
+            learns_entropy: whether the entropy has a gradient, which takes memory.
             with_collisions: also return `[M]` Σ π² of each distribution.
 
         Returns:
             `[M]` and `[M]` float32, nats; with branches also `[K]`, the log-probability of each of
             their tokens.
         """
-        outputs, count = self.outputs(packed).float(), len(temperatures)
+        outputs = self.outputs(packed)
+        if self.chunks_logits and with_collisions:
+            return self._compute_collisions_by_chunks(outputs, packed, temperatures)
+        if self.chunks_logits:
+            return self._forward_chunks(
+                outputs, packed, temperatures, branch_temperatures, learns_entropy
+            )
+        outputs, count = outputs.float(), len(temperatures)
         logprobs = torch.log_softmax(outputs[:count] / temperatures[:, None], dim=-1)
-        entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and learns_entropy):
+            entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
         chosen = logprobs.gather(1, packed.targets[:, None])[:, 0]
         if with_collisions:
             return chosen, entropy, (2 * logprobs).exp().sum(dim=-1)
@@ -132,6 +151,42 @@ class PackedPolicy(PackedModule):
         next_tokens = torch.log_softmax(outputs[count:] / branch_temperatures[:, None], dim=-1)
         branches = packed.branches
         return chosen, entropy, next_tokens[branches.states, branches.tokens]
+
+    def _forward_chunks(
+        self,
+        hidden: Tensor,
+        packed: PackedBatch,
+        temperatures: Tensor,
+        branch_temperatures: Tensor | None,
+        learns_entropy: bool,
+    ) -> tuple[Tensor, ...]:
+        """Like `forward`, from the `[M + U, D]` hidden states."""
+        count, tokens = len(temperatures), packed.targets
+        states = torch.arange(count, device=hidden.device)
+        if branch_temperatures is not None:
+            branches = packed.branches
+            states = torch.cat([states, count + branches.states])
+            tokens = torch.cat([tokens, branches.tokens])
+            temperatures = torch.cat([temperatures, branch_temperatures])
+        head = self.model.get_output_embeddings()
+        logprobs, entropy = compute_token_logprobs(
+            hidden, head.weight, head.bias, temperatures, states, tokens
+        )
+        entropy = entropy[:count] if learns_entropy else entropy[:count].detach()
+        if branch_temperatures is None:
+            return logprobs, entropy
+        return logprobs[:count], entropy, logprobs[count:]
+
+    def _compute_collisions_by_chunks(
+        self, hidden: Tensor, packed: PackedBatch, temperatures: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Also returns Σ π², which half the temperature gives with any token t:
+
+        log Σ π² = logsumexp 2z - 2 logsumexp z = 2 log π(t) - log π'(t),  π' = softmax 2z.
+        """
+        logprobs, entropy = self._forward_chunks(hidden, packed, temperatures, None, False)
+        sharper, _ = self._forward_chunks(hidden, packed, temperatures / 2, None, False)
+        return logprobs, entropy, (2 * logprobs - sharper).exp()
 
 
 class PackedValues(PackedModule):

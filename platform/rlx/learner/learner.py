@@ -3,13 +3,14 @@
 import math
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.learner.choice import choose_form
+from rlx.learner.choice import choose_form, choose_logits
 from rlx.learner.confidences import build_confidence_branches, encode_confidences
 from rlx.learner.distributed import Ranks
 from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
@@ -72,7 +73,8 @@ class Learner:
         module = PackedPolicy(policy.model.eval()).to(ranks.device)
         if runner.activation_checkpointing:
             module.recompute_layers()
-        self.chosen = choose_form(module, ranks)
+        chosen = choose_form(module, ranks)
+        self.chosen = replace(chosen, logits=choose_logits(module, runner, ranks))
         self._engine = TrainingEngine(
             module,
             optimizer,
@@ -128,10 +130,12 @@ class Learner:
 
         def compute_policy_loss(packed: PackedBatch) -> Tensor:
             temperatures = train.batch.temperatures
-            arguments = [packed, packed.gather_targets(temperatures)]
+            starts = None
             if confidences is not None:
-                arguments.append(packed.branches.gather_starts(temperatures))
-            logprobs, entropy, *branches = self._engine(*arguments)
+                starts = packed.branches.gather_starts(temperatures)
+            logprobs, entropy, *branches = self._engine(
+                packed, packed.gather_targets(temperatures), starts, loss.entropy is not None
+            )
             targets = UpdateTargets.from_packed(packed, train, loss, bonus_scale)
             term = policy_term(logprobs, entropy, targets, loss, sums)
             if confidences is not None:
@@ -175,7 +179,7 @@ class Learner:
 
         def compute_collision_probs(packed: PackedBatch) -> Tensor:
             temperatures = packed.gather_targets(batch.temperatures)
-            return torch.as_tensor(self._engine(packed, temperatures, None, True)[2])
+            return torch.as_tensor(self._engine(packed, temperatures, None, False, True)[2])
 
         return self._share(batch, want).gather_token_values(compute_collision_probs)
 

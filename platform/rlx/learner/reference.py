@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.learner.choice import choose_form
+from rlx.learner.choice import choose_form, choose_logits
 from rlx.learner.distributed import Ranks
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.learner import Learner
@@ -51,6 +51,7 @@ class FrozenCopy:
         model = copy.deepcopy(policy.model).eval().requires_grad_(False)
         self._module = PackedPolicy(model).to(ranks.device)
         self._merges = choose_form(self._module, ranks).form.merges
+        choose_logits(self._module, runner.model_copy(update={"zero_stage": 0}), ranks)
         for parameter in model.parameters():  # buffers are not converted: positions need float32
             parameter.data = parameter.data.to(getattr(torch, runner.dtype))
 

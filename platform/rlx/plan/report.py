@@ -11,7 +11,7 @@
                               tokens}]
                  groups, kinds, counts       see `rlx.plan.statistics`
                  tokens                      see `rlx.trial.TokenBudget`
-                 memory                      see `MemoryEstimate`, plus its total; or null}]
+                 memory                      see `MemoryEstimate`, plus its totals; or null}]
 
 A turn has number, kind, finish_reason and advantage. A token has position, token, text, author,
 turn, learns, placed (by reward), kl, reward, advantage, weight, old_logprob, reference_logprob,
@@ -113,7 +113,10 @@ class PlanReport:
         code = self.exit_code
         for phase, made in zip(values["phases"], self.phases, strict=True):
             if made.memory is not None:
-                phase["memory"]["total"] = made.memory.total
+                phase["memory"] |= {
+                    "total": made.memory.total,
+                    "stage_totals": made.memory.stage_totals,
+                }
         return {"ok": code == 0, "exit_code": code, **values, "findings": findings}
 
 

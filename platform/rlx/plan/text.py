@@ -382,13 +382,14 @@ def _show_memory_budget(phase: PhaseReport, console: Console) -> None:
         console.print(Text(message, "dim"))
         return
     memory = phase.memory
-    table = _build_summary_table(
-        f"memory per rank, {_format_parameter_count(memory.parameters)} parameters", "", ""
-    )
+    parameters = _format_parameter_count(memory.parameters)
+    table = _build_summary_table(f"memory per rank, {parameters} parameters", "", "")
     for what, count in memory.parts.items():
         about = "about " if what in memory.estimated else ""
         table.add_row(what, f"{about}{format_memory_size(count)}")
-    table.add_row("together", f"about {format_memory_size(memory.total)}", style="bold")
+    for stage, count in memory.stage_totals.items():
+        size, style = format_memory_size(count), "bold" * (stage == memory.largest_stage)
+        table.add_row(f"at the peak of {stage}", f"about {size}", style=style)
     console.print(table)
 
 

@@ -1,6 +1,6 @@
 """Settings of a sampling engine. Only a run imports the engine that they name."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -42,6 +42,10 @@ class SamplerPlugin(StrictModel, Plugin):
     def gpus_per_rank(self) -> int:
         """Number of GPUs that a rank and its engine use on a machine with GPUs."""
         return 1
+
+    def for_length(self, tokens: int) -> Self:
+        """Returns the settings for an experiment whose dialogues have about this many tokens."""
+        return self
 
     @property
     def cache_bytes(self) -> int | None:

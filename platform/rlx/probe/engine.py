@@ -308,6 +308,7 @@ def _sample_continuations(
                 derive_seed(seed, question.scheme, question.point.number, i)
                 for i in range(spec.samples)
             ),
+            is_last=True,
         )
         for question in questions
     ]

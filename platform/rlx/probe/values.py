@@ -129,7 +129,7 @@ def _build_state_request(
 ) -> CompletionRequest:
     seeds = tuple(derive_seed(response.seed, "state", state, i) for i in range(samples))
     context = (*response.prompt_ids, *response.whole.token_ids[:border])
-    return CompletionRequest(context, None, seeds)
+    return CompletionRequest(context, None, seeds, is_last=True)
 
 
 def _build_continuation_tree(

@@ -189,7 +189,8 @@ def sample_conversations(
         if not live:
             break
         drawn = [derive_seed(seeds[r.tree], "turn", r.place, number) for r in live]
-        completions = _sample_turns(live, drawn, number, sampling, session)
+        is_last = number == plan.last
+        completions = _sample_turns(live, drawn, number, sampling, session, is_last=is_last)
         turns = _parse_turns(live, drawn, completions, number, sampling, dialogue)
         live = list(_step_environment(plan, list(turns), dialogue, host))
     chains: list[list[list[Segment]]] = [[] for _ in problems]
@@ -227,11 +228,13 @@ def _sample_turns(
     number: int,
     sampling: TurnSpec,
     session: SamplingSession,
+    *,
+    is_last: bool,
 ) -> list[Completion]:
     """Samples one turn of each rollout from its seed; first turns of a problem share its prompt."""
     if number > 1:
         requests = [
-            CompletionRequest(r.context, r.completion, (seed,))
+            CompletionRequest(r.context, r.completion, (seed,), is_last)
             for r, seed in zip(live, drawn, strict=True)
         ]
     else:
@@ -239,7 +242,9 @@ def _sample_turns(
         for rollout, seed in zip(live, drawn, strict=True):
             by_tree.setdefault(rollout.tree, []).append(seed)
         contexts = {r.tree: r.context for r in live}
-        requests = [CompletionRequest(contexts[t], None, tuple(s)) for t, s in by_tree.items()]
+        requests = [
+            CompletionRequest(contexts[t], None, tuple(s), is_last) for t, s in by_tree.items()
+        ]
     return [one for group in session.generate(requests, sampling) for one in group]
 
 

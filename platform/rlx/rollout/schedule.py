@@ -171,6 +171,7 @@ def _sample_levels(
                     derive_seed(seeds[node.tree], "turn", *node.place, i)
                     for i in range(level.count)
                 ),
+                is_last=number == len(plan.levels),
             )
             for order, node in enumerate(opened)
         ]

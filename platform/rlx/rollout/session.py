@@ -20,11 +20,13 @@ class CompletionRequest:
             session's previous `generate`; None for a new context. An engine may use it to keep its
             cache; the result depends on the tokens alone.
         seeds: one per continuation.
+        is_last: no later request extends the continuations, so an engine need not keep its cache.
     """
 
     context: tuple[int, ...]
     extends: int | None
     seeds: tuple[int, ...]
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Runs an experiment on one rank: build, warm start, evaluate, train, evaluate, export."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from rlx.errors import RewardError
@@ -45,7 +45,13 @@ from rlx.run.stop_request import RunStopped, StopRequest
 from rlx.run.training import train_step
 from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import synchronize_sampler
-from rlx.sampler import open_sampler, require_engine
+from rlx.sampler import (
+    SamplingEngine,
+    expect_dialogue_length,
+    open_sampler,
+    release_memory,
+    require_engine,
+)
 from rlx.sealing import compute_manifest_digest
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
@@ -82,7 +88,7 @@ def run_experiment(
     ):
         policy = _start_model(spec, base, folder, ranks, progress, recorder)
         progress.show_activity("sampler")
-        sampler = ending.enter_context(open_sampler(policy, spec.sampler, runner, ranks.device))
+        sampler = ending.enter_context(_open_sampler(spec, policy, ranks))
         phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
         progress.show_activity("learner")
         critic = _build_critic(spec, policy, phases, ranks)
@@ -118,6 +124,15 @@ def run_experiment(
         _evaluate_held_out(context, base, step=at.step, label="after")
         learner.export(policy, folder.model)
         run_probe(context, base, step=at.step, label="after")
+
+
+@contextmanager
+def _open_sampler(spec: ExperimentSpec, policy: Policy, ranks: Ranks) -> Iterator[SamplingEngine]:
+    """Opens the sampler for the experiment's dialogues; it leaves its memory to the learner."""
+    settings = spec.sampler.for_length(expect_dialogue_length(spec))
+    with open_sampler(policy, settings, spec.runner, ranks.device) as sampler:
+        release_memory(sampler)
+        yield sampler
 
 
 def _record_forms(context: TrainingContext) -> None:

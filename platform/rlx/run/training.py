@@ -14,12 +14,14 @@ from rlx.reward import RewardTable
 from rlx.rollout import build_piece_splitter, is_fault_segment
 from rlx.run.collect import StepRollouts, collect_rollouts, list_success
 from rlx.run.controller_state import ControllerState
+from rlx.run.gpu_memory import GpuPeaks
 from rlx.run.off_policy import off_policy_figures
 from rlx.run.step_metrics import step_figures
 from rlx.run.streams import StepInputs, compute_old_logprobs, compute_optional_streams
 from rlx.run.trained_rows import build_trained_rows
 from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
+from rlx.sampler import release_memory
 from rlx.spec import CriticSpec, OptimizerSpec
 from rlx.step import run_step
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
@@ -67,7 +69,8 @@ def train_step(
         controllers: state from the previous step.
         more: whether the phase has another step, whose rollouts may be prefetched.
     """
-    actors = _RankActors(context, recipe, step, cursor, rate, controllers, more)
+    peaks = GpuPeaks(context.ranks.device)
+    actors = _RankActors(context, recipe, step, cursor, rate, controllers, more, peaks)
     began = time.perf_counter()
     rollouts, train, learned = run_step(actors, recipe)
     if train is None or learned is None:
@@ -82,7 +85,8 @@ def train_step(
         "step": ended - began,
     }
     updates, critic = learned
-    figures = _compute_step_figures(
+    peaks.end("update")
+    figures = peaks.figures | _compute_step_figures(
         context, recipe, step, rollouts, train, updates, critic, seconds
     )
     _record_training_step(context, phase, step, figures, rollouts, train, recipe)
@@ -106,6 +110,7 @@ class _RankActors:
     rate: float
     controllers: ControllerState
     more: bool
+    peaks: GpuPeaks
     waited: float = 0.0
 
     def sample_and_score(self) -> StepRollouts:
@@ -114,6 +119,7 @@ class _RankActors:
         success = self.controllers.success
         rollouts = _take_rollouts(self.context, self.recipe, self.step, self.cursor, success)
         self.waited = time.perf_counter() - began
+        self.peaks.end("sampling")
         return rollouts
 
     def compute_streams(self, rollouts: StepRollouts, rows: ScoredRows) -> TokenStreams:
@@ -126,6 +132,8 @@ class _RankActors:
             ahead = cursor + rollouts.drawn
             success = self.controllers.success
             context.prefetcher.begin(context, recipe, ahead, self.step - 1, success)
+        else:
+            release_memory(context.sampler)
         return TokenStreams(
             old_logprobs=compute_old_logprobs(inputs),
             optional=sampled | compute_optional_streams(inputs, by_sampling=False),

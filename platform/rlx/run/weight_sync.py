@@ -45,8 +45,10 @@ def synchronize_sampler(context: RunContext) -> None:
         return
     with context.sampler.session() as session:
         prompts = _build_check_prompts(context, session.context_length)
-    # Fills the caches, so that entries which are stale after the load are found.
-    _sample_completions(context.sampler, prompts, SEEDS[:1])
+    # Fills the caches, so that entries which are stale after the load are found. An engine that
+    # sleeps has dropped them, with its weights.
+    if not getattr(context.sampler, "is_asleep", False):
+        _sample_completions(context.sampler, prompts, SEEDS[:1])
     context.sampler.load(context.learner.weights())
     completions = [
         one

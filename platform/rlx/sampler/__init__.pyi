@@ -5,8 +5,10 @@ from .engines import (
     open_sampler,
     open_transformers,
     open_vllm,
+    release_memory,
     require_engine,
 )
+from .limits import expect_dialogue_length
 from .transformers_engine import TransformersSampler
 from .vllm_engine import VllmSampler
 
@@ -16,8 +18,10 @@ __all__ = [
     "TransformersSampler",
     "VllmSampler",
     "copy_policy",
+    "expect_dialogue_length",
     "open_sampler",
     "open_transformers",
     "open_vllm",
+    "release_memory",
     "require_engine",
 ]

@@ -5,6 +5,7 @@ kernels at once. Shapes must not change, so the columns of future tokens are all
 and masked. A shape is captured only after a few steps, since short-lived shapes are not worth it.
 """
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,8 @@ COLUMNS = 64
 """Columns per shape: more columns waste computation, fewer need more captures."""
 WARM_UP = 4
 """Steps with a shape before it is captured."""
+CAPTURING = threading.Lock()
+"""Held during a capture: a process captures one graph at a time."""
 
 
 class CapturedSteps:
@@ -73,7 +76,7 @@ class CapturedSteps:
         """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         self._angles = self._decoder.angles  # keeps the tensor alive while the graph uses it
-        with torch.cuda.stream(stream):
+        with CAPTURING, torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 self._logits = self._step()

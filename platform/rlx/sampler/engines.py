@@ -27,6 +27,7 @@ __all__ = [
     "open_sampler",
     "open_transformers",
     "open_vllm",
+    "release_memory",
     "require_engine",
 ]
 
@@ -50,6 +51,16 @@ class SamplingEngine(Sampler, Protocol):
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Loads full weights, under the plain model's parameter names, before it returns."""
         ...
+
+
+def release_memory(sampler: SamplingEngine) -> None:
+    """Lets an engine that shares the learner's GPU release its memory before the learner computes.
+
+    An engine need not have the method `release`; one that has it takes its memory back on demand.
+    """
+    release = getattr(sampler, "release", None)
+    if release is not None:
+        release()
 
 
 def require_engine(spec: SamplerSpec) -> None:

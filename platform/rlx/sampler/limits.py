@@ -5,15 +5,28 @@ from collections.abc import Callable, Sequence
 
 from rlx.errors import SpecError
 from rlx.rollout import CompletionRequest
-from rlx.spec import TurnSpec
+from rlx.spec import ExperimentSpec, TurnSpec
 
-__all__ = ["Read", "StopStringDetector", "require_context_room"]
+__all__ = ["Read", "StopStringDetector", "expect_dialogue_length", "require_context_room"]
+
+PROMPT = 1024
+"""Tokens of a prompt with all questions, if nothing limits them."""
 
 Read = Callable[[Sequence[int]], tuple[str, tuple[int, ...]]]
 """See `rlx.rollout.Dialogue.read`."""
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What part of a character decodes to."""
+
+
+def expect_dialogue_length(spec: ExperimentSpec) -> int:
+    """The tokens that the dialogues of an experiment may need, as far as the spec says: those of
+    all turns in a row, of any phase, and of a prompt. Observations are not counted."""
+    rollouts = [spec.rollout, *(spec.resolve_phase_spec(phase).rollout for phase in spec.phases)]
+    rules = [rollout.max_prompt_tokens for rollout in rollouts]
+    prompts = [PROMPT if rule is None else rule.limit or PROMPT for rule in rules]
+    turns = [sum(rollout.budgets.values()) for rollout in rollouts]
+    return max(map(sum, zip(turns, prompts, strict=True)))
 
 
 def require_context_room(

@@ -132,7 +132,8 @@ class PrefillAttention:
         self._decoder, self._suffix = decoder, suffix
         self._count, self._width = len(counts), max(counts)
         count = torch.tensor(counts, device=device)
-        self.rows = torch.arange(len(counts), device=device).repeat_interleave(count)
+        rows = torch.arange(len(counts), device=device)
+        self.rows = rows.repeat_interleave(count, output_size=sum(counts))
         first = count.cumsum(0) - count
         self.columns = torch.arange(sum(counts), device=device) - first[self.rows]
         known = torch.tensor(suffix.lengths, device=device)

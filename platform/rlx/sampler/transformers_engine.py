@@ -1,7 +1,7 @@
 """Samples completions with a transformers model.
 
 Each distinct context is read once and forked into its completions. Finished rows leave the batch.
-The KV cache of a completion is kept until the session's next call, which may continue it.
+The KV cache of a completion is kept until the session's next call, if that may continue it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,6 +140,11 @@ class _CompletionBatch:
         return _CompletionBatch(list(numbers), copies, [seed for r in requests for seed in r.seeds])
 
     @property
+    def extended(self) -> list[int]:
+        """The completions that the contexts extend."""
+        return [number for number, _ in self.contexts if number is not None]
+
+    @property
     def is_forked(self) -> bool:
         return self.copies != list(range(len(self.contexts)))
 
@@ -182,14 +187,18 @@ class _TransformersSession:
         forks = any(
             b.is_forked for b in batches
         )  # the same for all, since rows may be joined later
+        keeps = not all(request.is_last for request in requests)
         kept = CompletionRows()
         completions: list[Completion] = []
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            self._kept.retain({n for later in batches[number:] for n in later.extended})
             rows, logits = self._read(batch, forks, sampling.max_new_tokens)
             noise = sample_uniforms(batch.seeds, sampling.max_new_tokens).to(logits.device)
-            decoding = _DecodingLoop(self._policy, sampling, rows, noise)
+            decoding = _DecodingLoop(self._policy, sampling, rows, noise, keeps=keeps)
             sampled = decoding.run(logits)
             completions += sampled
+            if not keeps:
+                continue
             before = [len(batch.contexts[copy][1]) - 1 for copy in batch.copies]
             read = [n + len(c.token_ids) for n, c in zip(before, sampled, strict=True)]
             kept.add(decoding.places, read)
@@ -215,7 +224,7 @@ class _TransformersSession:
     def _read(self, part: _CompletionBatch, forks: bool, limit: int) -> tuple[DialogueRows, Tensor]:
         """Reads the part of each context that is not cached; returns one row per completion, and
         the logits of the next tokens."""
-        extended = [number for number, _ in part.contexts if number is not None]
+        extended = part.extended
         contexts = [tokens for _, tokens in part.contexts]
         seen = self._kept.read(extended) if extended else [0] * len(contexts)
         fresh = [tokens[n:] for tokens, n in zip(contexts, seen, strict=True)]
@@ -239,14 +248,22 @@ class _DecodingLoop:
         sampling: the turn's settings.
         rows: `R` dialogues.
         noise: `[R, max_new_tokens]` in [0, 1).
+        keeps: whether the KV caches of finished rows are kept.
 
     Attributes:
-        places: after `run`, the batch and row that hold each completion's KV cache.
+        places: after `run`, the batch and row that hold each completion's KV cache, if it is kept.
     """
 
     def __init__(
-        self, policy: Policy, sampling: TurnSpec, rows: DialogueRows, noise: Tensor
+        self,
+        policy: Policy,
+        sampling: TurnSpec,
+        rows: DialogueRows,
+        noise: Tensor,
+        *,
+        keeps: bool = True,
     ) -> None:
+        self._keeps = keeps
         self._policy, self._sampling = policy, sampling
         self._rows, self._noise = rows, noise
         count, device = len(noise), noise.device
@@ -339,8 +356,10 @@ class _DecodingLoop:
             self._logprobs[row] += likely
         self._drawn = []
         lengths, runs = self._counts.tolist(), self._runs.tolist()
-        aside = self._rows.set_aside(which, [step + 1 - lengths[row] for row in which])
-        for number, row in enumerate(which):
-            self.places[self._live[row]] = (aside, number)
+        if self._keeps:
+            aside = self._rows.set_aside(which, [step + 1 - lengths[row] for row in which])
+            for number, row in enumerate(which):
+                self.places[self._live[row]] = (aside, number)
+        for row in which:
             self._lengths[self._live[row]] = lengths[row]
             self._ended[self._live[row]] = not runs[row]

@@ -44,6 +44,8 @@ from rlx.text import escape_unprintable
 __all__ = ["VllmSampler", "require_vllm"]
 
 WORKER = "rlx.sampler.vllm_worker"
+ROUND = 1024
+"""Lengths of dialogues that a worker is restarted for are multiples of this."""
 LEAVING = 10.0
 """Seconds that a worker has to exit before it is killed."""
 OTHERS = ("TORCHELASTIC_", "GROUP_", "LOCAL_", "MASTER_", "ROLE_", "RANK", "WORLD_SIZE")
@@ -77,6 +79,7 @@ class VllmSampler:
         limits: maximum dialogue length of the model, and the one that fits into the KV cache, both
             in tokens.
         restarts: how often a killed worker was restarted.
+        is_asleep: whether its GPU memory is released; then it holds no weights.
         drift: how far its log-probabilities are from the learner's since the last `load`; None
             before the first comparison.
 
@@ -104,12 +107,14 @@ class VllmSampler:
             "device": device.type,
             "end_ids": list(policy.end_ids),
         }
+        self._sleeps = spec.colocate and device.type == "cuda"
+        self.is_asleep = False
         name = f"rlx-vllm-{secrets.token_hex(4)}"
         temporary = Path(tempfile.gettempdir())  # a run's own, by whose name its supervisor sweeps
         self._folders = temporary / name, SHARED_MEMORY / f"{temporary.name}-{name}"
         gpu = _select_gpu(device, colocate=spec.colocate)
         self._environment = (
-            _build_worker_environment(runner) | gpu | {"TMPDIR": str(self._folders[0])}
+            _build_worker_environment(runner, device) | gpu | {"TMPDIR": str(self._folders[0])}
         )
         self._worker, cache_limit = self._start_worker()
         self.limits = policy.context_length, cache_limit
@@ -122,7 +127,21 @@ class VllmSampler:
     @property
     def context_length(self) -> int:
         """Maximum dialogue length, in tokens."""
-        return min(self.limits)
+        return self.limits[0] if self._grows else min(self.limits)
+
+    @property
+    def _grows(self) -> bool:
+        return self._device.type == "cuda" and self._settings["max_length"] is not None
+
+    def make_room(self, length: int) -> None:
+        """Restarts the worker for longer dialogues, if it was started for shorter ones."""
+        model, memory = self.limits
+        if self._grows and memory < length <= model:
+            self._settings["max_length"] = min(model, -(-length // ROUND) * ROUND)
+            self._worker.close()
+            self._worker, memory = self._start_worker()
+            self.limits = model, memory
+            self._ask({"ask": "load"}, "take the learner's weights")
 
     def _start_worker(self) -> tuple["_WorkerProcess", int]:
         """Starts a worker; returns it with the maximum dialogue length in tokens."""
@@ -153,16 +172,31 @@ class VllmSampler:
             self._way, weights, self._dtype, self._device, self._folders
         )
         self.drift = None
+        self._load_published_weights()
+
+    def _load_published_weights(self) -> None:
+        """Wakes the worker, if it sleeps, and sends the weights."""
+        if self.is_asleep:
+            # What this process holds in reserve would be missing where vLLM allocates its own.
+            torch.cuda.empty_cache()
         self._ask({"ask": "load"}, "take the learner's weights")
+        self.is_asleep = False
 
     @contextmanager
     def session(self) -> Iterator["_VllmSession"]:
-        """Opens a session; GPU memory is released when it closes."""
+        """Opens a session."""
         yield _VllmSession(self)
-        self._ask({"ask": "sleep"}, "sleep")
+
+    def release(self) -> None:
+        """Releases the GPU memory of a colocated worker until the next request."""
+        if self._sleeps and not self.is_asleep:
+            self._ask({"ask": "sleep"}, "sleep")
+            self.is_asleep = True
 
     def generate(self, rows: list[tuple[tuple[int, ...], int]], sampling: TurnSpec) -> list[Any]:
         """Returns tokens, log-probabilities and finish reason for every (context, seed)."""
+        if self.is_asleep:
+            self._load_published_weights()
         settings = sampling.model_dump(mode="json", exclude={"template", "spans"})
         message = {"ask": "generate", "rows": rows, "sampling": settings}
         return list(self._ask(message, "sample")["rows"])
@@ -174,6 +208,7 @@ class VllmSampler:
         except _WorkerGone as gone:
             print(f"{gone}; restarting it", file=sys.stderr, flush=True)
         self.restarts += 1
+        self.is_asleep = False
         self._worker, _ = self._start_worker()
         try:
             if message["ask"] != "load":
@@ -215,6 +250,8 @@ class _VllmSession:
             SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
             RlxError: vLLM failed.
         """
+        longest = max((len(request.context) for request in requests), default=0)
+        self._sampler.make_room(longest + sampling.max_new_tokens)
         require_context_room(requests, sampling, *self._sampler.limits)
         if sampling.temperature < (coldest := VllmSpec.min_temperature):
             raise SpecError(
@@ -324,7 +361,7 @@ def _select_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": names[number]}
 
 
-def _build_worker_environment(runner: RunnerSpec) -> dict[str, str]:
+def _build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[str, str]:
     """Returns the worker's environment: one process, no network, little logging."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}
     return inherited | {
@@ -335,6 +372,6 @@ def _build_worker_environment(runner: RunnerSpec) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_LEVEL": "ERROR" if device.type == "cpu" else "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
     }

@@ -72,7 +72,8 @@ class VllmWorker:
             skip_tokenizer_init=True,
             generation_config="vllm",  # ignore the model's own sampling defaults
             dtype=settings["dtype"],
-            max_model_len=-1,  # the maximum that the model and the cache support
+            # -1: the maximum that the model and the cache support
+            max_model_len=-1 if on_cpu else settings["max_length"] or -1,
             max_num_seqs=settings["max_rows"],
             block_size=BLOCK,
             enable_prefix_caching=True,
@@ -109,7 +110,7 @@ class VllmWorker:
     def _sleep(self) -> dict[str, Any]:
         """Releases GPU memory for the learner until the next request."""
         if self._sleeps and not self._asleep:
-            self._llm.sleep(level=1)
+            self._llm.sleep(level=2)  # without a copy of the weights: the next request brings them
             self._asleep = True
         return {}
 

@@ -34,6 +34,9 @@ class VllmSamplerSpec(SamplerPlugin):
     """Size of the KV cache on the CPU, in MiB."""
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
     """Fraction of a GPU's memory that vLLM may use, weights included."""
+    max_length: Count | None = Field(None, ge=1)
+    """Tokens of the longest dialogue on a GPU. vLLM reserves memory for a batch of this many; a
+    longer dialogue restarts it with more. null: what the experiment's turns may need."""
     colocate: bool = True
     """Share the rank's GPU and sleep during updates; false uses one more GPU per rank."""
     weight_transfer: Literal["file", "ipc", "nccl"] = "file"
@@ -43,6 +46,9 @@ class VllmSamplerSpec(SamplerPlugin):
     tolerance: float | None = Field(None, gt=0)
     """Maximum mean difference, in nats, between vLLM's log-probabilities and the learner's under
     the same weights; null: 0.001 in float32, 0.1 in bfloat16."""
+
+    def for_length(self, tokens: int) -> Self:
+        return self if self.max_length else self.model_copy(update={"max_length": tokens})
 
     @property
     def needs_gpu(self) -> bool:

@@ -6,11 +6,23 @@ from statistics import mean
 
 from rlx.recipe import Recipe
 from rlx.rollout import NO_PARENT, EnvironmentPlan
-from rlx.spec import ExperimentSpec
+from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.trial.model_shape import ModelShape
 from rlx.trial.synthetic_rollouts import PlanTrial
 
-__all__ = ["LevelTokens", "MemoryEstimate", "TokenBudget", "estimate_memory", "token_budget"]
+__all__ = [
+    "LevelTokens",
+    "MemoryEstimate",
+    "TokenBudget",
+    "estimate_checkpoint_bytes",
+    "estimate_memory",
+    "estimate_update_bytes",
+    "token_budget",
+]
+
+WHOLE_LOGITS, CHUNK = 2 << 30, 8192
+"""As in the learner (`rlx.learner.choice`, `rlx.learner.vocabulary`), which is not imported here; a
+test compares them."""
 
 
 # Tokens ------------------------------------------------------------------------------------------
@@ -168,91 +180,183 @@ def _sum_dialogue_tokens(levels: tuple[LevelTokens, ...], rollouts: int) -> Toke
 
 # Memory ------------------------------------------------------------------------------------------
 
+BUCKET = 500_000_000
+"""Elements of the buffer in which ZeRO collects gradients, DeepSpeed's `reduce_bucket_size`."""
+DECODING = 3
+"""Copies of a decoding step's float32 logits: scaled, as log-probabilities, and for drawing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on one rank.
+    """Bytes on one rank's device.
 
     Attributes:
         parameters: parameters of the model; `learned` of them receive gradients.
         parts: bytes by what they hold.
+        stages: for each stage of a step, the names of the parts that it has in memory.
         estimated: names of the parts that follow from a rule of thumb.
     """
 
     parameters: int
     learned: int
     parts: Mapping[str, int]
-    estimated: tuple[str, ...] = ("activations", "logits")
+    stages: Mapping[str, tuple[str, ...]]
+    estimated: tuple[str, ...] = (
+        *("activations", "logits", "one layer, or logits", "logits of a decoding step"),
+    )
+
+    @property
+    def stage_totals(self) -> dict[str, int]:
+        """Bytes at the peak of every stage."""
+        return {
+            stage: sum(self.parts[part] for part in parts) for stage, parts in self.stages.items()
+        }
+
+    @property
+    def largest_stage(self) -> str:
+        """The stage that needs most."""
+        totals = self.stage_totals
+        return max(totals, key=lambda stage: totals[stage])
 
     @property
     def total(self) -> int:
-        """Total bytes."""
-        return sum(self.parts.values())
+        """Bytes that the largest stage needs."""
+        return self.stage_totals[self.largest_stage]
 
 
 def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) -> MemoryEstimate:
-    """Estimates the peak memory of one rank, with the sampler's KV cache at its longest.
+    """Estimates the peak memory of one rank, by stage of a step, with all turns at their limit.
 
     ZeRO shards Adam's moments and the float32 copy from stage 1 on, gradients from stage 2, weights
-    from stage 3. Activations are those of one micro-batch without recomputation.
+    from stage 3. Offloaded optimizer state is in host memory. The sampler's cache is freed before
+    an update, during which vLLM on a shared GPU sleeps.
     """
-    spec = trial.recipe.spec
+    spec, needs = trial.recipe.spec, trial.recipe.needs
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
     width = 2 if runner.dtype == "bfloat16" else 4
     learned = shape.parameters if lora is None else shape.adapters(lora)
-    parts = _compute_engine_bytes(spec, shape.parameters, learned, width)
-    step = -(-int(tokens.shared[1]) // runner.ranks)
-    parts |= _compute_activation_bytes(trial, shape, width, min(runner.micro_batch_tokens, step))
-    parts["the sampler's copy"] = width * shape.parameters
-    if spec.sampler.holds_weights_apart:
-        parts["weights on their way to the sampler"] = width * shape.parameters
-    parts["the sampler's cache"] = _compute_cache_bytes(spec, shape, tokens, width)
-    if "values" in trial.recipe.needs:
+    held = _compute_engine_bytes(spec, shape.parameters, learned, width)
+    largest = learned
+    if "values" in needs:
         engine = _compute_engine_bytes(spec, shape.parameters, shape.parameters, width)
-        parts["critic, with gradients and moments"] = sum(engine.values())
-    if "reference_logprobs" in trial.recipe.needs and lora is None:
-        parts["reference policy"] = width * shape.parameters
-    return MemoryEstimate(parameters=shape.parameters, learned=learned, parts=parts)
+        held["critic, with gradients and moments"] = sum(engine.values())
+        largest = shape.parameters
+    if "reference_logprobs" in needs and lora is None:
+        held["reference policy"] = width * shape.parameters
+    sampling = _compute_sampler_bytes(spec, shape, tokens, width)
+    step = -(-int(tokens.shared[1]) // runner.ranks)
+    count = min(runner.micro_batch_tokens, step)
+    targets = int(count * min(1.0, tokens.sampled[1] / tokens.shared[1]))
+    update = estimate_update_bytes(runner, shape, count, targets, learns_head=lora is None)
+    if runner.zero_stage:
+        update["gradients on their way"] = min(BUCKET, largest) * (
+            width if runner.zero_stage > 1 else 4
+        )
+    flat = 0 if runner.offload_optimizer else _share_of(runner, 4 * largest, since=1)
+    finish = {"gradients in a row": flat} if runner.zero_stage else {}
+    kept = (*held, *(() if spec.sampler.holds_weights_apart else ("the sampler's copy",)))
+    return MemoryEstimate(
+        parameters=shape.parameters,
+        learned=learned,
+        parts=held | sampling | update | finish,
+        stages={
+            "sampling": (*held, *sampling),
+            "update": (*kept, *update),
+            "optimizer step": (*kept, *finish),
+        },
+    )
+
+
+def estimate_checkpoint_bytes(spec: ExperimentSpec, shape: ModelShape) -> int:
+    """Bytes of one checkpoint: weights, and for what learns Adam's moments and a float32 copy."""
+    lora = getattr(spec.model, "lora", None)
+    learned = shape.parameters if lora is None else shape.adapters(lora)
+    width, copy = (
+        (2, 4) if spec.runner.dtype == "bfloat16" else (4, 4 * (spec.runner.zero_stage > 0))
+    )
+    policy = width * shape.parameters + (8 + copy) * learned
+    return policy + (0 if spec.critic is None else (width + 8 + copy) * shape.parameters)
+
+
+def estimate_update_bytes(
+    runner: RunnerSpec, shape: ModelShape, tokens: int, targets: int, *, learns_head: bool = True
+) -> dict[str, int]:
+    """Bytes of the largest micro-batch of an update, beyond weights and gradients.
+
+    What a layer of a Llama-style decoder keeps for its backward pass, per token: the float32
+    inputs of both norms, their outputs before and after the norm's weight, queries, keys, values
+    and outputs of attention, and four tensors of the MLP. With recomputation, it keeps its input
+    only, and one layer at a time is whole.
+
+    Args:
+        tokens: packed tokens of the micro-batch.
+        targets: tokens whose log-probabilities are wanted.
+        learns_head: whether the output layer has a gradient.
+    """
+    width = 2 if runner.dtype == "bfloat16" else 4
+    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    # Flex attention wants as many heads of keys as of queries, or a power of two.
+    keys = narrow if shape.heads & (shape.heads - 1) == 0 else wide
+    norms = 2 * (4 + 2 * width) * shape.hidden
+    attention = width * (2 * wide + 2 * keys) + 4 * shape.heads
+    layer = norms + attention + 4 * width * shape.intermediate
+    head = learns_head * width * shape.vocabulary * shape.hidden
+    logits = _estimate_logit_bytes(runner, shape, targets, width) + head
+    if not runner.activation_checkpointing:
+        return {"activations": tokens * shape.layers * layer, "logits": logits}
+    inputs = tokens * shape.layers * width * shape.hidden
+    whole = tokens * (layer + 3 * width * shape.intermediate)  # with the gradients of its MLP
+    whole += shape.tied * head  # waits for the gradient of the embeddings
+    return {"activations": inputs, "one layer, or logits": max(whole, logits)}
+
+
+def _estimate_logit_bytes(runner: RunnerSpec, shape: ModelShape, targets: int, width: int) -> int:
+    """Bytes of the logits of the targets and of what is computed from them."""
+    if runner.micro_batch_tokens * shape.vocabulary * 4 <= WHOLE_LOGITS or runner.zero_stage == 3:
+        # In the model's precision, then in float32 scaled, as log-probabilities, and in between.
+        return targets * shape.vocabulary * (width + 14)
+    return targets * min(CHUNK, shape.vocabulary) * 20
+
+
+def _share_of(runner: RunnerSpec, count: int, *, since: int) -> int:
+    """Bytes of one rank, if ZeRO shards them from stage `since` on."""
+    return count // (runner.ranks if runner.zero_stage >= since else 1)
 
 
 def _compute_engine_bytes(
     spec: ExperimentSpec, parameters: int, learned: int, width: int
 ) -> dict[str, int]:
-    """Bytes that DeepSpeed holds for one module."""
-    ranks, stage = spec.runner.ranks, spec.runner.zero_stage
-    has_copy = stage > 0 or width == 2
-    return {
-        "weights": width * parameters // (ranks if stage == 3 else 1),
-        "gradients": (4 if stage else width) * learned // (ranks if stage >= 2 else 1),
-        "Adam's moments": 8 * learned // (ranks if stage else 1),
-        "float32 copy": 4 * learned * has_copy // (ranks if stage else 1),
+    """Bytes that DeepSpeed holds on the device for one module."""
+    runner = spec.runner
+    weights = {"weights": _share_of(runner, width * parameters, since=3)}
+    if runner.offload_optimizer:
+        return weights
+    has_copy = runner.zero_stage > 0 or width == 2
+    return weights | {
+        "gradients": _share_of(runner, (4 if runner.zero_stage else width) * learned, since=2),
+        "Adam's moments": _share_of(runner, 8 * learned, since=1),
+        "float32 copy": _share_of(runner, 4 * learned * has_copy, since=1),
     }
 
 
-def _compute_activation_bytes(
-    trial: PlanTrial, shape: ModelShape, width: int, tokens: int
-) -> dict[str, int]:
-    """Rule of thumb for one micro-batch: the activations that each layer's backward pass reads."""
-    layer = 6 * shape.hidden + 4 * shape.intermediate
-    layer += 2 * (shape.heads + shape.kv_heads) * shape.head_dim
-    share = 1.0
-    if trial.train is not None:
-        share = float(trial.train.mask.sum() / trial.train.batch.is_token.sum())
-    # Logits in the model's precision, their float32 copy, its log-softmax and its gradient.
-    logits = int(share * tokens) * shape.vocabulary * (width + 12)
-    return {"activations": tokens * shape.layers * layer * width, "logits": logits}
-
-
-def _compute_cache_bytes(
+def _compute_sampler_bytes(
     spec: ExperimentSpec, shape: ModelShape, tokens: TokenBudget, width: int
-) -> int:
-    """Keys and values of the rows that are decoded together, all at maximum length.
-
-    An engine such as vLLM works within the memory that it is given.
-    """
+) -> dict[str, int]:
+    """Bytes that sampling holds: weights, keys and values of the rows that are decoded together at
+    maximum length, and their logits. An engine such as vLLM works within the memory that it is
+    given."""
+    parts = {"the sampler's copy": width * shape.parameters}
+    if spec.sampler.holds_weights_apart and spec.runner.device == "cuda":
+        return parts  # the cache takes what else the engine is given
+    if spec.sampler.holds_weights_apart:
+        parts["weights on their way to the sampler"] = width * shape.parameters
     if spec.sampler.cache_bytes is not None:
-        return spec.sampler.cache_bytes
+        return parts | {"the sampler's cache": spec.sampler.cache_bytes}
     most = max(level.turns for level in tokens.levels)
     rows = min(spec.sampler.max_rows, -(-most // spec.runner.ranks))
     length = min(tokens.longest, shape.positions or tokens.longest)
-    return int(rows * length) * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
+    each = shape.layers * 2 * shape.kv_heads * shape.head_dim * width
+    return parts | {
+        "the sampler's cache": int(rows * length) * each,
+        "logits of a decoding step": DECODING * 4 * rows * shape.vocabulary,
+    }

@@ -60,6 +60,29 @@ class ModelShape:
         return self.layers * sum(lora.rank * (a + b) for a, b in chosen)
 
 
+_QWEN = {"kv_heads": 2, "head_dim": 128, "vocabulary": 151_936, "tied": True}
+_LARGE_QWEN = {**_QWEN, "vocabulary": 152_064, "tied": False}
+_SIZES: Mapping[str, Mapping[str, Any]] = {
+    "0.5B": {**_QWEN, "hidden": 896, "layers": 24, "heads": 14, "intermediate": 4864}
+    | {"head_dim": 64},
+    "1.5B": {**_QWEN, "hidden": 1536, "layers": 28, "heads": 12, "intermediate": 8960},
+    "3B": {**_QWEN, "hidden": 2048, "layers": 36, "heads": 16, "intermediate": 11_008},
+    "7B": {**_LARGE_QWEN, "hidden": 3584, "layers": 28, "heads": 28, "intermediate": 18_944}
+    | {"kv_heads": 4},
+}
+KNOWN = {
+    f"Qwen/Qwen2.5-{size}{kind}": ModelShape(
+        **numbers,
+        positions=None,
+        small=(numbers["heads"] + 2 * numbers["kv_heads"]) * numbers["head_dim"],
+    )
+    for size, numbers in _SIZES.items()
+    for kind in ("", "-Instruct")
+}
+"""Dimensions of the models that the experiments name, from their published configurations: plans
+need no files."""
+
+
 def load_model_shape(spec: ModelSpec, vocabulary: int | None = None) -> ModelShape | None:
     """Reads the model's dimensions.
 
@@ -68,7 +91,8 @@ def load_model_shape(spec: ModelSpec, vocabulary: int | None = None) -> ModelSha
         vocabulary: number of tokens of a tiny model; None reads it from its tokenizer.
 
     Returns:
-        None if the configuration is not on this machine or describes another architecture.
+        None if the configuration is not on this machine and not `KNOWN`, or describes another
+        architecture.
     """
     from rlx.model import find_local_files, load_vocabulary
 
@@ -87,7 +111,7 @@ def load_model_shape(spec: ModelSpec, vocabulary: int | None = None) -> ModelSha
         )
     folder = find_local_files(spec)
     if folder is None:
-        return None
+        return KNOWN.get(spec.path)
     try:
         return _build_shape_from_config(
             json.loads((folder / "config.json").read_text(encoding="utf-8"))

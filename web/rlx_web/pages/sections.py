@@ -89,6 +89,7 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
             ("seconds of a step", r"perf/(.+)_s"),
             ("tokens per second", r"perf/(tokens_per_s)"),
             ("shared prefixes", r"perf/(shared_prefix_ratio)"),
+            ("GiB of the GPU at the peak", r"perf/memory_(.+)_gib"),
         ),
     ),
     (

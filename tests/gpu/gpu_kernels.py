@@ -1,0 +1,161 @@
+"""What only a GPU can show of the learner and the sampler, figure by figure.
+
+    python gpu_kernels.py learner|sampler cuda|cpu
+
+learner: every form of packed trees in bfloat16 against plain rows in float32, with its seconds and
+its peak, and logits by chunks against whole ones. sampler: captured steps against plain ones, by
+rows. Each figure is a JSON line of its own, printed as soon as it is known.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_model import SHAPES, build_qwen
+from shapes import Shape, train_batch
+
+from rlx.learner import PackedPolicy, choice
+from rlx.learner.pack import collate_trees, pack_trees
+from rlx.sampler.plain_decoder import PlainDecoder
+from rlx.sampler.shared_rows import SharingDecoder
+
+TREES = {
+    "cuda": Shape(2, 500, 1000, 30, 40, answers=4, confidences=2),
+    "cpu": Shape(1, 40, 30, 8, 6, answers=3, confidences=2),
+}
+ROWS = {"cuda": (32, 128, 512), "cpu": (4,)}
+STEPS = {"cuda": 200, "cpu": 12}
+NEAR = 0.05
+"""Relative L2 distance that bfloat16 may make."""
+
+
+def say(name: str, **figures: Any) -> None:
+    """One figure."""
+    print(json.dumps({name: figures}), flush=True)
+
+
+def measure(device: str, work: Callable[[], Any]) -> tuple[Any, float, float | None]:
+    """The result, seconds of a second call, and the peak in GiB."""
+    on_gpu = device == "cuda"
+    work()
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    result = work()
+    if on_gpu:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    return result, seconds, torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
+
+
+def compare(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The relative L2 distance."""
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def compute_update(module: PackedPolicy, train: Any, limit: int) -> dict[str, torch.Tensor]:
+    """Log-probabilities in the batch's order, and the gradient of the embeddings."""
+    batch = train.batch
+    trees = pack_trees(
+        batch.token_ids,
+        batch.is_token,
+        batch.tree_ids,
+        train.mask,
+        limit,
+        merge=module.form.merges,
+    )
+    device = next(module.parameters()).device
+    packed = collate_trees(trees, batch.token_ids).to(device)
+    logprobs, _ = module(packed, packed.gather_targets(batch.temperatures))
+    order = (packed.rows * batch.token_ids.shape[1] + packed.columns).argsort()
+    weights = torch.linspace(-1, 1, len(order), device=device)
+    own = module.model.get_input_embeddings().weight
+    (gradient,) = torch.autograd.grad((logprobs[order] * weights).sum(), [own])
+    return {"logprobs": logprobs[order].detach(), "gradient": gradient}
+
+
+def check_learner(device: str) -> None:
+    """Every form, then chunks."""
+    shape = SHAPES["1.5b" if device == "cuda" else "small"]
+    if device == "cuda":
+        shape = replace(shape, layers=4)  # what is compared does not need all of them
+    train = train_batch(TREES[device], shape.vocabulary)
+    limit = train.batch.token_ids.numel()
+    reference = PackedPolicy(build_qwen(shape, device, torch.float32))
+    reference.use(choice.FORMS["cpu"][-1])
+    expected = compute_update(reference, train, limit)
+    del reference
+    faults = []
+    for form in choice.FORMS[device]:
+        for chunks in (False, True):
+            module = PackedPolicy(build_qwen(shape, device, torch.bfloat16))
+            module.use(form)
+            module.chunks_logits = chunks
+            name = f"{form.name}, {'chunks' if chunks else 'whole logits'}"
+            try:
+                found, seconds, peak = measure(
+                    device, lambda module=module: compute_update(module, train, limit)
+                )
+            except Exception as error:
+                faults.append(f"{name}: {type(error).__name__}: {error}"[:600])
+                say(name, failed=faults[-1])
+                continue
+            distances = {key: compare(found[key], expected[key]) for key in expected}
+            say(name, seconds=seconds, peak_gib=peak, distance=distances)
+            if not max(distances.values()) < NEAR:
+                faults.append(f"{name}: {distances}")
+            del module, found
+    assert not faults, faults
+
+
+@torch.inference_mode()
+def decode(model: Any, rows: int, steps: int, *, captures: bool) -> torch.Tensor:
+    """Logits after the last of some steps, of rows that share a context."""
+    decoder = SharingDecoder(PlainDecoder(model), captures=captures)
+    generator = torch.Generator().manual_seed(0)
+    count = model.config.vocab_size
+    context = torch.randint(count, (300 if model.device.type == "cuda" else 20,))
+    drawn = torch.randint(count, (steps, rows), generator=generator).to(model.device)
+    state = decoder.start(1)
+    state.read([context.tolist()], 0)
+    state = state.fork([0] * rows, steps)
+    for tokens in drawn:
+        logits = state.step(tokens)
+    return logits.clone()
+
+
+def check_sampler(device: str) -> None:
+    """Captured steps against plain ones."""
+    shape = SHAPES["1.5b" if device == "cuda" else "small"]
+    model = build_qwen(shape, device, torch.bfloat16)
+    for rows in ROWS[device]:
+        results = {}
+        for captures in (False, True):
+            torch.manual_seed(0)
+            logits, seconds, peak = measure(
+                device,
+                lambda rows=rows, captures=captures: decode(
+                    model, rows, STEPS[device], captures=captures
+                ),
+            )
+            results[captures] = logits
+            name = f"{rows} rows, {'captured' if captures else 'plain'}"
+            tokens = rows * STEPS[device] / seconds
+            say(name, seconds=seconds, tokens_per_s=tokens, peak_gib=peak)
+        distance = compare(results[True], results[False])
+        say(f"{rows} rows, distance", value=distance)
+        assert distance < NEAR, f"{rows} rows: captured steps differ by {distance:.2g}"
+
+
+if __name__ == "__main__":
+    {"learner": check_learner, "sampler": check_sampler}[sys.argv[1]](sys.argv[2])

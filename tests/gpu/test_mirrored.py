@@ -1,0 +1,281 @@
+"""Learner, critic, reference, sampler and whole runs on a mirrored GPU, and mutants that it finds.
+
+`tests/mirrored_gpu.py` says what a mirrored GPU shows and what not.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from mirrored_gpu import CUDA, mirror_gpu, mutate
+
+from rlx.checks import read_spec
+from rlx.home import RunFolder
+from rlx.learner import Critic, Learner, Ranks, build_learner_with_reference, choice
+from rlx.learner.forms import CachedForm, GroupedForm, PlainForm
+from rlx.learner.pack import PackedBatch
+from rlx.learner.share import RankMicroBatches
+from rlx.model import build_policy
+from rlx.plugin import Problem
+from rlx.rollout import build_rollout_plan, sample_rollout_trees
+from rlx.run.loop import run_experiment
+from rlx.run.stop_request import StopRequest
+from rlx.sampler import TransformersSampler, copy_policy, shared_attention
+from rlx.sampler.captured import CapturedSteps
+from rlx.sampler.shared_attention import StepAttention
+from rlx.sampler.transformers_engine import _DecodingLoop, _TransformersSession
+from rlx.spec import (
+    CriticSpec,
+    LossSpec,
+    OptimizerSpec,
+    RunnerSpec,
+    TinyModelSpec,
+    TurnSpec,
+    TwoTurnRolloutSpec,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from shapes import Shape, train_batch
+
+CPU = torch.device("cpu")
+MODEL = TinyModelSpec(
+    hidden_size=64, heads=4, kv_heads=2, head_dim=32, layers=2, intermediate_size=96
+)
+SHAPE = Shape(2, 30, 16, 6, 4, answers=3, confidences=2)
+SCHEDULE = TwoTurnRolloutSpec(
+    num_generations_answer=3,
+    num_generations_confidence=2,
+    answer=TurnSpec(max_new_tokens=80),
+    confidence=TurnSpec(template="sure?\n", max_new_tokens=10),
+)
+PROBLEMS = [Problem(id=str(n), prompt=f"nums: {n} 7\ntarget: {n}\n", fields={}) for n in range(3)]
+
+
+class PlainEngine:
+    """What DeepSpeed does on one rank: gradients summed over micro-batches, then one step."""
+
+    def __init__(self, module, spec, runner, ranks, *, section, make_optimizer=None):
+        self._module = module.to(ranks.device)
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(getattr(torch, runner.dtype))
+        self._learned = [p for p in module.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.SGD(self._learned, lr=spec.learning_rate, foreach=False)
+        module.eval()
+
+    def __call__(self, *arguments):
+        return self._module(*arguments)
+
+    def begin_phase(self, spec, *, fresh): ...
+
+    def step(self, share, term, rate):
+        for packed in share:
+            term(packed).backward()
+        norms = [p.grad.float().norm() for p in self._learned if p.grad is not None]
+        norm = float(torch.stack(norms).norm())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return norm
+
+    def gather_parameter(self, parameter):
+        return parameter.detach()
+
+
+@pytest.fixture(autouse=True)
+def plain_engine(monkeypatch):
+    from rlx.learner import critic, learner
+
+    monkeypatch.setattr(learner, "TrainingEngine", PlainEngine)
+    monkeypatch.setattr(critic, "TrainingEngine", PlainEngine)
+    # Flex attention compiles kernels: there is no compiler for a mirrored GPU.
+    forms = (GroupedForm(), CachedForm(), PlainForm())
+    monkeypatch.setitem(choice.FORMS, "cuda", forms)
+
+
+@pytest.fixture
+def gpu():
+    with mirror_gpu() as gpu:
+        yield gpu
+
+
+# The learner -------------------------------------------------------------------------------------
+
+
+def update(device, dtype="float32", form=None, **options):
+    """One update of a new model: its statistics, and the log-probabilities after it."""
+    forms = (form, PlainForm()) if form else choice.FORMS["cuda"]
+    with patch.dict(choice.FORMS, {device.type: forms}):
+        policy = build_policy(MODEL, 0)
+        runner = RunnerSpec(device=device.type, dtype=dtype, micro_batch_tokens=120, **options)
+        learner = Learner(policy, runner, OptimizerSpec(), Ranks(0, 1, device))
+    assert learner.chosen.form is forms[0], learner.chosen
+    train = train_batch(SHAPE, len(policy.tokenizer))
+    stats = learner.update(train, LossSpec(), 1e-2)
+    return stats, learner.logprobs(train.batch, train.mask)
+
+
+@pytest.mark.parametrize("form", [GroupedForm(), CachedForm(), PlainForm()], ids=lambda f: f.name)
+def test_an_update_is_that_of_the_cpu(gpu, form):
+    if isinstance(form, PlainForm):
+        form, choice.FORMS["cuda"] = None, (form,)
+    there, logprobs = update(CUDA, form=form)
+    assert type(logprobs) is torch.Tensor, "what leaves the learner is on the host"
+    here, expected = update(CPU, form=form)
+    for name, value in dataclasses.asdict(here).items():
+        assert getattr(there, name) == (value and pytest.approx(value, rel=1e-4)), name
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_critic_and_reference(gpu):
+    policy = build_policy(MODEL, 0)
+    runner = RunnerSpec(device="cuda", dtype="bfloat16", activation_checkpointing=True)
+    ranks = Ranks(0, 1, CUDA)
+    critic = Critic(policy, runner, CriticSpec(), ranks, 0)
+    train = train_batch(SHAPE, len(policy.tokenizer))
+    learner, reference = build_learner_with_reference(policy, runner, OptimizerSpec(), ranks)
+    streams = dataclasses.replace(
+        train.streams,
+        optional={
+            "values": critic.values(train.batch, train.mask),
+            "reference_logprobs": reference.logprobs(train.batch, train.mask),
+        },
+    )
+    train = dataclasses.replace(train, streams=streams, returns=torch.randn(train.mask.shape))
+    assert critic.update(train, 1e-4).loss > 0
+    stats = learner.update(train, LossSpec(kl={"coefficient": 0.01}), 1e-3)
+    assert stats.kl_loss == pytest.approx(0, abs=1e-3)
+
+
+# The sampler -------------------------------------------------------------------------------------
+
+
+def draw(device, dtype=torch.float32, **options):
+    """Tokens and log-probabilities of both turns, and how they were computed."""
+    policy = dataclasses.replace(build_policy(MODEL, 0), **options)
+    sampler = TransformersSampler(copy_policy(policy, dtype), max_rows=16, device=device)
+    with sampler.session() as session:
+        plan = build_rollout_plan(SCHEDULE)
+        trees = sample_rollout_trees(plan, PROBLEMS, range(len(PROBLEMS)), session, policy.dialogue)
+    turns = [s for tree in trees for s in tree.segments if s.logprobs]
+    return sampler.description, [s.token_ids for s in turns], [p for s in turns for p in s.logprobs]
+
+
+def test_captured_steps_draw_what_the_cpu_draws(gpu):
+    description, tokens, logprobs = draw(CUDA)
+    assert description == "compact decoder, shared ancestors, captured steps"
+    assert gpu.graphs and gpu.replays > 20
+    _, expected, likely = draw(CPU)
+    assert tokens == expected
+    assert logprobs == pytest.approx(likely, abs=1e-4)
+
+
+def test_a_step_waits_only_to_look_for_finished_rows(gpu):
+    """Waits by line: one look in four steps, and what is left when rows finish."""
+    draw(CUDA, end_ids=())  # 80 + 10 steps, and those of the trial
+    in_steps = {
+        line: count
+        for line, count in gpu.waits.items()
+        if "sampler/captured" in line or "sampler/shared_" in line or "plain_decoder" in line
+    }
+    assert not in_steps
+    looks = [n for line, n in gpu.waits.items() if line.startswith("rlx/sampler/transformers_eng")]
+    assert sum(looks) < (80 + 10) / 4 + 20, gpu.waits
+
+
+def waits_beside(gpu):
+    """Another thread waits for the device during every capture, as a learner does."""
+    failures = []
+    busy = torch.ones(2, device="cuda")
+
+    def work():
+        try:
+            busy.sum().item()
+        except RuntimeError as error:
+            failures.append(error)
+
+    gpu.beside_captures = work
+    return failures
+
+
+def test_another_thread_trains_during_captures(gpu):
+    failures = waits_beside(gpu)
+    description, *_ = draw(CUDA)
+    assert description.endswith("captured steps") and not failures
+
+
+# Mutants -----------------------------------------------------------------------------------------
+
+MOVES = [
+    (RankMicroBatches, "__iter__", ".to(self._ranks.device)", "", update),
+    (PackedBatch, "gather_targets", ".to(self.rows.device)", "", update),
+    (_TransformersSession, "generate", ".to(logits.device)", "", draw),
+    (_DecodingLoop, "_drop", "self._counts)\n", "self._counts.cpu())\n", draw),
+]
+CAPTURES = [
+    (
+        StepAttention,
+        "advance",
+        "self._bias.scatter_(1, (self._seen.shared + self._columns)[:, None], 0.0)",
+        "self._bias[self._rows, self._seen.shared + self._columns] = 0",
+    ),
+    (CapturedSteps, "_step", "attention.longest", "int(attention.positions.max()) + 1"),
+    (CapturedSteps, "_capture", 'capture_error_mode="thread_local"', ""),
+    (CapturedSteps, "_capture", "torch.cuda.stream(stream)", "torch.cuda.stream(None)"),
+    (CapturedSteps, "step", "self._graph.replay()", "pass"),
+]
+
+
+@pytest.mark.parametrize("mutant", MOVES, ids=lambda m: m[1])
+def test_a_device_move_left_out_is_found(gpu, monkeypatch, mutant):
+    owner, name, old, new, work = mutant
+    monkeypatch.setattr(owner, name, mutate(owner, name, old, new))
+    with pytest.raises((RuntimeError, IndexError, TypeError), match=r"cuda|cpu|device"):
+        work(CUDA)
+
+
+def test_a_mask_on_the_host_is_found(gpu, monkeypatch):
+    name = "_build_ancestor_masks"
+    mutant = mutate(shared_attention, name, "for place in at], device=device)", "for place in at])")
+    monkeypatch.setattr(shared_attention, name, mutant)
+    assert draw(CUDA)[0].startswith("the model's own forward pass: it has parts that")
+
+
+@pytest.mark.parametrize("mutant", CAPTURES, ids=lambda m: f"{m[1]}: {m[3]}")
+def test_a_step_that_cannot_be_captured_says_so(gpu, monkeypatch, mutant):
+    owner, name, old, new = mutant
+    monkeypatch.setattr(owner, name, mutate(owner, name, old, new))
+    waits_beside(gpu)
+    assert "steps not captured: " in draw(CUDA)[0]
+    assert not gpu.capturing and not any(gpu.streams.values()), "nothing stays behind"
+
+
+# Whole runs --------------------------------------------------------------------------------------
+
+SMALL = (
+    *(f"model.{size}" for size in ("hidden_size=32", "heads=1", "kv_heads=1", "layers=1")),
+    *("model.intermediate_size=32", "model.warm_start=null", "evaluation.problems=6"),
+    *("rollout.prompts_per_step=2", "runner.checkpoint.every=0", "tracking.mlflow=null"),
+    "runner.device=cuda",
+)
+RUNS = {
+    "rlcr": "phases.0.steps=2 phases.1.steps=2 rollout.off_policy_steps=1",
+    "kg_gae": "phases.0.steps=2",
+    "countdown_probe": "phases.0.steps=1",
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_whole_run(gpu, monkeypatch, tmp_path, name):
+    """Prefetching, evaluation, critic and probe; checkpoints and the export are DeepSpeed's."""
+    monkeypatch.setenv("RLX_HOME", str(tmp_path))
+    monkeypatch.setattr("rlx.run.loop.resume_run", lambda _: None)
+    monkeypatch.setattr("rlx.run.loop.is_checkpoint_due", lambda *_, **__: False)
+    monkeypatch.setattr(Learner, "export", lambda *_: None)
+    file = Path(__file__).parents[2] / "experiments" / f"{name}.yaml"
+    spec = read_spec(file, [*SMALL, *RUNS[name].split()]).spec
+    folder = RunFolder(tmp_path / "run")
+    folder.root.mkdir()
+    run_experiment(spec, folder, Ranks(0, 1, CUDA), None, StopRequest())
+    assert gpu.launches > 1000 and not gpu.capturing

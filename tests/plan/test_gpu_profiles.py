@@ -1,0 +1,85 @@
+"""What the GPU profiles say about the GPUs that they need, against their plans; and the plans'
+memory against that of fake tensors."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_memory import measure_update
+
+from rlx.checks import read_spec
+from rlx.learner import choice, vocabulary
+from rlx.trial import budget, estimate_update_bytes, load_model_shape
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+PROFILES = sorted(
+    str(path.relative_to(EXPERIMENTS).with_suffix(""))
+    for path in EXPERIMENTS.rglob("*.yaml")
+    if re.search(r"^model: .*kind: pretrained", path.read_text(), re.MULTILINE)
+)
+USABLE = {80: 78, 141: 139}
+"""GiB that torch finds on a GPU, by the GB in its name."""
+ROOM, ROOM_WITH_VLLM = 0.92, 0.95
+"""What a plan may fill: fragments, the driver and NCCL need some too. vLLM keeps to its share."""
+LAYERS = 8
+"""Layers that are measured; every further one adds the same."""
+SHARES = (0.6, 0.95)
+"""Targets per packed token: long prompts, and long answers."""
+
+
+def test_the_learners_limits_are_those_of_the_plan():
+    assert (budget.WHOLE_LOGITS, budget.CHUNK) == (choice.WHOLE_LOGITS, vocabulary.CHUNK)
+
+
+def list_updates():
+    """The different updates of all profiles, by shape and settings."""
+    found = {}
+    for name in PROFILES:
+        spec = read_spec(EXPERIMENTS / f"{name}.yaml").spec
+        runner = spec.runner
+        key = (spec.model.path.removesuffix("-Instruct"), runner.micro_batch_tokens)
+        key += (runner.activation_checkpointing, runner.zero_stage == 3)
+        found.setdefault(key, (name, spec))
+    return found.values()
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_an_update_needs_what_fake_tensors_need(share):
+    for name, spec in list_updates():
+        runner, shape = spec.runner, replace(load_model_shape(spec.model), layers=LAYERS)
+        tokens = runner.micro_batch_tokens
+        targets = int(tokens * share)
+        planned = sum(estimate_update_bytes(runner, shape, tokens, targets).values())
+        measured = measure_update(
+            shape,
+            tokens,
+            targets,
+            recomputes=runner.activation_checkpointing,
+            chunks=runner.zero_stage != 3,
+        )
+        assert planned == pytest.approx(measured, rel=0.1), (name, planned / 2**30)
+
+
+def read_needs(name):
+    """The number of GPUs, and the GB of each, that a profile's heading names."""
+    heading = (EXPERIMENTS / f"{name}.yaml").read_text().partition("\nname:")[0]
+    said = re.sub(r"\n# ", " ", heading)
+    found = re.search(r"Needs (?:one node with )?(one|\d+) GPUs? of (\d+) GB", said)
+    assert found, f"{name} does not say which GPUs it needs"
+    return 1 if found[1] == "one" else int(found[1]), int(found[2])
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_fits_the_gpus_that_it_names(plan, name):
+    ranks, size = read_needs(name)
+    spec = read_spec(EXPERIMENTS / f"{name}.yaml").spec
+    assert spec.runner.ranks == ranks
+    usable = USABLE[size] * 2**30
+    for phase in plan(name).phases:
+        totals, room = phase.memory.stage_totals, ROOM
+        if spec.sampler.engine == "vllm":
+            totals["sampling"] += int(spec.sampler.gpu_memory_utilization * usable)
+            totals["sampling"] -= phase.memory.parts["the sampler's copy"]
+            room = ROOM_WITH_VLLM
+        assert max(totals.values()) <= room * usable, {k: v / 2**30 for k, v in totals.items()}
