@@ -142,6 +142,7 @@ def test_a_scorer_that_never_returns_is_cut_off_in_a_worker_and_recorded():
         ({"dataset": "chain_sum", "config": {"max_term": 3}}, "did you mean 'max_terms'"),
         ({"dataset": "chain_sum", "config": {"seed": 3}}, "rlx derives it"),
         ({"dataset": "chain_sum", "config": {"max_terms": 1}}, "max_terms must be >= min_terms"),
+        ({"dataset": "aiw", "config": {"task_types": ["friends"]}}, "aiw refuses its options"),
     ],
 )
 def test_names_and_options_that_are_wrong_are_named(options, says):
@@ -180,6 +181,17 @@ def test_demonstrations_show_the_stored_answer_as_often_as_asked():
         right += turn == f"<answer>{problem.fields['answer']}</answer>"
     assert 55 <= right <= 105
     assert not ReasoningGymTask(dataset="rush_hour").demonstrates
+
+
+def test_demonstrations_state_every_confidence_after_the_same_answers():
+    task, plain = (ReasoningGymTask(dataset="gcd", correct=0.4, confidences=c) for c in (1, 0))
+    stated = set()
+    for index in range(200):
+        problem = task.problem("train", index, 0)
+        answer, confidence = task.demonstration(problem, 0).turns
+        assert plain.demonstration(problem, 0).turns == (answer,)
+        stated.add(confidence)
+    assert stated == {f"<confidence>{tenths / 10}</confidence>" for tenths in range(11)}
 
 
 def test_a_mixture_by_weight_is_scored_by_one_reward():
