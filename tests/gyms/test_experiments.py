@@ -26,11 +26,10 @@ def test_an_experiment_validates(path):
     check_file(path)
 
 
-@pytest.mark.parametrize(("name", "held_out"), [("reversal", 5), ("three_card_monte", 3)])
-def test_demonstrations_in_a_file_show_no_held_out_prompt(name, held_out):
-    experiment = yaml.safe_load((ROOT / "experiments" / "gyms" / f"{name}.yaml").read_text())
+def test_demonstrations_in_a_file_show_no_held_out_prompt():
+    experiment = yaml.safe_load((ROOT / "experiments" / "gyms" / "reversal.yaml").read_text())
     shown = experiment["model"]["warm_start"]["demonstrations"]
     rows = (ROOT / shown["train"]["path"]).read_text().splitlines()
     prompts = {shown["prompt"].format(**json.loads(row)) for row in rows}
     assert len(prompts) > 100
-    assert not [p for p in prompts if zlib.crc32(p.encode()) % held_out == 0]
+    assert not [p for p in prompts if zlib.crc32(p.encode()) % 5 == 0]
