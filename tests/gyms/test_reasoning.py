@@ -12,6 +12,7 @@ from rlx.discovery import build_plugin
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
 from rlx.spec import PluginUse
+from rlx_gyms.bounded import BoundedResult
 from rlx_gyms.reasoning import ReasoningGymScore, ReasoningGymTask
 from rlx_gyms.reasoning.entries import list_datasets
 from rlx_gyms.reasoning.scorers import is_readable
@@ -202,3 +203,20 @@ def test_a_mixture_by_weight_is_scored_by_one_reward():
     assert 60 <= sum(p.fields["data_source"] == "chain_sum" for p in drawn) <= 90
     for problem in drawn[:20]:
         assert reward.score(build_sample(problem, problem.fields["answer"])).value == 1.0
+
+
+def test_answers_that_are_alike_are_scored_once(monkeypatch):
+    calls = []
+
+    def note(function, seconds):
+        calls.append(seconds)
+        return BoundedResult(0.0)
+
+    monkeypatch.setattr("rlx_gyms.reasoning.rewards.call_with_limit", note)
+    problem, reward = (
+        ReasoningGymTask(dataset="chain_sum").problem("train", 7, 7),
+        ReasoningGymScore(),
+    )
+    for answer in ("one", "one", "two", " one "):
+        reward.score(build_sample(problem, answer))
+    assert len(calls) == 2
