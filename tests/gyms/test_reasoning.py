@@ -12,6 +12,7 @@ from rlx.discovery import build_plugin
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
 from rlx.spec import PluginUse
+from rlx_gyms.bounded import BoundedResult
 from rlx_gyms.reasoning import ReasoningGymScore, ReasoningGymTask
 from rlx_gyms.reasoning.entries import list_datasets
 from rlx_gyms.reasoning.scorers import is_readable
@@ -142,6 +143,7 @@ def test_a_scorer_that_never_returns_is_cut_off_in_a_worker_and_recorded():
         ({"dataset": "chain_sum", "config": {"max_term": 3}}, "did you mean 'max_terms'"),
         ({"dataset": "chain_sum", "config": {"seed": 3}}, "rlx derives it"),
         ({"dataset": "chain_sum", "config": {"max_terms": 1}}, "max_terms must be >= min_terms"),
+        ({"dataset": "aiw", "config": {"task_types": ["friends"]}}, "aiw refuses its options"),
     ],
 )
 def test_names_and_options_that_are_wrong_are_named(options, says):
@@ -182,6 +184,17 @@ def test_demonstrations_show_the_stored_answer_as_often_as_asked():
     assert not ReasoningGymTask(dataset="rush_hour").demonstrates
 
 
+def test_demonstrations_state_every_confidence_after_the_same_answers():
+    task, plain = (ReasoningGymTask(dataset="gcd", correct=0.4, confidences=c) for c in (1, 0))
+    stated = set()
+    for index in range(200):
+        problem = task.problem("train", index, 0)
+        answer, confidence = task.demonstration(problem, 0).turns
+        assert plain.demonstration(problem, 0).turns == (answer,)
+        stated.add(confidence)
+    assert stated == {f"<confidence>{tenths / 10}</confidence>" for tenths in range(11)}
+
+
 def test_a_mixture_by_weight_is_scored_by_one_reward():
     tasks = {name: {"plugin": "reasoning_gym", "dataset": name} for name in ("chain_sum", "gcd")}
     use = PluginUse(plugin="mixture", tasks=tasks, weights={"chain_sum": 3, "gcd": 1})
@@ -190,3 +203,20 @@ def test_a_mixture_by_weight_is_scored_by_one_reward():
     assert 60 <= sum(p.fields["data_source"] == "chain_sum" for p in drawn) <= 90
     for problem in drawn[:20]:
         assert reward.score(build_sample(problem, problem.fields["answer"])).value == 1.0
+
+
+def test_answers_that_are_alike_are_scored_once(monkeypatch):
+    calls = []
+
+    def note(function, seconds):
+        calls.append(seconds)
+        return BoundedResult(0.0)
+
+    monkeypatch.setattr("rlx_gyms.reasoning.rewards.call_with_limit", note)
+    problem, reward = (
+        ReasoningGymTask(dataset="chain_sum").problem("train", 7, 7),
+        ReasoningGymScore(),
+    )
+    for answer in ("one", "one", "two", " one "):
+        reward.score(build_sample(problem, answer))
+    assert len(calls) == 2

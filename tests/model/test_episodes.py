@@ -161,6 +161,16 @@ class Telling:
         return Demonstration(self.turns)
 
 
+def test_an_episode_of_one_turn_needs_no_lesson(dialogue):
+    rollout = {**SPEC["rollout"], "max_turns": 1}
+    one = ExperimentSpec.model_validate({**SPEC, "rollout": {**rollout, "forced_answer": None}})
+    shown = DemonstrationPlayer(one, Telling("<answer>1</answer>")).episode(dialogue, 0)
+    assert [dialogue.read(turn)[0] for turn in own_turns(shown)] == ["<answer>1</answer>"]
+    asked = ExperimentSpec.model_validate({**SPEC, "rollout": rollout})  # a second turn follows
+    with pytest.raises(ValueError, match="a task with lessons"):
+        DemonstrationPlayer(asked, Telling("<answer>1</answer>")).episode(dialogue, 0)
+
+
 def test_turns_that_fork_are_demonstrated_as_the_sequence_that_they_are(dialogue):
     answer, confidence = "<think>1=1</think><answer>1</answer>", "<confidence>0.5</confidence>"
     rollout = {

@@ -10,7 +10,9 @@ from rlx.spec.json_schema import experiment_schema
 from rlx.spec.reading.yaml_source import parse_yaml_document
 
 ROOT = Path(__file__).parents[2]
-OURS = sorted(p for d in ("", "sources/") for p in (ROOT / "experiments").glob(f"{d}*.yaml"))
+OURS = sorted(
+    p for d in ("", "sources/", "gyms/") for p in (ROOT / "experiments").glob(f"{d}*.yaml")
+)
 
 
 def part(name):

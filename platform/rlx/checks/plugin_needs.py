@@ -61,9 +61,9 @@ def check_needed_streams(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterato
             )
     needs = [(path, place.label, name) for path, place, name in wanted if name in NEEDS]
     if spec.model.warm_start is not None:
-        wanted_of_task = (
-            "lessons" if isinstance(spec.rollout, EnvironmentRolloutSpec) else "demonstrations"
-        )
+        rollout = spec.rollout
+        several = isinstance(rollout, EnvironmentRolloutSpec) and not rollout.has_one_turn
+        wanted_of_task = "lessons" if several else "demonstrations"
         needs.append((("model", "warm_start"), "model.warm_start", wanted_of_task))
     task = plugins.built.get(("task",))
     worked = plugins.built.get(DEMONSTRATIONS, task)

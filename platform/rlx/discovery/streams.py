@@ -86,7 +86,8 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
         "demonstrations": Provider(
             "the task",
             lambda spec, task: _demonstrates(task),
-            "choose a task that has demonstrations, or set model.warm_start: null",
+            "choose a task that has demonstrations, name one in model.warm_start.demonstrations, "
+            "or set model.warm_start: null",
         ),
         "lessons": Provider(
             "the task",

@@ -76,14 +76,15 @@ class DemonstrationPlayer:
     def _iterate_turns(self, dialogue: ModelDialogue, index: int) -> Iterator[_TurnTokens]:
         seed = derive_seed(self.spec.seed, "demonstration", index)
         start = derive_seed(self.spec.seed, "warm start")
-        if isinstance(self.spec.rollout, EnvironmentRolloutSpec):
+        rollout, rehearsed = self.spec.rollout, isinstance(self.task, Rehearsed)
+        if isinstance(rollout, EnvironmentRolloutSpec) and (rehearsed or not rollout.has_one_turn):
             if self.environment is None or not isinstance(self.task, Rehearsed):
                 raise ValueError(
                     "a warm start with an environment needs the environment and a task with lessons"
                 )
             problem = self.task.lesson(index, start)
             return _iterate_environment_turns(
-                build_talk(self.spec.rollout), problem, seed, dialogue, self.task, self.environment
+                build_talk(rollout), problem, seed, dialogue, self.task, self.environment
             )
         return self._iterate_demonstration_turns(
             dialogue, self.task.problem("train", index, start), seed

@@ -98,6 +98,11 @@ class EnvironmentRolloutSpec(Schedule):
     format; inline, as tokens directly after the turn (KG-R1)."""
 
     @property
+    def has_one_turn(self) -> bool:
+        """Whether the policy never sees an observation, so that a demonstration is its one turn."""
+        return self.max_turns == 1 and self.forced_answer is None
+
+    @property
     def budgets(self) -> dict[str, int]:
         """Maximum tokens that the policy generates in a row, over all of its turns."""
         forced = self.forced_answer

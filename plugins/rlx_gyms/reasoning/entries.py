@@ -92,9 +92,11 @@ def get_dataset(name: str, config: str, seed: int) -> Any:
         made = config_class(**options, seed=seed, size=CHUNK)
         if hasattr(made, "validate"):
             made.validate()
-        return dataset_class(config=made)
-    except (AssertionError, TypeError, ValueError) as error:
+        dataset = dataset_class(config=made)
+        dataset[0]  # some options are only refused where an entry is made
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"config: {name} refuses its options: {error}") from error
+    return dataset
 
 
 @lru_cache(maxsize=256)

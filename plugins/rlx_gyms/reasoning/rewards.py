@@ -1,5 +1,6 @@
 """The reward `reasoning_gym.score`: the score of a dataset's own scorer."""
 
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -95,8 +96,12 @@ class ReasoningGymScore(NeedsLibrary, Reward):
         return Score(value, None if value else "wrong answer")
 
 
+@lru_cache(maxsize=4096)
 def _score_answer(address: EntryAddress, answer: str, seconds: float) -> BoundedResult:
-    """The scorer's value: here if it only compares texts, else in a process of its own."""
+    """The scorer's value: here if it only compares texts, else in a process of its own.
+
+    Kept, because the answers of a group are often alike, and a process costs milliseconds.
+    """
     dataset, entry = (
         get_dataset(address.dataset, address.config, address.seed),
         generate_entry(address),

@@ -35,6 +35,9 @@ class ReasoningGymTask(NeedsLibrary):
     correct: float = Field(1.0, ge=0, le=1)
     """Share of demonstrations with the dataset's own answer; the others show that of another
     problem. With less than 1 there is something left for RL to learn."""
+    confidences: bool = False
+    """Whether a demonstration has a second turn with a random confidence, for the schedule
+    `two_turn`. It teaches the form of a confidence and nothing else."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -76,6 +79,8 @@ class ReasoningGymTask(NeedsLibrary):
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         """Returns an answer between answer tags: the dataset's own, or that of another problem.
 
+        With `confidences`, a second turn states one of 0.0, 0.1, …, 1.0 at random.
+
         Raises:
             NotImplementedError: the dataset stores no answers.
         """
@@ -86,7 +91,9 @@ class ReasoningGymTask(NeedsLibrary):
         if rng.random() >= self.correct:
             other = self.problem("train", rng.randrange(4 * CHUNK), seed)
             answer = other.fields["answer"]
-        return Demonstration((f"<answer>{answer}</answer>",))
+        stated = f"<confidence>{rng.randrange(11) / 10}</confidence>"
+        turns = (f"<answer>{answer}</answer>", stated)
+        return Demonstration(turns if self.confidences else turns[:1])
 
     def _locate_candidate(self, split: Split, index: int, seed: int, attempt: int) -> EntryAddress:
         """Where the candidates for a problem come from: no two problems share one.
