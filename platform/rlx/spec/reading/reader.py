@@ -56,10 +56,24 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
     """Parses a file and those that it extends, and applies the overrides, without validation.
 
     Raises:
-        InvalidSpec: a file is not YAML that rlx accepts, or an override cannot be applied.
+        InvalidSpec: a file is not YAML that rlx accepts, or is a suite, or an override cannot be
+            applied.
         SpecError: the file cannot be opened.
     """
-    return apply_overrides(read_extended_document(path), overrides)
+    document = read_extended_document(path)
+    keys = document.tree.keys() if isinstance(document.tree, dict) else set()
+    if "sets" in keys and not {"task", "rollout", "rewards"} & keys:
+        raise build_refusal([_build_suite_fault(document)], document.file)
+    return apply_overrides(document, overrides)
+
+
+def _build_suite_fault(document: YamlDocument) -> Diagnostic:
+    return Diagnostic(
+        kind="syntax",
+        message="this is a suite of held-out sets, not an experiment",
+        position=document.keys["sets",],
+        helps=(f"evaluate a run with it: rlx eval RUN --suite {document.file}",),
+    )
 
 
 def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
