@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_a_submission_that_is_killed_leaves_no_run_or_a_whole_one(own_home):
     assert len(runs) < 15, "the first were killed before anything was recorded"
     for run in runs.values():
         assert (run.status, is_abandoned(run)) == ("submitted", True)
-        assert json.loads((home.path / "runs" / run.id / "spec.json").read_text())["name"]
+        assert json.loads(Path(run.directory, "spec.json").read_text())["seed"] == run.seed
         said = home.rlx("status", run.id).stdout
         assert f"submitted: its submission was interrupted; rlx resume {run.id}" in said
     again = home.rlx("submit", home.yaml, "-q", "--queue", *sets, "--set=seed=1000")

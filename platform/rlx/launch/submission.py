@@ -5,6 +5,7 @@ killed leaves either no run, or one that can be resumed. Every recorded run eith
 marked as failed, so that none waits forever.
 """
 
+import errno
 import os
 import platform
 import shutil
@@ -174,9 +175,11 @@ def _place_folder(staged: Path, runs: Path, run_id: str) -> RunFolder:
     """Renames a folder to one that no run uses, not even of another registry or a deleted one."""
     for number in count(1):
         folder = runs / (run_id if number == 1 else f"{run_id}.{number}")
-        with suppress(FileExistsError):
-            folder.mkdir()
-            return RunFolder(staged.replace(folder))  # replaces the empty folder
+        try:
+            return RunFolder(staged.replace(folder))  # takes the place of an empty folder too
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
     raise AssertionError("there is always another number")
 
 
