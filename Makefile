@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded coverage check bench golden docs peers screenshots recording suite study release gpu-check clean
+.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded coverage check bench golden docs bias peers screenshots recording suite study release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -69,6 +69,9 @@ peers: install  ## other random rows through peers' own functions and through rl
 docs: install  ## a page and a picture for every estimator, and the table of architectures, from the code
 	$(BIN)/python docs/make/estimator_pages.py
 	$(BIN)/python docs/make/architecture_table.py
+
+bias: install  ## which estimators are biased where the policy decides when to stop: docs/bias.md; some minutes
+	$(BIN)/python docs/make/bias_table.py
 
 screenshots: install  ## pictures of the dashboard: docs/web; a quarter of an hour, or of runs that are there: REGISTRY=sqlite:///...
 	$(BIN)/python docs/make/screenshots.py $(if $(REGISTRY),--registry $(REGISTRY))

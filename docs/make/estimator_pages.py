@@ -285,6 +285,7 @@ def index() -> str:
         "# Advantage estimators",
         "",
         "Written by `make docs` from the code. Small digits in the pictures are turn numbers.",
+        "[Bias](../bias.md) compares their gradients where the policy decides when to stop.",
         "",
         "| estimator | what it gives | reads | source |",
         "| --- | --- | --- | --- |",

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from rlx.checks.stopping_bias import find_stopping_bias
 from rlx.checks.trial import check_trial
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RlxError
@@ -57,11 +58,14 @@ class ExperimentTrial:
         speech: dialogue of the model.
         trials: of all phases; after a plugin that hangs, of those before it.
         findings: errors and warnings, each once, with their locations in the file.
+        biases: warnings about estimators that are biased where the policy decides when to stop.
+            They are no mistakes, so only `rlx plan` shows them.
     """
 
     speech: PlanSpeech
     trials: tuple[PhaseTrial, ...]
     findings: tuple[Diagnostic, ...]
+    biases: tuple[Diagnostic, ...]
 
 
 def run_rehearsal_checks(
@@ -134,7 +138,17 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
     except RlxError as error:
         found += [(phase, _build_stop_fault(error)) for phase in phases]
         raise build_refusal(list(_locate_findings(read, found)), read.document.file) from error
-    return ExperimentTrial(speech, tuple(trials), tuple(_locate_findings(read, found)))
+    biases = [
+        (phase, bias)
+        for phase in spec.phases
+        for bias in find_stopping_bias(spec.resolve_phase_spec(phase))
+    ]
+    return ExperimentTrial(
+        speech,
+        tuple(trials),
+        findings=tuple(_locate_findings(read, found)),
+        biases=tuple(_locate_findings(read, biases)),
+    )
 
 
 def _build_stop_fault(error: RlxError) -> Diagnostic:

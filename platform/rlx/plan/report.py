@@ -155,7 +155,7 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
     rehearsal = rehearse_experiment(read, plugins)
     trials = [one.trial for one in rehearsal.trials]
     notes = [rehearsal.speech.note, *(t.note for t in trials), *(t.smaller for t in trials)]
-    findings = [*plugins.warnings, *rehearsal.findings]
+    findings = [*plugins.warnings, *rehearsal.findings, *rehearsal.biases]
     return PlanReport(
         file=str(path),
         name=read.spec.name,
