@@ -114,12 +114,12 @@ def _compare_rollouts(registry: Registry, first: RunRecord, second: RunRecord) -
 
 
 def _drop_later_fields(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Tables of a step without what an earlier version of rlx did not store of a segment."""
-    kinds = [table.schema.field("segments").type for table in tables]
-    earlier = min(kinds, key=lambda kind: kind.value_type.num_fields)
-    return [
-        table.set_column(
-            table.column_names.index("segments"), "segments", table["segments"].cast(earlier)
-        )
-        for table in tables
-    ]
+    """Tables of a step without what an earlier version did not store of segments and rows."""
+    for name in ("segments", "rows"):
+        kinds = [table.schema.field(name).type for table in tables]
+        earlier = min(kinds, key=lambda kind: kind.value_type.num_fields)
+        tables = [
+            table.set_column(table.column_names.index(name), name, table[name].cast(earlier))
+            for table in tables
+        ]
+    return list(tables)

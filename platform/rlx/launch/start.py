@@ -51,8 +51,11 @@ def _find_finished_run(
 ) -> RunRecord | None:
     spec = pin_checkpoint(registry, read).spec
     digest, records = plugins.compute_digest(spec), plugins.list_records()
+    tokenizer = getattr(spec.model, "tokenizer", None)
     for run in registry.runs(digest=digest, name=spec.name, status="finished"):
-        if run.seed == spec.seed and not find_changed_plugins(records, run.plugins):
+        # null and a closed vocabulary have one digest, but only null fits every task.
+        same = run.seed == spec.seed and run.spec["model"].get("tokenizer") == tokenizer
+        if same and not find_changed_plugins(records, run.plugins):
             return run
     return None
 
