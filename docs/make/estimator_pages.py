@@ -158,7 +158,8 @@ def page(name: str) -> str:
     inputs, values = example(name), advantages(name)
     meanings = read_field_meanings(cls)
     options = [
-        f"| `{field}` | `{_shown(info.default)}` | {' '.join(meanings.get(field, '').split())} |"
+        f"| `{field}` | `{_format_default(info.default)}` "
+        f"| {' '.join(meanings.get(field, '').split())} |"
         for field, info in cls.model_fields.items()
     ]
     lines = [
@@ -211,7 +212,7 @@ READS = {
 }
 
 
-def _shown(default: object) -> str:
+def _format_default(default: object) -> str:
     return default.model_dump_json() if hasattr(default, "model_dump_json") else f"{default}"
 
 

@@ -87,7 +87,7 @@ def _shape(answers: int, confidences: int) -> Recipe:
     return Recipe(f"{answers} × {confidences}", f"{STUDY}/center.yaml", sets)
 
 
-def _asked(label: str, name: str, *sets: str) -> Recipe:
+def _build_open_recipe(label: str, name: str, *sets: str) -> Recipe:
     return Recipe(label, f"{STUDY}/{name}.yaml", sets, "0..2")
 
 
@@ -117,19 +117,19 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
     ),
     "study-shapes": (_shape(4, 4), _shape(2, 10), _shape(3, 6), _shape(6, 2)),
     "study-open": (
-        _asked("centred", "center"),
-        _asked("twice as long", "center", *TWICE_AS_LONG),
-        _asked("confidence's form rewarded", "center", FORM),
-        _asked("numbers to 20", "center", "task.number_range=[1, 20]"),
-        _asked("sums rewarded in wrong answers too", "center", SUMS_EVERYWHERE),
-        _asked(
+        _build_open_recipe("centred", "center"),
+        _build_open_recipe("twice as long", "center", *TWICE_AS_LONG),
+        _build_open_recipe("confidence's form rewarded", "center", FORM),
+        _build_open_recipe("numbers to 20", "center", "task.number_range=[1, 20]"),
+        _build_open_recipe("sums rewarded in wrong answers too", "center", SUMS_EVERYWHERE),
+        _build_open_recipe(
             "sums and form rewarded, answers centred",
             "center",
             *ANSWERS_CENTRED,
             SUMS_EVERYWHERE,
             FORM,
         ),
-        _asked("confidences all random", "center", "task.demonstrations.informed=0"),
+        _build_open_recipe("confidences all random", "center", "task.demonstrations.informed=0"),
         Recipe("no entropy bonus", "experiments/rlcr.yaml", seeds="0..2"),
     ),
     "study-recipe": (
@@ -138,24 +138,26 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
         _arm("coupled", "coupled"),
     ),
     "study-push": (
-        _asked("σ", "sigma"),
-        _asked("σ, half the push", "sigma", "estimator.lambda_conf=0.825"),
-        _asked("σ, no entropy bonus", "sigma", NO_ENTROPY),
+        _build_open_recipe("σ", "sigma"),
+        _build_open_recipe("σ, half the push", "sigma", "estimator.lambda_conf=0.825"),
+        _build_open_recipe("σ, no entropy bonus", "sigma", NO_ENTROPY),
     ),
     "study-kg": (
-        _asked("multi-turn GRPO", "kg"),
-        _asked("multi-turn GRPO, KL", "kg", KL_LOSS),
-        _asked("GRPO", "kg", "estimator={name: grpo}"),
-        _asked("PPO, last token", "kg", *PPO),
-        _asked("PPO, by turn", "kg", *PPO, BY_TURN),
-        _asked("PPO, by turn, averaged", "kg", *PPO, BY_TURN, "credit.turn_reduce=mean"),
-        _asked("PPO, last token, KL", "kg", *PPO, *KL_REWARD),
+        _build_open_recipe("multi-turn GRPO", "kg"),
+        _build_open_recipe("multi-turn GRPO, KL", "kg", KL_LOSS),
+        _build_open_recipe("GRPO", "kg", "estimator={name: grpo}"),
+        _build_open_recipe("PPO, last token", "kg", *PPO),
+        _build_open_recipe("PPO, by turn", "kg", *PPO, BY_TURN),
+        _build_open_recipe(
+            "PPO, by turn, averaged", "kg", *PPO, BY_TURN, "credit.turn_reduce=mean"
+        ),
+        _build_open_recipe("PPO, last token, KL", "kg", *PPO, *KL_REWARD),
     ),
     "study-probe": (
-        _asked("GRPO", "probe"),
-        _asked("GRPO, KL", "probe", KL_LOSS),
-        _asked("PPO", "probe", *PPO),
-        _asked("PPO, KL", "probe", *PPO, *KL_REWARD),
+        _build_open_recipe("GRPO", "probe"),
+        _build_open_recipe("GRPO, KL", "probe", KL_LOSS),
+        _build_open_recipe("PPO", "probe", *PPO),
+        _build_open_recipe("PPO, KL", "probe", *PPO, *KL_REWARD),
     ),
 }
 """The recipes of every question, the reference recipe first."""

@@ -123,9 +123,9 @@ class RunFolder:
         return self.root / "tokenizer"
 
     @property
-    def products(self) -> Path:
-        """Who multiplies on the CPU, as JSON; missing in runs of versions that had no choice."""
-        return self.root / "products.json"
+    def matmul(self) -> Path:
+        """The `MatmulChoice` of the run as JSON; missing in runs of versions that had no choice."""
+        return self.root / "matmul.json"
 
     @property
     def model(self) -> Path:

@@ -65,8 +65,8 @@ class PlainEngine:
         self._optimizer = torch.optim.SGD(self._learned, lr=spec.learning_rate, foreach=False)
         module.eval()
 
-    def __call__(self, *arguments):
-        return self._module(*arguments)
+    def __call__(self, *arguments, **options):
+        return self._module(*arguments, **options)
 
     def begin_phase(self, spec, *, fresh): ...
 

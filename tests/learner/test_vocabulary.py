@@ -11,6 +11,8 @@ from rlx.learner import PackedPolicy, Ranks, choice
 from rlx.learner.choice import choose_form, choose_logits
 from rlx.learner.pack import Branches, collate_trees, pack_trees
 from rlx.learner.vocabulary import compute_token_logprobs
+from rlx.model import MatmulChoice
+from rlx.model.matmul import apply_matmul
 from rlx.spec import RunnerSpec
 
 HERE = Ranks(0, 1, torch.device("cpu"))
@@ -76,9 +78,11 @@ def test_small_logits_stay_whole():
     assert not module.chunks_logits
 
 
+@pytest.mark.parametrize("library", ["torch", "oneDNN"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_large_logits_are_chunked(small_limit, tied):
+def test_large_logits_are_chunked(small_limit, tied, library):
     module = module_of("Qwen2", tie_word_embeddings=tied)
+    apply_matmul(module.model, MatmulChoice(library))
     whole = copy.deepcopy(module)
     assert choose_logits(module, RunnerSpec(), HERE) == "logits by chunks of 8192 tokens"
     packed = choice._pack_trial_trees(module)
@@ -122,9 +126,9 @@ def test_branches_are_those_of_whole_logits(small_limit):
         pack_trees(ids, is_token, trees, want, ids.numel(), branches=branches), ids
     )
     temperatures = torch.ones(len(packed.targets)), torch.full((len(packed.branches.at),), 0.7)
-    expected = module(packed, *temperatures, True)
+    expected = module(packed, *temperatures, learns_entropy=True)
     choose_logits(module, RunnerSpec(), HERE)
     assert module.chunks_logits
-    for a, b in zip(module(packed, *temperatures, True), expected, strict=True):
+    for a, b in zip(module(packed, *temperatures, learns_entropy=True), expected, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-4)
     assert len(expected) == 3 and len(expected[2]) == 4

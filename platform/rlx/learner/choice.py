@@ -18,7 +18,7 @@ from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, Pl
 from rlx.learner.forward import PackedModule, PackedPolicy
 from rlx.learner.pack import PackedBatch, collate_trees, pack_trees
 from rlx.learner.vocabulary import CHUNK
-from rlx.model import do_windows_show, find_window, narrow_windows
+from rlx.model import OneDnnLinear, do_windows_show, find_window, narrow_windows
 from rlx.spec import RunnerSpec
 
 __all__ = ["WHOLE_LOGITS", "FormChoice", "choose_form", "choose_logits"]
@@ -112,7 +112,7 @@ def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec) -> str:
     """Explains why logits cannot be computed by chunks; empty if they can."""
     if runner.zero_stage == 3:
         return "zero_stage 3 shards the output layer"
-    if type(module.model.get_output_embeddings()) is not nn.Linear:
+    if type(module.model.get_output_embeddings()) not in (nn.Linear, OneDnnLinear):
         return "the output layer is not a plain matrix"
     expected = _compute_trial_logprobs(module)
     module.chunks_logits = True
@@ -136,7 +136,7 @@ def _compute_trial_logprobs(module: PackedPolicy) -> tuple[Tensor, Tensor]:
     packed = _pack_trial_trees(module).to(some.device)
     temperatures = torch.linspace(0.5, 1.5, len(packed.targets), device=some.device)
     with torch.enable_grad():
-        results = torch.cat(module(packed, temperatures, None, True))
+        results = torch.cat(module(packed, temperatures, learns_entropy=True))
     if not learned:
         return results.detach(), results.new_zeros(0)
     weights = torch.linspace(-1, 1, results.numel(), device=some.device)

@@ -80,9 +80,9 @@ class TrainingEngine:
         # No dropout: the gradient must be that of exactly the policy that sampled.
         self._module.eval()
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Calls the module's forward; under ZeRO stage 3, every rank must call equally often."""
-        return self._engine(*arguments)
+        return self._engine(*arguments, **options)
 
     def begin_phase(self, spec: AdamSpec, *, fresh: bool) -> None:
         """Applies the optimizer settings of a phase; `fresh` resets Adam's moments."""

@@ -116,6 +116,7 @@ class PackedPolicy(PackedModule):
         packed: PackedBatch,
         temperatures: Tensor,
         branch_temperatures: Tensor | None = None,
+        *,
         learns_entropy: bool = False,
         with_collisions: bool = False,
     ) -> tuple[Tensor, ...]:

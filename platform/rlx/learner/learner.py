@@ -134,7 +134,10 @@ class Learner:
             if confidences is not None:
                 starts = packed.branches.gather_starts(temperatures)
             logprobs, entropy, *branches = self._engine(
-                packed, packed.gather_targets(temperatures), starts, loss.entropy is not None
+                packed,
+                packed.gather_targets(temperatures),
+                starts,
+                learns_entropy=loss.entropy is not None,
             )
             targets = UpdateTargets.from_packed(packed, train, loss, bonus_scale)
             term = policy_term(logprobs, entropy, targets, loss, sums)
@@ -179,7 +182,7 @@ class Learner:
 
         def compute_collision_probs(packed: PackedBatch) -> Tensor:
             temperatures = packed.gather_targets(batch.temperatures)
-            return torch.as_tensor(self._engine(packed, temperatures, None, False, True)[2])
+            return torch.as_tensor(self._engine(packed, temperatures, with_collisions=True)[2])
 
         return self._share(batch, want).gather_token_values(compute_collision_probs)
 

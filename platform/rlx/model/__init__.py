@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         merged_weights,
         save_adapter,
     )
-    from rlx.model.products import OneDnnLinear, ProductChoice, choose_products, map_rows
+    from rlx.model.matmul import MatmulChoice, OneDnnLinear, choose_matmul, compute_linear
     from rlx.model.texts import (
         TextFault,
         TextSource,
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatDialogue",
+    "MatmulChoice",
     "OneDnnLinear",
     "PlainDialogue",
     "Policy",
-    "ProductChoice",
     "TextFault",
     "TextSource",
     "Vocabulary",
@@ -63,8 +63,9 @@ __all__ = [
     "build_policy",
     "build_vocabulary_dialogue",
     "check_model_files",
-    "choose_products",
+    "choose_matmul",
     "choose_vocabulary",
+    "compute_linear",
     "compute_model_fingerprint",
     "disable_adapters",
     "do_windows_show",
@@ -77,7 +78,6 @@ __all__ = [
     "list_text_sources",
     "load_local_dialogue",
     "load_vocabulary",
-    "map_rows",
     "merged_weights",
     "narrow_windows",
     "pretrained_tokenizer",
@@ -100,10 +100,10 @@ _HOME = {
     "is_adapted": "lora",
     "merged_weights": "lora",
     "save_adapter": "lora",
-    "OneDnnLinear": "products",
-    "ProductChoice": "products",
-    "choose_products": "products",
-    "map_rows": "products",
+    "OneDnnLinear": "matmul",
+    "MatmulChoice": "matmul",
+    "choose_matmul": "matmul",
+    "compute_linear": "matmul",
     "TextFault": "texts",
     "TextSource": "texts",
     "choose_vocabulary": "texts",

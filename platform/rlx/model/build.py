@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ModelDialogue
 from rlx.model.files import first_line, model_folder
-from rlx.model.products import BY_TORCH, ProductChoice, use_products
+from rlx.model.matmul import TORCH, MatmulChoice, apply_matmul
 from rlx.model.tokenizer import (
     build_dialogue,
     end_ids,
@@ -61,14 +61,14 @@ class Policy:
         tokenizer: the model's tokenizer, saved with every export.
         dialogue: encodes and decodes dialogues.
         end_ids: tokens that end a turn.
-        products: who multiplies on the CPU.
+        matmul: library that multiplies matrices on the CPU.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     dialogue: ModelDialogue
     end_ids: tuple[int, ...]
-    products: ProductChoice = BY_TORCH
+    matmul: MatmulChoice = TORCH
 
     @property
     def context_length(self) -> int:
@@ -85,7 +85,7 @@ def build_policy(
     spec: ModelSpec,
     seed: int,
     tokenizer: Path | None = None,
-    products: ProductChoice | None = None,
+    matmul: MatmulChoice | None = None,
 ) -> Policy:
     """Builds the model, before any warm start.
 
@@ -93,7 +93,7 @@ def build_policy(
         spec: the `model:` section.
         seed: seed of a tiny model's random weights.
         tokenizer: folder of a tiny model's tokenizer, as for `load_vocabulary`.
-        products: who multiplies on the CPU; None for torch.
+        matmul: library that multiplies matrices on the CPU; None for torch.
 
     Raises:
         SpecError: a pretrained model is of a kind that rlx cannot train.
@@ -104,10 +104,10 @@ def build_policy(
         if isinstance(spec, TinyModelSpec)
         else _load_pretrained_policy(spec)
     )
-    if products is None:
+    if matmul is None:
         return policy
-    use_products(policy.model, products)
-    return replace(policy, products=products)
+    apply_matmul(policy.model, matmul)
+    return replace(policy, matmul=matmul)
 
 
 def _build_tiny_policy(spec: TinyModelSpec, seed: int, folder: Path | None) -> Policy:

@@ -170,8 +170,8 @@ def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy) -> str:
         "code": [_compute_source_digest(type(plugin).__module__) for plugin in plugins],
         "templates": turns,
     }
-    if policy.products.by != "torch":  # whose results have had no name
-        inputs["products"] = policy.products.by
+    if policy.matmul.library != "torch":  # whose results have had no name
+        inputs["matmul"] = policy.matmul.library
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:20]
 
 

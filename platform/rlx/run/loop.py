@@ -35,9 +35,9 @@ from rlx.run.alarms import AlarmWatch
 from rlx.run.collect import sample_and_score
 from rlx.run.controller_state import ControllerState
 from rlx.run.environment_metrics import environment_figures
+from rlx.run.matmul import keep_matmul
 from rlx.run.prefetcher import Prefetcher
 from rlx.run.probes import require_texts, run_probe
-from rlx.run.products import keep_products
 from rlx.run.progress import Progress, ProgressFile
 from rlx.run.prompt_fit import build_prompt_fit
 from rlx.run.resume import ResumePoint, checkpoint_run, is_checkpoint_due, resume_run
@@ -141,10 +141,10 @@ def _record_forms(context: TrainingContext) -> None:
         level = "info" if context.learner.chosen.form.merges else "warning"
         context.recorder.event("forms", f"learner: {context.learner.chosen}", level=level)
         context.recorder.event("forms", f"sampler: {context.sampler.description}")
-        context.recorder.event("forms", f"matrix products: {context.policy.products}")
+        context.recorder.event("forms", f"matrix multiplication: {context.policy.matmul}")
         print(
             f"learner: {context.learner.chosen}\nsampler: {context.sampler.description}\n"
-            f"matrix products: {context.policy.products}",
+            f"matrix multiplication: {context.policy.matmul}",
             flush=True,
         )
 
@@ -185,8 +185,8 @@ def _start_model(
 ) -> Policy:
     """Builds the policy and warm-starts it; rank 0 trains the warm start and the others load it."""
     progress.show_activity("model")
-    products = keep_products(folder, ranks)
-    policy = build_policy(spec.model, spec.seed, folder.tokenizer, products)
+    matmul = keep_matmul(folder, ranks)
+    policy = build_policy(spec.model, spec.seed, folder.tokenizer, matmul)
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)
 

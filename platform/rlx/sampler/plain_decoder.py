@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from rlx.model import OneDnnLinear, map_rows
+from rlx.model import OneDnnLinear, compute_linear
 
 __all__ = ["Attend", "PlainDecoder", "unknown_part"]
 
@@ -225,14 +225,14 @@ class _Matrix:
         self._weight = _concatenate_weights([m.weight for m in maps])
         biases = [m.bias.detach() for m in maps if m.bias is not None]
         self._bias = torch.cat(biases) if biases else None
-        self._map = map_rows if type(maps[0]) is OneDnnLinear else functional.linear
+        self._map = compute_linear if type(maps[0]) is OneDnnLinear else functional.linear
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._map(x, self._weight.t(), self._bias)
 
     def add_to_residual(self, residual: Tensor, x: Tensor) -> Tensor:
         """Returns the sum of the residual and the mapped `x`."""
-        if self._map is map_rows:
+        if self._map is compute_linear:
             return residual + self(x)
         total = torch.addmm(residual, x, self._weight)
         return total if self._bias is None else total + self._bias

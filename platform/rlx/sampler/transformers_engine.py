@@ -192,7 +192,7 @@ class _TransformersSession:
         completions: list[Completion] = []
         for number, batch in enumerate(batches):
             self._kept.retain({n for later in batches[number:] for n in later.extended})
-            rows, logits = self._read(batch, forks, sampling.max_new_tokens)
+            rows, logits = self._read_contexts(batch, forks, sampling.max_new_tokens)
             noise = sample_uniforms(batch.seeds, sampling.max_new_tokens).to(logits.device)
             decoding = _DecodingLoop(self._policy, sampling, rows, noise, keeps=keeps)
             sampled = decoding.run(logits)
@@ -221,7 +221,9 @@ class _TransformersSession:
         if part:
             yield part
 
-    def _read(self, part: _CompletionBatch, forks: bool, limit: int) -> tuple[DialogueRows, Tensor]:
+    def _read_contexts(
+        self, part: _CompletionBatch, forks: bool, limit: int
+    ) -> tuple[DialogueRows, Tensor]:
         """Reads the part of each context that is not cached; returns one row per completion, and
         the logits of the next tokens."""
         extended = part.extended

@@ -141,7 +141,7 @@ class VllmSampler:
             self._worker.close()
             self._worker, memory = self._start_worker()
             self.limits = model, memory
-            self._ask({"ask": "load"}, "take the learner's weights")
+            self._load_published_weights()
 
     def _start_worker(self) -> tuple["_WorkerProcess", int]:
         """Starts a worker; returns it with the maximum dialogue length in tokens."""

@@ -1,4 +1,4 @@
-"""Matrix products by oneDNN: the same numbers, chosen by a trial and kept."""
+"""Matrix multiplication by oneDNN: the same numbers, chosen by a trial and kept."""
 
 import copy
 
@@ -8,29 +8,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from rlx.model import OneDnnLinear, ProductChoice, choose_products
-from rlx.model.products import FEWEST_ROWS, MARGIN, use_products
+from rlx.home import RunFolder
+from rlx.learner import Ranks
+from rlx.model import MatmulChoice, OneDnnLinear, choose_matmul
+from rlx.model.matmul import MARGIN, MIN_ROWS, apply_matmul
+from rlx.run import matmul
 
-ONEDNN = ProductChoice("oneDNN", 2.0)
+ONEDNN = MatmulChoice("oneDNN", 2.0)
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    shape=st.sampled_from([(FEWEST_ROWS,), (FEWEST_ROWS + 3,), (2, 70), (3, 5, 20), (7,), (2, 3)]),
+    shape=st.sampled_from([(MIN_ROWS,), (MIN_ROWS + 3,), (2, 70), (3, 5, 20), (7,), (2, 3)]),
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     bias=st.booleans(),
     transposed=st.booleans(),
+    expanded=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_values_and_gradients_are_those_of_torch(shape, sizes, bias, transposed, seed):
+def test_values_and_gradients_are_those_of_torch(shape, sizes, bias, transposed, expanded, seed):
     torch.manual_seed(seed)
     plain = nn.Linear(*sizes, bias=bias)
     if transposed:  # as the sampler's fused matrices leave it
         plain.weight.data = plain.weight.data.t().contiguous().t()
     mine = copy.deepcopy(plain)
-    use_products(mine, ONEDNN)
+    apply_matmul(mine, ONEDNN)
     found = []
     x, up = torch.randn(*shape, sizes[0]), torch.randn(*shape, sizes[1])
+    if expanded:  # as the gradient of a sum
+        up = torch.randn(()).expand(up.shape)
     for layer in (mine, plain):
         own = x.clone().requires_grad_()
         y = layer(own)
@@ -47,31 +53,45 @@ def test_only_plain_layers_change_and_only_where_chosen():
         pass
 
     model = nn.ModuleList([nn.Linear(2, 2), Own(2, 2), nn.Embedding(2, 2)])
-    use_products(model, ProductChoice("torch", 1.0))
+    apply_matmul(model, MatmulChoice("torch", 1.0))
     assert [type(m) for m in model] == [nn.Linear, Own, nn.Embedding]
-    use_products(model, ONEDNN)
+    apply_matmul(model, ONEDNN)
     assert [type(m) for m in model] == [OneDnnLinear, Own, nn.Embedding]
     assert isinstance(copy.deepcopy(model)[0], OneDnnLinear)
 
 
 def test_other_dtypes_are_left_to_torch():
     layer = nn.Linear(3, 4, dtype=torch.float64)
-    use_products(layer, ONEDNN)
-    x = torch.randn(2 * FEWEST_ROWS, 3, dtype=torch.float64)
+    apply_matmul(layer, ONEDNN)
+    x = torch.randn(2 * MIN_ROWS, 3, dtype=torch.float64)
     assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
 
 
 def test_the_trial_decides():
-    choice = choose_products()
-    assert (choice.by == "oneDNN") == (choice.speedup is not None and choice.speedup >= MARGIN)
+    choice = choose_matmul()
+    assert (choice.library == "oneDNN") == (choice.speedup is not None and choice.speedup >= MARGIN)
 
 
 def test_without_onednn_torch_multiplies(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert choose_products() == ProductChoice("torch", None)
-    assert str(choose_products()) == "torch"
+    assert choose_matmul() == MatmulChoice("torch", None)
+    assert str(choose_matmul()) == "torch"
 
 
 @pytest.mark.parametrize("by", ["torch", "oneDNN"])
 def test_a_choice_says_who_multiplies(by):
-    assert str(ProductChoice(by, 1.84)) == f"{by}, 1.8 times as fast by oneDNN in a trial"
+    assert (
+        str(MatmulChoice(by, 1.84)) == f"{by} (in a trial oneDNN had 1.8 times the speed of torch)"
+    )
+
+
+def test_a_run_keeps_its_choice(tmp_path, monkeypatch):
+    folder, here = RunFolder(tmp_path), Ranks(0, 1, torch.device("cpu"))
+    monkeypatch.setattr(matmul, "choose_matmul", lambda: ONEDNN)
+    assert matmul.keep_matmul(folder, here) == ONEDNN
+    monkeypatch.setattr(matmul, "choose_matmul", lambda: MatmulChoice("torch", 1.0))
+    assert matmul.keep_matmul(folder, here) == ONEDNN
+    folder.matmul.unlink()
+    (folder.checkpoints / "step_000001").mkdir(parents=True)
+    assert matmul.keep_matmul(folder, here) == MatmulChoice(), "of a version that had none"
+    assert matmul.keep_matmul(folder, Ranks(0, 1, torch.device("cuda"))) == MatmulChoice()

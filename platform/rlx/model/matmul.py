@@ -1,8 +1,8 @@
-"""Float32 matrix products on the CPU: torch's own, or oneDNN's where a trial finds them faster.
+"""Float32 matrix multiplication on the CPU: by torch, or by oneDNN where a trial finds it faster.
 
-torch multiplies by MKL, which uses AVX2 on AMD processors, where oneDNN uses AVX-512. Their results
-differ in the last bits, so a run keeps its choice for all its attempts. Products of few rows are
-torch's in any case: there oneDNN's preparation costs more than it saves.
+torch calls MKL, which uses AVX2 on AMD processors, where oneDNN uses AVX-512. Their results differ
+in the last bits, so a run keeps its choice for all its attempts. Small inputs always go to torch:
+oneDNN's overhead per call costs more than it saves there.
 """
 
 import time
@@ -14,52 +14,54 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
-    "BY_TORCH",
+    "TORCH",
+    "MatmulChoice",
     "OneDnnLinear",
-    "ProductChoice",
-    "choose_products",
-    "map_rows",
-    "use_products",
+    "apply_matmul",
+    "choose_matmul",
+    "compute_linear",
 ]
 
-FEWEST_ROWS = 128
-"""Rows of an input from which on oneDNN may multiply."""
+MIN_ROWS = 128
+"""Minimum number of rows of an input that goes to oneDNN."""
 MARGIN = 1.3
-"""How much faster oneDNN must be: far from chance, so that a machine always chooses alike."""
+"""Minimum speedup of oneDNN; well above timing noise, so that a machine always chooses alike."""
+OPERATOR = "_linear_pointwise"
+"""torch's binding of oneDNN's linear layer; not public, and absent on some platforms."""
 TRIAL = (512, 96, 256)
 """Rows, inputs and outputs of the trial."""
 ROUNDS, REPEATS = 5, 4
 
 
 @dataclass(frozen=True, slots=True)
-class ProductChoice:
-    """Who multiplies.
+class MatmulChoice:
+    """The library that multiplies float32 matrices on the CPU.
 
     Attributes:
-        by: the library.
-        speedup: of oneDNN over torch in the trial; None if there was none.
+        library: its name.
+        speedup: of oneDNN over torch in the trial; None if there was no trial.
     """
 
-    by: Literal["torch", "oneDNN"] = "torch"
+    library: Literal["torch", "oneDNN"] = "torch"
     speedup: float | None = None
 
     def __str__(self) -> str:
         if self.speedup is None:
-            return self.by
-        return f"{self.by}, {self.speedup:.1f} times as fast by oneDNN in a trial"
+            return self.library
+        return f"{self.library} (in a trial oneDNN had {self.speedup:.1f} times the speed of torch)"
 
 
-BY_TORCH = ProductChoice()
+TORCH = MatmulChoice()
 
 
-def choose_products() -> ProductChoice:
-    """Times the products of a linear layer and of its gradients in CPU seconds, in turns.
+def choose_matmul() -> MatmulChoice:
+    """Times a linear layer and its gradients with both libraries, in alternation, in CPU seconds.
 
     Returns:
-        oneDNN's if they are faster by `MARGIN`; torch's otherwise.
+        oneDNN if it is faster by `MARGIN`; torch otherwise, also where torch lacks oneDNN.
     """
-    if not torch.backends.mkldnn.is_available():
-        return BY_TORCH
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, OPERATOR)):
+        return TORCH
     rows, inputs, outputs = TRIAL
     generator = torch.Generator().manual_seed(0)
     x, weight, gradient = (
@@ -67,7 +69,7 @@ def choose_products() -> ProductChoice:
         for shape in ((rows, inputs), (outputs, inputs), (rows, outputs))
     )
 
-    def time_products(multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
+    def time_multiplications(multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
         began = time.process_time()
         for _ in range(REPEATS):
             multiply(x, weight)
@@ -77,39 +79,43 @@ def choose_products() -> ProductChoice:
 
     with torch.no_grad():
         times = [
-            (time_products(nn.functional.linear), time_products(_multiply)) for _ in range(ROUNDS)
+            (time_multiplications(nn.functional.linear), time_multiplications(_multiply))
+            for _ in range(ROUNDS)
         ]
     by_torch, by_onednn = map(min, zip(*times, strict=True))
     speedup = by_torch / by_onednn
-    return ProductChoice("oneDNN" if speedup >= MARGIN else "torch", round(speedup, 2))
+    return MatmulChoice("oneDNN" if speedup >= MARGIN else "torch", round(speedup, 2))
 
 
-def use_products(model: nn.Module, choice: ProductChoice) -> None:
-    """Makes a model's linear layers multiply as chosen, now and after weights are replaced."""
-    if choice.by == "oneDNN":
+def apply_matmul(model: nn.Module, choice: MatmulChoice) -> None:
+    """Makes a model's linear layers use the chosen library, also after weights are replaced."""
+    if choice.library == "oneDNN":
         for module in model.modules():
             if type(module) is nn.Linear:
                 module.__class__ = OneDnnLinear
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer by oneDNN, where its input is float32, on the CPU, and has enough rows."""
+    """A linear layer that uses oneDNN; see `compute_linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps `[..., in]` to `[..., out]`."""
-        return map_rows(input, self.weight, self.bias)
+        return compute_linear(input, self.weight, self.bias)
 
 
-def map_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns x Wᵀ + b, `[..., out]`, by oneDNN where it may multiply, else by torch.
+def compute_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Returns x Wᵀ + b: by oneDNN for float32 on the CPU and `MIN_ROWS` or more, else by torch.
 
     Args:
         x: `[..., in]`.
         weight: `[out, in]`.
-        bias: `[out]`.
+        bias: `[out]`, or None.
+
+    Returns:
+        `[..., out]`.
     """
-    may = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    if not may or x.numel() < FEWEST_ROWS * x.shape[-1]:
+    supported = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    if not supported or x.numel() < MIN_ROWS * x.shape[-1]:
         return nn.functional.linear(x, weight, bias)
     if torch.is_grad_enabled():
         mapped: Tensor = _OneDnnMap.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -138,11 +144,11 @@ class _OneDnnMap(torch.autograd.Function):
 
 
 def _multiply_transposed(a: Tensor, b: Tensor) -> Tensor:
-    """Returns aᵀ b; oneDNN is faster if what it takes for the weight is the wider one."""
+    """Returns aᵀ b; oneDNN is faster if it takes the wider operand as the weight."""
     narrow = a.shape[1] <= b.shape[1]
     return _multiply(a.t(), b.t()) if narrow else _multiply(b.t(), a.t()).t()
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
+    result: Tensor = getattr(torch.ops.mkldnn, OPERATOR)(x, weight, bias, "none", [], "")
+    return result
