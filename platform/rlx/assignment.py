@@ -128,6 +128,7 @@ def build_credit_inputs(
         levels=batch.levels,
         tree_ids=batch.tree_ids,
         state_ids=batch.state_ids,
+        is_confidence=batch.is_confidence,
         labels=rewards.labels,
         named_rewards=rewards.named_rewards,
         reward_weights=rewards.reward_weights,

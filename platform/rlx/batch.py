@@ -109,6 +109,13 @@ class TokenBatch:
                 raise ShapeError(f"an id field is {tuple(tensor.shape)}, there are {shape[0]} rows")
 
     @property
+    def is_confidence(self) -> Tensor:
+        """`[B]` bool rows that judge an answer: those of kind `confidence`, and all below the rows
+        of kind `answer`, or else below the first level."""
+        answer = max((row.level for row in self.rows if row.kind == "answer"), default=0)
+        return torch.tensor([row.kind == "confidence" or row.level > answer for row in self.rows])
+
+    @property
     def is_response(self) -> Tensor:
         """`[B, T]` bool from the row's first own token to its end, whoever wrote the tokens."""
         return self.is_token & (self.is_own.cumsum(dim=1) > 0)

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Collection, Iterator, Sequence
 from statistics import fmean
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rlx.batch import BatchRow, TokenBatch, build_token_batch, list_batch_rows
 from rlx.recipe import Recipe
-from rlx.reward import RewardEntry, RewardTable
+from rlx.reward import RewardEntry, RewardTable, compute_mean_value
 from rlx.rollout import RolloutTree
 from rlx.train_batch import RowRewards, ScoredRows
 
@@ -43,7 +44,9 @@ def build_scored_rows(
     if all((row.tree, row.segment) in without for row in list_batch_rows(trees)):
         return None
     batch = build_token_batch(trees, temperatures=recipe.temperatures, without=without)
-    rewards = build_row_rewards(batch, trees, table, label=recipe.label)
+    expected = recipe.spec.loss.expected
+    over = "path" if expected is None else expected.over
+    rewards = build_row_rewards(batch, trees, table, label=recipe.label, over=over)
     return ScoredRows(
         batch=batch, rewards=rewards, mask=recipe.mask(batch) if mask is None else mask
     )
@@ -75,11 +78,13 @@ def build_row_rewards(
     table: RewardTable,
     *,
     label: str | None = None,
+    over: Literal["path", "prompt"] = "path",
 ) -> RowRewards:
     """Sums the table's weighted rewards per row.
 
     Turn number k is at column k - 1. A missing turn reward is marked in `turn_present`, since it
-    is not the same as a reward of 0. `label` names the turn reward of `RowRewards.labels`.
+    is not the same as a reward of 0. `label` names the turn reward of `RowRewards.labels`, and
+    `over` says whether it is the row's own or the mean over its prompt.
     """
     shape = tuple(batch.state_ids.shape)
     turns, present = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
@@ -94,7 +99,10 @@ def build_row_rewards(
     labels = None
     if label is not None:
         labels = torch.tensor(
-            [_find_label(trees[r.tree], table, r.tree, r.segment, label) for r in batch.rows]
+            [
+                _find_label(trees[r.tree], table, (r.tree, r.segment), label, over)
+                for r in batch.rows
+            ]
         )
     named, weights = _build_named_rewards(batch, table)
     return RowRewards(
@@ -133,9 +141,14 @@ def _list_row_entries(row: BatchRow, table: RewardTable) -> Iterator[tuple[str, 
 
 
 def _find_label(
-    tree: RolloutTree, table: RewardTable, number: int, segment: int, name: str
+    tree: RolloutTree, table: RewardTable, place: Place, name: str, over: Literal["path", "prompt"]
 ) -> float:
-    """Raw value of a turn reward at a segment or the nearest one before that has it, or NaN."""
+    """Raw value of a turn reward at a turn or the nearest one before that has it, or its mean over
+    all turns of the prompt; NaN where it is absent."""
+    number, segment = place
+    if over == "prompt":
+        mean = compute_mean_value(tree, place, name, table.turns)
+        return math.nan if mean is None else mean
     for index in reversed(tree.path(segment)):
         entry = table.turns.get((number, index), {}).get(name)
         if entry is not None and entry.raw is not None:

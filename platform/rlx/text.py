@@ -1,4 +1,4 @@
-"""Sanitize untrusted text before it reaches a terminal, a log or a database."""
+"""Words for messages; sanitize untrusted text before it reaches a terminal, a log or a database."""
 
 import re
 import unicodedata
@@ -13,6 +13,7 @@ __all__ = [
     "escape_unprintable",
     "format_timestamp",
     "list_url_secrets",
+    "pluralize_noun",
     "redact_passwords",
     "redact_values",
     "replace_surrogates",
@@ -35,6 +36,11 @@ def escape_unprintable(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape_character(c) for c in text)
+
+
+def pluralize_noun(noun: str) -> str:
+    """Returns the plural of a kind of turn, such as "answers" or "analyses"."""
+    return f"{noun[:-2]}es" if noun.endswith("is") else f"{noun}s"
 
 
 def escape_lines(text: str) -> str:

@@ -5,8 +5,9 @@ The Brier score of a confidence c for an answer that is right (y = 1) or wrong (
 Rewards" (arXiv 2507.16806), whose code accepts `nan`; here a confidence must be finite.
 """
 
+import math
 import re
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.tags import last_block
@@ -14,7 +15,9 @@ from rlx_plugins.tags import last_block
 __all__ = [
     "Brier",
     "ParsedConfidence",
+    "PassOn",
     "Pattern",
+    "ProperScore",
     "RlcrFormat",
     "StatedConfidence",
     "matches_pattern",
@@ -103,6 +106,81 @@ class Brier(Reward):
         return Score(1.0 - (of - confidence) ** 2, parts={"confidence": confidence})
 
 
+_LEAST = 0.001
+
+
+class ProperScore(Reward):
+    """A proper score of the stated confidence c; `of` names the reward for correctness, y.
+
+    Each lies between 0 and 1, and its expectation is greatest at c = P(right). With p = c for a
+    right answer and 1 - c for a wrong one: log is 1 - ln max(p, .001) / ln .001, spherical is
+    p / √(c² + (1 - c)²), brier is 1 - (1 - p)². Between 0 and 1, y weighs both outcomes. After
+    Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation", 2007.
+    """
+
+    reads_parent: ClassVar[bool] = True
+    examples: ClassVar[tuple[Example, ...]] = (
+        _build_confidence_example("gold, right", "<confidence>1</confidence>", 1.0, of=1.0),
+        _build_confidence_example("gold, wrong", "<confidence>0</confidence>", 1.0, of=0.0),
+        _build_confidence_example("sure and wrong", "<confidence>1</confidence>", 0.0, of=0.0),
+        _build_confidence_example("none", "I am sure", 0.0, of=1.0, reason="no confidence"),
+        _build_confidence_example(
+            "not finite", "<confidence>nan</confidence>", 0.0, of=1.0, reason="not finite"
+        ),
+    )
+
+    rule: Literal["log", "spherical", "brier"] = "log"
+    """The rule."""
+    invalid_reward: float = 0.0
+    """Reward of a response without a valid confidence. 0 is also the worst valid score."""
+
+    def score(self, sample: Sample) -> Score:
+        """Scores one confidence.
+
+        Raises:
+            ValueError: the parent's value is absent or outside [0, 1], an error in the experiment.
+        """
+        of = sample.of
+        if of is None or not 0.0 <= of <= 1.0:
+            raise ValueError(f"the reward named by `of` must lie in [0, 1], got {of}")
+        confidence, reason = parse_confidence(sample.response)
+        if confidence is None:
+            return Score(self.invalid_reward, reason)
+        value = of * self._score_right(confidence) + (1 - of) * self._score_right(1 - confidence)
+        return Score(value, parts={"confidence": confidence})
+
+    def _score_right(self, p: float) -> float:
+        """The score of an outcome to which the probability p was given."""
+        match self.rule:
+            case "log":
+                return 1 - math.log(max(p, _LEAST)) / math.log(_LEAST)
+            case "spherical":
+                return p / math.hypot(p, 1 - p)
+            case "brier":
+                return 1 - (1 - p) ** 2
+
+
+class PassOn(Reward):
+    """The value that `of` names, unchanged.
+
+    With `over: below`, a turn is paid the mean of what the turns below it earn.
+    """
+
+    reads_parent: ClassVar[bool] = True
+    examples: ClassVar[tuple[Example, ...]] = (
+        _build_confidence_example("gold", "17=17", 0.75, of=0.75),
+        _build_confidence_example("nothing", "", 0.0, of=0.0),
+    )
+
+    def is_solution(self, sample: Sample) -> bool:
+        """True: the value does not depend on the response."""
+        return True
+
+    def score(self, sample: Sample) -> Score | None:
+        """Returns what it reads."""
+        return None if sample.of is None else Score(sample.of)
+
+
 class StatedConfidence(Reward):
     """The stated confidence itself, for a name that begins with `_`: logged, never summed.
 
@@ -128,7 +206,7 @@ class StatedConfidence(Reward):
         return Score(confidence, parts={"confidence": confidence, "extreme": float(extreme)})
 
 
-Pattern = Literal["ta", "tac", "tabc", "tbac", "c", "bc"]
+Pattern = Literal["ta", "tac", "tabc", "tbac", "ac", "abc", "c", "bc"]
 
 _TAGS = {"a": "answer", "b": "analysis", "c": "confidence"}
 
@@ -142,7 +220,7 @@ def _build_joint_patterns(pattern: Pattern) -> tuple[list[re.Pattern[str]], str]
     return joints, before
 
 
-_PATTERNS = {name: _build_joint_patterns(name) for name in ("ta", "tac", "tabc", "tbac", "c", "bc")}
+_PATTERNS = {name: _build_joint_patterns(name) for name in get_args(Pattern)}
 
 
 def matches_pattern(pattern: Pattern, text: str) -> bool:
@@ -150,9 +228,9 @@ def matches_pattern(pattern: Pattern, text: str) -> bool:
 
     Equals a match of RLCR's regular expressions, such as
     `.*?</think>\\s*<answer>.*?</answer>\\s*\\Z` for `ta`; `<think>` itself may be in the prompt.
-    `c` and `bc` allow nothing before their first tag. What the confidence says is not read, see
-    `RlcrFormat`. Those expressions take polynomial time on
-    adversarial text; taking the first match of each joint after the previous one is equivalent.
+    Patterns without t allow nothing before their first tag. What the confidence says is not read,
+    see `RlcrFormat`. Those expressions take polynomial time on adversarial text; taking the first
+    match of each joint after the previous one is equivalent.
     """
     joints, closing = _PATTERNS[pattern]
     end = len(text.rstrip()) - len(closing)

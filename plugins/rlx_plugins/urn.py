@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from rlx.plugin import Demonstration, Example, Plugin, Problem, Reward, Sample, Score, Split
 from rlx_plugins.rlcr import parse_confidence
 
-__all__ = ["UrnDistance", "UrnDrawn", "UrnTask"]
+__all__ = ["UrnDistance", "UrnDrawn", "UrnPicked", "UrnTask"]
 
 
 _URNS = 100
@@ -26,6 +26,9 @@ class UrnTask(Plugin):
     Red is drawn with probability red / balls, once per problem. The prompt is all that can be known
     about it, so the best confidence is that share. The urn's number says nothing; with red it
     decides the split: test if `crc32(repr((number, red))) % held_out` is 0.
+
+    For the reward `urn.picked`, which balls are red differs from problem to problem as well:
+    whichever ball an answer names, it is red with that same probability.
     """
 
     balls: int = Field(10, ge=2, le=100)
@@ -35,6 +38,13 @@ class UrnTask(Plugin):
     20 with `tokenizer: arithmetic_05`."""
     held_out: int = Field(3, ge=2)
     """One in `held_out` urns is held out for testing."""
+    picks: bool = False
+    """Demonstrations answer with a random ball's number, from 1, instead of 1."""
+    counts: bool = False
+    """Demonstrations count the red balls in an analysis between answer and confidence."""
+    informed: float = Field(0.0, ge=0, le=1)
+    """Share of demonstrations that state the share of red balls, as near as the values allow; the
+    others state a uniformly random value."""
     prompt: str = "nums: {number} {red} {blue}\n"
 
     @field_validator("prompt")
@@ -63,6 +73,7 @@ class UrnTask(Plugin):
             "red": red,
             "blue": blue,
             "drawn": int(rng.random() * self.balls < red),
+            "red_balls": sorted(rng.sample(range(1, self.balls + 1), red)),
             "data_source": "urn",
         }
         return Problem(
@@ -73,10 +84,17 @@ class UrnTask(Plugin):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns `<answer>1</answer>` and, in the same turn, a uniformly random confidence."""
+        """Returns `<answer>1</answer>` and, in the same turn, a confidence, by default a uniformly
+        random one; with `counts` an analysis such as `<analysis>3</analysis>` in between."""
         rng = random.Random(f"demonstration/{seed}/{problem.id}")
         confidence = rng.choice(self.confidence_values)
-        return Demonstration((f"<answer>1</answer><confidence>{confidence}</confidence>",))
+        if self.informed and rng.random() < self.informed:
+            nearest = round(problem.fields["red"] / self.balls * self.confidence_steps)
+            confidence = self.confidence_values[nearest]
+        ball = rng.randint(1, self.balls) if self.picks else 1
+        check = f"<analysis>{problem.fields['red']}</analysis>" if self.counts else ""
+        stated = f"<confidence>{confidence}</confidence>"
+        return Demonstration((f"<answer>{ball}</answer>{check}{stated}",))
 
 
 def _build_urn_example(
@@ -103,6 +121,42 @@ class UrnDrawn(Reward):
     def score(self, sample: Sample) -> Score:
         """Returns what was drawn."""
         return Score(float(sample.problem["drawn"]))
+
+
+def _build_pick_example(name: str, value: float, response: str) -> Example:
+    problem = {"red": 3, "blue": 7, "red_balls": [2, 5, 9]}
+    text = response.removeprefix("<answer>").removesuffix("</answer>")
+    spans = {"answer": text} if text != response else {}
+    sample = Sample(
+        id="a", problem=problem, turn="answer", number=1, response=response, spans=spans
+    )
+    return Example(name=name, sample=sample, value=value)
+
+
+class UrnPicked(Reward):
+    """1 if the ball whose number the span `answer` holds is red: one label per answer.
+
+    The prompt does not say which balls are red, so no policy picks a red one more often than their
+    share, and that share is what is to be known about any answer.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _build_pick_example("gold", 1.0, "<answer>5</answer>"),
+        _build_pick_example("blue", 0.0, "<answer>4</answer>"),
+        _build_pick_example("no such ball", 0.0, "<answer>11</answer>"),
+        _build_pick_example("no number", 0.0, "<answer>five</answer>"),
+        _build_pick_example("no answer", 0.0, "5"),
+    )
+
+    def is_solution(self, sample: Sample) -> bool:
+        """Whether a red ball is named."""
+        return self.score(sample).value == 1.0
+
+    def score(self, sample: Sample) -> Score:
+        """Looks the ball up."""
+        named = sample.spans.get("answer", "").strip()
+        red = {str(ball) for ball in sample.problem["red_balls"]}
+        return Score(float(named in red))
 
 
 class UrnDistance(Reward):

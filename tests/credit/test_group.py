@@ -1,6 +1,7 @@
 """Comparing scores within groups: worked examples, a plain loop as the oracle, and properties."""
 
 import math
+from dataclasses import replace
 from statistics import mean
 
 import bound
@@ -114,6 +115,32 @@ def test_two_level_treats_a_single_answer_and_a_single_confidence_each_by_its_ow
     assert two_level(x)[:, 0].tolist() == [0.0, 0.0]
     assert two_level(x, confidence=raw)[:, 0].tolist() == [0.0, 0.5]
     assert two_level(x, normalize="center", singleton="raw")[:, 0].tolist() == [1.0, 0.0]
+
+
+def test_a_prompt_can_be_the_group_on_every_level():
+    """Two answers and two confidences below each: groups of 2 and 4 by prompt, 2 by siblings."""
+    scores = [1.0, 0.0, 0.9, 0.7, 0.2, 0.4]
+    x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
+    below = {"normalize": "center", "baseline": "prompt"}
+    found = two_level(x, normalize="center", confidence=below)[:, 0].tolist()
+    assert found == near([0.5, -0.5, 0.35, 0.15, -0.35, -0.15])
+    for baseline, expected in (
+        ("prompt", [0.5, -0.5, 0.35, 0.15, -0.35, -0.15]),
+        ("siblings", [0.5, -0.5, 0.1, -0.1, -0.1, 0.1]),
+    ):
+        grpo = bound.estimator("grpo", normalize="center", baseline=baseline)(x)
+        assert grpo[:, 0].tolist() == near(expected)
+
+
+def test_confidences_come_first_where_the_rows_say_so():
+    """Confidences on level 0 keep their own rule and factor, and so do the answers below."""
+    scores = [0.9, 0.5, 1.0, 0.0, 1.0, 1.0]
+    x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
+    x = replace(x, is_confidence=torch.tensor([True, True, False, False, False, False]))
+    rules = {"normalize": "center", "confidence": {"normalize": "leave_one_out"}, "lambda_conf": 3}
+    assert two_level(x, **rules)[:, 0].tolist() == near([1.2, -1.2, 0.5, -0.5, 0.0, 0.0])
+    whole = two_level(x, **rules, baseline="prompt")[:, 0].tolist()
+    assert whole == near([1.2, -1.2, 0.25, -0.75, 0.25, 0.25])
 
 
 # Properties ---------------------------------------------------------------------------------------

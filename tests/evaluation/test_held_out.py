@@ -5,6 +5,7 @@ import math
 import pytest
 from trees import turn
 
+from rlx.evaluation.answers import read_answers
 from rlx.evaluation.held_out import (
     compute_held_out_metrics,
     compute_identical_share,
@@ -14,9 +15,10 @@ from rlx.evaluation.held_out import (
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, build_rollout_plan
-from rlx.spec import TurnSpec, TwoTurnRolloutSpec
+from rlx.spec import SCHEDULES, TurnSpec, TwoTurnRolloutSpec
 
 NAN = math.nan
+PLAN = build_rollout_plan(TwoTurnRolloutSpec(confidence=TurnSpec(template="?")))
 
 
 def entry(name, raw, **parts):
@@ -39,7 +41,7 @@ def held_out(*problems):
             turns[t, s] = {"brier": entry("brier", 0.5, **parts)}
         problem = Problem(id=f"p{t}", prompt="", fields={}, stratum=f"s{t % 2}")
         trees.append(RolloutTree(problem, tuple(segments)))
-    return compute_held_out_metrics(trees, RewardTable(turns, frozenset(), {}), "accuracy")
+    return compute_held_out_metrics(PLAN, trees, RewardTable(turns, frozenset(), {}), "accuracy")
 
 
 def test_one_answer_and_its_first_confidence():
@@ -90,7 +92,7 @@ def in_one_sequence(*stated):
         trees.append(RolloutTree(Problem(id=f"p{t}", prompt="", fields={}), segments))
         parts = {} if math.isnan(confidence) else {"confidence": confidence}
         turns[t, 1] = {"accuracy": entry("accuracy", 1.0), "brier": entry("brier", 0.5, **parts)}
-    return compute_held_out_metrics(trees, RewardTable(turns, frozenset(), {}), "accuracy")
+    return compute_held_out_metrics(PLAN, trees, RewardTable(turns, frozenset(), {}), "accuracy")
 
 
 def test_a_confidence_may_stand_in_the_answer_itself():
@@ -130,3 +132,39 @@ def test_held_out_problems_are_answered_once_and_asked_as_often_as_in_training()
         ("confidence", 3),
     ]
     assert once.levels[1] == build_rollout_plan(spec).levels[1]
+
+
+def grow_levels(*kinds):
+    """One path of turns of these kinds, twice, with the stated confidences .7 and .2."""
+    trees, turns = [], {}
+    for t, stated in enumerate((0.7, 0.2)):
+        segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
+        for number, kind in enumerate(kinds, start=1):
+            segments.append(turn(2 * number - 2, kind=kind, number=number))
+            if number < len(kinds):
+                segments.append(Segment(parent=2 * number - 1, author="prompt", token_ids=(1,)))
+            named = {"answer": "accuracy", "confidence": "brier"}.get(kind)
+            parts = {"confidence": stated} if kind == "confidence" else {}
+            turns[t, 2 * number - 1] = {named: entry(named, 1.0, **parts)} if named else {}
+        trees.append(RolloutTree(Problem(id=f"p{t}", prompt="", fields={}), tuple(segments)))
+    levels = [{"kind": kind, "template": ""} for kind in kinds]
+    spec = SCHEDULES.validate_section({"schedule": "levels", "levels": levels})
+    return build_rollout_plan(spec), trees, RewardTable(turns, frozenset(), {})
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("answer", "confidence"),
+        ("answer", "analysis", "confidence"),
+        ("confidence", "answer"),
+        ("confidence", "plan", "answer", "remark"),
+    ],
+)
+def test_an_answer_has_the_confidence_of_its_trajectory_in_any_order(kinds):
+    plan, trees, table = grow_levels(*kinds)
+    result = compute_held_out_metrics(plan, trees, table, "accuracy")
+    assert result.correct == (1, 1)
+    assert result.confidence == (0.7, 0.2)
+    answers = read_answers(plan, trees, table, "accuracy")
+    assert [answer.confidences for answer in answers] == [(0.7,), (0.2,)]

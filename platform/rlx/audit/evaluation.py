@@ -148,7 +148,7 @@ def _answer_set(
         table = score_rollouts(trees, recipe.rewards, context.pool)
         batch = [
             replace(answer, problem=drawn.numbers[answer.problem])
-            for answer in read_answers(trees, table, recipe.spec.evaluation.correct)
+            for answer in read_answers(plan, trees, table, recipe.spec.evaluation.correct)
         ]
         _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
         found += batch

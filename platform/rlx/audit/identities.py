@@ -19,7 +19,12 @@ from rlx.audit.turn_identities import (
     check_turn_ids,
     turn_advantages,
 )
-from rlx.credit import compute_group_extremes, has_score_spread, sum_token_rewards
+from rlx.credit import (
+    assign_comparison_groups,
+    compute_group_extremes,
+    has_score_spread,
+    sum_token_rewards,
+)
 from rlx.plugin import Estimator
 from rlx.probe import build_response_tree
 from rlx.recipe import Recipe
@@ -270,7 +275,10 @@ class _Groups:
         scores = e.recomputed_batch.scores.total_score
         if e.recipe.spec.credit.score_source == "token_rewards" and e.estimator.reads == "scores":
             scores = sum_token_rewards(e.recomputed_batch.token_rewards, e.mask)
-        _, slot, sizes = e.batch.group_ids.unique(return_inverse=True, return_counts=True)
+        groups = assign_comparison_groups(
+            e.batch.group_ids, e.batch.tree_ids, e.batch.levels, e.batch.is_confidence, e.estimator
+        )
+        _, slot, sizes = groups.unique(return_inverse=True, return_counts=True)
         return _Groups(slot, sizes, *compute_group_extremes(scores, slot, len(sizes)))
 
 
@@ -282,7 +290,7 @@ def _reads_one_score(estimator: Estimator) -> bool:
 def _find_group_rows(e: StepEvidence) -> Tensor:
     """`[B]` bool rows that are compared within their group: not confidences compared by label."""
     by_label = isinstance(e.estimator, TwoLevel) and e.estimator.confidence.baseline == "label"
-    return (e.batch.levels == 0) | (not by_label)
+    return ~e.batch.is_confidence | (not by_label)
 
 
 def _equal_scores(e: StepEvidence) -> IdentityResult:
@@ -326,15 +334,11 @@ def _check_group_means(e: StepEvidence) -> IdentityResult:
     wrong = (looked_at & ~(means.abs() <= allowed)).nonzero()[:, 0].tolist()
     first = [
         e.violation(
-            "mean advantage of the group", float(means[g]), 0.0, _get_first_row(groups.slot == g)
+            "mean advantage of the group", float(means[g]), 0.0, groups.slot.tolist().index(g)
         )
         for g in wrong[:SHOWN]
     ]
     return IdentityResult(int(looked_at.sum()), len(wrong), tuple(first))
-
-
-def _get_first_row(rows: Tensor) -> int:
-    return int(rows.nonzero()[0, 0])
 
 
 def _is_nearly_equal(stored: Tensor, expected: Tensor) -> Tensor:

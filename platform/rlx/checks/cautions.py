@@ -155,32 +155,32 @@ def _off_policy(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 
 def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    first, *_ = spec.rollout.turns
-    for kind, turn in spec.rollout.turn_specs.items():
+    for number, level in enumerate(spec.rollout.list_levels()):
         for key, full in (("top_p", 1.0), ("top_k", 0)):
-            if getattr(turn, key) != full:
+            if getattr(level.turn, key) != full:
                 yield build_warning(
-                    ("rollout", kind, key),
-                    f"rollout.{kind}.{key} is {getattr(turn, key)}: the learner's log-probabilities"
-                    " are of the full distribution, so ratios and KL are not exact",
+                    ("rollout", *level.at, key),
+                    f"{level.key}.{key} is {getattr(level.turn, key)}: the learner's "
+                    "log-probabilities are of the full distribution, so ratios and KL are not "
+                    "exact",
                     f"{key}: {full} samples from the full distribution",
                 )
-        if kind == first and "{prompt}" not in turn.template:
+        if number == 0 and "{prompt}" not in level.turn.template:
             yield build_warning(
-                ("rollout", kind, "template"),
-                f"rollout.{kind}.template has no {{prompt}}: the model never sees the problem",
+                ("rollout", *level.at, "template"),
+                f"{level.key}.template has no {{prompt}}: the model never sees the problem",
             )
 
 
 def _check_probe_close(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if spec.probe is None:
         return
-    first, *_ = spec.rollout.turns
-    spans, name = spec.rollout.turn_specs[first].spans, spec.probe.close.strip("</>")
+    first, *_ = spec.rollout.list_levels()
+    spans, name = first.turn.spans, spec.probe.close.strip("</>")
     if name not in spans:
         yield build_warning(
             ("probe", "close"),
-            f"probe.close ends a span {name!r}, but rollout.{first}.spans has "
+            f"probe.close ends a span {name!r}, but {first.key}.spans has "
             f"{', '.join(spans) or 'none'}: rewards may look for the answer elsewhere",
             suggest_name(spec.probe.close, (f"</{span}>" for span in spans)),
         )

@@ -62,7 +62,8 @@ def _check_sizes(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 against=("rollout", "prompts_per_step"),
             )
     if spec.rollout.rows_per_step > MOST_ROWS:
-        counts = ", ".join(("prompts_per_step", *spec.rollout.counts.values()))
+        keys = (level.count_key.removeprefix("rollout.") for level in spec.rollout.list_levels())
+        counts = ", ".join(("prompts_per_step", *keys))
         yield build_error(
             ("rollout", "prompts_per_step"),
             f"rollout has {spec.rollout.rows_per_step} rows per step, and at most {MOST_ROWS} are "
@@ -73,11 +74,12 @@ def _check_sizes(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 
 def _check_repeated_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    for kind, turn in spec.rollout.turn_specs.items():
-        for number, span in enumerate(turn.spans):
-            if span in turn.spans[:number]:
-                path = ("rollout", kind, "spans", number)
-                message = f"rollout.{kind}.spans names {span!r} more than once"
+    for level in spec.rollout.list_levels():
+        spans = level.turn.spans
+        for number, span in enumerate(spans):
+            if span in spans[:number]:
+                path = ("rollout", *level.at, "spans", number)
+                message = f"{level.key}.spans names {span!r} more than once"
                 yield build_error(path, message, "name each tag once")
 
 
@@ -128,6 +130,12 @@ def _check_reward_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     for name, one in all_rewards.items():
         for key, other in _list_read_rewards(one).items():
             yield from _check_reward_reference(name, key, other, all_rewards, turns)
+        if isinstance(one, TurnReward) and one.over != "path" and one.of is None:
+            yield build_error(
+                ("rewards", "turn", name, "over"),
+                f"rewards.turn.{name}.over is {one.over!r}, but the reward has no `of` to read",
+                "name the reward that it reads under `of`",
+            )
     yield from _check_reward_cycles(all_rewards)
     yield from _check_evaluation_judge(spec)
     if HELD_OUT in spec.evaluation.variants:
@@ -171,13 +179,25 @@ def _check_reward_reference(
         message = f"{label} is {other!r}, which is not {what}; there are: {', '.join(known)}"
         yield build_error(path, message, suggest_name(other, (n for n in known if n != name)))
     elif isinstance(mine, TurnReward) and isinstance(theirs, TurnReward):
-        known_turns = mine.turn in turns and theirs.turn in turns
-        if known_turns and turns.index(theirs.turn) > turns.index(mine.turn):
+        if not (mine.turn in turns and theirs.turn in turns):
+            return
+        over = mine.over if key == "of" else "path"
+        is_later = turns.index(theirs.turn) > turns.index(mine.turn)
+        if over == "path" and is_later:
             message = (
                 f"{label} is {other!r}, which scores a later turn: {theirs.turn} after {mine.turn}"
             )
             help_ = "a reward reads rewards of its own turn and of earlier ones"
+            if key == "of":
+                help_ += "; `over: below` reads the mean over the turns below"
             yield build_error(path, message, help_)
+        elif over == "below" and not is_later:
+            message = (
+                f"{label} is {other!r}, which scores {theirs.turn} turns, and over is 'below': "
+                f"none of them is below {mine.turn} turns"
+            )
+            help_ = "`over: path` reads the turn itself and earlier ones, `over: prompt` all"
+            yield build_error(path, message, help_, against=(*path[:-1], "over"))
 
 
 def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[Diagnostic]:
@@ -210,7 +230,7 @@ def _find_cycle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     rewards, judge = spec.rewards.turn, spec.evaluation.correct
-    first = spec.rollout.turns[0]
+    first = spec.rollout.answer_turn
     path = ("evaluation", "correct")
     names = (*rewards, *spec.rewards.global_)
     if judge not in names:
@@ -223,7 +243,11 @@ def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         message = f"evaluation.correct is {judge!r}, which scores turns"
         help_ = "it must say whether a whole rollout is right: name one of rewards.global"
         yield build_error(path, message, suggest_name(judge, spec.rewards.global_, help_))
-    elif judge in rewards and rewards[judge].turn in spec.rollout.turns[1:]:
+    elif judge not in rewards and first != spec.rollout.turns[0]:
+        message = f"evaluation.correct is {judge!r}, which scores what continues the prompt"
+        help_ = f"that is a {spec.rollout.turns[0]} here: name a reward of {first} turns"
+        yield build_error(path, message, suggest_name(judge, rewards, help_))
+    elif judge in rewards and rewards[judge].turn in {*spec.rollout.turns} - {first}:
         message = f"evaluation.correct is {judge!r}, which scores {rewards[judge].turn} turns"
         good = tuple(name for name, reward in rewards.items() if reward.turn == first)
         help_ = f"it must say whether an {first} is correct"
@@ -241,8 +265,16 @@ def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if spec.probe is None:
         return
-    first, *_ = spec.rollout.turns
-    spans = spec.rollout.turn_specs[first].spans
+    first, *_ = spec.rollout.list_levels()
+    spans = first.turn.spans
+    if first.kind != spec.rollout.answer_turn:
+        yield build_error(
+            ("probe",),
+            f"probe continues the first turn, which is a {first.kind} here, not an answer",
+            "drop `probe`, or let the first level answer",
+            against=("rollout", *first.at),
+        )
+        return
     if isinstance(spec.rollout, EnvironmentRolloutSpec):
         yield build_error(
             ("probe",),
@@ -255,7 +287,7 @@ def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     span: str | None = spec.probe.span
     if span not in spans:
         message = (
-            f"probe.span is {span!r}, but rollout.{first}.spans has "
+            f"probe.span is {span!r}, but {first.key}.spans has "
             f"{', '.join(spans) or 'none'}: there would be no reasoning to cut"
         )
         yield build_error(("probe", "span"), message, suggest_name(spec.probe.span, spans))
@@ -326,14 +358,14 @@ def _check_position_budget(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
     if total >= room:
         turns = ", ".join(f"{turn} {budget}" for turn, budget in budgets.items())
-        longest = max(budgets, key=lambda turn: budgets[turn])
+        longest = max(spec.rollout.list_levels(), key=lambda level: budgets[level.kind])
         yield build_error(
             ("model", "max_position"),
             f"model.max_position is {room}, but the turns may take {total} tokens ({turns}), which "
             "leaves no room for a prompt",
             f"set max_position to {total} plus the length of the longest prompt, or lower "
             "max_new_tokens",
-            against=("rollout", longest, "max_new_tokens"),
+            against=("rollout", *longest.at, "max_new_tokens"),
         )
 
 
@@ -351,11 +383,12 @@ def _check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             against=("runner", "device"),
         )
     engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
-    for kind, turn in spec.rollout.turn_specs.items():
-        if turn.temperature < sampler.min_temperature:
+    for level in spec.rollout.list_levels():
+        temperature = level.turn.temperature
+        if temperature < sampler.min_temperature:
             yield build_error(
-                ("rollout", kind, "temperature"),
-                f"rollout.{kind}.temperature is {turn.temperature:g}, but {engine} allows none "
+                ("rollout", *level.at, "temperature"),
+                f"{level.key}.temperature is {temperature:g}, but {engine} allows none "
                 f"below {sampler.min_temperature:g}",
                 "for greedy decoding, use top_k: 1",
                 against=("sampler", "engine"),

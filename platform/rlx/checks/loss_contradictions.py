@@ -64,7 +64,11 @@ def _check_expected_score(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             f"loss.expected.of is {expected.of!r}, which scores {label.turn} turns, after the "
             f"{order[states]} that states the {expected.span}"
         )
-        yield build_error(("loss", "expected", "of"), message)
+        help_ = (
+            "what would have been answered after another value is unknown: drop `loss.expected`, "
+            "and sample several confidences"
+        )
+        yield build_error(("loss", "expected", "of"), message, help_)
 
 
 def _check_loss_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:

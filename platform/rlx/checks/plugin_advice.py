@@ -47,24 +47,24 @@ def _find_option_path(path: KeyPath, plugin: Plugin, text: str) -> KeyPath:
 
 def _check_mask_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
     """Warns about kinds of turn whose tokens are all masked out, whatever the model generates."""
-    for turn, turn_spec in spec.rollout.turn_specs.items():
-        bare = not turn_spec.spans
+    for level in spec.rollout.list_levels():
+        bare = not level.turn.spans
         if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
             yield build_warning(
                 ("mask", "fallback"),
-                f"mask.fallback is 'none', and rollout.{turn} declares no spans: no {turn} ever "
+                f"mask.fallback is 'none', and {level.key} declares no spans: no {level.kind} ever "
                 "learns",
-                f"name its tags under rollout.{turn}.spans, or `fallback: response`",
+                f"name its tags under {level.key}.spans, or `fallback: response`",
             )
 
 
 def _check_singleton_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     """Warns about groups of one if the estimator compares siblings."""
-    for turn, key in list_singleton_turns(spec):
-        if estimator.compares(turn):
+    for level in list_singleton_turns(spec):
+        if estimator.compares(level.kind):
             yield build_warning(
-                ("rollout", key),
-                f"rollout.{key} is 1, and estimator '{spec.estimator.plugin}' compares siblings: "
-                f"a group of one has no signal, so no {turn} learns",
+                ("rollout", *level.counted_at),
+                f"{level.count_key} is 1, and estimator '{spec.estimator.plugin}' compares "
+                f"siblings: a group of one has no signal, so no {level.kind} learns",
                 "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
             )

@@ -4,7 +4,15 @@ from collections.abc import Iterable, Iterator
 from typing import cast
 
 from rlx.discovery import PROVIDERS, BuiltPlugins, list_needed_streams, list_providers
-from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin, get_confidence_values
+from rlx.plugin import (
+    Corrupts,
+    Environment,
+    Estimator,
+    Mask,
+    Plugin,
+    TurnLevel,
+    get_confidence_values,
+)
 from rlx.spec import (
     EVERY_TURN,
     PROFILES,
@@ -118,6 +126,20 @@ def _check_confidence_labels(spec: ExperimentSpec, estimator: Estimator) -> Iter
             "is no turn reward: a confidence would have no label",
             "name a turn reward there, or in `loss.expected.of`",
         )
+        return
+    known = spec.rewards.turn.get(label)
+    if by_label and known is not None and _is_sampled_before(spec, "confidence", known.turn):
+        yield build_error(
+            ("estimator",),
+            f"estimator.confidence.baseline is 'label', but {label!r} scores {known.turn} turns, "
+            "which are sampled after the confidence and depend on it",
+            "compare with `siblings` or with the whole `prompt`",
+        )
+
+
+def _is_sampled_before(spec: ExperimentSpec, turn: str, other: str) -> bool:
+    turns = spec.rollout.turns
+    return {turn, other} <= {*turns} and turns.index(turn) < turns.index(other)
 
 
 def _check_confidence_values(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
@@ -199,12 +221,16 @@ def _check_empty_mask(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
 
 def _check_signal(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     """Reports settings with which every advantage is 0, whatever the rewards are."""
-    keys = {turn: f"rollout.{key}" for turn, key in list_singleton_turns(spec)}
-    alone = [turn for turn in keys if estimator.compares(turn) and not estimator.refuses_one(turn)]
-    if len(alone) == len(spec.rollout.counts):
+    alone = [
+        level
+        for level in list_singleton_turns(spec)
+        if estimator.compares(level.kind) and not estimator.refuses_one(level.kind)
+    ]
+    if len(alone) == len(spec.rollout.turns):
+        keys = [level.count_key for level in alone]
         yield build_error(
-            tuple(keys[alone[0]].split(".")),
-            f"{' and '.join(keys.values())} {'is' if len(keys) == 1 else 'are'} 1, and estimator "
+            ("rollout", *alone[0].counted_at),
+            f"{' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} 1, and estimator "
             f"'{spec.estimator.plugin}' compares siblings: a group of one has no signal, so "
             "nothing learns",
             "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
@@ -222,24 +248,22 @@ def _check_signal(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagno
             )
 
 
-def list_singleton_turns(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
-    """Yields the kinds of turn with a group size of one, and the key that sets it.
+def list_singleton_turns(spec: ExperimentSpec) -> Iterator[TurnLevel]:
+    """Yields the levels with a group size of one.
 
     If every phase has a `set`, nothing is yielded: only the resolved phases matter then.
     """
     if all(phase.set for phase in spec.phases):
         return
-    for turn, key in spec.rollout.counts.items():
-        if getattr(spec.rollout, key) == 1:
-            yield turn, key
+    yield from (level for level in spec.rollout.list_levels() if level.count == 1)
 
 
 def _check_refused_singletons(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    for turn, key in list_singleton_turns(spec):
-        if estimator.refuses_one(turn):
+    for level in list_singleton_turns(spec):
+        if estimator.refuses_one(level.kind):
             yield build_error(
-                ("rollout", key),
-                f"rollout.{key} is 1, and `singleton: refuse` of estimator "
+                ("rollout", *level.counted_at),
+                f"{level.count_key} is 1, and `singleton: refuse` of estimator "
                 f"'{spec.estimator.plugin}' does not allow a group of one",
                 "sample 2 or more, or choose `singleton: zero` or `singleton: raw`",
             )

@@ -74,13 +74,15 @@ def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]
     if isinstance(spec.rollout, EnvironmentRolloutSpec):
         return
     worked = list(_list_demonstrations(task, spec.seed))
-    for number, (kind, turn) in enumerate(spec.rollout.turn_specs.items()):
-        texts = [demo.turns[number] for demo in worked if number < len(demo.turns)]
-        tags = {name for text in (*texts, *turn.stop) for name in _TAG.findall(text)}
-        for place, span in enumerate(turn.spans):
-            if span not in tags and (near := did_you_mean(span, tags.difference(turn.spans))):
-                path = ("rollout", kind, "spans", place)
-                message = f"rollout.{kind}.spans names {span!r}, a tag that no worked {kind} has"
+    arranged = [spec.rollout.arrange_demonstration(demo.turns) for demo in worked]
+    for number, level in enumerate(spec.rollout.list_levels()):
+        spans = level.turn.spans
+        texts = [turns[number] for turns in arranged if number < len(turns)]
+        tags = {name for text in (*texts, *level.turn.stop) for name in _TAG.findall(text)}
+        for place, span in enumerate(spans):
+            if span not in tags and (near := did_you_mean(span, tags.difference(spans))):
+                path = ("rollout", *level.at, "spans", place)
+                message = f"{level.key}.spans names {span!r}, a tag that no worked {level.kind} has"
                 yield TextFault(path, message, f"did you mean '{near}'?")
 
 

@@ -15,6 +15,7 @@ from rlx.checks.trial_turns import (
 from rlx.reward import NamedReward, RewardEntry
 from rlx.spec import EVERY_TURN, KeyPath, TurnReward
 from rlx.spec.reading import Diagnostic, build_error, build_warning
+from rlx.text import pluralize_noun
 from rlx.train_batch import RowRewards, TrainBatch
 from rlx.trial import Place, PlanTrial, describe_row_kind
 
@@ -183,6 +184,7 @@ def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
         why = f"every {kind} scored {float(scores[0]):g}" if alike else "all groups are tied"
         yield build_warning(
             ("rewards",),
-            f"no group of synthetic {kind}s has a signal: {why}, so every advantage is 0",
+            f"no group of synthetic {pluralize_noun(kind)} has a signal: {why}, so every advantage "
+            "is 0",
             "check the rewards below: do they distinguish good responses from poor ones?",
         )

@@ -1,4 +1,5 @@
 from .grpo import (
+    assign_comparison_groups,
     compute_group_extremes,
     estimate_dr_grpo,
     estimate_grpo,
@@ -64,6 +65,7 @@ __all__ = [
     "ScaledAdvantages",
     "TokenAdvantages",
     "TurnWithoutTokens",
+    "assign_comparison_groups",
     "compute_gae_advantages",
     "compute_group_extremes",
     "compute_label_advantages",

@@ -12,9 +12,20 @@ import torch
 from torch import Tensor
 
 from rlx.credit.inputs import CreditInputs, spread_over_mask, spread_over_turns, total_scores
-from rlx.spec import DrGrpo, GroupComparison, Grpo, MultiturnGrpo, Normalize, Singleton, Uniform
+from rlx.plugin import Estimator
+from rlx.spec import (
+    DrGrpo,
+    GroupComparison,
+    Grpo,
+    MultiturnGrpo,
+    Normalize,
+    Singleton,
+    TwoLevel,
+    Uniform,
+)
 
 __all__ = [
+    "assign_comparison_groups",
     "compute_group_extremes",
     "compute_present_advantages",
     "estimate_dr_grpo",
@@ -40,6 +51,7 @@ def estimate_grpo(inputs: CreditInputs, options: Grpo) -> Tensor:
 
         Aᵢₜ = (sᵢ - mean) / (σ + ε)
 
+    With `baseline: prompt`, the group is all rows of the prompt's tree on the row's level.
     With `enable_multiturn_advantage` it is `multiturn_grpo`, as in KG-R1.
 
     Reference:
@@ -47,8 +59,31 @@ def estimate_grpo(inputs: CreditInputs, options: Grpo) -> Tensor:
     """
     if options.enable_multiturn_advantage:
         return estimate_multiturn_grpo(inputs, options.multiturn)
-    advantages = group_advantages(total_scores(inputs), inputs.group_ids, **options.comparison)
+    groups = assign_comparison_groups(
+        inputs.group_ids, inputs.tree_ids, inputs.levels, inputs.levels > 0, options
+    )
+    advantages = group_advantages(total_scores(inputs), groups, **options.comparison)
     return spread_over_mask(advantages, inputs.mask)
+
+
+def assign_comparison_groups(
+    group_ids: Tensor, tree_ids: Tensor, levels: Tensor, is_confidence: Tensor, options: Estimator
+) -> Tensor:
+    """`[B]` ids of the groups whose rows an estimator compares: rows that continue the same turn,
+    or with `baseline: prompt` all rows of a prompt on one level.
+
+    Args:
+        group_ids, tree_ids, levels: `[B]` as in `CreditInputs`.
+        is_confidence: `[B]` bool rows to which the options of `two_level.confidence` apply.
+        options: the estimator's.
+    """
+    if isinstance(options, TwoLevel):
+        of_confidences, of_answers = options.confidence.baseline, options.baseline
+    else:
+        of_confidences = of_answers = getattr(options, "baseline", "siblings")
+    by_prompt = torch.where(is_confidence, of_confidences == "prompt", of_answers == "prompt")
+    prompts = pair_ids(tree_ids, levels) + group_ids.max() + 1
+    return torch.where(by_prompt, prompts, group_ids)
 
 
 def estimate_dr_grpo(inputs: CreditInputs, options: DrGrpo) -> Tensor:

@@ -40,6 +40,8 @@ class CreditInputs:
         tree_ids: `[B]` int64 rows with equal ids were grown from one prompt.
         state_ids: `[B, K]` int64 state in which a turn began: within a tree, equal ids are the same
             state. -1 if the row has no such turn.
+        is_confidence: `[B]` bool rows that judge an answer, as `TokenBatch.is_confidence`; None
+            means all rows below level 0.
         labels: `[B]` raw value of the reward that tells right from wrong, of the row or of what it
             continues; NaN where there is none.
         named_rewards: `[B, N]` raw value of each named reward that counts, a turn reward averaged
@@ -61,6 +63,7 @@ class CreditInputs:
     levels: Tensor
     tree_ids: Tensor
     state_ids: Tensor
+    is_confidence: Tensor | None = None
     labels: Tensor | None = None
     named_rewards: Tensor | None = None
     reward_weights: tuple[float, ...] = ()

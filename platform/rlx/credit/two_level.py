@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlx.credit.grpo import group_advantages
+from rlx.credit.grpo import assign_comparison_groups, group_advantages
 from rlx.credit.inputs import Credit, CreditInputs, spread_over_mask, total_scores
 from rlx.spec import Singleton, TwoLevel
 
@@ -39,11 +39,12 @@ def estimate_two_level(inputs: CreditInputs, options: TwoLevel) -> Tensor | Cred
 
         A_ans = λ_ans · norm over G_a         A_conf = λ_conf · second(norm over the G_c siblings)
 
+    With `baseline: prompt`, a row is compared with all rows of its level and its prompt instead.
     With `confidence.baseline: label`, a confidence is compared with all others of the step whose
     answer has the same label: see `compute_label_advantages`.
 
-    Groups come from the batch: the answers of a prompt form a group, and so do the
-    confidences of an answer. Level 0 rows are answers, deeper rows confidences.
+    Groups come from the batch: rows that continue the same turn, or the prompt, form a group.
+    Confidences are the rows of that kind, wherever they stand, and all rows below the answers.
 
     Returns:
         `[B, T]` advantages, 0 outside the mask; with `ema_scale` also the running mean square.
@@ -52,9 +53,11 @@ def estimate_two_level(inputs: CreditInputs, options: TwoLevel) -> Tensor | Cred
         RLCR in two turns (RLCR: arXiv 2507.16806). To centre within an answer
         instead of dividing by σ: arXiv 2508.11800.
     """
-    scores, groups, is_answer = total_scores(inputs), inputs.group_ids, inputs.levels == 0
+    scores, within, is_answer = total_scores(inputs), options.confidence, ~_find_confidences(inputs)
+    groups = assign_comparison_groups(
+        inputs.group_ids, inputs.tree_ids, inputs.levels, ~is_answer, options
+    )
     answers = group_advantages(scores[is_answer], groups[is_answer], **options.comparison)
-    within = options.confidence
     if within.baseline == "label":
         labels = inputs.stream("labels").masked_fill(is_answer, torch.nan)
         confidences = compute_label_advantages(
@@ -70,6 +73,11 @@ def estimate_two_level(inputs: CreditInputs, options: TwoLevel) -> Tensor | Cred
     if scaled.mean_square is None:
         return advantages
     return Credit(advantages=advantages, state={"mean_square": scaled.mean_square})
+
+
+def _find_confidences(inputs: CreditInputs) -> Tensor:
+    """`[B]` bool."""
+    return inputs.levels > 0 if inputs.is_confidence is None else inputs.is_confidence
 
 
 def compute_label_advantages(
@@ -106,7 +114,7 @@ def _apply_second_level(
     advantages: Tensor, inputs: CreditInputs, options: TwoLevel
 ) -> ScaledAdvantages:
     """Applies the second level to the advantages of confidences."""
-    prompts = inputs.tree_ids[inputs.levels > 0]
+    prompts = inputs.tree_ids[_find_confidences(inputs)]
     ddof, eps = options.confidence.ddof, options.confidence.eps
     match options.second_level:
         case "none":

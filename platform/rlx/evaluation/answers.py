@@ -26,7 +26,7 @@ from rlx.evaluation.scores import (
 )
 from rlx.evaluation.selective import compute_aurc
 from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree
+from rlx.rollout import RolloutPlan, RolloutTree
 
 __all__ = ["ScoredAnswer", "compute_answer_metrics", "read_answers"]
 
@@ -39,14 +39,14 @@ class ScoredAnswer:
         problem: index of the problem in the set.
         problem_id, stratum: id and stratum of the problem.
         sample: index among the problem's answers.
-        text: text of the first turn.
+        text: text of the turn that answers; with an environment, of the first turn.
         said: text of the last `answer` span with whitespace normalised; the whole text if there is
             no span; None if that is empty.
         correct: 1 if the correctness reward is exactly 1, else 0.
         confidences: all confidences stated for it, nan if unreadable; empty if none is requested.
         rewards: raw rewards of its turns and of the rollout, by name; means if there are several.
-        tokens: number of tokens that the policy wrote in the first turn.
-        truncated: whether the first turn reached its token limit.
+        tokens: number of tokens that the policy wrote in that turn.
+        truncated: whether that turn reached its token limit.
     """
 
     problem: int
@@ -75,11 +75,17 @@ class ScoredAnswer:
 
 
 def read_answers(
-    trees: Sequence[RolloutTree], table: RewardTable, correct: str, *, first: int = 0
+    plan: RolloutPlan,
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    correct: str,
+    *,
+    first: int = 0,
 ) -> list[ScoredAnswer]:
     """Extracts every scored answer; dropped answers are left out.
 
     Args:
+        plan: that of the trees.
         trees: one tree per problem, in the set's order.
         table: rewards of the trees, scored as in training.
         correct: name of the correctness reward, of answers or of whole rollouts.
@@ -88,8 +94,8 @@ def read_answers(
     places = [
         (t, s)
         for t, tree in enumerate(trees)
-        for s in tree.policy_segments
-        if tree.segments[s].turn == 1 and (t, s) not in table.dropped
+        for s in plan.list_answers(tree)
+        if (t, s) not in table.dropped
     ]
     stated = collect_stated_confidences(trees, table, places)
     has_confidences = any(stated)
@@ -214,10 +220,14 @@ def _group_problem_answers(answers: Sequence[ScoredAnswer]) -> list[ProblemAnswe
     ]
 
 
+def _find_end(tree: RolloutTree, first: int) -> int:
+    """The last turn of the rollout of which `first` is a turn, not of what continues it."""
+    return max(s for s in tree.policy_segments if first in tree.own_turns(s)[0])
+
+
 def _find_final_answer(tree: RolloutTree, first: int) -> str | None:
-    """The final answer of the rollout that begins with turn `first`."""
-    end = next(end for end in tree.rollouts if first in tree.turns(end))
-    turns = [tree.segments[s] for s in tree.turns(end)]
+    """The final answer of the rollout that has the turn `first`."""
+    turns = [tree.segments[s] for s in tree.turns(_find_end(tree, first))]
     spoken = [t.spans["answer"].text for t in turns if "answer" in t.spans]
     text = spoken[-1] if spoken else tree.segments[first].text
     return " ".join(text.split()) or None
@@ -226,10 +236,9 @@ def _find_final_answer(tree: RolloutTree, first: int) -> str | None:
 def _compute_rollout_rewards(
     tree: RolloutTree, table: RewardTable, t: int, first: int
 ) -> dict[str, float]:
-    ends = [end for end in tree.rollouts if first in tree.turns(end)]
-    turns = sorted({s for end in ends for s in tree.turns(end)})
-    entries = [table.turns.get((t, s), {}) for s in turns]
-    entries += [table.rollouts.get((t, end), {}) for end in ends]
+    end = _find_end(tree, first)
+    entries = [table.turns.get((t, s), {}) for s in tree.turns(end)]
+    entries.append(table.rollouts.get((t, end), {}))
     return _compute_named_means(
         {e.name: e.raw} for found in entries for e in found.values() if e.raw is not None
     )

@@ -116,18 +116,19 @@ def draw_test_problems(task: Task, count: int, seed: int, *, distinct: bool) -> 
 def limit_to_one_answer(plan: RolloutPlan) -> RolloutPlan:
     """The training plan with one answer, or rollout, per problem.
 
-    Deeper levels keep their sample counts, to measure the spread of confidences. The first one
-    counts as the answer's confidence.
+    Levels below the answer keep their sample counts, to measure the spread of confidences. The
+    first one counts as the answer's confidence.
     """
     return plan.copy_with_sampling(1)
 
 
 def compute_held_out_metrics(
-    trees: Sequence[RolloutTree], table: RewardTable, correct: str
+    plan: RolloutPlan, trees: Sequence[RolloutTree], table: RewardTable, correct: str
 ) -> HeldOutResults:
     """Extracts the results from trees with one answer each.
 
     Args:
+        plan: the training plan, or that of the trees.
         trees: sampled from the plan of `limit_to_one_answer`.
         table: rewards of the trees, scored as in training.
         correct: name of the correctness reward, of answers or of whole rollouts.
@@ -136,9 +137,10 @@ def compute_held_out_metrics(
         RewardError: every problem was dropped.
     """
     places = [
-        (t, tree.policy_segments[0])
+        (t, s)
         for t, tree in enumerate(trees)
-        if tree.policy_segments and (t, tree.policy_segments[0]) not in table.dropped
+        for s in plan.list_answers(tree)[:1]
+        if (t, s) not in table.dropped
     ]
     if not places:
         raise RewardError("no held-out problem could be answered and scored: all were dropped")
@@ -179,7 +181,8 @@ def get_stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
 def collect_stated_confidences(
     trees: Sequence[RolloutTree], table: RewardTable, answers: Sequence[tuple[int, int]]
 ) -> list[list[float]]:
-    """Confidences stated for each answer, in confidence turns below it, or else in the answer.
+    """Confidences stated for each answer: in confidence turns below it, or else in the nearest one
+    above it, or else in the answer itself.
 
     Args:
         trees: trees of one step.
@@ -190,16 +193,22 @@ def collect_stated_confidences(
         A list per answer, nan for an unreadable confidence. All lists are empty if there are no
         confidence turns and no answer states a confidence.
     """
-    below: dict[tuple[int, int], list[float]] = {place: [] for place in answers}
+    found: dict[tuple[int, int], list[float]] = {place: [] for place in answers}
     has_turns = False
     for t, tree in enumerate(trees):
         for s in tree.policy_segments:
-            *before, _ = tree.turns(s)
-            if tree.segments[s].kind == "confidence" and before:
-                has_turns = True
-                below.setdefault((t, before[-1]), []).append(get_stated_confidence(table, (t, s)))
+            if tree.segments[s].kind == "confidence":
+                above = [(t, turn) for turn in tree.turns(s)[:-1] if (t, turn) in found]
+                if above:
+                    has_turns = True
+                    found[above[-1]].append(get_stated_confidence(table, (t, s)))
+    for t, answer in () if has_turns else answers:
+        before = trees[t].turns(answer)[:-1]
+        spoken = [turn for turn in before if trees[t].segments[turn].kind == "confidence"]
+        found[t, answer] += [get_stated_confidence(table, (t, turn)) for turn in spoken[-1:]]
+    has_turns = has_turns or any(found.values())
     if has_turns:
-        return [below[place] for place in answers]
+        return [found[place] for place in answers]
     own = [get_stated_confidence(table, place) for place in answers]
     return [[]] * len(own) if np.isnan(own).all() else [[c] for c in own]
 

@@ -94,17 +94,15 @@ class DemonstrationPlayer:
         self, dialogue: ModelDialogue, problem: Problem, seed: int
     ) -> Iterator[_TurnTokens]:
         turn: tuple[int, ...] = ()
-        demonstration = self.task.demonstration(problem, seed)
-        for (_, turn_spec), text in zip(
-            self.spec.rollout.turn_specs.items(), demonstration.turns, strict=False
-        ):
+        rollout = self.spec.rollout
+        texts = rollout.arrange_demonstration(self.task.demonstration(problem, seed).turns)
+        for turn_spec, text in zip(rollout.turn_specs.values(), texts, strict=False):
             template = turn_spec.template
             if turn:
                 prompt = fill_turn_template(dialogue, template, problem)
                 opening = encode_between_turns(dialogue, prompt, turn)
             else:
-                system = self.spec.rollout.system
-                opening = encode_opening(dialogue, template, problem, system).token_ids
+                opening = encode_opening(dialogue, template, problem, rollout.system).token_ids
             stopped = text.endswith(turn_spec.stop) if turn_spec.stop else False
             turn = (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
             yield _TurnTokens(opening, turn)

@@ -41,6 +41,7 @@ from rlx.recipe import build_recipe
 from rlx.rollout import build_piece_splitter
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec
+from rlx.text import pluralize_noun
 from rlx.trial import (
     EncodingDialogue,
     MemoryEstimate,
@@ -226,25 +227,28 @@ def _build_row_accounts(trial: PlanTrial, speech: EncodingDialogue) -> tuple[Row
 
 
 def select_example_rows(rows: Sequence[RowAccount], correct: str) -> tuple[int, ...]:
-    """Picks a correct answer, a failed answer, and the extreme confidences of both.
+    """Picks a correct answer, a failed answer, what each continues, and the extreme confidences of
+    both.
 
     Args:
         rows: rows of a batch.
         correct: name of the reward that is 1 for a correct answer. Of the failed answers the
             highest-scoring one is picked: it is wrong but otherwise well-formed.
     """
-    first = [row for row in rows if row.level == 0]
+    judged = [row for row in rows if any(reward.name == correct for reward in row.rewards)]
+    first = judged or [row for row in rows if row.level == 0]
     right = [row for row in first if _get_raw_reward(row, correct) == 1.0]
     best = max(right or first, key=_get_row_score, default=None)
     if best is None:
         return tuple(row.row for row in rows[:2])
     failed = [r for r in first if r not in right and r.tree == best.tree and r is not best]
     worst = max(failed, key=_get_row_score, default=best)
-    picked = []
-    for row in dict.fromkeys((best.row, worst.row)):
-        below = sorted((r for r in rows if r.parent == row), key=lambda r: r.advantage)
-        picked += [row, *dict.fromkeys(r.row for r in (*below[-1:], *below[:1]))]
-    return tuple(picked)
+    picked: list[int] = []
+    for row in (best, worst):
+        below = sorted((r for r in rows if r.parent == row.row), key=lambda r: r.advantage)
+        picked += [r.row for r in rows if r.row == row.parent]
+        picked += [row.row, *(r.row for r in (*below[-1:], *below[:1]))]
+    return tuple(dict.fromkeys(picked))
 
 
 def _get_row_score(row: RowAccount) -> float:
@@ -257,7 +261,7 @@ def _get_raw_reward(row: RowAccount, name: str) -> float | None:
 
 def _describe_schedule(trial: PlanTrial) -> str:
     spec, plan = trial.recipe.spec.rollout, trial.recipe.plan
-    counts = " × ".join(f"{v.count} {v.kind}s" for v in plan.levels)
+    counts = " × ".join(f"{v.count} {pluralize_noun(v.kind)}" for v in plan.levels)
     if plan.talk is not None:
         counts = f"{plan.talk.count} rollouts of up to {plan.talk.max_turns} turns"
         counts += " and a forced answer" if plan.talk.forced_answer else ""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.row_report import RewardAccount, RowAccount, TokenLine
-from rlx.text import escape_unprintable
+from rlx.text import escape_unprintable, pluralize_noun
 
 __all__ = [
     "compute_heat_level",
@@ -312,7 +312,7 @@ def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Consol
         scores = " ".join(f"{score:.2g}" for score in group.scores[:8])
         low, high = group.advantages
         table.add_row(
-            f"{escape_unprintable(group.kind)}s of {below}",
+            f"{escape_unprintable(pluralize_noun(group.kind))} of {below}",
             str(len(group.rows)),
             scores + (" …" if len(group.scores) > 8 else ""),
             f"{group.mean:.3f}",

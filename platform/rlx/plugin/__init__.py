@@ -23,7 +23,15 @@ from rlx.plugin.launcher import LauncherPlugin
 from rlx.plugin.paths import expand_path
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
 from rlx.plugin.sampler import SamplerPlugin
-from rlx.plugin.schedule import CurriculumRule, DynamicSampling, PromptLimit, Schedule, TurnSpec
+from rlx.plugin.schedule import (
+    CurriculumRule,
+    DynamicSampling,
+    PromptLimit,
+    Schedule,
+    TurnLevel,
+    TurnSpec,
+    find_answer_level,
+)
 from rlx.plugin.section import PLUGIN_FAULT, PluginSection
 from rlx.plugin.stateful import Reply, StatefulEnvironment
 from rlx.plugin.task import (
@@ -79,9 +87,11 @@ __all__ = [
     "Step",
     "StrictModel",
     "Task",
+    "TurnLevel",
     "TurnSpec",
     "Use",
     "expand_path",
+    "find_answer_level",
     "get_confidence_values",
     "reward",
 ]

@@ -1,13 +1,27 @@
 """Settings of a schedule: which turns a rollout has, how each is sampled, and by which function."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from rlx.plugin.base import Count, Plugin, StrictModel
 
-__all__ = ["CurriculumRule", "DynamicSampling", "PromptLimit", "Schedule", "TurnSpec"]
+__all__ = [
+    "CurriculumRule",
+    "DynamicSampling",
+    "PromptLimit",
+    "Schedule",
+    "TurnLevel",
+    "TurnSpec",
+    "find_answer_level",
+]
+
+ANSWER = "answer"
+"""Kind of the turns that answer the problem, where a schedule has several kinds."""
 
 
 class TurnSpec(StrictModel):
@@ -25,6 +39,43 @@ class TurnSpec(StrictModel):
     """Stop strings: the turn ends with the first one, which is included in the turn's text."""
     spans: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")], ...] = ()
     """Names of tags, `<name>...</name>`, whose contents and delimiters are recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLevel:
+    """`count` turns of one kind below every turn of the previous level.
+
+    Attributes:
+        kind: kind of turn.
+        count: number of samples.
+        turn: how they are sampled.
+        at: where `turn` stands in the `rollout:` section, such as `("levels", 1)`.
+        counted_at: where `count` stands.
+    """
+
+    kind: str
+    count: int
+    turn: TurnSpec
+    at: tuple[str | int, ...] = ()
+    counted_at: tuple[str | int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Key path of the turn's settings in an experiment, such as `rollout.levels.1`."""
+        return ".".join(map(str, ("rollout", *self.at)))
+
+    @property
+    def count_key(self) -> str:
+        """Key path of the number of samples."""
+        return ".".join(map(str, ("rollout", *self.counted_at)))
+
+
+def find_answer_level(kinds: Sequence[str]) -> int:
+    """Number, from 0, of the level whose turns answer the problem.
+
+    It is the one of kind `answer`, or else the first.
+    """
+    return kinds.index(ANSWER) if ANSWER in kinds else 0
 
 
 class DynamicSampling(StrictModel):
@@ -69,7 +120,8 @@ class Schedule(StrictModel, Plugin):
 
     A subclass declares `schedule: Literal["NAME"] = "NAME"`, with the name of its entry point, and
     for every kind of turn a `TurnSpec` and a number of samples. rlx samples the trees level by
-    level: `counts[kind]` turns below every turn of the kind before.
+    level: `counts[kind]` turns below every turn of the kind before. One whose kinds are not the
+    same in every experiment overrides `list_levels`, `copy_with_levels` and `read_turns` instead.
 
     Attributes:
         counts: for every kind of turn with a prompt, in order, the key with the number of samples
@@ -105,15 +157,41 @@ class Schedule(StrictModel, Plugin):
         if unknown := [key for key in named if key not in cls.model_fields]:
             raise TypeError(f"{cls.__name__}.counts names {unknown[0]!r}, which is no field of it")
 
+    @classmethod
+    def read_turns(cls, section: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of each kind of turn in a section that is not validated yet."""
+        return {kind: section.get(kind) for kind in cls.counts}
+
+    def list_levels(self) -> tuple[TurnLevel, ...]:
+        """The levels of the trees, first turn first."""
+        return tuple(
+            TurnLevel(kind, getattr(self, key), getattr(self, kind), (kind,), (key,))
+            for kind, key in self.counts.items()
+        )
+
+    def copy_with_levels(self, levels: Sequence[TurnLevel]) -> Self:
+        """Returns a copy whose levels have other counts and settings."""
+        counts = {self.counts[level.kind]: level.count for level in levels}
+        return self.model_copy(update={**counts, **{v.kind: v.turn for v in levels}})
+
+    def arrange_demonstration(self, turns: Sequence[str]) -> tuple[str, ...]:
+        """The texts of a demonstration's turns, as this schedule has its turns."""
+        return tuple(turns)
+
     @property
     def turns(self) -> tuple[str, ...]:
-        """Kinds of turn with a prompt, in order; each is the key of a `TurnSpec`."""
-        return tuple(self.counts)
+        """Kinds of turn with a prompt, in order."""
+        return tuple(level.kind for level in self.list_levels())
 
     @property
     def turn_specs(self) -> dict[str, TurnSpec]:
         """The `TurnSpec` of each kind of turn."""
-        return {turn: getattr(self, turn) for turn in self.turns}
+        return {level.kind: level.turn for level in self.list_levels()}
+
+    @property
+    def answer_turn(self) -> str:
+        """The kind of turn that answers the problem: `answer`, or else the first."""
+        return self.turns[find_answer_level(self.turns)]
 
     @property
     def budgets(self) -> dict[str, int]:
@@ -123,8 +201,5 @@ class Schedule(StrictModel, Plugin):
     @property
     def rows_per_step(self) -> int:
         """Maximum number of rows in a step's trees."""
-        rows, width = 0, self.prompts_per_step
-        for key in self.counts.values():
-            width *= getattr(self, key)
-            rows += width
-        return rows
+        counts = [level.count for level in self.list_levels()]
+        return self.prompts_per_step * sum(accumulate(counts, mul))

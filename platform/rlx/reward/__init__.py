@@ -8,7 +8,12 @@ from rlx.reward.line_scoring import (
     open_response_lines,
     score_lines,
 )
-from rlx.reward.scoring import NamedReward, rescore_rollouts, score_rollouts
+from rlx.reward.scoring import (
+    NamedReward,
+    compute_mean_value,
+    rescore_rollouts,
+    score_rollouts,
+)
 from rlx.reward.table import Place, RewardEntry, RewardTable, sum_named_rewards
 from rlx.reward.workers import RewardPool
 
@@ -23,6 +28,7 @@ __all__ = [
     "RewardTable",
     "ScoredLine",
     "build_reward",
+    "compute_mean_value",
     "open_response_lines",
     "rescore_rollouts",
     "score_lines",

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
+from statistics import fmean
 from typing import Literal
 
 from rlx.errors import RewardError
@@ -12,7 +13,7 @@ from rlx.reward.workers import JobOutcome, RewardJob, RewardPool
 from rlx.rollout import FAILED, NO_PARENT, RolloutTree, is_fault_segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 
-__all__ = ["NamedReward", "rescore_rollouts", "score_rollouts"]
+__all__ = ["NamedReward", "compute_mean_value", "rescore_rollouts", "score_rollouts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +123,18 @@ def _score_one(
     samples: dict[Place, Sample] = {}
     for place in _select_rollout_keys(trees, reward, turns, rollouts):
         tree = trees[place[0]]
-        read = {
-            name: _find_parent_entry(tree, place, name, reward, turns, rollouts)
-            for name in reward.reads
-        }
-        known = {name: e.raw for name, e in read.items() if e is not None and e.raw is not None}
-        if len(known) < len(read):
+        use = reward.use
+        of = None if use.of is None else _read_value(tree, place, use.of, reward, turns, rollouts)
+        gate = None
+        if use.requires is not None:
+            gate = _find_parent_value(tree, place, use.requires, reward, turns, rollouts)
+        if (of is None and use.of is not None) or (gate is None and use.requires is not None):
             yield place, missing
             continue
-        gate = reward.use.requires
-        if gate is not None and known[gate] <= 0:
-            yield place, replace(missing, raw=0.0, status="scored", reason=f"{gate} failed")
+        if gate is not None and gate <= 0:
+            reason = f"{use.requires} failed"
+            yield place, replace(missing, raw=0.0, status="scored", reason=reason)
             continue
-        of = known[reward.use.of] if reward.use.of is not None else None
         samples[place] = replace(_build_sample(tree, place), of=of)
     groups = _group_by_scope(trees, samples, reward)
     jobs = [
@@ -160,20 +160,62 @@ def _select_rollout_keys(
     return [place for place in turns if kinds[place] != FAILED and use.fits(kinds[place])]
 
 
-def _find_parent_entry(
+def _read_value(
     tree: RolloutTree,
     place: Place,
     name: str,
     reward: NamedReward,
     turns: Mapping[Place, Entries],
     rollouts: Mapping[Place, Entries],
-) -> RewardEntry | None:
-    """Another reward of this rollout; or of this turn or the nearest earlier turn that has it."""
+) -> float | None:
+    """The raw value that `of` names, from the turns that `over` names; None if it is absent."""
+    over = reward.use.over if isinstance(reward.use, TurnReward) else "path"
+    if over == "path":
+        return _find_parent_value(tree, place, name, reward, turns, rollouts)
+    return compute_mean_value(tree, place, name, turns, below=over == "below")
+
+
+def compute_mean_value(
+    tree: RolloutTree,
+    place: Place,
+    name: str,
+    turns: Mapping[Place, Entries],
+    *,
+    below: bool = False,
+) -> float | None:
+    """Mean raw value of a turn reward over the turns of a tree that have it; None if none has.
+
+    Args:
+        tree: the tree.
+        place: a turn of it.
+        name: the reward.
+        turns: scores of all turns.
+        below: whether only turns below `place` count.
+    """
+    values = [
+        entry.raw
+        for s in tree.policy_segments
+        if not below or (s != place[1] and place[1] in tree.path(s))
+        if (entry := turns[place[0], s].get(name)) is not None and entry.raw is not None
+    ]
+    return fmean(values) if values else None
+
+
+def _find_parent_value(
+    tree: RolloutTree,
+    place: Place,
+    name: str,
+    reward: NamedReward,
+    turns: Mapping[Place, Entries],
+    rollouts: Mapping[Place, Entries],
+) -> float | None:
+    """Raw value of another reward of this rollout; or of this turn or the nearest earlier turn that
+    has it. None if it is absent."""
     if reward.scope == "global" and name in rollouts[place]:
-        return rollouts[place][name]
+        return rollouts[place][name].raw
     for segment in reversed(tree.turns(place[1])):
         if name in turns[place[0], segment]:
-            return turns[place[0], segment][name]
+            return turns[place[0], segment][name].raw
     return None
 
 

@@ -80,14 +80,15 @@ def sample_own_trees(
 
 def _check_turns(settings: Schedule, tree: RolloutTree) -> None:
     found = Counter(segment.kind for segment in tree.segments if segment.author == "policy")
-    if unknown := found.keys() - settings.counts.keys():
-        kinds = ", ".join(settings.counts)
+    if unknown := found.keys() - set(settings.turns):
+        kinds = ", ".join(settings.turns)
         raise _build_fault(settings, f"a turn has the kind {min(unknown)!r}, not one of {kinds}")
     most = 1
-    for kind, key in settings.counts.items():
-        most *= getattr(settings, key)
-        if found[kind] > most:
-            raise _build_fault(settings, f"a tree has {found[kind]} turns {kind!r}, not {most}")
+    for level in settings.list_levels():
+        most *= level.count
+        if found[level.kind] > most:
+            what = f"a tree has {found[level.kind]} turns {level.kind!r}, not {most}"
+            raise _build_fault(settings, what)
 
 
 def _build_fault(settings: Schedule, what: str) -> PluginError:

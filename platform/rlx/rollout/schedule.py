@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
-from rlx.plugin import Problem, Schedule
+from rlx.plugin import Problem, Schedule, TurnLevel, find_answer_level
 from rlx.rollout.dialogue import (
     Dialogue,
     encode_between_turns,
@@ -22,18 +22,9 @@ from rlx.rollout.own_schedule import build_turn_segment, sample_own_trees
 from rlx.rollout.session import CompletionRequest, SamplingSession
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
-from rlx.spec import EnvironmentRolloutSpec, RolloutSpec, TurnSpec
+from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
 
 __all__ = ["RolloutPlan", "TurnLevel", "build_rollout_plan", "sample_rollout_trees"]
-
-
-@dataclass(frozen=True, slots=True)
-class TurnLevel:
-    """`count` turns of one kind below every turn of the previous level."""
-
-    kind: str
-    count: int
-    turn: TurnSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +43,40 @@ class RolloutPlan:
     talk: EnvironmentPlan | None = None
     own: Schedule | None = None
 
+    @property
+    def answer_level(self) -> int:
+        """Number, from 0, of the level whose turns answer the problem; with an environment the only
+        one."""
+        return find_answer_level([level.kind for level in self.levels])
+
+    def list_answers(self, tree: RolloutTree) -> list[int]:
+        """The turns of a tree that answer the problem; with an environment its first turns."""
+        if self.talk is not None:
+            return [s for s in tree.policy_segments if tree.segments[s].turn == 1]
+        kind = self.levels[self.answer_level].kind
+        return [s for s in tree.policy_segments if tree.segments[s].kind == kind]
+
     def copy_with_sampling(self, count: int, **sampling: int) -> "RolloutPlan":
-        """Returns a copy with `count` turns, or rollouts, per prompt and other sampling options.
+        """Returns a copy with `count` answers, or rollouts, per prompt and other sampling options.
+
+        If answers are not the first turns, there are `count` first turns, and one turn below each
+        up to the answer.
 
         Args:
-            sampling: options of the `TurnSpec`, such as `top_k=1`.
+            sampling: options of the `TurnSpec` of turns up to the answer, such as `top_k=1`.
         """
-        first, *below = self.levels
-        turn = first.turn.model_copy(update=sampling)
-        talk = None if self.talk is None else replace(self.talk, count=count, turn=turn)
-        levels = (TurnLevel(first.kind, count, turn), *below)
-        return replace(self, talk=talk)._replace_levels(levels)
+        talk, last = self.talk, self.answer_level
+        if talk is not None:
+            talk = replace(talk, count=count, turn=talk.turn.model_copy(update=sampling))
+        levels = [
+            replace(
+                level,
+                count=count if number == 0 else 1,
+                turn=level.turn.model_copy(update=sampling),
+            )
+            for number, level in enumerate(self.levels[: last + 1])
+        ]
+        return replace(self, talk=talk)._replace_levels((*levels, *self.levels[last + 1 :]))
 
     @property
     def rows_per_prompt(self) -> int:
@@ -71,30 +85,23 @@ class RolloutPlan:
 
     def copy_with_siblings(self, most: int) -> "RolloutPlan":
         """Returns a copy with at most so many turns below every turn; 1 leaves one rollout."""
-        fewer = self.copy_with_sampling(min(most, self.levels[0].count))
-        return fewer._replace_levels(
-            tuple(replace(level, count=min(most, level.count)) for level in fewer.levels)
+        talk = self.talk
+        if talk is not None:
+            talk = replace(talk, count=min(most, talk.count))
+        return replace(self, talk=talk)._replace_levels(
+            tuple(replace(level, count=min(most, level.count)) for level in self.levels)
         )
 
     def _replace_levels(self, levels: tuple[TurnLevel, ...]) -> "RolloutPlan":
-        own = self.own
-        if own is not None:
-            counts = {own.counts[level.kind]: level.count for level in levels}
-            turns = {level.kind: level.turn for level in levels}
-            own = own.model_copy(update={**counts, **turns})
+        own = None if self.own is None else self.own.copy_with_levels(levels)
         return replace(self, levels=levels, own=own)
 
 
 def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
     """Builds the levels of a schedule."""
-    if isinstance(spec, EnvironmentRolloutSpec):
-        level = TurnLevel("turn", spec.num_generations, spec.turn)
-        return RolloutPlan((level,), spec.system, build_talk(spec))
-    levels = [
-        TurnLevel(kind, getattr(spec, spec.counts[kind]), turn)
-        for kind, turn in spec.turn_specs.items()
-    ]
-    return RolloutPlan(tuple(levels), spec.system, own=spec if spec.implementation else None)
+    talk = build_talk(spec) if isinstance(spec, EnvironmentRolloutSpec) else None
+    own = spec if spec.implementation else None
+    return RolloutPlan(spec.list_levels(), spec.system, talk, own)
 
 
 @dataclass(frozen=True, slots=True)

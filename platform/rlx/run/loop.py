@@ -332,7 +332,7 @@ def _evaluate_suite(
     if context.recorder is None:
         return
     try:
-        result = compute_held_out_metrics(sample.trees, sample.table, spec.correct)
+        result = compute_held_out_metrics(recipe.plan, sample.trees, sample.table, spec.correct)
     except RewardError as error:  # training may still succeed; it reports its own failure
         context.recorder.event("held_out_lost", f"{suite} ({label}): {error}", level="warning")
         return

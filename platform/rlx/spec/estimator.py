@@ -13,6 +13,7 @@ from rlx.spec.base import StrictModel
 
 __all__ = [
     "Alpha",
+    "Baseline",
     "ConfidenceSpec",
     "DrGrpo",
     "Gdpo",
@@ -40,6 +41,7 @@ __all__ = [
 
 Normalize = Literal["std", "center", "leave_one_out", "batch_std"]
 Renormalize = Literal["rows", "tokens", "none"]
+Baseline = Literal["siblings", "prompt"]
 Singleton = Literal["zero", "raw", "refuse"]
 TurnStatistics = Literal["pooled", "per_turn"]
 SecondLevel = Literal["none", "prompt_scale", "prompt_renorm", "ema_scale"]
@@ -74,10 +76,10 @@ class ConfidenceSpec(GroupComparison):
     normalize: Normalize = "center"
     """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
     the others. batch_std divides by the standard deviation of all confidences of the batch."""
-    baseline: Literal["siblings", "label"] = "siblings"
-    """siblings: the mean over the confidences of the same answer. label: the mean over all other
-    confidences of the step whose answer has the same label, for `loss.expected` with one confidence
-    per answer."""
+    baseline: Literal["siblings", "prompt", "label"] = "siblings"
+    """siblings: compare with the confidences of the same answer. prompt: with all of the prompt.
+    label: with the mean over all other confidences of the step whose answer has the same label, for
+    `loss.expected` with one confidence per answer."""
 
     @property
     def comparison(self) -> dict[str, Any]:
@@ -119,6 +121,9 @@ class Grpo(_NormalizingEstimator):
     normalize: Normalize = "std"
     """std divides by the group's standard deviation, center does not. leave_one_out subtracts the
     mean of the others. batch_std divides by the standard deviation of all scores of the batch."""
+    baseline: Baseline = "siblings"
+    """siblings: compare rows that continue the same turn. prompt: all rows of the prompt on the
+    same level."""
     enable_multiturn_advantage: bool = False
     """Compare turns with turns and rollouts with rollouts, as `multiturn_grpo` does by default."""
 
@@ -128,7 +133,15 @@ class Grpo(_NormalizingEstimator):
             raise ValueError(
                 f"enable_multiturn_advantage divides by σ; normalize cannot be {self.normalize}"
             )
+        if self.enable_multiturn_advantage and self.baseline != "siblings":
+            raise ValueError("enable_multiturn_advantage needs baseline: siblings")
         return self
+
+    def compares(self, turn: str) -> bool:
+        return super().compares(turn) and self.baseline == "siblings"
+
+    def refuses_one(self, turn: str) -> bool:
+        return super().refuses_one(turn) and self.baseline == "siblings"
 
     def reading(self) -> Reading:
         return "turns" if self.enable_multiturn_advantage else "scores"
@@ -295,6 +308,8 @@ class TwoLevel(_NormalizingEstimator):
     normalize: Normalize = "std"
     """For answers: std divides by the standard deviation, center does not. leave_one_out subtracts
     the mean of the others. batch_std divides by the standard deviation of all answers."""
+    baseline: Baseline = "siblings"
+    """For answers: compare those that continue the same turn, or all of the prompt."""
     confidence: ConfidenceSpec = ConfidenceSpec.model_construct()
     """The same conventions for the confidences of one answer; centered only by default."""
     second_level: SecondLevel = "none"
@@ -325,7 +340,7 @@ class TwoLevel(_NormalizingEstimator):
         return refuses and self._compares_siblings(turn)
 
     def _compares_siblings(self, turn: str) -> bool:
-        return turn != "confidence" or self.confidence.baseline == "siblings"
+        return self._get_turn_settings(turn).baseline == "siblings"
 
     def get_ddof(self, turn: str) -> Literal[0, 1]:
         return self._get_turn_settings(turn).ddof
@@ -334,7 +349,7 @@ class TwoLevel(_NormalizingEstimator):
         return self.confidence if turn == "confidence" else self
 
     def warnings(self) -> Sequence[str]:
-        if self.confidence.normalize != "std":
+        if self.confidence.normalize != "std" or self.confidence.baseline != "siblings":
             return ()
         return (
             "estimator.confidence.normalize is 'std': siblings share one label, so σ cancels the "

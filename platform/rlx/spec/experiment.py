@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,11 +48,13 @@ _LATER_DEFAULTS: Final = (
     (("loss",), "ratio_cap", 20.0),
     (("loss",), "sequence_mask", None),
     (("loss",), "covariance", None),
+    (("loss", "expected"), "over", "path"),
+    (("rewards", "turn", "*"), "over", "path"),
     (("loss", "entropy"), "schedule", "constant"),
     (("model", "warm_start"), "demonstrations", None),
 )
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
-they are not part of the digest, so that an experiment keeps its own."""
+they are not part of the digest, so that an experiment keeps its own. "*" is every key."""
 _FIXED_IN_PHASES = (
     "name",
     "seed",
@@ -153,9 +155,9 @@ class ExperimentSpec(StrictModel):
     def resolve_phase_spec(self, phase: PhaseSpec) -> "ExperimentSpec":
         """Returns the experiment with the phase's `set` applied.
 
-        If the phase selects another schedule, the keys that only the previous schedule has are
-        dropped, together with the rewards, the entropy bonus and the expected score of turns that
-        are not sampled.
+        If the phase selects another schedule, or other levels, the keys that only the previous
+        schedule has are dropped, together with the rewards, the entropy bonus and the expected
+        score of turns that are not sampled.
 
         Raises:
             ValueError: a path does not exist, or is fixed for the whole run.
@@ -174,7 +176,10 @@ class ExperimentSpec(StrictModel):
         ]
         tree["phases"] = [{"name": phase.name, "steps": phase.steps}]
         kind = SCHEDULES.get_model(tree["rollout"])
-        if kind is not None and not isinstance(self.rollout, kind):
+        if kind is not None and (
+            not isinstance(self.rollout, kind)
+            or kind.read_turns(tree["rollout"]).keys() != set(self.rollout.turns)
+        ):
             self._drop_former_keys(kind, tree, phase.set)
         return tree, misplaced
 
@@ -197,11 +202,12 @@ class ExperimentSpec(StrictModel):
         for key in former.keys() - kind.model_fields.keys():
             if is_untouched("rollout", key):
                 rollout.pop(key, None)
+        read = kind.read_turns(rollout)
         for name, reward in self.rewards.turn.items():
-            kinds = (reward.turn,) if kind is EnvironmentRolloutSpec else (*kind.counts, EVERY_TURN)
+            kinds = (reward.turn,) if kind is EnvironmentRolloutSpec else (*read, EVERY_TURN)
             if reward.turn not in kinds and is_untouched("rewards", "turn", name):
                 tree["rewards"]["turn"].pop(name, None)
-        turns = [t for turn in kind.counts if isinstance(t := rollout.get(turn), dict)]
+        turns = [turn for turn in read.values() if isinstance(turn, dict)]
         spans = [span for turn in turns for span in turn.get("spans") or ()]
         bonus = self.loss.entropy
         if bonus and bonus.span and bonus.span not in spans and is_untouched("loss", "entropy"):
@@ -223,11 +229,9 @@ class ExperimentSpec(StrictModel):
         """Returns the digest of the experiment without the options at some paths."""
         settings = {k: v for k, v in self.dump_resolved().items() if k not in _NOT_IN_DIGEST}
         for path, name, default in _LATER_DEFAULTS:
-            section = settings
-            for key in path:
-                section = section.get(key) or {}
-            if name in section and section[name] == default:
-                del section[name]
+            for section in _list_sections(settings, path):
+                if name in section and section[name] == default:
+                    del section[name]
         if settings["model"].get("tokenizer", "") is None:
             # Runs of before had this default; where null chooses another, they could not run.
             settings["model"]["tokenizer"] = CLOSED_VOCABULARIES[0]
@@ -238,6 +242,15 @@ class ExperimentSpec(StrictModel):
             del node[at[-1]]
         text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _list_sections(tree: Mapping[str, Any], path: Sequence[str]) -> list[Any]:
+    """The mappings at a path of keys; "*" is every key."""
+    found: list[Any] = [tree]
+    for key in path:
+        inner = (one.values() if key == "*" else [one.get(key)] for one in found)
+        found = [one for some in inner for one in some if one]
+    return found
 
 
 def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> MisplacedSetting | None:
@@ -252,14 +265,21 @@ def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> MisplacedSe
         names = (key for key in ExperimentSpec.model_fields if key not in _FIXED_IN_PHASES)
         near = tuple(".".join((name, *rest)) for name in names)
         return MisplacedSetting(path, f"there is no {path!r}", near)
-    node = tree
-    for number, key in enumerate((head, *rest)[:-1], 1):
-        if node.get(key) is None:
-            node[key] = {}
-        if not isinstance(node[key], dict):
-            above = ".".join((head, *rest)[:number])
-            message = f"there is no {path!r}: {above!r} has no keys"
-            return MisplacedSetting(path, message)
-        node = node[key]
-    node[(head, *rest)[-1]] = value
+    node: Any = tree
+    for number, key in enumerate(keys := (head, *rest)):
+        above = ".".join(keys[:number])
+        if isinstance(node, list):
+            if not (key.isdecimal() and int(key) < len(node)):
+                message = f"there is no {path!r}: {above!r} has items 0 to {len(node) - 1}"
+                return MisplacedSetting(path, message)
+            at: Any = int(key)
+        elif isinstance(node, dict):
+            at = key
+        else:
+            return MisplacedSetting(path, f"there is no {path!r}: {above!r} has no keys")
+        if number == len(rest):
+            node[at] = value
+        elif isinstance(node, dict) and node.get(at) is None:
+            node[at] = {}
+        node = node[at]
     return None

@@ -56,6 +56,9 @@ class ExpectedScore(StrictModel):
     """Name of the span whose content is a confidence."""
     of: str = "accuracy"
     """Turn reward that is the label y, in [0, 1], of the span's turn or of an earlier one."""
+    over: Literal["path", "prompt"] = "path"
+    """path: the label of the span's turn, or of the nearest earlier one that has it. prompt: the
+    mean label of all turns of the prompt that have one."""
     score: ProperScore = "brier"
     """Each is at most 1, and 0 at worst, as mass outside the task's values is. brier:
     1 - (y - v)². log: 1 - ln p / ln .001 with p, the probability given to y, at least .001.

@@ -10,6 +10,7 @@ __all__ = [
     "EVERY_TURN",
     "GlobalReward",
     "OnError",
+    "Over",
     "PluginUse",
     "RewardsSpec",
     "TurnReward",
@@ -26,6 +27,7 @@ class ValueOnError(StrictModel):
     value: float
 
 
+Over = Literal["path", "below", "prompt"]
 OnError = Literal["fail", "drop_sample", "drop_group"] | ValueOnError
 
 
@@ -60,6 +62,10 @@ class TurnReward(_Reward):
 
     turn: str
     """Kind of turn, such as `answer`; "*" matches every turn of a rollout."""
+    over: Over = "path"
+    """Turns whose `of` is read. path: this turn, or the nearest earlier one that has it. below: all
+    turns below this one that have it, as their mean. prompt: all turns of the prompt that have it,
+    as their mean."""
 
     def fits(self, kind: str) -> bool:
         """Whether the reward scores turns of this kind."""

@@ -1,16 +1,18 @@
 """The `rollout:` section (entry-point group `rlx.schedules`): the turns of rollout trees."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rlx.plugin import (
+    FAILED,
     CurriculumRule,
     DynamicSampling,
     PluginSection,
     PromptLimit,
     Schedule,
+    TurnLevel,
     TurnSpec,
 )
 from rlx.spec.base import Count, StrictModel
@@ -23,6 +25,8 @@ __all__ = [
     "EnvironmentRolloutSpec",
     "EnvironmentUse",
     "ForcedAnswer",
+    "LevelSpec",
+    "LevelsRolloutSpec",
     "PromptLimit",
     "RolloutSpec",
     "SingleRolloutSpec",
@@ -57,6 +61,93 @@ class TwoTurnRolloutSpec(Schedule):
     num_generations_confidence: Count = Field(4, ge=1)
     """G_c: confidences per answer."""
     confidence: TurnSpec
+
+
+class LevelSpec(TurnSpec):
+    """One level of a tree: a kind of turn, its number of samples, and how they are sampled."""
+
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+    """Name of the kind of turn. Calibration is of turns of kind `confidence`; those of kind
+    `answer`, or else the first, answer the problem."""
+    count: Count = Field(1, ge=1)
+    """Turns below every turn of the level before."""
+
+
+class LevelsRolloutSpec(Schedule):
+    """A prompt, then any number of levels of turns, each below every turn of the level before."""
+
+    schedule: Literal["levels"] = "levels"
+    levels: tuple[LevelSpec, ...] = Field(min_length=1, max_length=8)
+    """Levels of the tree, first turn first, with one kind of turn each."""
+
+    @field_validator("levels")
+    @classmethod
+    def _check_kinds(cls, levels: tuple[LevelSpec, ...]) -> tuple[LevelSpec, ...]:
+        kinds = [level.kind for level in levels]
+        for number, kind in enumerate(kinds):
+            if kind in kinds[:number]:
+                raise ValueError(f"two levels have the kind {kind!r}; each needs its own")
+            if kind == FAILED:
+                raise ValueError(f"no level can have the kind {kind!r}, which means a failed turn")
+        return levels
+
+    @classmethod
+    def read_turns(cls, section: Mapping[str, Any]) -> dict[str, Any]:
+        levels = section.get("levels")
+        named = [one for one in levels if isinstance(one, dict)] if isinstance(levels, list) else []
+        return {kind: one for one in named if isinstance(kind := one.get("kind"), str)}
+
+    def list_levels(self) -> tuple[TurnLevel, ...]:
+        return tuple(
+            TurnLevel(one.kind, one.count, one, ("levels", at), ("levels", at, "count"))
+            for at, one in enumerate(self.levels)
+        )
+
+    def copy_with_levels(self, levels: Sequence[TurnLevel]) -> Self:
+        changed = [
+            LevelSpec(kind=v.kind, count=v.count, **v.turn.model_dump(include=_TURN_KEYS))
+            for v in levels
+        ]
+        return self.model_copy(update={"levels": tuple(changed)})
+
+    def arrange_demonstration(self, turns: Sequence[str]) -> tuple[str, ...]:
+        """Every block `<name>…</name>` goes to the first level that declares the span `name`, with
+        the text between it and the next block. Blocks that no level declares are left out.
+
+        If no level declares any block, the turns stay as they are.
+        """
+        blocks = _split_blocks("".join(turns), [name for one in self.levels for name in one.spans])
+        if not blocks:
+            return tuple(turns)
+        texts, used = [], set[str]()
+        for one in self.levels:
+            own = set(one.spans) - used
+            used |= own
+            texts.append("".join(text for name, text in blocks if name in own))
+        while texts and not texts[-1]:
+            texts.pop()
+        return tuple(texts)
+
+
+_TURN_KEYS = set(TurnSpec.model_fields)
+
+
+def _split_blocks(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """The blocks with these names, in order, each with what follows it up to the next tag."""
+    blocks: list[tuple[str, str]] = []
+    position = 0
+    while True:
+        opened = [(at, name) for name in names if (at := text.find(f"<{name}>", position)) >= 0]
+        if not opened:
+            return blocks
+        start, name = min(opened)
+        closing = f"</{name}>"
+        end = text.find(closing, start)
+        if end < 0:
+            return [*blocks, (name, text[start:])]
+        position = end + len(closing)
+        following = text.find("<", position)
+        blocks.append((name, text[start : len(text) if following < 0 else following]))
 
 
 class EnvironmentUse(PluginUse):
@@ -118,6 +209,7 @@ SCHEDULES: Final = PluginSection(
     shipped={
         "single": SingleRolloutSpec,
         "two_turn": TwoTurnRolloutSpec,
+        "levels": LevelsRolloutSpec,
         "environment": EnvironmentRolloutSpec,
     },
 )

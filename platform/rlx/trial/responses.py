@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlx.plugin import Problem, Task
+from rlx.plugin import Problem, Schedule, Task
 from rlx.rollout import Completion, CompletionRequest, RolloutPlan
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
@@ -55,11 +55,13 @@ class ResponseAuthor:
 
     Attributes:
         plan: the schedule whose turns are written.
+        schedule: the settings of that schedule.
         task: source of demonstrations.
         speech: converts texts to tokens.
     """
 
     plan: RolloutPlan
+    schedule: Schedule
     task: Task
     speech: EncodingDialogue
 
@@ -104,7 +106,7 @@ class ResponseAuthor:
         """
         talk = self.plan.talk
         turn = self.plan.levels[number].turn if talk is None else talk.sampling(number + 1)
-        answers = number == 0 or talk is not None
+        answers = number == self.plan.answer_level or talk is not None
         known = find_right_answers(problem.fields) if answers else []
         poor = role == "poor"
         spans = _fill_declared_spans(turn, known, poor, confidence)
@@ -128,10 +130,11 @@ class ResponseAuthor:
         seen = set()
         for draw in range(DRAWS):
             try:
-                turns = self.task.demonstration(problem, derive_seed(seed, draw)).turns
+                worked = self.task.demonstration(problem, derive_seed(seed, draw))
+                turns = self.schedule.arrange_demonstration(worked.turns)
             except Exception:  # noqa: BLE001  (a placeholder may not be a problem of this task)
                 return
-            if number < len(turns) and turns[number] not in seen:
+            if number < len(turns) and turns[number] and turns[number] not in seen:
                 seen.add(turns[number])
                 yield turns[number]
 

@@ -18,6 +18,7 @@ from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rol
 from rlx.row_rewards import build_scored_rows, find_lost_rows
 from rlx.seeding import derive_seed
 from rlx.step import assign_credit
+from rlx.text import pluralize_noun
 from rlx.train_batch import RowRewards, ScoredRows, TokenStreams, TrainBatch
 from rlx.trial.model_shape import ModelShape, load_model_shape
 from rlx.trial.rehearsal import Rehearsal, ScriptedPolicy
@@ -175,7 +176,7 @@ def _limit_rows(plan: RolloutPlan) -> RolloutPlan:
 
 def _describe_smaller_groups(plan: RolloutPlan, fewer: RolloutPlan) -> str:
     groups = [
-        f"{few.count} of {level.count} {level.kind}s"
+        f"{few.count} of {level.count} {pluralize_noun(level.kind)}"
         for level, few in zip(plan.levels, fewer.levels, strict=True)
         if few.count < level.count
     ]
@@ -209,7 +210,7 @@ class _TrialRunner:
         recipe, speech = self.recipe, self.speech
         seeds = [derive_seed(recipe.spec.seed, "plan", i) for i in range(len(problems))]
         room = (self.shape and self.shape.positions) or sys.maxsize
-        author = ResponseAuthor(plan, recipe.task, speech)
+        author = ResponseAuthor(plan, recipe.spec.rollout, recipe.task, speech)
         host = build_environment_host(recipe, self.pool)
         if host is None or plan.talk is None:
             trees = sample_rollout_trees(

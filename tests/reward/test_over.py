@@ -1,0 +1,71 @@
+"""Rewards that read others below them, or of the whole prompt."""
+
+import pytest
+from pools import InProcess
+
+from rlx.plugin import Problem, Reward, Score
+from rlx.reward import NamedReward, score_rollouts
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.spec import TurnReward
+
+
+class Number(Reward):
+    """The number that a turn says; absent if it says none."""
+
+    def score(self, sample):
+        return Score(float(sample.response)) if sample.response else None
+
+
+class Parent(Reward):
+    """What `of` names."""
+
+    def score(self, sample):
+        return Score(sample.of)
+
+
+def turn(parent, text, number, kind):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=(1,),
+        logprobs=(0.0,),
+        turn=number,
+        kind=kind,
+        text=text,
+        finish_reason="stop",
+    )
+
+
+def tree(*answers):
+    """Two confidences, and answers below each."""
+    segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
+    for below in answers:
+        segments.append(turn(0, "", 1, "confidence"))
+        above = len(segments) - 1
+        segments += [turn(above, text, 2, "answer") for text in below]
+    return RolloutTree(Problem(id="p", prompt="", fields={}), tuple(segments))
+
+
+def read_values(over, *trees):
+    use = TurnReward(plugin="parent", turn="confidence", of="accuracy", over=over)
+    rewards = [
+        NamedReward("accuracy", TurnReward(plugin="number", turn="answer"), Number()),
+        NamedReward("brier", use, Parent()),
+    ]
+    table = score_rollouts(trees, rewards, InProcess())
+    return [
+        entries["brier"].raw for place, entries in sorted(table.turns.items()) if "brier" in entries
+    ]
+
+
+@pytest.mark.parametrize(
+    ("over", "values"),
+    [
+        ("below", [0.5, 1.0, None, 0.25]),
+        ("prompt", [2 / 3, 2 / 3, 0.25, 0.25]),
+        ("path", [None, None, None, None]),
+    ],
+)
+def test_a_turn_reads_the_mean_over_those_below_it_or_of_its_prompt(over, values):
+    trees = tree(["0", "1"], ["1", ""]), tree([""], ["0", "0.5"])
+    assert read_values(over, *trees) == pytest.approx(values)
