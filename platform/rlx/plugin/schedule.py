@@ -202,4 +202,5 @@ class Schedule(StrictModel, Plugin):
     def rows_per_step(self) -> int:
         """Maximum number of rows in a step's trees."""
         counts = [level.count for level in self.list_levels()]
-        return self.prompts_per_step * sum(accumulate(counts, mul))
+        rows: int = sum(accumulate(counts, mul))
+        return self.prompts_per_step * rows

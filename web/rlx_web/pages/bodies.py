@@ -74,7 +74,10 @@ def list_path_segments(tree: TreeRecord, segment: int) -> list[int]:
 
 
 def list_messages_between(tree: TreeRecord, parent: int, segment: int) -> list[dict[str, Any]]:
-    """The messages after `parent` up to `segment`: turns, observations and follow-up prompts."""
+    """The messages after `parent` up to `segment`: turns, observations and follow-up prompts.
+
+    A turn that continues the message of the one before has no prompt of its own.
+    """
     path = list_path_segments(tree, segment)
     after = path.index(parent) + 1 if parent in path else 1
     return [
@@ -90,6 +93,7 @@ def list_messages_between(tree: TreeRecord, parent: int, segment: int) -> list[d
         }
         for s in path[after:]
         for one in [tree["segments"][s]]
+        if one["author"] != "prompt" or one["text"]
     ]
 
 
