@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded coverage check bench golden docs bias peers screenshots recording suite study release gpu-check clean
+.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded coverage check bench golden docs bias peers screenshots recording suite study shelf release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -84,6 +84,9 @@ suite: install  ## six runs, evaluated near training and far from it: docs/calib
 
 study: install  ## what makes a small model know what it knows: docs/study.md; hours, goes on where it was stopped
 	$(BIN)/python experiments/study/study.py $(ARGS)
+
+shelf: install  ## published ways of teaching a confidence, side by side: docs/shelf.md; hours, goes on where it was stopped
+	$(BIN)/python experiments/shelf/shelf.py $(ARGS)
 
 release: install  ## checks a release and builds its packages, a dry run: VERSION=1.2.3; ARGS=--really commits and tags
 	$(BIN)/python .ci/release.py $(or $(VERSION),$(error which version? make release VERSION=1.2.3)) $(ARGS)

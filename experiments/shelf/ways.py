@@ -1,0 +1,56 @@
+"""The ways on the shelf: their papers, their experiments, and the verdict on each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["TASKS", "WAYS", "Way"]
+
+SHELF = "experiments/shelf"
+ROOT = Path(__file__).parents[2]
+TASKS = ("urn", "countdown")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One published way of teaching a confidence.
+
+    Attributes:
+        name: of its experiments and results.
+        label: name on the page.
+        paper: its source, in Markdown.
+        verdict: what was seen, in a sentence; "" before anything was seen.
+    """
+
+    name: str
+    label: str
+    paper: str
+    verdict: str = ""
+
+    def find_spec(self, task: str) -> str | None:
+        """The experiment for a task, relative to the repository root; None if there is none."""
+        own = f"{SHELF}/{task}_{self.name}.yaml"
+        return own if (ROOT / own).exists() else None
+
+
+def _arxiv(number: str) -> str:
+    return f"[{number}](https://arxiv.org/abs/{number})"
+
+
+WAYS = (
+    Way("centred", "two turns, centred", _arxiv("2508.11800")),
+    Way("sigma", "two turns, σ among siblings", _arxiv("2402.03300")),
+    Way("exact", "two turns, expected score summed", "[conventions](conventions.md)"),
+    Way("rlcr", "RLCR as published, gated, one sequence, σ", _arxiv("2507.16806")),
+    Way("coca", "CoCA, confidence first", _arxiv("2603.05881")),
+    Way("dcpo", "DCPO", _arxiv("2603.09117")),
+    Way("coupled", "RLCR in one sequence, gated, centred", _arxiv("2508.11800")),
+    Way("rlcm", "forced-answer targets, as in RLCM", _arxiv("2604.23333")),
+    Way("log", "two turns, log score", _arxiv("2508.11800")),
+    Way("prompt_scale", "two turns, one σ per prompt", "rlx"),
+    Way("accuracy", "accuracy only", "baseline"),
+    Way("leave_one_out", "two turns, leave-one-out", _arxiv("2402.14740")),
+    Way("group_target", "two turns, target of the prompt", "rlx"),
+    Way("spherical", "two turns, spherical score", "Gneiting and Raftery 2007"),
+    Way("first", "confidence first, centred", "rlx"),
+)
+"""In the order in which they are trained."""
