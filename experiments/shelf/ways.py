@@ -37,13 +37,48 @@ def _arxiv(number: str) -> str:
 
 
 WAYS = (
-    Way("centred", "two turns, centred", _arxiv("2508.11800")),
-    Way("sigma", "two turns, σ among siblings", _arxiv("2402.03300")),
-    Way("exact", "two turns, expected score summed", "[conventions](conventions.md)"),
-    Way("rlcr", "RLCR as published, gated, one sequence, σ", _arxiv("2507.16806")),
-    Way("coca", "CoCA, confidence first", _arxiv("2603.05881")),
-    Way("dcpo", "DCPO", _arxiv("2603.09117")),
-    Way("coupled", "RLCR in one sequence, gated, centred", _arxiv("2508.11800")),
+    Way(
+        "centred",
+        "two turns, centred",
+        _arxiv("2508.11800"),
+        "On the line.",
+    ),
+    Way(
+        "sigma",
+        "two turns, σ among siblings",
+        _arxiv("2402.03300"),
+        "A step: below .5 it says 0, above .5 it says 1. Brier is the worst of all.",
+    ),
+    Way(
+        "exact",
+        "two turns, expected score summed",
+        "[conventions](conventions.md)",
+        "On the line.",
+    ),
+    Way(
+        "rlcr",
+        "RLCR as published, gated, one sequence, σ",
+        _arxiv("2507.16806"),
+        "On the line: the group that σ normalises has right and wrong answers.",
+    ),
+    Way(
+        "coca",
+        "CoCA, confidence first",
+        _arxiv("2603.05881"),
+        "Nearest to the line; its target is the mean of twelve labels, not one.",
+    ),
+    Way(
+        "dcpo",
+        "DCPO",
+        _arxiv("2603.09117"),
+        "On the line: σ within the prompt mixes labels, and half of the target is a mean.",
+    ),
+    Way(
+        "coupled",
+        "RLCR in one sequence, gated, centred",
+        _arxiv("2508.11800"),
+        "Near the line, flatter than with σ, whose steps are longer.",
+    ),
     Way("rlcm", "forced-answer targets, as in RLCM", _arxiv("2604.23333")),
     Way("log", "two turns, log score", _arxiv("2508.11800")),
     Way("prompt_scale", "two turns, one σ per prompt", "rlx"),
