@@ -7,7 +7,7 @@ with the truth itself instead of with labels.
 import random
 import string
 import zlib
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -43,8 +43,11 @@ class UrnTask(Plugin):
     counts: bool = False
     """Demonstrations count the red balls in an analysis between answer and confidence."""
     informed: float = Field(0.0, ge=0, le=1)
-    """Share of demonstrations that state the share of red balls, as near as the values allow; the
-    others state a uniformly random value."""
+    """Share of demonstrations whose confidence follows `hint`; the others state a uniformly random
+    value."""
+    hint: Literal["share", "square"] = "share"
+    """What informed demonstrations state, as near as the values allow: the share of red balls, or
+    its square, which is wrong but at 0 and 1."""
     prompt: str = "nums: {number} {red} {blue}\n"
 
     @field_validator("prompt")
@@ -89,7 +92,9 @@ class UrnTask(Plugin):
         rng = random.Random(f"demonstration/{seed}/{problem.id}")
         confidence = rng.choice(self.confidence_values)
         if self.informed and rng.random() < self.informed:
-            nearest = round(problem.fields["red"] / self.balls * self.confidence_steps)
+            share = problem.fields["red"] / self.balls
+            hinted = share**2 if self.hint == "square" else share
+            nearest = round(hinted * self.confidence_steps)
             confidence = self.confidence_values[nearest]
         ball = rng.randint(1, self.balls) if self.picks else 1
         check = f"<analysis>{problem.fields['red']}</analysis>" if self.counts else ""

@@ -15,7 +15,14 @@ from rlx.plugin import Problem, RewardPlugin, Sample
 from rlx.reward import NamedReward, RewardPool, score_rollouts
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, find_spans
 from rlx.spec import TurnReward
-from rlx_plugins.rlcr import Brier, RlcrFormat, StatedConfidence, matches_pattern, parse_confidence
+from rlx_plugins.rlcr import (
+    Brier,
+    ProperScore,
+    RlcrFormat,
+    StatedConfidence,
+    matches_pattern,
+    parse_confidence,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 N = 200_000
@@ -279,3 +286,20 @@ def scored_turn(response):
         spans=find_spans(text, range(1, len(text) + 1), names),
     )
     return RolloutTree(Problem(id="p", prompt="6*7?", fields={"answer": "42"}), (prompt, turn))
+
+
+@pytest.mark.parametrize(
+    ("rule", "stated", "of", "value"),
+    [
+        ("log", "0.1", 1.0, 2 / 3),
+        ("log", "0.9", 0.0, 2 / 3),
+        ("log", "0", 1.0, 0.0),
+        ("spherical", "0.6", 1.0, 0.6 / math.hypot(0.6, 0.4)),
+        ("brier", "0.3", 1.0, 0.51),
+        ("brier", "0.3", 0.5, (0.51 + 0.91) / 2),
+    ],
+)
+def test_proper_scores(rule, stated, of, value):
+    response = f"<confidence>{stated}</confidence>"
+    sample = Sample(id="a", problem={}, turn="confidence", number=2, response=response, of=of)
+    assert ProperScore(rule=rule).score(sample).value == pytest.approx(value)

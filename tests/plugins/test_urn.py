@@ -1,12 +1,15 @@
 """The urn: what is drawn follows the share that the prompt shows; rewards measure against it."""
 
+import re
 from collections import defaultdict
 
 import pytest
 from pydantic import ValidationError
 
 from rlx.plugin import Sample, get_confidence_values
-from rlx_plugins.urn import UrnDistance, UrnDrawn, UrnTask
+from rlx_plugins.urn import UrnDistance, UrnDrawn, UrnPicked, UrnTask
+
+DEMONSTRATION = r"<answer>(\d+)</answer><analysis>(\d+)</analysis><confidence>([\d.]+)</confidence>"
 
 
 def test_red_is_drawn_as_often_as_the_prompt_says():
@@ -42,6 +45,37 @@ def test_a_demonstration_states_each_value():
     assert texts == {
         (f"<answer>1</answer><confidence>{value}</confidence>",) for value in task.confidence_values
     }
+
+
+@pytest.mark.parametrize(("hint", "stated"), [("share", 0.7), ("square", 0.5)])
+def test_a_demonstration_picks_counts_and_follows_its_hint(hint, stated):
+    task = UrnTask(picks=True, counts=True, informed=1.0, hint=hint)
+    problems = (task.problem("train", i, 0) for i in range(200))
+    texts = [task.demonstration(p, 0).turns[0] for p in problems if p.fields["red"] == 7]
+    found = [re.fullmatch(DEMONSTRATION, text) for text in texts]
+    assert {one[2] for one in found} == {"7"}
+    assert {one[3] for one in found} == {str(stated)}
+    assert len({one[1] for one in found}) > 5, "any ball"
+
+
+def test_whichever_ball_is_picked_it_is_red_as_often_as_the_prompt_says():
+    task, picked = UrnTask(), defaultdict(list)
+    for index in range(3000):
+        problem = task.problem("train", index, 7)
+        assert len(problem.fields["red_balls"]) == problem.fields["red"]
+        for ball in ("1", "8"):
+            sample = Sample(
+                id="a",
+                problem=problem.fields,
+                turn="answer",
+                number=1,
+                response="",
+                spans={"answer": ball},
+            )
+            picked[problem.fields["red"], ball].append(UrnPicked().score(sample).value)
+    for (red, _), labels in picked.items():
+        share, n = red / 10, len(labels)
+        assert abs(sum(labels) / n - share) <= 4.5 * (share * (1 - share) / n) ** 0.5
 
 
 def test_a_prompt_names_all_that_it_must():
