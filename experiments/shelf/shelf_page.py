@@ -92,7 +92,7 @@ def read_pairs(result: Result) -> tuple[np.ndarray, np.ndarray]:
 
 
 def build_table(results: Results, task: str) -> str:
-    """One row per way that has results."""
+    """One row per way that has results; empty if none has."""
     heads = BY_TASK[task]
     lines = [["way", "paper", "experiment", "seeds", *heads.values(), f"− {REFERENCE}", "verdict"]]
     reference = _read_figure(results[task, REFERENCE], task, COMPARED[task])
@@ -109,7 +109,7 @@ def build_table(results: Results, task: str) -> str:
         link = f"[{spec.name}](../{spec.as_posix()})"
         verdict = way.verdict if task == "urn" else ""
         lines.append([way.label, way.paper, link, str(len(runs)), *cells, gap, verdict])
-    return format_table(lines)
+    return format_table(lines) if len(lines) > 1 else ""
 
 
 def _read_figure(runs: Mapping[int, Result], task: str, key: str) -> dict[int, float]:

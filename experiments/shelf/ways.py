@@ -77,7 +77,7 @@ WAYS = (
         "coupled",
         "RLCR in one sequence, gated, centred",
         _arxiv("2508.11800"),
-        "Near the line, flatter than with σ, whose steps are longer.",
+        "Near the line, flatter than with σ.",
     ),
     Way("rlcm", "forced-answer targets, as in RLCM", _arxiv("2604.23333")),
     Way("log", "two turns, log score", _arxiv("2508.11800")),
