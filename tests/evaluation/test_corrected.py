@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 from scipy.stats import norm
+from sklearn.isotonic import IsotonicRegression
 
 from rlx.evaluation.corrected import (
     _halve_problems,
     compute_debiased_ece,
     compute_one_bit_auroc,
     compute_recalibrated_brier,
+    recalibrate_confidences,
 )
 from rlx.evaluation.held_out import draw_test_problems
 from rlx.evaluation.scores import compute_auroc, compute_brier, compute_expected_calibration_error
@@ -58,6 +60,17 @@ def test_a_confidence_of_two_values_is_one_bit_and_a_graded_one_is_not():
     assert compute_one_bit_auroc(correct, stated) == compute_auroc(correct, bit)
     assert compute_auroc(correct, stated) > compute_one_bit_auroc(correct, stated) + 0.02
     assert compute_one_bit_auroc([1, 1], [0.2, 0.9]) is None
+
+
+def test_each_half_gets_the_map_that_scikit_learn_fits_on_the_other():
+    correct, stated = answers(300)
+    problems = [str(i // 3) for i in range(300)]
+    half = _halve_problems(problems)
+    expected = np.zeros(300)
+    for test in (half, ~half):
+        fit = IsotonicRegression(out_of_bounds="clip").fit(stated[~test], correct[~test])
+        expected[test] = fit.predict(stated[test])
+    np.testing.assert_allclose(recalibrate_confidences(correct, stated, problems), expected)
 
 
 def test_an_increasing_map_is_mended_and_noise_is_not():

@@ -122,7 +122,10 @@ def compute_error_auprc(correct: ArrayLike, confidence: ArrayLike) -> float | No
         Hendrycks and Gimpel, "A baseline for detecting misclassified and out-of-distribution
         examples in neural networks", 2017 (AUPR-Error).
     """
-    from sklearn.metrics import average_precision_score
-
     y, c = convert_to_pairs(correct, confidence)
-    return None if y.min() == y.max() else float(average_precision_score(1 - y, -c))
+    if y.min() == y.max():
+        return None
+    _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    wrong = np.bincount(slot, weights=1 - y)
+    precision = np.cumsum(wrong) / np.cumsum(counts)
+    return float(wrong @ precision / wrong.sum())
