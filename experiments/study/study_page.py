@@ -1,8 +1,10 @@
-"""Writes docs/study.md and its pictures from the registry.
+"""Writes docs/study.md, docs/study_tables.md and their pictures from the registry.
 
-The text is experiments/study/page.md, a Jinja template that refers to every number by name.
+The texts are experiments/study/page.md and tables.md, Jinja templates that refer to every number by
+name. Corrected figures are computed from the recorded answers, since older runs have none.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,15 +12,26 @@ from typing import Any
 
 import jinja2
 import numpy as np
+from numpy.typing import NDArray
 from study_rescore import read_rescored
 
 from rlx.comparison import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
-from rlx.evaluation import compute_expected_calibration_error, compute_seed_mean
+from rlx.evaluation import (
+    compute_auroc,
+    compute_brier,
+    compute_debiased_ece,
+    compute_expected_calibration_error,
+    compute_one_bit_auroc,
+    compute_paired_difference,
+    compute_recalibrated_brier,
+    compute_seed_mean,
+    compute_within_auroc,
+)
 from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
-TEMPLATE = ROOT / "experiments" / "study" / "page.md"
-PAGE = ROOT / "docs" / "study.md"
+TEMPLATES = ROOT / "experiments" / "study"
+PAGES = {"page.md": ROOT / "docs" / "study.md", "tables.md": ROOT / "docs" / "study_tables.md"}
 PICTURES = ROOT / "docs" / "study"
 HEADS = {
     "accuracy": "accuracy",
@@ -29,8 +42,58 @@ HEADS = {
     "within_auroc": "AUROC within kinds",
     "alike_share": "all alike",
 }
+SMALLEST_P = 0.0002
+"""Of a permutation test with 9,999 random sign flips, two-sided."""
 WITHIN = ("accuracy", "mean_confidence", "brier", "ece", "auroc")
 """Metrics available for every kind of problem."""
+CORRECTED = {
+    "accuracy": "accuracy",
+    "brier": "Brier",
+    "brier_recalibrated": "Brier, recalibrated",
+    "brier_one_bit": "Brier, one bit recalibrated",
+    "ece_debiased": "ECE, debiased",
+    "within_auroc": "AUROC within kinds",
+    "within_one_bit": "the same, one bit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers of one evaluation: `n` labels, confidences (unreadable ones are 0), problems,
+    kinds of problem, and whether the confidence is readable."""
+
+    correct: NDArray[np.float64]
+    stated: NDArray[np.float64]
+    problems: NDArray[np.str_]
+    kinds: NDArray[np.str_]
+    readable: NDArray[np.bool_]
+
+    @property
+    def bit(self) -> NDArray[np.float64]:
+        """`[n]` 1 where the confidence is at least .5, otherwise 0."""
+        return (self.stated >= 0.5).astype(np.float64)
+
+    def only_readable(self) -> "Answers":
+        """The answers whose confidence is readable."""
+        parts = (self.correct, self.stated, self.problems, self.kinds, self.readable)
+        return Answers(*(part[self.readable] for part in parts))
+
+
+MEASURES: dict[str, Callable[[Answers], float | None]] = {
+    "accuracy": lambda a: float(a.correct.mean()),
+    "brier": lambda a: compute_brier(a.correct, a.stated),
+    "brier_recalibrated": lambda a: compute_recalibrated_brier(
+        a.correct, a.stated, a.problems.tolist()
+    ),
+    "brier_one_bit": lambda a: compute_recalibrated_brier(a.correct, a.bit, a.problems.tolist()),
+    "ece_debiased": lambda a: compute_debiased_ece(a.correct, a.stated),
+    "extreme": lambda a: float(np.isin(a.stated, (0.0, 1.0)).mean()),
+    "auroc": lambda a: compute_auroc(a.correct, a.stated),
+    "auroc_one_bit": lambda a: compute_one_bit_auroc(a.correct, a.stated),
+    "within_auroc": lambda a: compute_within_auroc(a.correct, a.stated, a.kinds),
+    "within_one_bit": lambda a: compute_within_auroc(a.correct, a.bit, a.kinds),
+}
+"""Figures computed from recorded answers, by name."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +236,94 @@ class Group:
                 lines[-1].append(shown_mean(compute_seed_mean(ends) if ends else None))
         return markdown(lines)
 
+    def measure(
+        self, label: str, name: str, *, readable: bool = False, suite: str = "held_out"
+    ) -> dict[int, float]:
+        """A figure of `MEASURES` by seed, computed from the recorded answers.
+
+        Args:
+            label: the recipe.
+            name: the figure.
+            readable: leaves out answers whose confidence is unreadable, instead of taking it for 0.
+            suite: the evaluated set.
+        """
+        found = {}
+        seeds = self.runs[self.place(label)]
+        for seed, payload in zip(seeds, self.payloads(label, suite), strict=True):
+            answers = read_answers(payload)
+            value = MEASURES[name](answers.only_readable() if readable else answers)
+            if value is not None:
+                found[seed] = value
+        return found
+
+    def estimate(self, label: str, name: str, **options: Any) -> str:
+        """A recipe's mean of a figure of `MEASURES`, as text; options of `measure`."""
+        found = self.measure(label, name, **options)
+        return f"{compute_seed_mean(list(found.values())).mean:.3f}"
+
+    def spread(self, label: str, name: str, **options: Any) -> str:
+        """`estimate` with half of its 95 % interval over seeds."""
+        return shown_mean(compute_seed_mean(list(self.measure(label, name, **options).values())))
+
+    def against(self, label: str, name: str, **options: Any) -> str:
+        """A recipe's difference from the first one in a figure of `MEASURES`, as text."""
+        return self.beside(label, self, self.labels[0], name, **options)
+
+    def beside(self, label: str, other: "Group", reference: str, name: str, **options: Any) -> str:
+        """A recipe's difference in a figure of `MEASURES` from one of any group, as text."""
+        own, theirs = (
+            self.measure(label, name, **options),
+            other.measure(reference, name, **options),
+        )
+        gap = compute_paired_difference(own, theirs)
+        return "–" if gap is None else shown_gap(gap)
+
+    def beyond(self, label: str, name: str, bit: str, **options: Any) -> str:
+        """A figure of the stated confidence less that of its one bit, paired by seed, as text."""
+        stated, of_bit = self.measure(label, name, **options), self.measure(label, bit, **options)
+        gap = compute_paired_difference(stated, of_bit)
+        if gap is None or gap.over.low is None:
+            return "–"
+        return f"{gap.over.mean:+.3f} [{gap.over.low:+.3f}, {gap.over.high:+.3f}]"
+
+    def corrected(self, *names: str) -> str:
+        """A table of figures in `CORRECTED`, by default all, one line per recipe."""
+        shown = names or tuple(CORRECTED)
+        lines = [["recipe", "seeds", *(CORRECTED[name] for name in shown)]]
+        for label in self.labels:
+            values = [list(self.measure(label, name).values()) for name in shown]
+            means = [shown_mean(compute_seed_mean(own)) for own in values]
+            lines.append([label, str(len(self.runs[self.place(label)])), *means])
+        return markdown(lines)
+
+    def brier_gaps(self) -> str:
+        """A table of Brier differences from the first recipe: over seeds, with and without
+        unreadable confidences, and by problem with Holm's correction over the recipes."""
+        head = f"Brier, less that of {self.labels[0]}"
+        lines = [[head, "over seeds", "readable only", "by problem", "p by problem (Holm)"]]
+        pairs = self.by_problem("held_out")
+        corrected = pairs.compute_p_holm("brier")
+        smallest = SMALLEST_P * (len(self.labels) - 1)
+        for n, (label, p) in enumerate(zip(self.labels, corrected, strict=True)):
+            own = (pairs.differences[n] or {}).get("brier")
+            if not n or own is None or p is None:
+                continue
+            seeds = self.against(label, "brier")
+            readable = self.against(label, "brier", readable=True)
+            problems = f"{own.mean:+.3f} [{own.low:+.3f}, {own.high:+.3f}]"
+            shown = f"≤ {smallest:.2g}" if p <= smallest else f"{p:.2g}"
+            lines.append([label, seeds, readable, problems, shown])
+        return markdown(lines)
+
+    def distinct(self, suite: str = "held_out") -> str:
+        """Number of distinct problems in one run's evaluation, least and most, as text."""
+        found = {
+            len(set(payload["problem_ids"]))
+            for label in self.labels
+            for payload in self.payloads(label, suite)
+        }
+        return f"{min(found)} to {max(found)}" if len(found) > 1 else str(min(found))
+
     def payloads(self, label: str, suite: str) -> list[dict[str, Any]]:
         """The payloads of every seed's evaluation on a set after training."""
         found = []
@@ -188,6 +339,17 @@ class Group:
             evaluations = self.registry.results.evaluations(run, of_suite(suite))
             found += [dict(e.metrics) for e in evaluations if e.label == "after"]
         return found
+
+
+def read_answers(payload: dict[str, Any]) -> Answers:
+    """The answers of a recorded evaluation."""
+    return Answers(
+        correct=np.array(payload["correct"], dtype=np.float64),
+        stated=np.array([c or 0.0 for c in payload["confidence"]]),
+        problems=np.array(payload["problem_ids"]),
+        kinds=np.array(payload["strata"]),
+        readable=np.array([c is not None for c in payload["confidence"]]),
+    )
 
 
 def of_suite(name: str) -> str:
@@ -221,7 +383,7 @@ def markdown(lines: list[list[str]]) -> str:
 
 
 def write(groups: dict[str, Group], missing: list[str]) -> None:
-    """Writes the page and its pictures; the page lists the groups in `missing`."""
+    """Writes the pages and their pictures; the pages list the groups in `missing`."""
     from study_pictures import draw
 
     PICTURES.mkdir(parents=True, exist_ok=True)
@@ -229,8 +391,9 @@ def write(groups: dict[str, Group], missing: list[str]) -> None:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     named = {name.removeprefix("study-").replace("-", "_"): group for name, group in groups.items()}
-    page = template.render(named, missing=missing, rescored=read_rescored())
-    PAGE.write_text(page, encoding="utf-8")
-    print(PAGE.relative_to(ROOT))
+    for name, page in PAGES.items():
+        template = environment.from_string((TEMPLATES / name).read_text(encoding="utf-8"))
+        text = template.render(named, missing=missing, rescored=read_rescored())
+        page.write_text(text, encoding="utf-8")
+        print(page.relative_to(ROOT))

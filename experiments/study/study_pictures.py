@@ -25,7 +25,8 @@ WINDOW = 10
 def draw(groups: "dict[str, Group]", folder: Path) -> None:
     """Draws all pictures for which there are runs."""
     if arms := groups.get("study-arms"):
-        over_seeds(arms, "held_out", folder / "arms")
+        over_seeds(arms, folder / "arms")
+        one_bit(arms, folder / "one_bit")
         curves(arms, folder / "curves")
         if arms.has("as_trained"):
             labels = ("centred", "σ", "coupled", "accuracy only")
@@ -33,26 +34,47 @@ def draw(groups: "dict[str, Group]", folder: Path) -> None:
             scaling(arms, "as_trained", folder / "scaling")
     for name in ("shapes", "open", "push"):
         if group := groups.get(f"study-{name}"):
-            over_seeds(group, "held_out", folder / name)
+            over_seeds(group, folder / name)
 
 
-def over_seeds(group: "Group", suite: str, path: Path) -> None:
-    """Plots every seed's metrics as dots and their means as lines, one panel per metric."""
-    titles = {"accuracy": "accuracy", "brier": "Brier score", "ece": "ECE"}
-    titles |= {"within_auroc": "AUROC within kinds of problem"}
+def over_seeds(group: "Group", path: Path) -> None:
+    """Plots every seed's figures as dots and their means as lines, one panel per figure."""
+    titles = {"brier": "Brier score", "ece_debiased": "ECE, debiased"}
+    titles |= {"within_auroc": "AUROC within kinds of problem", "accuracy": "accuracy"}
     drawn = build_figure(3.1 * len(titles), 0.42 * len(group.labels) + 1.2)
     panels = drawn.subplots(1, len(titles), sharey=True)
     for axes, (metric, title) in zip(panels, titles.items(), strict=True):
         style_axes(axes)
         for n, label in enumerate(group.labels):
-            values = [each[metric] for each in group.metrics(label, suite)]
-            values = [value for value in values if value is not None]
+            values = list(group.measure(label, metric).values())
             axes.plot(values, [n] * len(values), "o", color=SERIES[n % len(SERIES)], alpha=0.6)
             if values:
                 axes.plot(np.mean(values), n, "|", color=INK, markersize=16, markeredgewidth=2)
         axes.set_title(title, color=INK, fontsize=10)
     panels[0].set_yticks(range(len(group.labels)), group.labels)
     panels[0].invert_yaxis()
+    save_figure(drawn, path)
+
+
+def one_bit(group: "Group", path: Path) -> None:
+    """Plots figures of the stated confidence against those of its one bit, one dot per seed."""
+    pairs = {
+        "AUROC within kinds of problem": ("within_auroc", "within_one_bit"),
+        "Brier score after recalibration": ("brier_recalibrated", "brier_one_bit"),
+    }
+    drawn = build_figure(8.4, 4.2)
+    for axes, (title, (stated, bit)) in zip(drawn.subplots(1, 2), pairs.items(), strict=True):
+        style_axes(axes)
+        for n, label in enumerate(group.labels):
+            of_bit, of_stated = group.measure(label, bit), group.measure(label, stated)
+            points = list(of_bit.values()), [of_stated[seed] for seed in of_bit]
+            axes.plot(*points, "o", color=SERIES[n % len(SERIES)], alpha=0.7, label=label)
+        low, high = min(*axes.get_xlim(), *axes.get_ylim()), max(*axes.get_xlim(), *axes.get_ylim())
+        axes.plot([low, high], [low, high], color=FAINT, lw=0.8, ls="--")
+        axes.set_title(title, color=INK, fontsize=10)
+        axes.set_xlabel("confidence at least .5, or less", color=FAINT)
+        axes.set_ylabel("stated confidence", color=FAINT)
+    drawn.axes[0].legend(frameon=False, fontsize=8)
     save_figure(drawn, path)
 
 

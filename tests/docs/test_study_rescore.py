@@ -40,7 +40,7 @@ def test_what_was_rescored_is_of_recipes_and_on_the_page(study):
 
     every = [recipe for group in study.GROUPS.values() for recipe in group]
     labels = {d: recipe for recipe in every for d in study.list_digests(recipe)}
-    page = (study.ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    page = (study.ROOT / "docs" / "study_tables.md").read_text(encoding="utf-8")
     rows = read_rescored()
     assert rows
     for run in rows:

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import cold_starts
 from patience import LIMIT, signal_processes, wait_until
 
 from rlx_registry import Registry, read_body
@@ -248,7 +249,8 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def finished(home):
-    return Finished(home, MIRRORED)
+    with cold_starts():  # as a user's first run is
+        return Finished(home, MIRRORED)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,12 @@
 from .answer_scaling import compute_pass_at_k
 from .answers import ScoredAnswer, compute_answer_metrics, read_answers
 from .calibration import Calibration
-from .corrected import recalibrate_confidences
+from .corrected import (
+    compute_debiased_ece,
+    compute_one_bit_auroc,
+    compute_recalibrated_brier,
+    recalibrate_confidences,
+)
 from .distributions import TurnDistribution, draw_distributions
 from .held_out import (
     collect_stated_confidences,
@@ -77,6 +82,7 @@ __all__ = [
     "compute_clipped_nll",
     "compute_confidence_entropy",
     "compute_coverage_at_risk",
+    "compute_debiased_ece",
     "compute_equal_mass_ece",
     "compute_error_auprc",
     "compute_excess_aurc",
@@ -86,8 +92,10 @@ __all__ = [
     "compute_identical_share",
     "compute_maximum_calibration_error",
     "compute_murphy_decomposition",
+    "compute_one_bit_auroc",
     "compute_paired_difference",
     "compute_pass_at_k",
+    "compute_recalibrated_brier",
     "compute_risk_coverage",
     "compute_seed_mean",
     "compute_wilson_interval",
