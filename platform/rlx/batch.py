@@ -226,8 +226,16 @@ class _BatchBuffer:
 def _assign_group_ids(trees: Sequence[RolloutTree], rows: Sequence[BatchRow]) -> Tensor:
     """`[B]` one id per opening prompt segment, numbered in order of appearance."""
     ids: dict[tuple[int, int], int] = {}
-    opened = [(row.tree, trees[row.tree].segments[row.turns[0]].parent) for row in rows]
+    opened = [(row.tree, _find_opening(trees[row.tree], row.turns[0])) for row in rows]
     return torch.tensor([ids.setdefault(place, len(ids)) for place in opened])
+
+
+def _find_opening(tree: RolloutTree, turn: int) -> int:
+    """The prompt segment before a first turn; observations may lie between them (self-play)."""
+    segment = tree.segments[turn].parent
+    while segment != NO_PARENT and tree.segments[segment].author == "environment":
+        segment = tree.segments[segment].parent
+    return segment
 
 
 def _assign_state_ids(trees: Sequence[RolloutTree], rows: Sequence[BatchRow]) -> Tensor:

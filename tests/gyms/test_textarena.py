@@ -107,3 +107,56 @@ def test_beginnings_are_split():
             for split in ("train", "test")
         )
         assert not train & test
+
+
+def play_both(task, environment, moves):
+    """The texts that each player has read, and the last `info` of each, when all moves are made."""
+    host, problem = LocalHost(environment), task.problem("train", 0, 0)
+    (state,) = host.reset([(problem.fields, 0)])
+    read, infos, turns, player = ([problem.prompt], []), [{}, {}], [0, 0], 0
+    for move in moves:
+        turns[player] += 1
+        action = Action(text=move, number=turns[player], player=player)
+        (step,) = host.step([(state, action)])
+        infos[player] = dict(step.info)
+        infos[1 - player] |= step.opponent_info
+        if step.done:
+            break
+        state, player = step.state, step.player
+        read[player].append(step.observation)
+    return ["".join(texts) for texts in read], infos, step.done
+
+
+def test_in_self_play_the_game_says_whose_turn_it_is_and_who_has_won():
+    task = TextArenaTask(id="Nim-v0", config={"piles": [2, 1]}, players=2, prompt="Nim\n")
+    environment = TextArenaEnvironment(opponent=("[0 1]",), second_prompt="You are second.")
+    moves = ("0 1", "7 7", "1 1", "0 1")  # the second player repeats its invalid move
+    texts, infos, done = play_both(task, environment, moves)
+    assert done
+    assert [info["won"] for info in infos] == [True, False]
+    assert [info["return"] for info in infos] == [1.0, -1.0]
+    assert texts[0].startswith("Nim\n") and "Player 1 removes 1 from pile 1" in texts[0]
+    assert texts[1].startswith("You are second.\n") and "Welcome" not in texts[1]
+    assert "Player 0 removes 1 from pile 0" in texts[1]
+    plain = TextArenaEnvironment(opponent=("[0 1]",))
+    assert "Welcome to Nim, Player 1!" in play_both(task, plain, moves)[0][1]
+    # The second player gives up the game by two invalid moves in a row.
+    _, infos, done = play_both(task, environment, ("0 1", "7 7", "7 7"))
+    assert done and [info["return"] for info in infos] == [1.0, -1.0]
+
+
+def test_in_self_play_no_player_sees_the_other_s_card():
+    task = TextArenaTask(id="KuhnPoker-v0", players=2)
+    texts, _, _ = play_both(task, TextArenaEnvironment(opponent=("[check]",)), ["[check]", "[bet]"])
+    cards = [set(re.findall(r"card is: '([JQK])'", text)) for text in texts]
+    assert all(len(card) == 1 for card in cards) and cards[0] != cards[1]
+    # The library's player 1 begins this game, which is the first player here.
+    assert "You are Player 1" in texts[0] and "You are Player 0" in texts[1]
+    assert "[bet]" in texts[0] and "submitted move: '[check]'" in texts[1]
+
+
+def test_a_model_begins_where_the_game_lets_the_second_player_begin():
+    problem = TextArenaTask(id="KuhnPoker-v0", players=2).problem("train", 0, 0)
+    opponent = TextArenaEnvironment(opponent=("[call]", "[check]"), order="listed")
+    ((kind, observation, _, _), *_) = play(opponent, problem, ["[bet]"])
+    assert kind == "move" and "Player 0's" in observation

@@ -49,6 +49,7 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
     yield from _check_correctness_judge(spec, plugins.get_reward(spec.evaluation.correct))
     if environment := built.get(("rollout", "environment")):
         yield from _check_reward_turns(spec, cast(Environment, environment))
+        yield from _check_self_play(spec, cast(Environment, environment))
 
 
 def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
@@ -188,6 +189,19 @@ def _check_reward_turns(spec: ExperimentSpec, environment: Environment) -> Itera
                 f"'{_environment_name(spec)}' are {', '.join(kinds)}",
                 suggest_name(reward.turn, kinds, f'or "{EVERY_TURN}": every turn'),
             )
+
+
+def _check_self_play(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
+    """Reports self-play in an environment that takes the turns of one player alone."""
+    rollout = spec.rollout
+    asked = isinstance(rollout, EnvironmentRolloutSpec) and rollout.self_play is not None
+    if asked and not environment.self_play:
+        yield build_error(
+            ("rollout", "self_play"),
+            f"environment '{_environment_name(spec)}' takes the turns of one player alone",
+            "drop `self_play`; your own environment declares `self_play = True` and reads "
+            "`Action.player`",
+        )
 
 
 def _environment_name(spec: ExperimentSpec) -> str:

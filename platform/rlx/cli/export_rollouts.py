@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.cli.output import format_json
 from rlx.reward import RewardEntry
-from rlx.rollout import RolloutTree
+from rlx.rollout import RolloutTree, Segment
 
 if TYPE_CHECKING:
     from rlx.record import StoredStep  # brings torch
@@ -56,12 +56,20 @@ def _build_row_json(stored: "StoredStep", number: int) -> dict[str, Any]:
         "kind": kind,
         "problem_id": tree.problem.id,
         "problem": dict(tree.problem.fields),
-        "prompt": tree.segments[path[first - 1]].text,
+        "prompt": _join_prompt([tree.segments[index] for index in path[:first]]),
         "turns": [_build_turn_json(tree, turn) for turn in own],
         "structured_rewards": _build_rewards_json(stored, at, own),
         "scores": stored.rows.get_row_scores(number),
         **_build_tokens_json(stored, number, path[:first], path[first:], own),
     }
+
+
+def _join_prompt(before: Sequence[Segment]) -> str:
+    """The last prompt before a turn, and what an environment added to it (self-play)."""
+    text = ""
+    for segment in before:
+        text = segment.text if segment.author != "environment" else text + segment.text
+    return text
 
 
 def _build_turn_json(tree: RolloutTree, index: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Renders a task's demonstrations as tokenized dialogues with a scripted policy."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from rlx.model.dialogue import ModelDialogue
 from rlx.plugin import Environment, Problem, Rehearsed, Step, Task
@@ -83,8 +83,10 @@ class DemonstrationPlayer:
                     "a warm start with an environment needs the environment and a task with lessons"
                 )
             problem = self.task.lesson(index, start)
+            talk = build_talk(rollout)
             return _iterate_environment_turns(
-                build_talk(rollout), problem, seed, dialogue, self.task, self.environment
+                *(talk, problem, seed, dialogue, self.task, self.environment),
+                player=index % talk.players,
             )
         return self._iterate_demonstration_turns(
             dialogue, self.task.problem("train", index, start), seed
@@ -131,24 +133,64 @@ def _iterate_environment_turns(
     dialogue: ModelDialogue,
     task: Rehearsed,
     environment: Environment,
+    player: int,
 ) -> Iterator[_TurnTokens]:
-    """Plays the scripted policy against the environment, turn by turn, as `rlx.rollout` does."""
+    """Plays the scripted policy against the environment, turn by turn, as `rlx.rollout` does.
+
+    In self-play the script plays both players, and the turns of one are yielded.
+    """
     host = LocalHost(environment)
     (state,) = host.reset([(problem.fields, derive_seed(seed, "environment"))])
-    turns: list[str] = []
-    observations: list[str] = []
-    opening = plan.opening(problem, dialogue).token_ids
-    for number in range(1, plan.last + 1):
-        text = task.act(problem, turns, observations, seed)
+    sides = tuple(_ScriptedPlayer() for _ in range(plan.players))
+    sides[0].opening = plan.opening(problem, dialogue).token_ids
+    mover = 0
+    while (side := sides[mover]).number <= plan.last:
+        drawn = derive_seed(seed, "player", mover) if mover else seed
+        text = task.act(problem, side.turns, side.observations, drawn)
         turn = _encode_turn(dialogue, text, plan)
-        yield _TurnTokens(opening, turn)
-        parsed = _parse_turn(dialogue, turn, plan, number)
-        (step,) = host.step([(state, plan.action(*parsed, number, "stop"))])
-        if not isinstance(step, Step) or step.done or number == plan.last:
+        if mover == player:
+            yield _TurnTokens(side.opening, turn)
+        said, spans = _parse_turn(dialogue, turn, plan, side.number)
+        whose = mover if plan.players > 1 else None
+        action = plan.build_action(said, spans, side.number, player=whose)
+        (step,) = host.step([(state, action)])
+        side.turns.append(text)
+        side.last_turn = turn
+        if not isinstance(step, Step) or step.done:
             return
-        observation = dialogue.encode_observation(
-            plan.build_turn_text(step.observation, number + 1), turn, inline=plan.inline
-        )
-        turns.append(text)
-        observations.append(observation.text)
-        opening, state = observation.token_ids, step.state
+        state, mover = step.state, step.player if plan.players > 1 else mover
+        sides[mover].read(step.observation, plan, problem, dialogue)
+
+
+@dataclass(slots=True)
+class _ScriptedPlayer:
+    """What a player has read and written in a demonstration.
+
+    Attributes:
+        opening: the tokens that it read before its next turn.
+        turns: its turns so far, as texts; the tokens of the last are `last_turn`.
+        observations: what it read between them.
+    """
+
+    opening: tuple[int, ...] = ()
+    turns: list[str] = field(default_factory=list)
+    last_turn: tuple[int, ...] = ()
+    observations: list[str] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """Number of its next turn."""
+        return len(self.turns) + 1
+
+    def read(
+        self, shown: str, plan: EnvironmentPlan, problem: Problem, dialogue: ModelDialogue
+    ) -> None:
+        """Reads an observation, which is the prompt of a second player before its first turn."""
+        if not self.turns:
+            seen = replace(problem, prompt=shown, allow_control_tokens=False)
+            self.opening = plan.opening(seen, dialogue).token_ids
+            return
+        text = plan.build_turn_text(shown, self.number)
+        observation = dialogue.encode_observation(text, self.last_turn, inline=plan.inline)
+        self.observations.append(observation.text)
+        self.opening = observation.token_ids

@@ -265,6 +265,7 @@ def _describe_schedule(trial: PlanTrial) -> str:
     if plan.talk is not None:
         counts = f"{plan.talk.count} rollouts of up to {plan.talk.max_turns} turns"
         counts += " and a forced answer" if plan.talk.forced_answer else ""
+        counts += " of each player" if plan.talk.players > 1 else ""
     return f"{spec.schedule}: {spec.prompts_per_step} prompts × {counts}"
 
 
@@ -276,6 +277,9 @@ def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
     if isinstance(rollout, EnvironmentRolloutSpec):
         placement = "inline" if rollout.observation == "inline" else "as messages"
         environment = [("environment", rollout.environment.plugin), ("observations", placement)]
+        if (own := rollout.self_play) is not None:
+            whose = "both players learn" if own.learn == "both" else "the first player learns"
+            environment.append(("self-play", whose))
     settings: list[tuple[str, Any]] = [
         *environment,
         ("estimator reads", READINGS[estimator.reading()]),

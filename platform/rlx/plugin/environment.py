@@ -24,6 +24,8 @@ class Action:
         turns_left: regular turns that may follow this one.
         forced: this is the forced answer turn, after the last regular one.
         finish_reason: "stop", or "length" when the token budget ran out.
+        player: the player whose turn it is, 0 or 1, in self-play; None where the environment plays
+            everyone else.
     """
 
     text: str
@@ -32,6 +34,7 @@ class Action:
     turns_left: int = 0
     forced: bool = False
     finish_reason: str = "stop"
+    player: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,10 @@ class Step:
             booleans, numbers and short words are aggregated over a step's turns.
         anchor: a name for the state in which the next turn begins; turns of one prompt that begin
             in the same state can be compared (GiGPO). None: the observation's tokens decide.
+        player: in self-play, the player whose turn is next, 0 or 1. It alone sees `observation`,
+            which must therefore hold nothing that is hidden from it.
+        opponent_info: in self-play, added to the `info` of the other player's last turn: how the
+            game ended for it.
     """
 
     kind: str
@@ -55,6 +62,8 @@ class Step:
     done: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
     anchor: str | None = None
+    player: int = 0
+    opponent_info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +105,15 @@ class Environment(Plugin, ABC):
         examples: example rollouts with promised results.
         repeats: name of the `info` value that is true for a turn that repeats an earlier one; ""
             for none. A policy that repeats itself until no turn is left raises an alarm.
+        self_play: whether `step` takes the turns of two players, by `Action.player`, and says whose
+            turn is next. Player 0 has the first turn of a game, and reads the task's prompt. The
+            other's first observation is its prompt.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
     examples: ClassVar[tuple[Episode, ...]] = ()
     repeats: ClassVar[str] = ""
+    self_play: ClassVar[bool] = False
 
     @abstractmethod
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:

@@ -18,7 +18,7 @@ class Reply:
     """What a stateful environment answers to an action: a `Step` without its state.
 
     Attributes:
-        kind, observation, done, info, anchor: as in `Step`.
+        kind, observation, done, info, anchor, player, opponent_info: as in `Step`.
     """
 
     kind: str
@@ -26,6 +26,8 @@ class Reply:
     done: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
     anchor: str | None = None
+    player: int = 0
+    opponent_info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class StatefulEnvironment(Environment):
             done=reply.done or action.forced,
             info=reply.info,
             anchor=reply.anchor,
+            player=reply.player,
+            opponent_info=reply.opponent_info,
         )
 
     def _restore(self, state: _Saved) -> Any:

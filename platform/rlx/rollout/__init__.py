@@ -13,6 +13,7 @@ from rlx.rollout.dialogue import (
     fill_turn_template,
 )
 from rlx.rollout.environment import EnvironmentPlan, build_talk, is_fault_segment
+from rlx.rollout.game import derive_turn_seed
 from rlx.rollout.host import EnvironmentHost, HostFault, LocalHost, check_environment_step
 from rlx.rollout.own_schedule import build_turn_segment
 from rlx.rollout.prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
@@ -52,6 +53,7 @@ __all__ = [
     "build_turn_segment",
     "check_environment_step",
     "compute_draw_probability",
+    "derive_turn_seed",
     "encode_between_turns",
     "encode_opening",
     "fill_turn_template",

@@ -1,20 +1,22 @@
 """Samples multi-turn rollouts with an environment, which answers each turn before the next begins.
 
 All rollouts of a batch advance one turn at a time. A finished rollout leaves the batch: it has no
-further turns and does not count in any statistic.
+further turns and does not count in any statistic. In self-play a turn belongs to one of two
+players, and the environment says whose turn is next.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from rlx.errors import SpecError
 from rlx.plugin import FAILED, Action, Problem, Step
 from rlx.rollout.dialogue import Dialogue, TurnPrompt, encode_opening
+from rlx.rollout.game import OngoingGame, PlayerRollout, SampledTurn, build_player_trees
 from rlx.rollout.host import EnvironmentHost, HostFault
-from rlx.rollout.session import Completion, CompletionRequest, SamplingSession
+from rlx.rollout.session import CompletionRequest, SamplingSession
 from rlx.rollout.spans import find_hull, find_spans
-from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span
+from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ForcedAnswer, TurnSpec
 
@@ -33,6 +35,8 @@ class EnvironmentPlan:
         inline: whether observations directly follow a turn, without a message of their own.
         on_error: what to drop if a rollout has a fault.
         system: system message for problems without their own.
+        players: how many players the policy is: 2 in self-play.
+        learn: in self-play, whose turns learn.
     """
 
     count: int
@@ -42,6 +46,8 @@ class EnvironmentPlan:
     inline: bool
     on_error: Literal["fail", "drop_sample", "drop_group"]
     system: str = ""
+    players: int = 1
+    learn: Literal["both", "first"] = "both"
 
     @property
     def last(self) -> int:
@@ -59,7 +65,21 @@ class EnvironmentPlan:
         """The prompt of the first turn."""
         return encode_opening(dialogue, self.turn.template, problem, self.system)
 
-    def action(self, text: str, spans: Mapping[str, str], number: int, finish: str) -> Action:
+    def action(self, turn: SampledTurn) -> Action:
+        """A sampled turn, as the environment receives it."""
+        player = turn.game.next if self.players > 1 else None
+        spans = {name: span.text for name, span in turn.spans.items()}
+        finish = turn.completion.finish_reason
+        return self.build_action(turn.text, spans, turn.number, finish, player)
+
+    def build_action(
+        self,
+        text: str,
+        spans: Mapping[str, str],
+        number: int,
+        finish: str = "stop",
+        player: int | None = None,
+    ) -> Action:
         """A turn, as the environment receives it."""
         return Action(
             text=text,
@@ -68,6 +88,7 @@ class EnvironmentPlan:
             turns_left=max(0, self.max_turns - number),
             forced=number > self.max_turns,
             finish_reason=finish,
+            player=player,
         )
 
     def build_turn_text(self, observation: str, number: int) -> str:
@@ -86,71 +107,9 @@ def build_talk(spec: EnvironmentRolloutSpec) -> EnvironmentPlan:
         inline=spec.observation == "inline",
         on_error=spec.environment.on_error,
         system=spec.system,
+        players=spec.players,
+        learn="both" if spec.self_play is None else spec.self_play.learn,
     )
-
-
-@dataclass(slots=True)
-class _OngoingRollout:
-    """An unfinished rollout: a chain of segments, each the parent of the next.
-
-    Attributes:
-        tree: index of its problem.
-        place: index among the problem's rollouts.
-        state: state of the environment.
-        context: all tokens so far.
-        completion: index of its last completion in the session's last call; None before any.
-        chain: segments after the prompt.
-    """
-
-    tree: int
-    place: int
-    state: Any
-    context: tuple[int, ...]
-    completion: int | None = None
-    chain: list[Segment] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _SampledTurn:
-    """A turn that was sampled and has no answer yet.
-
-    Attributes:
-        rollout: the rollout of the turn.
-        number: number in its rollout, from 1.
-        seed: sampling seed.
-        order: index of its completion in the session's call.
-    """
-
-    rollout: _OngoingRollout
-    number: int
-    seed: int
-    order: int
-    completion: Completion
-    text: str
-    spans: Mapping[str, Span]
-    hull: tuple[int, int] | None
-
-    def action(self, plan: EnvironmentPlan) -> Action:
-        """The turn, as the environment receives it."""
-        spans = {name: span.text for name, span in self.spans.items()}
-        return plan.action(self.text, spans, self.number, self.completion.finish_reason)
-
-    def segment(self, kind: str, info: Mapping[str, Any]) -> Segment:
-        """Builds the turn's segment, with the kind and info that the environment reported."""
-        return Segment(
-            parent=NO_PARENT,
-            author="policy",
-            token_ids=self.completion.token_ids,
-            turn=self.number,
-            kind=kind,
-            logprobs=self.completion.logprobs,
-            finish_reason=self.completion.finish_reason,
-            text=self.text,
-            spans=self.spans,
-            hull=self.hull,
-            seed=self.seed,
-            info=info,
-        )
 
 
 def sample_conversations(
@@ -161,131 +120,143 @@ def sample_conversations(
     dialogue: Dialogue,
     host: EnvironmentHost,
 ) -> list[RolloutTree]:
-    """Samples `count` rollouts of every problem, one turn at a time for all unfinished rollouts.
+    """Samples `count` games of every problem, one turn at a time for all unfinished games.
 
-    A turn's samples depend only on its problem's seed, its rollout's place in the tree and its
-    number. The environment's answers depend only on the rollout's problem, seed and turns. If a
-    rollout outgrows the model's context, it ends before the turn that does not fit, but not before
-    its first turn.
+    A turn's samples depend only on its problem's seed, its game's place among the problem's, its
+    player and its number. The environment's answers depend only on the game's problem, seed and
+    turns. If a player's rollout outgrows the model's context, its game ends before the turn that
+    does not fit, but not before the first turn of all.
 
     Returns:
-        Trees in the order of `problems`, with rollouts in order below the prompt.
+        Trees in the order of `problems`, with rollouts in order below the prompt; in self-play two
+        per problem, that of the first player and that of the second.
     """
     _require_encodable_texts(plan, dialogue)
-    prompts = [
-        Segment(parent=NO_PARENT, author="prompt", token_ids=opening.token_ids, text=opening.text)
-        for opening in (plan.opening(problem, dialogue) for problem in problems)
-    ]
-    rollouts = [
-        _OngoingRollout(t, i, None, prompts[t].token_ids)
+    games = [
+        OngoingGame(t, i, tuple(PlayerRollout() for _ in range(plan.players)))
         for t in range(len(problems))
         for i in range(plan.count)
     ]
-    live = list(_start_rollouts(rollouts, problems, seeds, host, plan))
-    for number in range(1, plan.last + 1):
-        sampling = plan.sampling(number)
-        room = session.context_length - sampling.max_new_tokens
-        live = [r for r in live if number == 1 or len(r.context) <= room]
-        if not live:
-            break
-        drawn = [derive_seed(seeds[r.tree], "turn", r.place, number) for r in live]
-        is_last = number == plan.last
-        completions = _sample_turns(live, drawn, number, sampling, session, is_last=is_last)
-        turns = _parse_turns(live, drawn, completions, number, sampling, dialogue)
-        live = list(_step_environment(plan, list(turns), dialogue, host))
-    chains: list[list[list[Segment]]] = [[] for _ in problems]
-    for rollout in rollouts:
-        chains[rollout.tree].append(rollout.chain)
-    return [
-        RolloutTree(problem, tuple(_flatten_chains(prompt, below)))
-        for problem, prompt, below in zip(problems, prompts, chains, strict=True)
-    ]
+    openings = [plan.opening(problem, dialogue) for problem in problems]
+    for game in games:
+        game.mover.open(openings[game.tree])
+    live = list(_start_games(games, problems, seeds, host, plan))
+    while live := [game for game in live if _has_room(game, plan, session.context_length)]:
+        turns = list(_sample_turns(plan, live, seeds, session, dialogue))
+        live = list(_step_environment(plan, turns, problems, dialogue, host))
+    by_problem: list[list[OngoingGame]] = [[] for _ in problems]
+    for game in games:
+        by_problem[game.tree].append(game)
+    pairs = zip(problems, by_problem, strict=True)
+    return [tree for problem, played in pairs for tree in build_player_trees(problem, played)]
 
 
-def _start_rollouts(
-    rollouts: Sequence[_OngoingRollout],
+def _has_room(game: OngoingGame, plan: EnvironmentPlan, context_length: int) -> bool:
+    """Whether the next player may have another turn, and it fits into the context."""
+    rollout = game.mover
+    if rollout.turns >= plan.last:
+        return False
+    room = context_length - plan.sampling(rollout.turns + 1).max_new_tokens
+    return _begins(game) or len(rollout.context) <= room
+
+
+def _begins(game: OngoingGame) -> bool:
+    """Whether no turn has been made yet."""
+    return game.next == 0 and game.mover.turns == 0
+
+
+def _start_games(
+    games: Sequence[OngoingGame],
     problems: Sequence[Problem],
     seeds: Sequence[int],
     host: EnvironmentHost,
     plan: EnvironmentPlan,
-) -> Iterator[_OngoingRollout]:
-    """Returns the rollouts whose environment could be reset."""
+) -> Iterator[OngoingGame]:
+    """Yields the games whose environment could be reset."""
     calls = [
-        (problems[r.tree].fields, derive_seed(seeds[r.tree], "environment", r.place))
-        for r in rollouts
+        (problems[game.tree].fields, derive_seed(seeds[game.tree], "environment", game.place))
+        for game in games
     ]
-    for rollout, state in zip(rollouts, host.reset(calls), strict=True):
+    for game, state in zip(games, host.reset(calls), strict=True):
         if isinstance(state, HostFault):
-            rollout.chain.append(_build_fault_segment(state, plan))
+            _end_with_fault(game, state, plan)
         else:
-            rollout.state = state
-            yield rollout
+            game.state = state
+            yield game
 
 
 def _sample_turns(
-    live: Sequence[_OngoingRollout],
-    drawn: Sequence[int],
-    number: int,
-    sampling: TurnSpec,
+    plan: EnvironmentPlan,
+    live: Sequence[OngoingGame],
+    seeds: Sequence[int],
     session: SamplingSession,
-    *,
-    is_last: bool,
-) -> list[Completion]:
-    """Samples one turn of each rollout from its seed; first turns of a problem share its prompt."""
-    if number > 1:
-        requests = [
-            CompletionRequest(r.context, r.completion, (seed,), is_last)
-            for r, seed in zip(live, drawn, strict=True)
-        ]
-    else:
-        by_tree: dict[int, list[int]] = {}
-        for rollout, seed in zip(live, drawn, strict=True):
-            by_tree.setdefault(rollout.tree, []).append(seed)
-        contexts = {r.tree: r.context for r in live}
-        requests = [
-            CompletionRequest(contexts[t], None, tuple(s), is_last) for t, s in by_tree.items()
-        ]
-    return [one for group in session.generate(requests, sampling) for one in group]
-
-
-def _parse_turns(
-    live: Sequence[_OngoingRollout],
-    drawn: Sequence[int],
-    completions: Sequence[Completion],
-    number: int,
-    sampling: TurnSpec,
     dialogue: Dialogue,
-) -> Iterator[_SampledTurn]:
-    """Parses the completion of each rollout."""
-    for order, (rollout, seed, completion) in enumerate(zip(live, drawn, completions, strict=True)):
+) -> Iterator[SampledTurn]:
+    """Samples the next turn of each game from its seed. All games are at the same turn, unless in
+    self-play, where all turns are sampled alike."""
+    sampling = plan.sampling(live[0].mover.turns + 1)
+    drawn = [game.derive_turn_seed(seeds[game.tree]) for game in live]
+    completions = session.generate(_build_requests(plan, live, drawn), sampling)
+    flat = [one for group in completions for one in group]
+    for order, (game, seed, completion) in enumerate(zip(live, drawn, flat, strict=True)):
         text, ends = dialogue.read(completion.token_ids)
+        number = game.mover.turns + 1
         spans = find_spans(text, ends, sampling.spans, first_turn=number == 1)
         hull = find_hull(text, ends, sampling.spans, first_turn=number == 1)
-        yield _SampledTurn(rollout, number, seed, order, completion, text, spans, hull)
+        yield SampledTurn(game, number, seed, order, completion, text, spans, hull)
+
+
+def _build_requests(
+    plan: EnvironmentPlan, live: Sequence[OngoingGame], drawn: Sequence[int]
+) -> list[CompletionRequest]:
+    """One request per game, in order; the games of a problem share that of their first turn.
+
+    In self-play nothing is kept in the engine's cache: the next turn is another player's.
+    """
+    if not _begins(live[0]):
+        is_last = plan.players > 1 or live[0].mover.turns + 1 == plan.last
+        return [
+            CompletionRequest(game.mover.context, game.mover.completion, (seed,), is_last)
+            for game, seed in zip(live, drawn, strict=True)
+        ]
+    by_tree: dict[int, list[int]] = {}
+    for game, seed in zip(live, drawn, strict=True):
+        by_tree.setdefault(game.tree, []).append(seed)
+    contexts = {game.tree: game.mover.context for game in live}
+    is_last = plan.players > 1 or plan.last == 1
+    return [CompletionRequest(contexts[t], None, tuple(s), is_last) for t, s in by_tree.items()]
 
 
 def _step_environment(
-    plan: EnvironmentPlan, turns: Sequence[_SampledTurn], dialogue: Dialogue, host: EnvironmentHost
-) -> Iterator[_OngoingRollout]:
-    """Passes the turns to the environment, records both, and yields the rollouts that continue."""
-    calls = [(turn.rollout.state, turn.action(plan)) for turn in turns]
+    plan: EnvironmentPlan,
+    turns: Sequence[SampledTurn],
+    problems: Sequence[Problem],
+    dialogue: Dialogue,
+    host: EnvironmentHost,
+) -> Iterator[OngoingGame]:
+    """Passes the turns to the environment, records both, and yields the games that continue."""
+    calls = [(turn.game.state, plan.action(turn)) for turn in turns]
     for turn, step in zip(turns, host.step(calls), strict=True):
-        rollout = turn.rollout
+        game, mover = turn.game, turn.game.mover
         if isinstance(step, HostFault):
-            rollout.chain += turn.segment(FAILED, {}), _build_fault_segment(step, plan)
+            mover.add_turn(turn.segment(FAILED, {}))
+            _end_with_fault(game, step, plan)
             continue
-        rollout.chain.append(turn.segment(step.kind, step.info))
+        mover.add_turn(turn.segment(step.kind, step.info))
+        if plan.players > 1:
+            game.players[1 - game.next].report(step.opponent_info)
+            game.next = step.player
         if step.done:
             continue
         # Also after the last turn, because it was not done.
-        prompt = _encode_next_observation(plan, step, turn, dialogue)
-        if isinstance(prompt, HostFault):
-            rollout.chain.append(_build_fault_segment(prompt, plan))
+        fault = _show_observation(plan, step, game, problems[game.tree], dialogue)
+        if fault is not None:
+            _end_with_fault(game, fault, plan)
             continue
-        rollout.chain.append(_build_observation_segment(prompt, step))
-        rollout.context += turn.completion.token_ids + prompt.token_ids
-        rollout.completion, rollout.state = turn.order, step.state
-        yield rollout
+        game.state = step.state
+        if plan.players == 1:
+            mover.completion = turn.order
+        yield game
 
 
 def _require_encodable_texts(plan: EnvironmentPlan, dialogue: Dialogue) -> None:
@@ -301,15 +272,32 @@ def _require_encodable_texts(plan: EnvironmentPlan, dialogue: Dialogue) -> None:
             raise SpecError(f"rollout.forced_answer.template: {error}") from error
 
 
-def _encode_next_observation(
-    plan: EnvironmentPlan, step: Step, turn: _SampledTurn, dialogue: Dialogue
-) -> TurnPrompt | HostFault:
-    """The prompt of the next turn; text that cannot be encoded is the environment's fault."""
-    text = plan.build_turn_text(step.observation, turn.number + 1)
+def _show_observation(
+    plan: EnvironmentPlan, step: Step, game: OngoingGame, problem: Problem, dialogue: Dialogue
+) -> HostFault | None:
+    """Shows an observation to the next player, of whose rollout it becomes a part.
+
+    Text that cannot be encoded is the environment's fault, which is returned.
+    """
+    rollout = game.mover
     try:
-        return dialogue.encode_observation(text, turn.completion.token_ids, inline=plan.inline)
+        if rollout.opening is None:
+            seen = replace(problem, prompt=step.observation, allow_control_tokens=False)
+            rollout.open(plan.opening(seen, dialogue), step.anchor)
+            return None
+        text = plan.build_turn_text(step.observation, rollout.turns + 1)
+        prompt = dialogue.encode_observation(text, rollout.last_turn, inline=plan.inline)
     except SpecError as error:
         return HostFault(f"its observation cannot be shown: {error}")
+    rollout.chain.append(_build_observation_segment(prompt, step))
+    rollout.context += prompt.token_ids
+    return None
+
+
+def _end_with_fault(game: OngoingGame, fault: HostFault, plan: EnvironmentPlan) -> None:
+    """Ends the rollouts of all players."""
+    for rollout in game.players:
+        rollout.chain.append(_build_fault_segment(fault, plan))
 
 
 def _build_observation_segment(prompt: TurnPrompt, step: Step) -> Segment:
@@ -335,15 +323,3 @@ def _build_fault_segment(fault: HostFault, plan: EnvironmentPlan) -> Segment:
 def is_fault_segment(segment: Segment) -> bool:
     """Whether a segment replaces an answer that the environment failed to give."""
     return segment.author == "environment" and "fault" in segment.info
-
-
-def _flatten_chains(prompt: Segment, chains: Sequence[Sequence[Segment]]) -> Iterator[Segment]:
-    """Yields the prompt, then chain after chain, with the parent of each segment set."""
-    yield prompt
-    at = 0
-    for chain in chains:
-        parent = 0
-        for segment in chain:
-            at += 1
-            yield replace(segment, parent=parent)
-            parent = at

@@ -69,19 +69,28 @@ def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
         raise ValueError(f"gave an observation that is not text of at most {_LONGEST} characters")
     if not (step.anchor is None or isinstance(step.anchor, str)):
         raise ValueError(f"gave {type(step.anchor).__name__} as an anchor, not text")
-    if not isinstance(step.info, Mapping):
-        raise ValueError(f"gave {type(step.info).__name__} as info")
-    try:
-        info_json = json.dumps(dict(step.info), allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"gave info that is not plain JSON: {error}") from error
-    if len(info_json) > _LONGEST:
-        raise ValueError(f"gave info of {len(info_json)} characters")
+    if step.player not in (0, 1):
+        raise ValueError(f"gave {step.player!r} as the next player, which is 0 or 1")
     return Step(
         kind=str(step.kind),
         state=step.state,
         observation=replace_surrogates(str(step.observation)),
         done=bool(step.done),
-        info=json.loads(replace_surrogates(info_json)),
+        info=_copy_info(step.info, "info"),
         anchor=None if step.anchor is None else replace_surrogates(str(step.anchor)),
+        player=int(step.player),
+        opponent_info=_copy_info(step.opponent_info, "opponent_info"),
     )
+
+
+def _copy_info(info: Any, what: str) -> dict[str, Any]:
+    if not isinstance(info, Mapping):
+        raise ValueError(f"gave {type(info).__name__} as {what}")
+    try:
+        text = json.dumps(dict(info), allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"gave {what} that is not plain JSON: {error}") from error
+    if len(text) > _LONGEST:
+        raise ValueError(f"gave {what} of {len(text)} characters")
+    copied: dict[str, Any] = json.loads(replace_surrogates(text))
+    return copied

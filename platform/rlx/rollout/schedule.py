@@ -4,7 +4,7 @@ A plan is a list of levels. Level k samples `count` continuations of every turn 
 single-turn schedule has one level and a two-turn schedule has two; the tree follows from that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -60,14 +60,15 @@ class RolloutPlan:
         """Returns a copy with `count` answers, or rollouts, per prompt and other sampling options.
 
         If answers are not the first turns, there are `count` first turns, and one turn below each
-        up to the answer.
+        up to the answer. In self-play, the environment plays the second player of the copy.
 
         Args:
             sampling: options of the `TurnSpec` of turns up to the answer, such as `top_k=1`.
         """
         talk, last = self.talk, self.answer_level
         if talk is not None:
-            talk = replace(talk, count=count, turn=talk.turn.model_copy(update=sampling))
+            turn = talk.turn.model_copy(update=sampling)
+            talk = replace(talk, count=count, turn=turn, players=1)
         levels = [
             replace(
                 level,
@@ -79,9 +80,20 @@ class RolloutPlan:
         return replace(self, talk=talk)._replace_levels((*levels, *self.levels[last + 1 :]))
 
     @property
+    def trees_per_prompt(self) -> int:
+        """Number of trees that are sampled for a problem: one, or in self-play one per player."""
+        return 1 if self.talk is None else self.talk.players
+
+    def list_learning_trees(self, problems: int) -> range:
+        """Numbers of the trees of so many problems that learn: all, or the first players'."""
+        both = self.talk is None or self.talk.learn == "both"
+        return range(0, problems * self.trees_per_prompt, 1 if both else self.trees_per_prompt)
+
+    @property
     def rows_per_prompt(self) -> int:
-        """Maximum number of turns, or rollouts with an environment, of one tree."""
-        return sum(accumulate((level.count for level in self.levels), mul))
+        """Maximum number of turns, or rollouts with an environment, of one problem."""
+        rows: Iterator[int] = accumulate((level.count for level in self.levels), mul)
+        return sum(rows) * self.trees_per_prompt
 
     def copy_with_siblings(self, most: int) -> "RolloutPlan":
         """Returns a copy with at most so many turns below every turn; 1 leaves one rollout."""
@@ -122,8 +134,8 @@ def sample_rollout_trees(
     dialogue: Dialogue,
     host: EnvironmentHost | None = None,
 ) -> list[RolloutTree]:
-    """Samples one tree per problem, level by level, for all problems together; or by the schedule's
-    own function.
+    """Samples the trees of all problems together: level by level, turn by turn with an environment,
+    or by the schedule's own function.
 
     A turn's samples depend only on its problem's seed and on its place in the tree. The other
     problems of the batch cannot change it.
@@ -137,7 +149,7 @@ def sample_rollout_trees(
         host: runs the plan's environment; None if it has none.
 
     Returns:
-        Trees in the order of `problems`.
+        Trees in the order of `problems`; in self-play two per problem, one for each player.
 
     Raises:
         PluginError: the schedule's own function fails, or returns something else.

@@ -58,8 +58,8 @@ class StepRollouts:
         trees: in the order in which their problems were drawn.
         table: rewards of `trees`.
         greedy: one greedily sampled tree for each of `trees`; None if no estimator needs them.
-        filtered: positions of trees excluded from training, because they carry no signal or came
-            after there were enough.
+        filtered: positions of trees excluded from training, because they carry no signal, came
+            after there were enough, or are those of a second player that does not learn.
         drawn: number of problems drawn, with those that were dropped for their length.
         sampled_after: the step whose weights sampled the trees; 0 is before the first step.
         sampled, scored: seconds spent on sampling and on scoring.
@@ -137,7 +137,7 @@ def collect_rollouts(
         drawn = _draw_problems(context, recipe, cursor + examined, success)
         seeds = _derive_seeds(context, "rollout", drawn.numbers)
         if batch == 0 and first is not None:
-            parcel = _gather_shares(context, first, count)
+            parcel = _gather_shares(context, first, count, recipe.plan.trees_per_prompt)
         else:
             parcel = sample_and_score(context, recipe, recipe.plan, drawn.problems, seeds)
         good += [batch * count + t for t in _find_signal_trees(parcel)] if dynamic else []
@@ -146,15 +146,15 @@ def collect_rollouts(
         examined += drawn.examined
         if len(good) >= count:
             break
-    kept = set(good[:count]) or set(range(count))
     trees = [tree for parcel in parcels for tree in parcel.trees]
+    kept = set(good[:count]) or set(recipe.plan.list_learning_trees(count))
     greedy = _sample_greedily(context, recipe, draws) if "greedy_scores" in recipe.needs else None
     everyone = [*parcels, *([greedy] if greedy else [])]
     return StepRollouts(
         trees=trees,
         table=_merge_reward_tables(parcels),
         greedy=greedy,
-        filtered=frozenset(range(len(trees))) - kept if dynamic else frozenset(),
+        filtered=frozenset(range(len(trees))) - kept,
         drawn=examined,
         sampled_after=after,
         sampled=sum(parcel.sampled for parcel in everyone),
@@ -244,7 +244,7 @@ def sample_and_score(
 ) -> ScoredTrees:
     """Samples and scores each rank's share; returns all trees, in the order of the problems."""
     share = _own_share(context, recipe, plan, problems, seeds, tell=context.progress.show_activity)
-    return _gather_shares(context, share, len(problems))
+    return _gather_shares(context, share, len(problems), plan.trees_per_prompt)
 
 
 def _own_share(
@@ -271,11 +271,18 @@ def _own_share(
     return RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
 
 
-def _gather_shares(context: RunContext, share: RolloutShare, problems: int) -> ScoredTrees:
-    """Gathers the shares of all ranks, in the order of the problems."""
+def _gather_shares(
+    context: RunContext, share: RolloutShare, problems: int, trees: int
+) -> ScoredTrees:
+    """Gathers the shares of all ranks, in the order of the problems, each with so many trees."""
     shares = context.ranks.gather((share.trees, share.table))
     count = context.ranks.count
-    merged = [shares[i % count][0][i // count] for i in range(problems)]
-    numbers = [range(rank, problems, count) for rank in range(count)]
+    merged = [
+        shares[i % count][0][i // count * trees + t] for i in range(problems) for t in range(trees)
+    ]
+    numbers = [
+        [i * trees + t for i in range(rank, problems, count) for t in range(trees)]
+        for rank in range(count)
+    ]
     joined = RewardTable.merge_tables([part for _, part in shares], numbers)
     return ScoredTrees(merged, joined, share.sampled, share.scored)

@@ -39,6 +39,7 @@ def step_figures(
     seconds: Mapping[str, float],
     correct: str,
     kinds: Sequence[str],
+    players: int = 1,
 ) -> dict[str, float]:
     """All metrics of a step.
 
@@ -49,9 +50,11 @@ def step_figures(
         seconds: wall time in seconds of "rollout", "reward", "train" and "step".
         correct: name of the correctness reward.
         kinds: kind of turn that is requested at each level of rows.
+        players: how many trees there are for every problem, one for each player of self-play.
     """
     figures = {
         **_compute_reward_figures(trees, table),
+        **_compute_player_figures(table, players),
         **_compute_part_figures(table),
         **_compute_turn_figures(trees),
         **_compute_row_figures(train, kinds),
@@ -123,6 +126,16 @@ def _compute_reward_figures(trees: Sequence[RolloutTree], table: RewardTable) ->
         figures[f"train/reward_{kind}_std"] = float(np.std(values))
     figures["health/scorer_faults"] = float(sum(table.faults.values()))
     return figures
+
+
+def _compute_player_figures(table: RewardTable, players: int) -> dict[str, float]:
+    """Means of the rewards of each player, in self-play."""
+    raw: dict[str, list[float]] = {}
+    for (tree, _), entries in (*table.turns.items(), *table.rollouts.items()):
+        for entry in entries.values():
+            if entry.raw is not None and players > 1:
+                raw.setdefault(f"{entry.name}/{tree % players}", []).append(entry.raw)
+    return {f"players/{name}": float(np.mean(values)) for name, values in sorted(raw.items())}
 
 
 def _compute_part_figures(table: RewardTable) -> dict[str, float]:

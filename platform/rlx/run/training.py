@@ -208,9 +208,11 @@ def _compute_step_figures(
     """All metrics of a step, except the time that recording it takes."""
     first, last = (updates[0], updates[-1]) if updates else (None, None)
     correct, turns = context.spec.evaluation.correct, recipe.spec.rollout.turns
+    players = recipe.plan.trees_per_prompt
     return {
         **step_figures(
-            rollouts.trees, rollouts.table, train, last, critic, seconds, correct, turns
+            *(rollouts.trees, rollouts.table, train, last, critic, seconds, correct, turns),
+            players=players,
         ),
         "rollout/filtered": float(len(rollouts.filtered)),
         **_compute_prompt_figures(rollouts),

@@ -29,6 +29,7 @@ __all__ = [
     "LevelsRolloutSpec",
     "PromptLimit",
     "RolloutSpec",
+    "SelfPlay",
     "SingleRolloutSpec",
     "TurnSpec",
     "TwoTurnRolloutSpec",
@@ -169,6 +170,14 @@ class ForcedAnswer(StrictModel):
     """null uses the limit of the other turns."""
 
 
+class SelfPlay(StrictModel):
+    """The policy plays both players of the training games. In held-out games the environment plays
+    the second."""
+
+    learn: Literal["both", "first"] = "both"
+    """Whose turns learn: both players', or the first one's against a copy of itself."""
+
+
 class EnvironmentRolloutSpec(Schedule):
     """A prompt, then multi-turn rollouts in which an environment responds to every turn."""
 
@@ -187,6 +196,19 @@ class EnvironmentRolloutSpec(Schedule):
     observation: Literal["message", "inline"] = "message"
     """How observations are shown to the policy: message, as a user message in the model's dialogue
     format; inline, as tokens directly after the turn (KG-R1)."""
+
+    self_play: SelfPlay | None = None
+    """null lets the environment play every other player, in training too."""
+
+    @property
+    def players(self) -> int:
+        """Number of players that the policy is in training."""
+        return 1 if self.self_play is None else 2
+
+    @property
+    def rows_per_step(self) -> int:
+        """Maximum number of rows in a step's trees."""
+        return self.prompts_per_step * self.num_generations * self.players
 
     @property
     def has_one_turn(self) -> bool:

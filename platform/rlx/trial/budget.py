@@ -81,7 +81,7 @@ def token_budget(trial: PlanTrial) -> TokenBudget:
         return _add_untrained_tokens(_sum_level_tokens(tuple(_count_level_tokens(trial))), recipe)
     levels = tuple(_count_dialogue_tokens(trial, talk))
     return _add_untrained_tokens(
-        _sum_dialogue_tokens(levels, levels[0].openings * talk.count), recipe
+        _sum_dialogue_tokens(levels, levels[0].openings * talk.count * talk.players), recipe
     )
 
 
@@ -109,7 +109,7 @@ def _count_dialogue_tokens(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[
         openings, turns = _list_turn_lengths(trial, number)
         if number == 1:
             openings = [len(tree.segments[0].token_ids) for tree in trial.trees]
-        rollouts = round(prompts * talk.count * len(turns) / max(1, sampled))
+        rollouts = round(prompts * talk.count * talk.players * len(turns) / max(1, sampled))
         yield LevelTokens(
             kind=f"turn {number}" if number <= talk.max_turns else "forced answer",
             turns=rollouts,

@@ -11,7 +11,14 @@ from typing import Any
 
 from rlx.errors import PluginError
 from rlx.plugin import Action, Problem, Rehearsed, Step
-from rlx.rollout import Completion, CompletionRequest, EnvironmentHost, EnvironmentPlan, HostFault
+from rlx.rollout import (
+    Completion,
+    CompletionRequest,
+    EnvironmentHost,
+    EnvironmentPlan,
+    HostFault,
+    derive_turn_seed,
+)
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, TurnSpec
 from rlx.trial.responses import ROLES, ResponseAuthor, Role
@@ -65,9 +72,11 @@ def _describe_task_failure(name: str, what: str, error: Exception) -> str:
 
 @dataclass(slots=True)
 class _Actor:
-    """Author of one rollout's turns.
+    """Author of one player's turns in a game.
 
     Attributes:
+        game: number of the game among those of all problems.
+        player: 1 for the second player.
         role: the defect of its turns: "untagged" omits the tags until the forced answer, "cut" runs
             out of tokens in its first turn.
         seed: seed of the episode.
@@ -75,6 +84,8 @@ class _Actor:
         observations: text of the observation after each turn.
     """
 
+    game: int
+    player: int
     problem: Problem
     role: Role
     seed: int
@@ -92,6 +103,7 @@ class Rehearsal:
         author: writes the turns if there is no script.
         script: the task's scripted policy; None if it has none.
         problems: problems of the trees being sampled, in order.
+        seeds: one per problem.
         talk: how rollouts and environment take turns.
         host: runs the environment.
         room: context length in tokens.
@@ -102,53 +114,65 @@ class Rehearsal:
         author: ResponseAuthor,
         script: ScriptedPolicy | None,
         problems: Sequence[Problem],
+        seeds: Sequence[int],
         talk: EnvironmentPlan,
         host: EnvironmentHost,
         room: int,
     ) -> None:
-        self._author, self._script, self._problems = author, script, problems
+        self._author, self._script = author, script
+        self._problems, self._seeds = problems, seeds
         self._talk, self._host = talk, host
+        self._actors: dict[tuple[int, int], _Actor] = {}
         self._live: list[_Actor] = []
         self.context_length = room
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """Returns the initial states of all rollouts, problem by problem."""
-        states = self._host.reset(calls)
+        """Returns the initial states of all games, problem by problem."""
         seeds = [seed for _, seed in calls]
-        self._live = [
-            self._actor(order, seeds)
-            for order, state in enumerate(states)
-            if not isinstance(state, HostFault)
-        ]
-        return states
+        self._actors = {
+            (game, player): self._build_actor(game, player, seeds)
+            for game in range(len(calls))
+            for player in range(self._talk.players)
+        }
+        return self._host.reset(calls)
 
-    def _actor(self, order: int, seeds: Sequence[int]) -> _Actor:
-        tree, place = divmod(order, self._talk.count)
+    def _build_actor(self, game: int, player: int, seeds: Sequence[int]) -> _Actor:
+        tree, place = divmod(game, self._talk.count)
         at = place if self._talk.count > 1 else tree % 2
         role: Role = ROLES[at] if at < len(ROLES) else "any"
+        of = game
         if role == "twin":  # repeats the first response
-            role, order = ROLES[0], tree * self._talk.count
-        return _Actor(self._problems[tree], role, derive_seed(seeds[order], "rehearsal"))
+            role, of = ROLES[0], tree * self._talk.count
+        seed = derive_seed(seeds[of], "rehearsal", *([player] if player else []))
+        return _Actor(game, player, self._problems[tree], role, seed)
 
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """Returns the next turn of every unfinished rollout."""
-        if requests[0].extends is not None:
-            self._live = [self._live[r.extends] for r in requests if r.extends is not None]
+        """Returns the next turn of every unfinished game, whose actor its seed tells."""
+        waiting = {self._derive_next_seed(actor): actor for actor in self._actors.values()}
+        self._live = [waiting[seed] for request in requests for seed in request.seeds]
         actors = iter(self._live)
         return [
             tuple(self._turn(next(actors), seed, sampling) for seed in request.seeds)
             for request in requests
         ]
 
+    def _derive_next_seed(self, actor: _Actor) -> int:
+        tree, place = divmod(actor.game, self._talk.count)
+        return derive_turn_seed(self._seeds[tree], place, len(actor.turns) + 1, actor.player)
+
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
         """Passes the turns to the environment and returns its steps."""
         steps = self._host.step(calls)
         for actor, step in zip(self._live, steps, strict=True):
             if isinstance(step, Step):
-                following = len(actor.turns) + 1
-                actor.observations.append(self._talk.build_turn_text(step.observation, following))
+                player = step.player if self._talk.players > 1 else actor.player
+                reader = self._actors[actor.game, player]
+                if reader.turns:  # a second player's first observation is its prompt
+                    following = len(reader.turns) + 1
+                    text = self._talk.build_turn_text(step.observation, following)
+                    reader.observations.append(text)
         return steps
 
     def _turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlx.batch import list_batch_rows
 from rlx.credit import TurnWithoutTokens, structured_scores
 from rlx.errors import PluginError
 from rlx.plugin import Problem, Rehearsed
@@ -217,7 +218,7 @@ class _TrialRunner:
                 plan, problems, seeds, FakeSession(author, problems, room), speech
             )
         else:
-            there = Rehearsal(author, self.script, problems, plan.talk, host, room)
+            there = Rehearsal(author, self.script, problems, seeds, plan.talk, host, room)
             trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
         return PlanTrial(
             recipe=recipe,
@@ -238,7 +239,10 @@ def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
         mask=_wrap_plugin("mask", spec.mask.plugin, trial.recipe.mask),
         estimator=_wrap_plugin("estimator", spec.estimator.plugin, trial.recipe.estimator),
     )
-    lost = find_lost_rows(trial.trees, trial.table)
+    learning = recipe.plan.list_learning_trees(len(trial.trees))
+    lost = find_lost_rows(trial.trees, trial.table) | {
+        (row.tree, row.segment) for row in list_batch_rows(trial.trees) if row.tree not in learning
+    }
     rows = build_scored_rows(recipe, trial.trees, trial.table, without=lost)
     if rows is None:
         return replace(trial, stopped="no rollout could be scored")

@@ -12,11 +12,13 @@ import numpy
 
 from rlx_gyms.libraries import import_library
 
-__all__ = ["is_invalid", "mute", "open_game", "read_observation"]
+__all__ = ["is_invalid", "mute", "open_game", "read_observation", "reword_observation"]
 
 
 def open_game(id: str, config: str, players: int, seed: int) -> Any:
     """Returns a game that has begun, without the library's wrappers. Depends only on its arguments.
+
+    Its attribute `first_player` is the number of the player whose turn is first, mostly 0.
 
     Args:
         id: the game's name, such as `GuessTheNumber-v0`.
@@ -43,6 +45,7 @@ def open_game(id: str, config: str, players: int, seed: int) -> Any:
             game.reset(num_players=players, seed=seed)
         except Exception as error:  # games raise whatever they like
             raise ValueError(f"textarena cannot open {id!r}: {_describe(error)}") from error
+    game.first_player = game.state.current_player_id
     return game
 
 
@@ -62,6 +65,14 @@ def read_observation(game: Any, player: int) -> str:
         for sender, text, kind in messages
         if not (kind == kinds.PLAYER_ACTION and sender == player)
     )
+
+
+def reword_observation(game: Any, player: int, template: str) -> None:
+    """Rewords what the game has shown to a player since the last call; `{observation}` is that."""
+    library = import_library("textarena")
+    text = template.replace("{observation}", read_observation(game, player)).strip()
+    kind = library.ObservationType.GAME_MESSAGE
+    game.state.observations[player] = [(library.GAME_ID, text, kind)] if text else []
 
 
 def is_invalid(game: Any, player: int) -> bool:

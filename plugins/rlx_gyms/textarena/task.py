@@ -109,4 +109,5 @@ class TextArenaTask(NeedsLibrary):
 
 @lru_cache(maxsize=4096)
 def _show_beginning(id: str, config: str, players: int, seed: int) -> str:
-    return read_observation(open_game(id, config, players, seed), 0)
+    game = open_game(id, config, players, seed)
+    return read_observation(game, game.first_player)

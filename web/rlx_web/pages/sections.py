@@ -33,6 +33,7 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
         "Reward",
         (
             ("by component", r"rewards/(.+)/mean"),
+            ("by player", r"players/(.+)"),
             ("by turn", r"train/reward_?(?!.*_std$)(.*)"),
             ("σ by turn", r"train/reward_?(.*)_std"),
             ("parts of scores", r"parts/(.+)"),

@@ -1,0 +1,156 @@
+"""A run in self-play: what is trained, recorded, rescored and compared."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from rlx.reward import RewardEntry, RewardTable
+from rlx.run.collect import RolloutShare, _gather_shares
+
+pytestmark = pytest.mark.timeout(900)
+
+GUEST = '''
+from typing import ClassVar
+
+from rlx.plugin import Environment, Plugin, Problem, Step
+
+
+class Pile(Environment):
+    """A player takes one or two of a pile, by the length of its text; the last one wins."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("take",)
+    self_play: ClassVar[bool] = True
+
+    def reset(self, problem, seed):
+        return problem["pile"]
+
+    def step(self, state, action):
+        left = max(0, state - 1 - len(action.text) % 2)
+        done = left == 0
+        mine = 0 if action.player is None else action.player
+        if not done and action.player is None:
+            left -= 1
+        return Step(
+            kind="take",
+            state=left,
+            observation=f"{left}:",
+            done=left == 0,
+            info={"won": done},
+            player=1 - mine,
+        )
+
+
+class Piles(Plugin):
+    """Piles of three to five."""
+
+    demonstrates: ClassVar[bool] = False
+
+    def problem(self, split, index, seed):
+        pile = 3 + index % 3
+        return Problem(id=f"{split}/{pile}", prompt=f"{pile}:", fields={"pile": pile})
+
+    def demonstration(self, problem, seed):
+        raise NotImplementedError
+'''
+ENTRIES = """[rlx.environments]
+pile = rlx_pile:Pile
+
+[rlx.tasks]
+pile = rlx_pile:Piles
+"""
+YAML = """
+name: pile
+model:
+  kind: tiny
+  tokenizer: bytes
+  hidden_size: 32
+  heads: 1
+  kv_heads: 1
+  layers: 1
+  intermediate_size: 32
+  max_position: 64
+  initializer_range: 0.5
+  warm_start: null
+task: {plugin: pile}
+rollout:
+  schedule: environment
+  environment: {plugin: pile}
+  self_play: {learn: both}
+  prompts_per_step: 2
+  num_generations: 4
+  max_turns: 5
+  turn: {max_new_tokens: 3, spans: []}
+  observation: inline
+rewards:
+  global:
+    won: {plugin: info, key: won}
+estimator: {name: grpo}
+phases:
+  - {name: both, steps: 1}
+  - {name: first, steps: 1, set: {rollout.self_play: {learn: first}}}
+evaluation: {problems: 4, correct: won}
+tracking: {mlflow: null, pictures: false}
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(own_home):
+    guest = own_home.folder / "pile"
+    about = guest / "rlx_pile-0.1.dist-info"
+    about.mkdir(parents=True)
+    (guest / "rlx_pile.py").write_text(GUEST)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-pile\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text(ENTRIES)
+    paths = [str(guest), own_home.environment["PYTHONPATH"]]
+    own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
+    (own_home.folder / "pile.yaml").write_text(YAML)
+    done = own_home.rlx("submit", "pile.yaml")
+    assert done.returncode == 0, done.stderr
+    return own_home.run(own_home.json("status", "latest")["run"])
+
+
+def test_both_players_are_recorded_and_one_or_both_learn(own_home, finished):
+    seconds = 0
+    for step, trees, _ in own_home.bodies(finished):
+        assert len(trees) == 4
+        for number, tree in enumerate(trees):
+            assert tree["problem_id"].endswith("/player 1") == bool(number % 2)
+            learns = step == 1 or number % 2 == 0
+            assert tree["role"] == ("trained" if learns else "filtered")
+            played = any(segment["author"] == "policy" for segment in tree["segments"])
+            assert bool(tree["rows"]) == (learns and played)
+            assert len({row["group"] for row in tree["rows"]}) <= 1
+            seconds += played and number % 2
+        won = [
+            sum(r["raw"] for s in tree["segments"] for r in s["global_rewards"] or ())
+            for tree in trees
+        ]
+        for first, second in zip(won[::2], won[1::2], strict=True):
+            assert first + second <= 4  # at most one player wins each of four games
+    assert seconds
+    with own_home.registry() as registry:
+        names = registry.results.metrics(finished.id)
+    assert {"players/won/0", "players/won/1"} <= set(names)
+
+
+def test_a_run_in_self_play_is_rescored_to_the_bit(own_home, finished):
+    told = own_home.json("rescore", finished.id)
+    assert told["same"], [c for c in told["changes"] if c["changed"]]
+
+
+def test_ranks_give_their_trees_back_in_the_order_of_the_problems():
+    def build_share(rank):
+        problems = range(rank, 3, 2)
+        trees = [f"{problem}/{player}" for problem in problems for player in (0, 1)]
+        entry = {
+            (t, 1): {"won": RewardEntry(name, 1.0, 1.0, "scored")} for t, name in enumerate(trees)
+        }
+        return trees, RewardTable(entry, frozenset(), {})
+
+    shares = [build_share(rank) for rank in (0, 1)]
+    context = SimpleNamespace(ranks=SimpleNamespace(count=2, gather=lambda share: shares))
+    merged = _gather_shares(context, RolloutShare(*shares[0], 0.0, 0.0), 3, 2)
+    assert merged.trees == ["0/0", "0/1", "1/0", "1/1", "2/0", "2/1"]
+    named = {t: entries["won"].name for (t, _), entries in merged.table.turns.items()}
+    assert [named[t] for t in range(6)] == merged.trees
