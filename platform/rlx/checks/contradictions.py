@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from rlx.checks.loss_contradictions import find_loss_contradictions
+from rlx.checks.self_play import check_self_play
 from rlx.spec import (
     EVERY_TURN,
     LARGEST,
@@ -39,7 +40,7 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     yield from _check_rank_counts(spec)
     yield from _check_position_budget(spec)
     yield from _check_engine_settings(spec)
-    yield from _check_self_play(spec)
+    yield from check_self_play(spec)
 
 
 # Sizes -----------------------------------------------------------------------------------------
@@ -72,24 +73,6 @@ def _check_sizes(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             f"lower one of {counts}",
             against=("rollout",),
         )
-
-
-def _check_self_play(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    rollout = spec.rollout
-    if not isinstance(rollout, EnvironmentRolloutSpec) or rollout.self_play is None:
-        return
-    for key, why in (
-        ("forced_answer", "a turn after the last one would be one player's alone"),
-        ("curriculum", "what one copy of the policy wins, the other loses: success says nothing"),
-        ("dynamic_sampling", "it would drop the rollouts of one player of a game"),
-    ):
-        if getattr(rollout, key) is not None:
-            yield build_error(
-                ("rollout", key),
-                f"rollout.{key} does not go with rollout.self_play: {why}",
-                "drop one of them",
-                against=("rollout", "self_play"),
-            )
 
 
 def _check_repeated_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
