@@ -9,6 +9,7 @@ from rlx.errors import EnvironmentFault
 
 __all__ = [
     "ATTEMPT",
+    "DEFAULT_REGISTRY",
     "REGISTRY",
     "WARM_STARTS",
     "RunFolder",
@@ -20,6 +21,9 @@ __all__ = [
 REGISTRY, ATTEMPT = "RLX_RUN_REGISTRY", "RLX_RUN_ATTEMPT"
 """Environment variables that pass the registry URL and the fencing token to supervisor and ranks.
 The URL may contain a password, so it must not appear on a command line."""
+
+DEFAULT_REGISTRY = "sqlite:///{home}/registry.db"
+"""As in `rlx.spec.TrackingSpec`, which lists of runs do not import; a test compares them."""
 
 WARM_STARTS = "cache/warm_start"
 """Folder of the results of warm starts, below RLX_HOME."""

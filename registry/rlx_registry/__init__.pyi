@@ -50,6 +50,7 @@ from .rollout_records import (
     build_arrow_type,
     get_token_values,
 )
+from .run_lists import EvaluationFigures, RunFilter
 from .supervisors import (
     forget_supervisor,
     is_supervisor_alive,
@@ -77,6 +78,7 @@ __all__ = [
     "DeviceRecord",
     "DeviceRequest",
     "DevicesBusyError",
+    "EvaluationFigures",
     "EvaluationRecord",
     "EventRecord",
     "FencedError",
@@ -93,6 +95,7 @@ __all__ = [
     "RolloutIndex",
     "RolloutQuery",
     "RowRecord",
+    "RunFilter",
     "RunNote",
     "RunRecord",
     "RunRow",

@@ -1,6 +1,8 @@
 """Steps of a run that gave the policy no gradient."""
 
-from sqlalchemy import Connection, and_, func, or_, select
+from collections.abc import Collection
+
+from sqlalchemy import Connection, and_, or_, select, true
 
 from rlx_registry import models
 
@@ -13,24 +15,45 @@ GRADIENT, SILENT_GROUPS = "train/grad_norm", "rollout/zero_signal_"
 by kind of turn."""
 
 
-def count_idle_steps(connection: Connection, key: int) -> int:
-    """Returns how many of a run's latest steps, without a gap, gave no gradient.
+def count_idle_steps(connection: Connection, keys: Collection[int]) -> dict[int, int]:
+    """Returns how many of each run's latest steps, without a gap, gave no gradient.
 
     A step gave one if the norm of its gradient is not 0, or a group has a signal: the policy then
     waits for its critic. A step without metrics could not be scored.
 
     Args:
         connection: to the registry.
-        key: of the run.
+        keys: of the runs.
     """
-    key_c, c = models.metric_key.c, models.metric.c
-    share = key_c.name.startswith(SILENT_GROUPS, autoescape=True)
-    learned = or_(and_(key_c.name == GRADIENT, c.value != 0), and_(share, c.value < 1))
-    steps = select(func.max(c.step), func.min(c.step)).where(c.run_id == key)
-    steps = steps.join_from(models.metric, models.metric_key, c.key_id == key_c.id)
-    newest, first = connection.execute(steps.where(share)).one()
-    if newest is None:
+    run, key, c = models.run.c, models.metric_key.c, models.metric.c
+    is_share = key.name.startswith(SILENT_GROUPS, autoescape=True)
+    own = and_(c.run_id == run.id, c.key_id == key.id)
+    learned = or_(and_(key.name == GRADIENT, c.value != 0), and_(is_share, c.value < 1))
+    # Seeks by run and metric; a join would scan every step of every run.
+    first, newest, last = (
+        select(c.step).where(own, *condition).order_by(order).limit(1).scalar_subquery()
+        for order, condition in ((c.step, ()), (c.step.desc(), ()), (c.step.desc(), (learned,)))
+    )
+    query = select(run.id, run.step, is_share, first, newest, last)
+    query = query.join_from(models.run, models.metric_key, true())
+    query = query.where(run.id.in_(list(keys)), or_(key.name == GRADIENT, is_share))
+    by_run: dict[int, list[tuple[int | None, bool, int, int, int | None]]] = {k: [] for k in keys}
+    for one, *figures in connection.execute(query):
+        by_run[one].append(tuple(figures))
+    return {one: _count_since_signal(metrics) for one, metrics in by_run.items()}
+
+
+def _count_since_signal(metrics: Collection[tuple[int | None, bool, int, int, int | None]]) -> int:
+    """Counts the steps after the last one with a gradient.
+
+    Args:
+        metrics: of one run: its step, and of each metric whether it is a share, its first and
+            newest step, and the last that shows a gradient.
+    """
+    shares = [(first, newest) for _, is_share, first, newest, _ in metrics if is_share and newest]
+    if not shares:
         return 0
-    last = connection.execute(steps.where(learned)).one()[0]
-    step = connection.scalar(select(models.run.c.step).where(models.run.c.id == key))
-    return int(max(step or 0, newest) - (first - 1 if last is None else last))
+    newest = max(step or 0 for step, *_ in metrics)
+    newest = max(newest, *(later for _, later in shares))
+    seen = [last for *_, last in metrics if last is not None]
+    return newest - (max(seen) if seen else min(earlier for earlier, _ in shares) - 1)

@@ -120,7 +120,7 @@ class Queries:
     def count_idle_steps(self, run_id: str) -> int:
         """Returns how many of a run's latest steps, without a gap, gave no gradient."""
         with self._database.open_run_reader(run_id) as (connection, key):
-            return count_idle_steps(connection, key)
+            return count_idle_steps(connection, [key])[key]
 
     # Curves ------------------------------------------------------------------------------------
 
@@ -217,10 +217,12 @@ class Queries:
             query = select(func.count()).select_from(models.event).where(c.run_id == key)
             return int(connection.scalar(query) or 0)
 
-    def evaluation_figures(self, run_id: str) -> list[EvaluationRecord]:
-        """Returns evaluations without their payloads, by step, then by time."""
+    def evaluation_figures(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
+        """Returns evaluations, of one suite or of all, without payloads, by step, then by time."""
         c = models.evaluation.c
         query = select(c.step, c.label, c.suite, c.n, c.metrics, literal(None), c.at)
+        if suite is not None:
+            query = query.where(c.suite == suite)
         with self._database.open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
             return [EvaluationRecord(*row) for row in rows]

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import insert, select, update
 
 from rlx_registry import models
 from rlx_registry.changes import SETTABLE, record_change
@@ -31,6 +31,7 @@ from rlx_registry.records import (
     StatusChange,
 )
 from rlx_registry.results import RunResults
+from rlx_registry.run_lists import RunFilter, RunLists, build_run_record
 from rlx_registry.states import change_run_status, has_status, is_blocking, require_statuses
 
 __all__ = ["BLOCKING", "Registry"]
@@ -51,6 +52,7 @@ class Registry:
         self.database = database
         self.results = RunResults(database)
         self.queries = Queries(database)
+        self.lists = RunLists(database)
         self.machines = Machines(database)
         self.notes = Notes(database)
 
@@ -167,7 +169,7 @@ class Registry:
             alike = alike.where(is_blocking(connection, BLOCKING, now)).order_by(c.id.desc())
             for row in () if again else connection.execute(alike).all():
                 if not find_changed_plugins(plugins, row.plugins):
-                    return _build_run_record(row), False
+                    return build_run_record(row), False
             values = {"digest": digest, "seed": seed, "name": name, "spec": spec, "yaml": yaml}
             values |= {"plugins": plugins, "code": code, "environment": environment}
             status: Status = "queued" if queue else "submitted"
@@ -177,7 +179,7 @@ class Registry:
             ).scalar_one()
             first = {"before": None, "after": status, "reason": None, "attempt": 0}
             record_change(connection, key, "moved", now, **first)
-            return _build_run_record(
+            return build_run_record(
                 connection.execute(select(models.run).where(c.id == key)).one()
             ), True
 
@@ -196,7 +198,7 @@ class Registry:
         with self.database.open_writer() as connection:
             key, created, refused = import_journal(connection, journal, folder)
             query = select(models.run).where(models.run.c.id == key)
-            run = _build_run_record(connection.execute(query).one())
+            run = build_run_record(connection.execute(query).one())
         left_out = (*journal.left_out, *refused)
         return ImportedRun(run, created, format_run_id(journal.run.fields["id"]), left_out)
 
@@ -209,7 +211,7 @@ class Registry:
         """
         with self.database.open_reader() as connection:
             key = find_key(connection, ref)
-            return _build_run_record(
+            return build_run_record(
                 connection.execute(select(models.run).where(models.run.c.id == key)).one()
             )
 
@@ -223,20 +225,9 @@ class Registry:
         limit: int | None = None,
     ) -> list[RunRecord]:
         """Returns runs, newest first; `status` is the effective one."""
-        query = select(models.run).order_by(models.run.c.id.desc()).limit(limit)
-        if name is not None:
-            query = query.where(models.run.c.name == name)
-        if digest is not None:
-            query = query.where(models.run.c.digest == digest)
-        if group is not None:
-            own = select(models.grouped.c.run_id).where(models.grouped.c.name == group)
-            query = query.where(models.run.c.id.in_(own))
-        if status is not None:
-            require_statuses([status])
-        with self.database.open_reader() as connection:
-            if status is not None:
-                query = query.where(has_status(connection, [status], time.time()))
-            return [_build_run_record(row) for row in connection.execute(query)]
+        statuses = () if status is None else (status,)
+        wanted = RunFilter(name=name, group=group, digest=digest, statuses=statuses)
+        return self.lists.select(wanted, limit)
 
     def join(self, run_id: str, group: str) -> None:
         """Adds a run to a group; does nothing if it is already a member.
@@ -345,9 +336,7 @@ class Registry:
             if key is None:
                 return None
             change_run_status(connection, key, STATUSES, to, reason)
-            return _build_run_record(
-                connection.execute(select(models.run).where(c.id == key)).one()
-            )
+            return build_run_record(connection.execute(select(models.run).where(c.id == key)).one())
 
     def leave_request(self, run_id: str, request: Request) -> bool:
         """Leaves a request for a run's supervisor, in `RunRecord.request`.
@@ -392,8 +381,3 @@ class Registry:
         with self.database.open_run_writer(run_id) as (connection, key):
             alive = update(models.run).where(c.id == key, c.status.in_(statuses))
             return connection.execute(alive.values(heartbeat=time.time())).rowcount == 1
-
-
-def _build_run_record(row: Row[Any]) -> RunRecord:
-    fields = dict(row._mapping)
-    return RunRecord(**{**fields, "id": format_run_id(fields["id"])})

@@ -161,3 +161,28 @@ def test_a_shell_completes(home, words, offered, not_offered):
     found = {line.partition(",")[2] for line in done.stdout.splitlines()}
     assert offered <= found, done.stderr
     assert not found & not_offered
+
+
+def test_a_long_list_is_cut_and_says_so(home, capsys):
+    with Registry.open(f"sqlite:///{home}/registry.db") as registry, registry.write_atomically():
+        run = registry.run("r-0001")
+        for seed in range(100, 150):
+            registry.submit(
+                digest="d", seed=seed, name="many", spec=run.spec, yaml=run.yaml, plugins=[],
+                code={}, environment={}, queue=True,
+            )  # fmt: skip
+
+    def shown(*arguments):
+        assert main(["runs", *arguments]) == 0
+        printed = capsys.readouterr()
+        return [line.split()[0] for line in printed.out.splitlines()[1:] if line.strip()], printed
+
+    capsys.readouterr()
+    rows, printed = shown()
+    assert rows[0] == "r-0054" and rows[-1] == "r-0005" and len(rows) == 50
+    assert "4 older runs are not shown" in printed.err
+    assert len(shown("--limit", "53")[0]) == 53
+    rows, printed = shown("--name", "many", "--status", "queued")
+    assert len(rows) == 50 and printed.err == ""
+    assert len(shown("--all")[0]) == 54
+    assert len(listed(capsys)) == 54, "a program cannot read what is not shown"

@@ -1,6 +1,7 @@
 """Promises about the shape of the repository, kept by the machine."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,10 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+
+from rlx.home import DEFAULT_REGISTRY
+from rlx.spec import TrackingSpec
+from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -215,6 +220,8 @@ def test_one_distribution_offers_everything():
     [
         "from rlx.cli import main; main(['--help'])",
         "from rlx.cli import main; main(['validate', 'experiments/rlcr.yaml'])",
+        "from rlx.checks import check_file, run_preflight_checks as check; "
+        "check(*check_file('experiments/rlcr_1.5b.yaml'), elsewhere=True)",
         "import rlx; rlx.Run; rlx.score; rlx.EvaluationRequest",
         "import rlx; rlx.read('experiments/rlcr.yaml')",
         "import rlx_registry",
@@ -223,12 +230,30 @@ def test_one_distribution_offers_everything():
         "import rlx.spec.estimator, rlx.spec.mask, rlx.discovery",
     ],
 )
-def test_what_must_start_fast_imports_nothing_heavy(code):
+def test_what_must_start_fast_imports_nothing_heavy(code, tmp_path):
     probe = f"{code}\nimport sys; print(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
-        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", probe],
+        cwd=ROOT,
+        env=os.environ | {"RLX_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert not HEAVY & set(done.stderr.split())
+
+
+def test_a_list_of_runs_does_not_import_what_describes_experiments(tmp_path):
+    """Half of the time that listing a thousand runs would take."""
+    url = f"sqlite:///{tmp_path}/registry.db"
+    Registry.open(url).close()
+    probe = "import sys; from rlx.cli import main; main(['runs']); print(*sys.modules)"
+    environment = os.environ | {"RLX_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", probe]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "rlx_registry.run_lists" in done.stdout.split()
+    assert not {"pydantic", "rlx.spec", "numpy"} & set(done.stdout.split())
+    assert TrackingSpec().registry == DEFAULT_REGISTRY
 
 
 RANK = """

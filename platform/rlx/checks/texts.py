@@ -4,13 +4,14 @@
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import RlxError
 from rlx.model import (
     TextFault,
+    TextSource,
     build_vocabulary_dialogue,
     choose_vocabulary,
     find_text_faults,
@@ -57,9 +58,10 @@ def _find_faults(
     most = MANY if thorough else FEW
     if isinstance(spec.model, TinyModelSpec):
         sources = list_text_sources(spec, plugins)
-        vocabulary = choose_vocabulary(spec.model, lambda: sources)
-        dialogue = build_vocabulary_dialogue(vocabulary)
-        yield from find_text_faults(sources, dialogue, spec.model.max_position, most)
+        found = _find_tiny_faults(spec.model, sources, most, sample=most)
+        if found and not thorough:  # a tokenizer that was chosen by few texts may be another
+            found = _find_tiny_faults(spec.model, sources, most, sample=MANY)
+        yield from found
     elif thorough:
         from rlx.model import find_local_context_length, load_local_dialogue
 
@@ -67,6 +69,13 @@ def _find_faults(
         if pretrained is not None:
             longest = find_local_context_length(spec.model)
             yield from find_text_faults(list_text_sources(spec, plugins), pretrained, longest, most)
+
+
+def _find_tiny_faults(
+    model: TinyModelSpec, sources: Sequence[TextSource], most: int, sample: int
+) -> list[TextFault]:
+    dialogue = build_vocabulary_dialogue(choose_vocabulary(model, lambda: sources, sample))
+    return list(find_text_faults(sources, dialogue, model.max_position, most))
 
 
 def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]:

@@ -157,7 +157,7 @@ class GroupView:
         """Returns the newest accuracy on held-out problems; in parentheses before training."""
         state = run.effective_status, run.step
         if self._scores.get(run.id, (None, ""))[0] != state:
-            found = self._registry.results.evaluations(run.id, "held_out")
+            found = self._registry.queries.evaluation_figures(run.id, "held_out")
             newest = max(found, key=lambda one: one.step, default=None)
             accuracy = None if newest is None else newest.metrics.get("accuracy")
             score = "" if accuracy is None else f"{accuracy:.3f}"

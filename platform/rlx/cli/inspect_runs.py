@@ -12,45 +12,46 @@ from rlx.cli.completion import complete_run
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.cli.run_filters import filter_options, select_runs
-from rlx.cli.run_json import run_json
-from rlx.launch import (
-    BROKEN_OFF,
-    is_abandoned,
-    is_half_made,
-    locate_run_folder,
-    open_registry,
-    reconcile_job,
-)
+from rlx.cli.run_json import describe_runs
+from rlx.home import RunFolder
+from rlx.launch import open_registry
 from rlx.text import escape_unprintable
-from rlx_registry import (
-    ENDED,
-    IDLE_STEPS,
-)
+from rlx_registry import ENDED, IDLE_STEPS, Registry, RunRecord
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["logs", "runs", "status"]
 
+SHOWN = 50
+"""Runs that a table lists by default."""
 _UNLIMITED = 100_000
 """Columns in which any table fits."""
 
 
 @click.command()
 @filter_options
-@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of runs, newest first.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"Maximum number of runs, newest first; {SHOWN} by default, with --json every run.",
+)
+@click.option("--all", "whole", is_flag=True, help="List every run.")
 @json_option
 @registry_option
 def runs(
     limit: int | None,
+    whole: bool,
     as_json: bool,
     url: str,
     **filters: Any,
 ) -> None:
     """List runs, newest first."""
+    if limit is None and not (whole or as_json):
+        limit = SHOWN
     with open_registry(url) as registry:
-        found = select_runs(registry, **filters, limit=limit)
-        described = [run_json(registry, reconcile_job(registry, run)) for run in found]
+        found, others = select_runs(registry, **filters, limit=None if whole else limit)
+        described = describe_runs(registry, [_look_at_job(registry, run) for run in found])
     if as_json:
         return print_json(described)
     rows = [
@@ -67,7 +68,20 @@ def runs(
         )
         for d in described
     ]
-    return _print_run_table(rows, [d["groups"] for d in described])
+    _print_run_table(rows, [d["groups"] for d in described])
+    if others:
+        text = "1 older run is" if others == 1 else f"{others} older runs are"
+        print_text(f"{text} not shown; --all shows every run", err=True)
+    return None
+
+
+def _look_at_job(registry: Registry, run: RunRecord) -> RunRecord:
+    """The run, updated from the state of its job if it has one."""
+    if run.directory is None or not RunFolder(Path(run.directory)).job.exists():
+        return run
+    from rlx.launch import reconcile_job  # imported here: it is slow, and few runs are jobs
+
+    return reconcile_job(registry, run)
 
 
 def _print_run_table(rows: Sequence[tuple[str, ...]], groups: Sequence[Sequence[str]]) -> None:
@@ -124,8 +138,8 @@ def _format_run_age(created: float) -> str:
 def status(run: str, as_json: bool, url: str) -> None:
     """Show the status of RUN, given by its id, its number or `latest`."""
     with open_registry(url) as registry:
-        found = reconcile_job(registry, registry.run(run))
-        described = run_json(registry, found)
+        found = _look_at_job(registry, registry.run(run))
+        (described,) = describe_runs(registry, [found])
         if as_json:
             return print_json(described)
         if found.status == "finished":
@@ -134,6 +148,7 @@ def status(run: str, as_json: bool, url: str) -> None:
 
             return show_run_summary(registry, found, open_console())
         events = registry.results.events(found.id)
+    from rlx.launch import BROKEN_OFF, is_abandoned, is_half_made, locate_run_folder
     from rlx.run import read_progress
 
     stage = None
@@ -170,6 +185,8 @@ def status(run: str, as_json: bool, url: str) -> None:
 @registry_option
 def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
     """Show the output of RUN's processes."""
+    from rlx.launch import locate_run_folder
+
     with open_registry(url) as registry:
         found = registry.run(run)
         if as_json:

@@ -52,7 +52,8 @@ def remove(
                 raise SpecError(f"{group} is a group: `rlx rm --group {group}` removes its runs")
             found = list({run.id: run for run in map(reading.run, runs)}.values())
         else:
-            found = [r for r in select_runs(reading, **filters) if r.effective_status in ENDED]
+            found, _ = select_runs(reading, **filters)
+            found = [run for run in found if run.effective_status in ENDED]
     plans = [plan_removal(run, rollouts=rollouts, checkpoints=checkpoints) for run in found]
     plans = [plan for plan in plans if plan.whole or plan.files]
     if not plans:

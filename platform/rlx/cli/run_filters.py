@@ -10,9 +10,8 @@ import click
 
 from rlx.errors import SpecError
 from rlx.launch import list_group_runs
-from rlx.spec.reading import did_you_mean, list_leaf_values, parse_yaml_document
 from rlx.text import escape_unprintable
-from rlx_registry import STATUSES, Registry, RunRecord
+from rlx_registry import STATUSES, Registry, RunFilter, RunRecord
 
 __all__ = ["filter_options", "select_runs"]
 
@@ -63,8 +62,8 @@ def select_runs(
     older_than: float | None = None,
     where: Sequence[str] = (),
     limit: int | None = None,
-) -> list[RunRecord]:
-    """Returns the runs that meet every condition, newest first.
+) -> tuple[list[RunRecord], int]:
+    """Returns the runs that meet every condition, newest first, and how many `limit` leaves out.
 
     Raises:
         SpecError: there is no such group, or no run has such a value.
@@ -72,20 +71,23 @@ def select_runs(
     if group is not None:
         list_group_runs(registry, group)
     now = time.time()
-    by_registry = limit if not (status or where or (since, older_than) != (None, None)) else None
-    found = registry.runs(name=name, group=group, limit=by_registry)
-    if status:
-        found = [run for run in found if run.effective_status in status]
-    if since is not None:
-        found = [run for run in found if now - run.created <= since]
-    if older_than is not None:
-        found = [run for run in found if now - run.created > older_than]
+    wanted = RunFilter(
+        name=name,
+        group=group,
+        statuses=status,
+        created_from=None if since is None else now - since,
+        created_before=None if older_than is None else now - older_than,
+    )
+    found = registry.lists.select(wanted, None if where else limit)
     for condition in where:
         found = list(_select_by_value(found, condition))
-    return found[:limit]
+    count = len(found) if where or limit is None else registry.lists.count(wanted)
+    return found[:limit], count - len(found[:limit])
 
 
 def _select_by_value(runs: Sequence[RunRecord], condition: str) -> Iterator[RunRecord]:
+    from rlx.spec.reading import did_you_mean, list_leaf_values, parse_yaml_document
+
     path, equals, text = condition.partition("=")
     if not equals or not path:
         raise SpecError(f"--where {escape_unprintable(condition)}: write PATH=VALUE")

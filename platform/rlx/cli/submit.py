@@ -17,6 +17,7 @@ from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
 from rlx.errors import SpecError
+from rlx.importing import speed_up_imports
 from rlx.launch import (
     describe_new_run,
     find_finished_runs,
@@ -136,7 +137,8 @@ def _submit_one(
     waits = queue or read.spec.runner.launcher.submits_jobs
     print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
     if rehearse:
-        from rlx.checks import run_rehearsal_checks  # imports torch
+        with speed_up_imports():
+            from rlx.checks import run_rehearsal_checks  # imports torch
 
         (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=waits)
         print_warnings(warnings)

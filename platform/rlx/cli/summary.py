@@ -81,7 +81,7 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
 def _add_suite_rows(registry: Registry, run: RunRecord, table: Table) -> None:
     """Adds the accuracy on the other held-out sets, and with greedy decoding."""
     suites: dict[str, dict[str, float]] = {}
-    for e in registry.results.evaluations(run.id):
+    for e in registry.queries.evaluation_figures(run.id):
         if e.suite != "held_out" and not e.suite.startswith("probe/"):
             suites.setdefault(e.suite, {})[e.label] = e.metrics["accuracy"]
     for suite, accuracy in suites.items():
@@ -108,7 +108,8 @@ def _add_environment_rows(
 
 
 def _show_run_probes(registry: Registry, run: RunRecord, console: Console) -> None:
-    if registry.results.evaluations(run.id, "probe/"):
+    suites = {e.suite for e in registry.queries.evaluation_figures(run.id)}
+    if any(suite.startswith("probe/") for suite in suites):
         from rlx.cli.probe_tables import show_probes
         from rlx.record import recorded_probes
 
@@ -141,8 +142,9 @@ def _show_run_locations(run: RunRecord, cpu_seconds: float | None, console: Cons
     used = "" if cpu_seconds is None else f", {cpu_seconds:.0f} CPU-s"
     lines = [
         f"took      {seconds:.0f} s{used}",
-        f"files     {os.path.relpath(root)}/   model/ pictures/ rollouts/ spec.yaml run.log",
+        f"files     {os.path.relpath(root)}/   model/ rollouts/ spec.yaml run.log",
         f"look      rlx samples {run.id}   ·   rlx status {run.id}   ·   rlx web",
+        f"plots     rlx pictures {run.id}",
     ]
     if mlflow := describe_mlflow_page([run], [run.id]):
         lines.append(f"mlflow    {mlflow}   (curves, compare view)")

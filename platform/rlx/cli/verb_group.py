@@ -41,6 +41,7 @@ VERBS = {
     "status": Verb("rlx.cli.inspect_runs:status", "Show the status of a run."),
     "logs": Verb("rlx.cli.inspect_runs:logs", "Show or follow a run's log."),
     "samples": Verb("rlx.cli.samples:samples", "Show rollouts with their rewards."),
+    "pictures": Verb("rlx.cli.pictures:pictures", "Draw plots of runs."),
     "check": Verb("rlx.cli.check:check", "Check that a run's stored rollouts are consistent."),
     "rescore": Verb(
         "rlx.cli.rescore:rescore", "Recompute stored rewards and advantages with any rules."

@@ -7,17 +7,19 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import rlx.errors
 import rlx_registry
-from rlx.home import RunFolder, format_path, tracking_url
+from rlx.home import DEFAULT_REGISTRY, RunFolder, format_path, tracking_url
 from rlx.launch.failures import convert_to_rlx_error
 from rlx.launch.processes import list_live_ranks
-from rlx.spec import ExperimentSpec, TrackingSpec
-from rlx.spec.reading import did_you_mean
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED, Registry, RunRecord, Status
+
+if TYPE_CHECKING:  # slow to import, and lists of runs need none of it
+    from rlx.spec import ExperimentSpec
 
 __all__ = [
     "BROKEN_OFF",
@@ -43,7 +45,7 @@ RUN_LIKE = re.compile(r"(r-)?[0-9]+|latest")
 
 def get_registry_url(url: str | None = None) -> str:
     """Returns a registry's URL: the given one, RLX_REGISTRY, or the one in RLX_HOME."""
-    return tracking_url(url or os.environ.get("RLX_REGISTRY") or TrackingSpec().registry)
+    return tracking_url(url or os.environ.get("RLX_REGISTRY") or DEFAULT_REGISTRY)
 
 
 @contextmanager
@@ -109,8 +111,10 @@ def _prepare_registry_file(url: str, read_only: bool) -> str:
     return url
 
 
-def is_spec_of_run(spec: ExperimentSpec, run: RunRecord) -> bool:
+def is_spec_of_run(spec: "ExperimentSpec", run: RunRecord) -> bool:
     """Whether an experiment is a run's, apart from what does not affect results."""
+    from rlx.spec import ExperimentSpec
+
     if spec.digest == run.digest:
         return spec.seed == run.seed
     recorded = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
@@ -136,6 +140,8 @@ def list_group_runs(registry: Registry, name: str) -> list[str]:
     """
     groups = registry.groups()
     if name not in groups:
+        from rlx.spec.reading import did_you_mean
+
         near = did_you_mean(name, groups)
         hint = f"; did you mean {escape_unprintable(near)!r}?" if near else ""
         there = hint or ("" if groups else ": there are none yet")
@@ -168,7 +174,4 @@ def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:
         return 0
     if run.effective_status != "failed":
         return 1 if run.effective_status in ("stopped", "lost") else None
-    failures = [
-        e.payload for e in registry.results.events(run.id) if e.kind == "failed" and e.payload
-    ]
-    return int(failures[-1]["exit_code"]) if failures else 1
+    return int(registry.lists.failures([run.id]).get(run.id, {}).get("exit_code", 1))

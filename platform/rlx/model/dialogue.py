@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from rlx.errors import SpecError
 from rlx.model.vocabulary import Vocabulary
 from rlx.rollout import TurnPrompt
@@ -228,6 +226,8 @@ class ChatDialogue(_DialogueBase):
         return around[1]
 
     def _render(self, messages: list[dict[str, str]], *, prompt: bool = True) -> str:
+        from jinja2 import TemplateError  # imported here: most dialogues have no template
+
         try:
             return str(
                 self._tokenizer.apply_chat_template(

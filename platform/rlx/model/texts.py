@@ -88,7 +88,7 @@ def list_text_sources(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[
 
 
 def choose_vocabulary(
-    model: TinyModelSpec, sources: Callable[[], Sequence[TextSource]]
+    model: TinyModelSpec, sources: Callable[[], Sequence[TextSource]], sample: int = SAMPLE
 ) -> Vocabulary:
     """Returns the tokenizer of a tiny model, trained on the experiment's texts if necessary.
 
@@ -97,13 +97,17 @@ def choose_vocabulary(
     Args:
         model: the `model:` section.
         sources: returns the phases; called only if the tokenizer depends on their texts.
+        sample: problems, and demonstrations, of each task that are read. A run's tokenizer is
+            that of the default.
 
     Raises:
         EnvironmentFault: the tokenizer's folder is missing or damaged.
     """
     if model.tokenizer not in (None, "train"):
         return load_vocabulary(model)
-    texts = list(dict.fromkeys(text for source in sources() for text in _list_texts(source)))
+    texts = list(
+        dict.fromkeys(text for source in sources() for text in _list_texts(source, sample))
+    )
     if model.tokenizer is None:
         for name in CLOSED_VOCABULARIES:
             closed = Vocabulary.load_shipped(name)
@@ -112,7 +116,7 @@ def choose_vocabulary(
     return Vocabulary.train(texts)
 
 
-def _list_texts(source: TextSource) -> Iterator[str]:
+def _list_texts(source: TextSource, sample: int) -> Iterator[str]:
     """Yields the texts that a model reads and writes: prompts, and demonstrations if it has any."""
     spec = source.spec.model_copy(update={"seed": 0})
     dialogue = build_vocabulary_dialogue(Vocabulary.build_bytes())
@@ -123,14 +127,14 @@ def _list_texts(source: TextSource) -> Iterator[str]:
     ]
     for task, split, count in drawn:
         data = derive_seed(0, "tokenizer", split)
-        for number in range(min(SAMPLE, count)):
+        for number in range(min(sample, count)):
             problem = task.problem(split, number, data)
             yield problem.system
             for turn in spec.rollout.turn_specs.values():
                 yield fill_turn_template(dialogue, turn.template, problem)
     if spec.model.warm_start is not None:
         player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
-        for number in range(SAMPLE):
+        for number in range(sample):
             for ids in player.list_parts(dialogue, number):
                 yield from _CONTROL.split(dialogue.decode_tokens(ids))
 
@@ -165,7 +169,7 @@ def find_text_faults(
             faults |= dict.fromkeys(_check_problems(fit, problems, path, spec))
         if spec.model.warm_start is not None and number == 0:
             player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
-            faults |= dict.fromkeys(_check_demonstrations(player, dialogue))
+            faults |= dict.fromkeys(_check_demonstrations(player, dialogue, most))
     seen: set[tuple[KeyPath, str]] = set()
     for fault in faults:
         if (fault.path, fault.help) not in seen:  # one cause, one fault
@@ -212,11 +216,11 @@ def _check_problems(
 
 
 def _check_demonstrations(
-    player: DemonstrationPlayer, dialogue: ModelDialogue
+    player: DemonstrationPlayer, dialogue: ModelDialogue, most: int
 ) -> Iterator[TextFault]:
     """Checks that the first demonstrations of the warm start can be written."""
     try:
-        for number in range(SHOWN):
+        for number in range(min(SHOWN, most)):
             player.episode(dialogue, number)
     except SpecError as error:
         yield _build_vocabulary_fault(player.spec, ("model", "warm_start"), str(error))

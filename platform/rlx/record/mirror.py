@@ -363,7 +363,9 @@ def is_mirror_behind(registry: Registry, run: RunRecord) -> bool:
 
 def _list_suite_evaluations(registry: Registry, run_id: str) -> list[EvaluationRecord]:
     """All evaluations except probes, whose figures are recorded as metrics too."""
-    return [e for e in registry.results.evaluations(run_id) if not e.suite.startswith("probe/")]
+    return [
+        e for e in registry.queries.evaluation_figures(run_id) if not e.suite.startswith("probe/")
+    ]
 
 
 def _get_end_time(run: RunRecord) -> float:

@@ -14,7 +14,6 @@ __all__ = [
     "LevelTokens",
     "MemoryEstimate",
     "TokenBudget",
-    "estimate_checkpoint_bytes",
     "estimate_memory",
     "estimate_update_bytes",
     "token_budget",
@@ -265,17 +264,6 @@ def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) ->
             "optimizer step": (*kept, *finish),
         },
     )
-
-
-def estimate_checkpoint_bytes(spec: ExperimentSpec, shape: ModelShape) -> int:
-    """Bytes of one checkpoint: weights, and for what learns Adam's moments and a float32 copy."""
-    lora = getattr(spec.model, "lora", None)
-    learned = shape.parameters if lora is None else shape.adapters(lora)
-    width, copy = (
-        (2, 4) if spec.runner.dtype == "bfloat16" else (4, 4 * (spec.runner.zero_stage > 0))
-    )
-    policy = width * shape.parameters + (8 + copy) * learned
-    return policy + (0 if spec.critic is None else (width + 8 + copy) * shape.parameters)
 
 
 def estimate_update_bytes(

@@ -1,13 +1,16 @@
-"""Model dimensions, read from the spec's options or the model's configuration, without weights."""
+"""Model dimensions, read from the spec's options or the model's configuration, without weights.
+
+Nothing here imports torch: every submission checks the room for checkpoints.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.spec import Lora, ModelSpec, TinyModelSpec
+from rlx.spec import ExperimentSpec, Lora, ModelSpec, TinyModelSpec
 
-__all__ = ["ModelShape", "load_model_shape"]
+__all__ = ["ModelShape", "estimate_checkpoint_bytes", "load_model_shape"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,17 @@ KNOWN = {
 }
 """Dimensions of the models that the experiments name, from their published configurations: plans
 need no files."""
+
+
+def estimate_checkpoint_bytes(spec: ExperimentSpec, shape: ModelShape) -> int:
+    """Bytes of one checkpoint: weights, and for what learns Adam's moments and a float32 copy."""
+    lora = getattr(spec.model, "lora", None)
+    learned = shape.parameters if lora is None else shape.adapters(lora)
+    width, copy = (
+        (2, 4) if spec.runner.dtype == "bfloat16" else (4, 4 * (spec.runner.zero_stage > 0))
+    )
+    policy = width * shape.parameters + (8 + copy) * learned
+    return policy + (0 if spec.critic is None else (width + 8 + copy) * shape.parameters)
 
 
 def load_model_shape(spec: ModelSpec, vocabulary: int | None = None) -> ModelShape | None:
