@@ -5,14 +5,17 @@ import math
 import struct
 
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
 import pytest
+import sampled
 import torch
 from hypothesis import HealthCheck, given, settings
 
 from rlx.batch import build_token_batch
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
+from rlx.record.recorder import Recorder
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import (
     SCHEMA,
@@ -25,7 +28,7 @@ from rlx.record.rollouts import (
 )
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx_registry import read_body, write_body
+from rlx_registry import Registry, read_body, write_body
 
 
 def float32(value):
@@ -373,3 +376,20 @@ def test_half_a_character_in_a_problem_is_replaced():
     problem = Problem(id=half, prompt=half, system=half, stratum=half, fields={"said": half})
     assert {problem.id, problem.prompt, problem.system, problem.stratum} == {"a\ufffd"}
     assert problem.fields == {"said": half}
+
+
+def test_every_nth_step_is_stored_and_the_last(tmp_path):
+    trees, rewards, rows = sampled.sampled(8, 4, np.random.default_rng(0))
+    with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
+        run, _ = registry.submit(
+            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
+        )
+        registry.update_run(run.id, directory=tmp_path)
+        recorder = Recorder(registry, run.id, keep_bodies=True, every=3, last=6)
+        for step in range(1, 7):
+            path = tmp_path / "rollouts" / f"{step}.parquet"
+            recorder.step(step, {"x": step}, trees, rewards, rows, {}, path, pieces=sampled.pieces)
+        assert registry.results.rollout_steps(run.id) == [1, 4, 6]
+        assert registry.results.metrics(run.id)["x"] == [(n, n) for n in range(1, 7)]
+        assert registry.run(run.id).step == 6
+    assert {p.stem for p in (tmp_path / "rollouts").iterdir()} == {"1", "4", "6"}

@@ -36,6 +36,7 @@ SMALL = {
     "rollout.num_generations_confidence": 3,
     "evaluation.problems": 8,
     "tracking.mlflow": "null",
+    "tracking.pictures": "true",
     "probe": f"{{every: 2, problems: {PROBLEMS}, samples: {SAMPLES}, max_new_tokens: 12, "
     "schemes: [early_answering, mistake]}",
 }

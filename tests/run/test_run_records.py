@@ -201,7 +201,16 @@ def test_a_changed_body_is_noticed(finished, home, tmp_path):
         read_body(tmp_path / "body.parquet", body.sha256)
 
 
-def test_pictures_are_drawn_and_recorded(finished, home):
+@pytest.fixture
+def mlflow(home):
+    from mlflow import MlflowClient  # imported here: it takes two seconds
+
+    return MlflowClient(f"sqlite:///{home.path}/mlflow.db")
+
+
+def test_pictures_are_drawn_when_asked_for_and_recorded(finished, home, mlflow):
+    done = home.rlx("pictures", finished.id)
+    assert done.returncode == 0, done.stderr
     with home.registry() as registry:
         recorded = {a.path for a in registry.results.artifacts(finished.id) if a.kind == "picture"}
     drawn = ("reliability", "curves", "distributions", "over_steps")
@@ -210,6 +219,9 @@ def test_pictures_are_drawn_and_recorded(finished, home):
     for name in names:
         content = (finished.root / name).read_bytes()
         assert content.startswith(b"\x89PNG") if name.endswith("png") else b"<svg" in content
+        assert name in done.stdout
+    sent = mlflow.list_artifacts(finished.record.mlflow_run_id, "pictures")
+    assert {file.path for file in sent} == names
 
 
 def test_the_exported_model_is_the_one_that_was_trained(finished):
@@ -224,11 +236,8 @@ def test_the_exported_model_is_the_one_that_was_trained(finished):
     assert 0 < max(moved) < 0.1
 
 
-def test_mlflow_holds_exactly_what_the_registry_holds(finished, home):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{home.path}/mlflow.db")
-    mirrored = client.get_run(finished.record.mlflow_run_id)
+def test_mlflow_holds_exactly_what_the_registry_holds(finished, home, mlflow):
+    mirrored = mlflow.get_run(finished.record.mlflow_run_id)
     assert mirrored.info.status == "FINISHED"
     assert mirrored.data.params == flat_params(finished.record.settings)
     assert mirrored.data.tags["rlx.run_id"] == finished.id
@@ -238,7 +247,7 @@ def test_mlflow_holds_exactly_what_the_registry_holds(finished, home):
         }
     assert set(mirrored.data.metrics) == set(series)
     for name, points in series.items():
-        history = client.get_metric_history(finished.record.mlflow_run_id, name)
+        history = mlflow.get_metric_history(finished.record.mlflow_run_id, name)
         assert sorted((m.step, m.value) for m in history) == points
-    files = {file.path for file in client.list_artifacts(finished.record.mlflow_run_id)}
-    assert {"spec.yaml", "spec.resolved.json", "pictures"} <= files
+    files = {file.path for file in mlflow.list_artifacts(finished.record.mlflow_run_id)}
+    assert {"spec.yaml", "spec.resolved.json"} <= files

@@ -42,8 +42,11 @@ def select_rollout_steps(
     if not there:
         raise SpecError(f"{run.id} has recorded no rollouts{_explain_absence(run)}")
     if missing := sorted(set(requested) - set(there)):
+        whole = len(there) == there[-1] - there[0] + 1
+        few = "" if whole else f", {len(there)} of them (`tracking.rollouts`)"
         raise SpecError(
-            f"{run.id} has no rollouts of step {missing[0]}; it has steps {there[0]} to {there[-1]}"
+            f"{run.id} has no rollouts of step {missing[0]}; it has steps {there[0]} to "
+            f"{there[-1]}{few}"
         )
     return sorted(set(requested)) or list(there)
 

@@ -44,8 +44,8 @@ COLUMNS = 60
 """Approximate number of evenly spaced steps whose distributions are drawn."""
 
 
-def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> None:
-    """Draws the run's plots from the registry and records them as artifacts."""
+def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> list[Path]:
+    """Draws the run's plots from the registry, records them as artifacts, and returns them."""
     made: list[Path] = []
     evaluations = {e.label: e.metrics for e in registry.results.evaluations(run_id, "held_out")}
     before, after = evaluations.get("before"), evaluations.get("after")
@@ -68,8 +68,8 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> Non
         made += draw_distributions(kinds, folder.pictures / "distributions")
     for path in made:
         registry.results.add_artifact(run_id, path, "picture")
-    draw_over_steps(registry, run_id, folder)
-    draw_probes(registry, run_id, folder)
+    made += draw_over_steps(registry, run_id, folder)
+    return made + draw_probes(registry, run_id, folder)
 
 
 def _collect_spreads(registry: Registry, run_id: str) -> dict[str, list[TurnDistribution]]:
@@ -87,12 +87,16 @@ def _collect_spreads(registry: Registry, run_id: str) -> dict[str, list[TurnDist
     return kinds
 
 
-def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> None:
+def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> list[Path]:
     """Draws accuracy and ECE over steps of every held-out set evaluated more than once.
 
     The run's own sets share one plot, and each suite evaluated by `rlx eval` has its own. All are
     recorded as artifacts.
+
+    Returns:
+        The files.
     """
+    made: list[Path] = []
     families: dict[Path, dict[str, dict[int, EvaluationRecord]]] = {}
     for found in sorted(registry.results.evaluations(run_id), key=lambda e: e.at):
         kind, *rest = found.suite.split("/")
@@ -111,12 +115,14 @@ def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> None:
             if len(by_step) > 1
         }
         if several:
-            for path in draw_accuracy_and_ece(several, place / "over_steps"):
-                registry.results.add_artifact(run_id, path, "picture")
+            made += draw_accuracy_and_ece(several, place / "over_steps")
+    for path in made:
+        registry.results.add_artifact(run_id, path, "picture")
+    return made
 
 
-def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> None:
-    """Draws the run's probes, if it has any, and records the plots as artifacts."""
+def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> list[Path]:
+    """Draws the run's probes, if it has any, records the plots as artifacts, and returns them."""
     probes = recorded_probes(registry, run_id)
     made: list[Path] = []
     if probes:
@@ -126,3 +132,4 @@ def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> None:
         made += draw_verbal_against_sampled(own, folder.pictures / "verbal_conf")
     for path in made:
         registry.results.add_artifact(run_id, path, "picture")
+    return made

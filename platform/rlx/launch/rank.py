@@ -116,7 +116,11 @@ def _run_rank(folder: Path, run_id: str) -> None:
         return
     with retry_registry_call(lambda: Registry.open(os.environ[REGISTRY])) as registry:
         writer = retry_registry_call(lambda: registry.as_writer(run_id, int(os.environ[ATTEMPT])))
-        recorder = Recorder(writer, run_id, keep_bodies=spec.tracking.rollouts == "all")
+        stored = spec.tracking.rollouts
+        every = 1 if isinstance(stored, str) else stored.every
+        recorder = Recorder(
+            writer, run_id, keep_bodies=stored != "none", every=every, last=spec.steps
+        )
         with suppress(RunStopped):
             run_experiment(spec, paths, ranks, recorder, stop)
             recorder.event("completed", "every phase and evaluation is recorded")

@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlx.audit import draw_run_pictures
 from rlx.descendants import adopt_orphans
 from rlx.errors import RlxError
 from rlx.home import ATTEMPT, REGISTRY, RunFolder
@@ -232,6 +231,8 @@ class _Supervisor:
                 lambda paused: self._record_pause(writer, paused=paused),
             )
         if end.status == "finished" and self._spec.tracking.pictures:
+            from rlx.audit import draw_run_pictures  # imported here: it takes a second
+
             try:
                 draw_run_pictures(writer, self._run_id, self._folder)
             except FencedError:

@@ -22,12 +22,22 @@ class Recorder:
         registry: open for writing.
         run_id: id of the run.
         keep_bodies: whether to store rollouts and their index; otherwise only metrics are stored.
+        every, last: those of step 1, of every `every`-th step from there, and of step `last`.
     """
 
-    def __init__(self, registry: Registry, run_id: str, *, keep_bodies: bool) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        run_id: str,
+        *,
+        keep_bodies: bool,
+        every: int = 1,
+        last: int | None = None,
+    ) -> None:
         self._registry = registry
         self._run_id = run_id
         self._keep_bodies = keep_bodies
+        self._every, self._last = every, last
 
     def step(
         self,
@@ -54,12 +64,15 @@ class Recorder:
             pieces: converts token ids to the text of each token.
         """
         body: dict[str, Any] | None = None
-        if self._keep_bodies:
+        if self._keeps_rollouts(step):
             whole = add_piece_column(rollout_table(trees, table, rows, roles), trees, pieces)
             sha256, size = write_body(path, whole)
             body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
             body["index"] = rollout_index(trees, table, rows)
         retry_registry_call(lambda: self._write_step(step, figures, body))
+
+    def _keeps_rollouts(self, step: int) -> bool:
+        return self._keep_bodies and ((step - 1) % self._every == 0 or step == self._last)
 
     def _write_step(
         self, step: int, figures: Mapping[str, float], body: Mapping[str, Any] | None

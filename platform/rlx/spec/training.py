@@ -154,6 +154,13 @@ REGISTRY_URL = re.compile(r"sqlite:///.+|postgresql(\+\w+)?://.+")
 MLFLOW_URL = re.compile(r"(https?|file|(sqlite|postgresql|mysql|mssql)(\+\w+)?)://.+|databricks")
 
 
+class StoredRollouts(StrictModel):
+    """Which steps' rollouts are stored."""
+
+    every: Count = Field(ge=1)
+    """Steps from one that is stored to the next. The first step and the last are always stored."""
+
+
 class TrackingSpec(StrictModel):
     """Where results are stored. Paths and URLs; `{home}` is replaced by RLX_HOME."""
 
@@ -162,10 +169,10 @@ class TrackingSpec(StrictModel):
     """null disables the MLflow mirror."""
     experiment: str = Field("rlx", max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """MLflow experiment that the run belongs to: one per project."""
-    rollouts: Literal["all", "none"] = "all"
-    """Which rollouts are stored with their full content."""
-    pictures: bool = True
-    """Draw plots when a run finishes; takes a few seconds."""
+    rollouts: Literal["all", "none"] | StoredRollouts = "all"
+    """Which rollouts are stored with their full content: of all steps, none, or every N-th."""
+    pictures: bool = False
+    """Draw plots when a run finishes, which takes seconds; `rlx pictures` draws them any time."""
 
     @field_validator("registry", "mlflow")
     @classmethod

@@ -306,6 +306,7 @@ def _build_run_commands(record: RunRecord) -> dict[str, str]:
         "reproduce": f"rlx submit {shlex.quote(str(resolved))} --again",
         "follow": f"rlx logs {record.id} -f",
         "rescore": f"rlx rescore {record.id}",
+        "draw plots": f"rlx pictures {record.id}",
         **({"resume": f"rlx resume {record.id}"} if record.effective_status in RESUMABLE else {}),
     }
 
