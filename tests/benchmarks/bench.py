@@ -5,18 +5,19 @@
 
 Writes docs/benchmarks.md and docs/bench.json, a list of {name, ratio, low, high, baseline, unit}
 after every benchmark, so that a run that was broken off is taken up by naming what is missing.
-Besides, a figure has its `benchmark`, and where they are known {wall, milliseconds,
-share_of_bandwidth}. Every benchmark runs in a process of its own.
+Besides, a figure has its `benchmark` and {machine, made}, and where they are known {wall,
+milliseconds, share_of_bandwidth, slope}. Every benchmark runs in a process of its own.
 """
 
 import json
 import os
 import subprocess
 import sys
+from datetime import date
 from importlib import import_module
 from pathlib import Path
 
-from page import page
+from page import machine, page
 
 ROOT = Path(__file__).parents[2]
 STORED, PAGE = ROOT / "docs" / "bench.json", ROOT / "docs" / "benchmarks.md"
@@ -35,10 +36,10 @@ BENCHMARKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "grpo_outcome": ("credit_kernels", "credit_kernels", ("grpo_outcome", "grpo_per_row")),
     "countdown_score": ("small", "countdown_score", ()),
     "validate_cpu_seconds": ("small", "validate_cpu_seconds", ()),
-    "record_vs_mlflow_calls": ("tracking", "record_vs_mlflow_calls", ()),
     "graph": ("graph", "knowledge_graph", ()),
     "registry": ("registry_load", "registry_load", ()),
     "dashboard": ("dashboard_pages", "dashboard_pages", ()),
+    "growth": ("growth", "growth", ()),
     "polling": ("dashboard_polling", "dashboard_polling", ()),
 }
 """By name: the module beside this file, its function, and what that is given."""
@@ -108,7 +109,8 @@ def store(name: str, figures: list[dict]) -> None:
     kept = {}
     for figure in json.loads(STORED.read_text()):
         kept.setdefault(figure["benchmark"], []).append(figure)
-    kept[name] = [{"benchmark": name, **figure} for figure in figures]
+    made = {"machine": machine(), "made": date.today().isoformat()}
+    kept[name] = [{"benchmark": name, **figure, **made} for figure in figures]
     rows = [figure for known in BENCHMARKS for figure in kept.get(known, [])]
     STORED.write_text(json.dumps(rows, indent=2) + "\n")
     PAGE.write_text(page(rows))

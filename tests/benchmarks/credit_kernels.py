@@ -1,7 +1,9 @@
 """Kernels of credit beside plain loops, and beside what memory allows.
 
 A loop is what one writes first: GAE over the columns of [B, T], GRPO over rows with a dictionary
-of groups, turn_proportional over rows and turns. Both sides get the same tensors, return the same
+of groups, turn_proportional over rows and turns. The strongest plain form is what one writes next:
+GAE in place over the rows of [T, B], GRPO by scatter_add, turn_proportional turn by turn over all
+rows. All get the same tensors, return the same
 numbers, and run in turns in one process on one thread. No time can be shorter than the bytes that
 must be read and written once take at the speed of a triad, a = b + s·c, over arrays of 64 MiB.
 `make bench` runs them; see bench.py.
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from harness import Spent, beside, row, spent
+from harness import Spent, compared, spent
 from torch import Tensor
 
 from rlx.credit import (
@@ -32,14 +34,20 @@ ROUNDS = 4  # the first is discarded
 TURNS = 4
 GROUP = 8
 GAMMA, LAM = 0.99, 0.95
+SCATTER = "scatter_add, without exact zeros"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """`bytes` must be read or written at least once, whoever does it."""
+    """`bytes` must be read or written at least once, whoever does it.
+
+    Attributes:
+        formula: the strongest plain form, and its name.
+    """
 
     ours: Callable[[], object]
     loop: Callable[[], object]
+    formula: tuple[str, Callable[[], object]]
     bytes: int
 
 
@@ -47,9 +55,10 @@ def credit_kernels(*names: str) -> list[dict]:
     """How many times as fast as its loop each kernel is, at each size, and its share of memory."""
     torch.set_num_threads(1)
     return [
-        measured(name if size == LARGEST else f"{name} {size[0]}x{size[1]}", kernels(*size)[name])
+        figure
         for name in names
         for size in SIZES
+        for figure in measured(name, size, kernels(*size)[name])
     ]
 
 
@@ -69,25 +78,36 @@ def kernels(rows: int, width: int) -> dict[str, Kernel]:
     return {
         # rewards, values and mask in; advantages and returns out
         "gae": Kernel(
-            lambda: ours_gae(*per_gae, prefix), lambda: gae_loop(*per_gae, prefix), 17 * tokens
+            lambda: ours_gae(*per_gae, prefix),
+            lambda: gae_loop(*per_gae, prefix),
+            ("loop in place over [T, B]", lambda: gae_by_time(*per_gae, prefix)),
+            17 * tokens,
         ),
         "gae_gaps": Kernel(
-            lambda: ours_gae(*per_gae, gaps), lambda: gae_loop(*per_gae, gaps), 17 * tokens
+            lambda: ours_gae(*per_gae, gaps),
+            lambda: gae_loop(*per_gae, gaps),
+            ("loop in place over [T, B]", lambda: gae_by_time(*per_gae, gaps)),
+            17 * tokens,
         ),
         # mask in, advantages out
         "grpo_outcome": Kernel(
             lambda: spread_over_mask(group_advantages(scores, groups), prefix),
             lambda: on_rows(grpo_loop(scores, groups), prefix),
+            (SCATTER, lambda: on_rows(grpo_scattered(scores, groups), prefix)),
             5 * tokens,
         ),
         # scores and ids in, advantages out
         "grpo_per_row": Kernel(
-            lambda: group_advantages(scores, groups), lambda: grpo_loop(scores, groups), 16 * rows
+            lambda: group_advantages(scores, groups),
+            lambda: grpo_loop(scores, groups),
+            (SCATTER, lambda: grpo_scattered(scores, groups)),
+            16 * rows,
         ),
         # turn ids and mask in, token rewards out
         "turn_proportional": Kernel(
             lambda: place_rewards(*rewarded, placement=TurnProportional()).token_rewards,
             lambda: turn_proportional_loop(turns, scores, turn_ids, gaps),
+            ("turn by turn", lambda: turn_proportional_by_turn(turns, scores, turn_ids, gaps)),
             13 * tokens,
         ),
     }
@@ -118,6 +138,38 @@ def gae_loop(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Ten
         columns.append(after)
     advantages = torch.stack(columns[::-1], dim=1)
     return advantages * learns, (advantages + values) * learns
+
+
+def gae_by_time(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in place over contiguous rows of [T, B]."""
+    advantages, seen, learns = (x.t().contiguous() for x in (rewards, values, mask.float()))
+    after, next_value = torch.zeros(len(rewards)), torch.zeros(len(rewards))
+    for t in reversed(range(len(advantages))):
+        advantages[t].add_(next_value, alpha=GAMMA).sub_(seen[t]).add_(after, alpha=GAMMA * LAM)
+        next_value.lerp_(seen[t], learns[t])
+        advantages[t] = after.lerp_(advantages[t], learns[t])
+    returns = seen.add_(advantages).mul_(learns)
+    return advantages.mul_(learns).t().contiguous(), returns.t().contiguous()
+
+
+def grpo_scattered(scores: Tensor, groups: Tensor) -> Tensor:
+    """Ids from 0 on; equal scores get what rounding makes of 0."""
+    zeros = torch.zeros(int(groups.max()) + 1)
+    counts = zeros.scatter_add(0, groups, torch.ones_like(scores))
+    centred = scores - (zeros.scatter_add(0, groups, scores) / counts)[groups]
+    deviations = (zeros.scatter_add(0, groups, centred.square()) / (counts - 1)).sqrt()
+    return centred / (deviations[groups] + 1e-6)
+
+
+def turn_proportional_by_turn(
+    turns: Tensor, overall: Tensor, turn_ids: Tensor, mask: Tensor
+) -> Tensor:
+    """Every turn of all rows at once."""
+    placed = (overall / mask.sum(dim=1))[:, None] * mask
+    for k in range(turns.shape[1]):
+        own = mask & (turn_ids == k + 1)
+        placed.addcmul_((turns[:, k] / own.sum(dim=1).clamp(min=1))[:, None], own)
+    return placed
 
 
 def grpo_loop(scores: Tensor, groups: Tensor) -> Tensor:
@@ -152,26 +204,28 @@ def turn_proportional_loop(
 # Timing ------------------------------------------------------------------------------------------
 
 
-def measured(name: str, kernel: Kernel) -> dict:
-    torch.testing.assert_close(kernel.ours(), kernel.loop(), rtol=1e-4, atol=1e-4)
+def measured(kind: str, size: tuple[int, int], kernel: Kernel) -> list[dict]:
+    """The figures of a kernel beside its loop, which is the weaker, and beside its formula."""
+    said, formula = kernel.formula
+    for plain in (kernel.loop, formula):
+        torch.testing.assert_close(kernel.ours(), plain(), rtol=1e-4, atol=1e-4)
     triad = Triad()
-    loops, ours, speeds = [], [], []
+    loops, formulas, ours, speeds = [], [], [], []
     for _ in range(ROUNDS):
         loops.append(spent(kernel.loop))
+        formulas.append(middle([spent(formula) for _ in range(3)]))
         ours.append(middle([spent(kernel.ours) for _ in range(3)]))
         speeds.append(triad.bytes / spent(triad).cpu)
-    rounds = list(zip(loops[1:], ours[1:], speeds[1:], strict=True))
-    return row(
-        name,
-        [loop.cpu / own.cpu for loop, own, _ in rounds],
-        beside("plain loop", [loop.cpu for loop in loops[1:]]),
-        "times as fast",
-        wall=statistics.median(loop.wall / own.wall for loop, own, _ in rounds),
-        milliseconds=1e3 * statistics.median(own.cpu for _, own, _ in rounds),
-        share_of_bandwidth=statistics.median(
-            kernel.bytes / speed / own.cpu for _, own, speed in rounds
-        ),
-    )
+    kept = list(zip(ours[1:], speeds[1:], strict=True))
+    share = statistics.median(kernel.bytes / speed / own.cpu for own, speed in kept)
+    ending = "" if size == LARGEST else f" {size[0]}x{size[1]}"
+    return [
+        compared(f"{name}{ending}", plain[1:], ours[1:], baseline, share_of_bandwidth=share)
+        for name, plain, baseline in (
+            (kind, loops, "weaker: plain loop"),
+            (f"{kind}_strongest", formulas, said),
+        )
+    ]
 
 
 def middle(took: list[Spent]) -> Spent:

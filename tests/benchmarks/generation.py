@@ -5,17 +5,19 @@ Ours gives log-probabilities of what it draws; `generate` gives tokens alone, of
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from harness import Spent, compared, in_turns, spent
 from models import policy
+from transformers import DynamicCache
 
 from rlx.model import Policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
 from rlx.spec import TurnSpec
 
-__all__ = ["one_turn_generation", "two_turn_generation"]
+__all__ = ["generated_both_turns", "one_turn_generation", "two_turn_generation"]
 
 PROMPT, ANSWER, QUESTION, CONFIDENCE, ANSWERS, CONFIDENCES = 100, 60, 30, 12, 8, 4
 PROMPTS, NEW, EACH = 8, 64, 8
@@ -47,9 +49,16 @@ def two_turn_generation() -> list[dict]:
         below = [tuple(row) + question for row in said.tolist()]
         generated(peer, below, CONFIDENCES, CONFIDENCE)
 
-    took = in_turns({"theirs": lambda: spent(theirs), "ours": lambda: spent(ours)}, ROUNDS)
-    baseline = "generate, every branch read anew"
-    return [compared("two_turn_generation", took["theirs"], took["ours"], baseline)]
+    def cached() -> None:
+        generated_both_turns(peer, prompts, question)
+
+    sides = {"theirs": theirs, "cached": cached, "ours": ours}
+    took = in_turns({name: partial(spent, side) for name, side in sides.items()}, ROUNDS)
+    weaker, strongest = "weaker: generate, every branch read anew", "generate, one cache kept"
+    return [
+        compared("two_turn_generation", took["theirs"], took["ours"], weaker),
+        compared("two_turn_generation_strongest", took["cached"], took["ours"], strongest),
+    ]
 
 
 def one_turn_generation() -> list[dict]:
@@ -106,11 +115,42 @@ def drawn(count: int, length: int, seed: int) -> list[tuple[int, ...]]:
     return [tuple(row) for row in ids.tolist()]
 
 
+def generated_both_turns(
+    speaker: Policy, prompts: Sequence[tuple[int, ...]], question: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Answers, and confidences below each, by `generate` with one cache for both turns.
+
+    Prompts and the question are read before their branches part, so that no token is read twice.
+
+    Returns:
+        `[R, prompt + answer]` and `[R · confidences, whole]`, branches of a row side by side.
+    """
+    cache = DynamicCache(config=speaker.model.config)
+    answers = _continued(speaker, torch.tensor(prompts), cache, ANSWERS, ANSWER)
+    asked = torch.cat([answers, torch.tensor(question).expand(len(answers), -1)], dim=1)
+    return answers, _continued(speaker, asked, cache, CONFIDENCES, CONFIDENCE)
+
+
+def _continued(
+    speaker: Policy, ids: torch.Tensor, cache: DynamicCache, each: int, length: int
+) -> torch.Tensor:
+    """`each` continuations of every row of `ids`, whose first tokens the cache has."""
+    with torch.no_grad():
+        known = cache.get_seq_length()
+        speaker.model(ids[:, known:-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cache.batch_repeat_interleave(each)
+    return generated(speaker, ids.repeat_interleave(each, dim=0), 1, length, cache)
+
+
 def generated(
-    speaker: Policy, contexts: Sequence[tuple[int, ...]], each: int, length: int
+    speaker: Policy,
+    contexts: Sequence[tuple[int, ...]] | torch.Tensor,
+    each: int,
+    length: int,
+    cache: DynamicCache | None = None,
 ) -> torch.Tensor:
     """`each` continuations of every context by `generate`, `[R, context + length]`."""
-    ids = torch.tensor(contexts)
+    ids = torch.as_tensor(contexts)
     ends = {"eos_token_id": list(speaker.end_ids)} if speaker.end_ids else {}
     return speaker.model.generate(
         ids,
@@ -121,5 +161,6 @@ def generated(
         min_new_tokens=None if ends else length,
         max_new_tokens=length,
         pad_token_id=0,
+        past_key_values=cache,
         **ends,
     )

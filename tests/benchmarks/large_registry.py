@@ -63,7 +63,7 @@ STATUSES = ("finished",) * 7 + ("failed", "stopped", "finished")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything.
+    """How much of everything; a recorded run has as many rollout rows as `rlcr.yaml` makes.
 
     Attributes:
         steps: of an ordinary run; `long_steps` of the long one, which has rollouts of each.
@@ -75,9 +75,9 @@ class Size:
     steps: int = 157
     long_steps: int = 10_000
     seeds: int = 4
-    recorded: int = 210
-    recorded_steps: int = 40
-    rows: int = 100
+    recorded: int = 10
+    recorded_steps: int = 124
+    rows: int = 640
     long_rows: int = 16
     big_rows: int = 1024
     big_tokens: int = 1000
@@ -235,7 +235,14 @@ def _metrics(connection: Connection, run: int, size: Size, rng: np.random.Genera
 
 
 def _evaluations(connection: Connection, size: Size, rng: np.random.Generator) -> None:
-    payload = json.dumps({"pairs": [[i, round(i / 700, 4)] for i in range(2000)]})
+    payload = json.dumps(
+        {
+            "problem_ids": [f"countdown/{i % 20}-{i % 17}-{i % 13}={i % 97}" for i in range(600)],
+            "strata": ["2 numbers", "3 numbers"] * 300,
+            "correct": rng.integers(0, 2, 600).tolist(),
+            "confidence": (rng.integers(0, 11, 600) / 10).tolist(),
+        }
+    )
     rows = []
     for run in range(1, size.runs + 1):
         for label, step in (("before", 0), ("after", _steps(run, size))):

@@ -4,7 +4,7 @@ import os
 import platform
 from importlib.metadata import version
 
-__all__ = ["page"]
+__all__ = ["machine", "page"]
 
 HEAD = """\
 # Benchmarks
@@ -16,9 +16,12 @@ an environment of its own below `.bench/`, as pinned in `tests/benchmarks/peers/
 Both sides of a ratio take turns in one run, on one thread; a first round does not count. The
 median, lowest and highest are of the rounds' ratios of CPU time, which other work on the machine
 hardly touches: they are what goals are held against. "Clock" is the median of the same ratio by the
-clock, and "ms" is our own CPU time. Ratios carry over to other machines better than times do.
+clock, and "ms" is our own CPU time. Ratios carry over to other machines better than times do; below
+each table stands where its figures were made.
 
-Measured on {machine}.
+A name that ends with `_strongest` is beside the strongest plain form that we know. Where there is
+one, the other baseline of the same figure is labelled "weaker": it is what one writes first, or
+what a trainer does that shares no prefix.
 """
 
 STEPS = """\
@@ -35,14 +38,18 @@ its causal fast path, and the DeepSpeed engine, the loss and the optimiser are o
 are computed at every position; `_lean` is beside plain rows with logits only where a token learns.
 Packed trees have as many tokens in a micro-batch as 8 plain rows. The benchmark ends with an error
 where losses differ by more than 1e-6, or the gradient of any parameter by more than 5e-6 (relative
-L2); the largest such distance stands in the last column.
+L2); the largest such distance stands in the last column. `_strongest` has lean logits and one row
+for each trajectory: the tokens of an answer learn in the row of its first confidence, with the same
+gradient.
 
 `rlcr_update_memory_*` is the resident memory that one update adds at its peak, as a share of what
 plain rows add in micro-batches of 8, each in a process of its own. Nothing is claimed against
 micro-batches of 4 or fewer: a tree must be resident as a whole, so they can need less.
 
 `two_turn_generation` samples both turns of the short shape, with log-probabilities, beside
-transformers' `generate` (without them), which reads every branch anew. `one_turn_generation` is 8
+transformers' `generate` (without them), which reads every branch anew; `_strongest` is beside
+`generate` with one cache for both turns, into which prompts and the question are read before their
+branches part. `one_turn_generation` is 8
 prompts of 100 tokens with 8 answers of 64, full length, and ragged where its name says so.
 
 `one_turn_vs_vllm` is the same turn beside vLLM's CPU build (eager, float32, in one process, without
@@ -53,6 +60,7 @@ says nothing of vLLM on a GPU, which is what it is made for.
 `rlcr_step` is a whole step at the short shape: both turns generated, rewards and advantages given,
 one update, weights handed to the sampler; beside `generate` twice, plain rows and torch's AdamW,
 which take the log-probabilities of the update itself as old ones and so need no pass for them.
+`_strongest` keeps the cache and has one row for each trajectory with lean logits.
 
 `grpo_step_vs_trl` is a step of 8 prompts of 105 tokens and 8 answers of 64 tokens each beside
 GRPOTrainer of TRL 1.16 with the same weights, prompts, reward and loss (β 0, one update per
@@ -62,7 +70,10 @@ no slower than 8. Each side is a process of its own, and they take turns.
 
 CREDIT = """\
 Kernels of credit are beside a plain loop over columns (GAE), rows (GRPO) or rows and turns
-(turn_proportional), at 4096 rows of 4096 tokens, or at the size in the name; three rounds. The
+(turn_proportional), and beside the strongest plain form: GAE in place over the rows of [T, B], four
+lines of `scatter_add` for GRPO, turn_proportional turn by turn. Those four lines are faster than
+ours, which do more: they give groups of equal scores exact zeros, groups of one what the experiment
+asks for, and take any ids. Sizes are 4096 rows of 4096 tokens, or as in the name; three rounds. The
 share of bandwidth is the time that the bytes need which must be read and written once, at the
 speed of a triad a = b + s·c over 64 MiB arrays measured in the same rounds, over the time taken.
 Both sides have their memory in huge pages (THP_MEM_ALLOC_ENABLE=1): without them, fresh pages cost
@@ -72,9 +83,9 @@ between turns; `grpo_per_row` gives one advantage per row and leaves it there.
 
 SMALL = """\
 `countdown_score` scores 1500 well-formed answers, which a scorer of a regex and `eval` can be let
-near; `validate_cpu_seconds` is `rlx validate experiments/rlcr.yaml`, start of Python included;
-`record_vs_mlflow_calls` tells MLflow five steps of 40 metrics, one batch for each step as rlx does,
-or one call for each value, both into SQLite.
+near; `validate_cpu_seconds` is `rlx validate experiments/rlcr.yaml`, start of Python included. The
+mirror to MLflow is off the path of training: the supervisor sends batches of the registry's values,
+as `mlflow.log_metrics` does.
 """
 
 GRAPH = """\
@@ -113,6 +124,14 @@ runs every 5 s, in turns; the first round does not count. The run's database con
 patience: a lock that is held against it for any time at all ends the benchmark with an error.
 """
 
+GROWTH = """\
+What lists and records cost as they grow, with the start of Python where it is a command. The slope
+is the exponent s of cost = c · nˢ that fits the points best: 0 does not grow, 1 grows in
+proportion. Runs have four evaluations of 600 answers each; `status` is of the newest. A step is
+recorded with body, index and journal; its rows have 100 tokens, and rows of more tokens are 64.
+`rlx runs` shows the newest 50 runs, `--json` all.
+"""
+
 SECTIONS = {
     "Steps of training": (
         STEPS,
@@ -122,14 +141,12 @@ SECTIONS = {
         ),
     ),
     "Credit": (CREDIT, ("gae", "gae_gaps", "turn_proportional", "grpo_outcome")),
-    "Scores, starts, records": (
-        SMALL,
-        ("countdown_score", "validate_cpu_seconds", "record_vs_mlflow_calls"),
-    ),
+    "Scores and starts": (SMALL, ("countdown_score", "validate_cpu_seconds")),
     "Knowledge graph": (GRAPH, ("graph",)),
     "Registry": (REGISTRY, ("registry",)),
     "Dashboard": (DASHBOARD, ("dashboard",)),
     "Open pages beside a run": (POLLING, ("polling",)),
+    "Growth": (GROWTH, ("growth",)),
 }
 """By title: what is compared with what, and the benchmarks whose figures follow."""
 
@@ -141,17 +158,33 @@ COLUMNS = {
     "unit": "unit",
     "ms": "milliseconds",
     "share of bandwidth": "share_of_bandwidth",
+    "slope": "slope",
     "compared with": "baseline",
 }
 
 
 def page(rows: list[dict]) -> str:
     """The page, from the figures of bench.json."""
-    parts = [HEAD.format(machine=machine())]
+    parts = [HEAD]
     for title, (about, names) in SECTIONS.items():
         own = [row for row in rows if row["benchmark"] in names]
-        parts.append(f"## {title}\n\n{about}\n{_table(own)}")
+        parts.append(f"## {title}\n\n{about}\n{_table(own)}\n{_describe_origins(own)}")
     return "\n".join(parts)
+
+
+def _describe_origins(rows: list[dict]) -> str:
+    """On which machines figures were made, and when; names them where there were several."""
+    origins: dict[str, list[str]] = {}
+    for row in rows:
+        made = f", {row['made']}" if "made" in row else ""
+        origins.setdefault(f"{row['machine']}{made}", []).append(row["benchmark"])
+    if len(origins) == 1:
+        return f"Measured on {next(iter(origins))}.\n"
+    lines = (
+        f"- {', '.join(f'`{name}`' for name in dict.fromkeys(names))}: {origin}"
+        for origin, names in origins.items()
+    )
+    return "Measured on\n\n" + "\n".join(lines) + "\n"
 
 
 def _table(rows: list[dict]) -> str:

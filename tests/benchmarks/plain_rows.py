@@ -2,7 +2,9 @@
 
 Every answer and every confidence is a row of its own with all that came before it. Rows of equal
 length lie in micro-batches of 8 without padding, so attention takes its causal fast path without a
-mask. Logits are computed at every position or, in the lean form, only where a token learns.
+mask. Logits are computed at every position or, in the lean form, only where a token learns. The
+strongest form is lean and has one row for each trajectory: the tokens of an answer learn in the row
+of its first confidence, and an answer has no row of its own.
 """
 
 from collections.abc import Iterator
@@ -45,18 +47,43 @@ class RowBatch:
         return tensor[self.rows, self.columns]
 
 
-def row_batches(train: TrainBatch) -> list[RowBatch]:
-    """All rows in which a token learns, by length."""
+def row_batches(train: TrainBatch, *, joined: bool = False) -> list[RowBatch]:
+    """All rows in which a token learns, by length.
+
+    Args:
+        joined: what a row continues learns in the first row that continues it.
+    """
     made = []
     lengths = train.batch.is_token.sum(dim=1)
+    learns, owners = _join_rows(train) if joined else _separate_rows(train)
     for length in lengths.unique().tolist():
-        chosen = ((lengths == length) & train.wanted.any(dim=1)).nonzero()[:, 0]
+        chosen = ((lengths == length) & learns.any(dim=1)).nonzero()[:, 0]
         for rows in chosen.split(ROWS):
             ids = train.batch.token_ids[rows, :length]
-            row, column = train.wanted[rows, :length].nonzero(as_tuple=True)
-            targets = ids[row, column]
-            made.append(RowBatch(ids, row * length + column - 1, targets, rows[row], column))
+            row, column = learns[rows, :length].nonzero(as_tuple=True)
+            targets, owner = ids[row, column], owners[rows[row], column]
+            made.append(RowBatch(ids, row * length + column - 1, targets, owner, column))
     return made
+
+
+def _separate_rows(train: TrainBatch) -> tuple[Tensor, Tensor]:
+    """`[B, T]` which tokens of a row learn in it, and the row whose loss each token has."""
+    wanted = train.wanted
+    return wanted, torch.arange(len(wanted))[:, None].expand_as(wanted)
+
+
+def _join_rows(train: TrainBatch) -> tuple[Tensor, Tensor]:
+    """The same, where a row's tokens learn in the first row that continues it, if there is one."""
+    wanted, owners = train.wanted.clone(), _separate_rows(train)[1].clone()
+    places = {(row.tree, row.segment): number for number, row in enumerate(train.batch.rows)}
+    for number, row in enumerate(train.batch.rows):
+        above = places.get((row.tree, row.parent))
+        if above is not None and wanted[above].any():
+            moved = wanted[above].clone()
+            owners[number, moved] = above
+            wanted[number] |= moved
+            wanted[above] = False
+    return wanted, owners
 
 
 class PlainRows(nn.Module):
@@ -98,7 +125,9 @@ class PlainLearner:
         make_optimizer: MakeOptimizer = build_adamw,
         *,
         lean: bool = False,
+        joined: bool = False,
     ) -> None:
+        self._joined = joined
         self._engine = TrainingEngine(
             PlainRows(model, lean=lean),
             optimizer,
@@ -117,7 +146,8 @@ class PlainLearner:
                 *self._engine(rows), UpdateTargets.from_packed(rows, train, loss), loss, sums
             )
 
-        self._engine.step(_Share(row_batches(train)), term, rate)
+        batches = row_batches(train, joined=self._joined)
+        self._engine.step(_Share(batches), term, rate)
         return sums.loss
 
 

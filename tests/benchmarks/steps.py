@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from generation import generated
+from generation import generated, generated_both_turns
 from harness import Spent, compared, in_turns, spent
 from models import BEGIN, DEVICE, policy, save, text
 from own_steps import RATE, OwnSteps, reward
@@ -36,7 +36,7 @@ def rlcr_step() -> list[dict]:
         confidence=TurnSpec(template=QUESTION, max_new_tokens=SHORT.confidence),
     )
     ours = OwnSteps(rollout, partial(estimate_two_level, options=TwoLevel()), ROWS * SHORT.longest)
-    plain = PlainSteps()
+    plain, strongest = PlainSteps(), StrongestSteps()
     count = iter(range(10**6))
 
     def texts() -> list[str]:
@@ -46,10 +46,15 @@ def rlcr_step() -> list[dict]:
     sides = {
         "ours": lambda: spent(lambda: ours.step(texts(), next(count))),
         "plain": lambda: spent(lambda: plain.step(texts())),
+        "strongest": lambda: spent(lambda: strongest.step(texts())),
     }
     took = in_turns(sides, ROUNDS)
-    baseline = "generate twice, plain rows, AdamW"
-    return [compared("rlcr_step", took["plain"], took["ours"], baseline)]
+    weaker = "weaker: generate twice, plain rows, AdamW"
+    kept = "generate with one cache, one row per trajectory, lean logits, AdamW"
+    return [
+        compared("rlcr_step", took["plain"], took["ours"], weaker),
+        compared("rlcr_step_strongest", took["strongest"], took["ours"], kept),
+    ]
 
 
 class PlainSteps:
@@ -64,10 +69,7 @@ class PlainSteps:
         """Generates answers, then confidences from contexts that are read again, and learns."""
         dialogue, shape = self._policy.dialogue, SHORT
         prompts = [dialogue.open(text) for text in texts]
-        answers = generated(self._policy, prompts, shape.answers, shape.answer)
-        question = dialogue.reply(QUESTION, ())
-        asked = [(*answer, *question) for answer in answers.tolist()]
-        confidences = generated(self._policy, asked, shape.confidences, shape.confidence)
+        answers, confidences = self._sample(prompts, dialogue.reply(QUESTION, ()))
         of_answers = self._advantages(answers, shape.answer, shape.answers)
         of_confidences = self._advantages(confidences, shape.confidence, shape.confidences)
         self._learn(
@@ -76,6 +78,13 @@ class PlainSteps:
                 (confidences, shape.confidence, of_confidences),
             ]
         )
+
+    def _sample(
+        self, prompts: list[tuple[int, ...]], question: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        answers = generated(self._policy, prompts, SHORT.answers, SHORT.answer)
+        asked = [(*answer, *question) for answer in answers.tolist()]
+        return answers, generated(self._policy, asked, SHORT.confidences, SHORT.confidence)
 
     def _advantages(self, ids: Tensor, length: int, group: int) -> Tensor:
         texts = (self._policy.dialogue.read(row)[0] for row in ids[:, -length:].tolist())
@@ -91,9 +100,43 @@ class PlainSteps:
                 chosen = logprobs.gather(2, rows[:, 1:, None])[:, -length:, 0]
                 ratio = (chosen - chosen.detach()).exp()
                 (-(ratio * signs[:, None]).sum() / tokens).backward()
+        self._take_step()
+
+    def _take_step(self) -> None:
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
+
+
+class StrongestSteps(PlainSteps):
+    """The same step with one cache kept over both turns, and one row for each trajectory.
+
+    The tokens of an answer learn in the row of its first confidence, and logits are computed only
+    where a token learns.
+    """
+
+    def _sample(
+        self, prompts: list[tuple[int, ...]], question: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        return generated_both_turns(self._policy, prompts, question)
+
+    def _learn(self, kinds: list[tuple[Tensor, int, Tensor]]) -> None:
+        (answers, answer, of_answers), (ids, confidence, of_confidences) = kinds
+        begin, each = answers.shape[1] - answer, len(ids) // len(answers)
+        signs = torch.zeros(ids.shape)
+        signs[::each, begin : begin + answer] = of_answers[:, None]
+        signs[:, -confidence:] = of_confidences[:, None]
+        learns = torch.zeros(ids.shape, dtype=torch.bool)
+        learns[::each, begin : begin + answer] = True
+        learns[:, -confidence:] = True
+        tokens, head = int(learns.sum()), self._model.get_output_embeddings()
+        for rows, own, weights in zip(*(x.split(ROWS) for x in (ids, learns, signs)), strict=True):
+            hidden = self._model.get_decoder()(rows, use_cache=False).last_hidden_state
+            logprobs = torch.log_softmax(head(hidden[:, :-1][own[:, 1:]]), dim=-1)
+            chosen = logprobs.gather(1, rows[own][:, None])[:, 0]
+            ratio = (chosen - chosen.detach()).exp()
+            (-(ratio * weights[own]).sum() / tokens).backward()
+        self._take_step()
 
 
 def grpo_step_vs_trl() -> list[dict]:

@@ -13,7 +13,7 @@ PROMISED = {
     *("grpo_step_vs_trl", "gae", "gae_gaps", "turn_proportional", "grpo_outcome"),
     *("countdown_score", "validate_cpu_seconds"),
 }
-KEYS = {"benchmark", "name", "ratio", "low", "high", "baseline", "unit"}
+KEYS = {"benchmark", "name", "ratio", "low", "high", "baseline", "unit", "machine"}
 
 
 def test_every_promised_name_can_be_picked_and_no_other():

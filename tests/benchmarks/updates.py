@@ -48,19 +48,28 @@ def _update(name: str) -> list[dict]:
     train = train_batch(shape, vocabulary=len(policy().tokenizer))
     apart = _apart(shape, ranks)
     learner = Learner(policy(), runner(shape), OptimizerSpec(), ranks)
-    plain, lean = (
-        PlainLearner(policy().model, runner(shape), OptimizerSpec(), ranks, lean=lean)
-        for lean in (False, True)
+    plain, lean, strongest = (
+        PlainLearner(
+            policy().model, runner(shape), OptimizerSpec(), ranks, lean=lean, joined=joined
+        )
+        for lean, joined in ((False, False), (True, False), (True, True))
     )
 
     def timed(side: Learner | PlainLearner) -> Callable[[], Spent]:
         return lambda: spent(lambda: side.update(train, LOSS, RATE))
 
-    took = in_turns({"ours": timed(learner), "plain": timed(plain), "lean": timed(lean)}, ROUNDS)
-    rows = f"plain rows, gradients {apart:.1g} apart"
+    sides = {"ours": learner, "plain": plain, "lean": lean, "strongest": strongest}
+    took = in_turns({name: timed(side) for name, side in sides.items()}, ROUNDS)
+    baselines = {
+        "": ("plain", f"weaker: plain rows, gradients {apart:.1g} apart"),
+        "_lean": ("lean", "weaker: plain rows, lean"),
+        "_strongest": ("strongest", "one row per trajectory, lean"),
+    }
     return [
-        compared(f"rlcr_update_{name}", took["plain"], took["ours"], rows),
-        compared(f"rlcr_update_{name}_lean", took["lean"], took["ours"], "plain rows, lean"),
+        *(
+            compared(f"rlcr_update_{name}{ending}", took[side], took["ours"], baseline)
+            for ending, (side, baseline) in baselines.items()
+        ),
         _memory(name),
     ]
 
@@ -73,24 +82,35 @@ def runner(shape: Shape) -> RunnerSpec:
 def _apart(shape: Shape, ranks: Ranks) -> float:
     """Largest relative L2 distance of one parameter's gradient from that of plain rows.
 
+    Both of all rows and of one row per trajectory.
+
     Raises:
         AssertionError: it is more than 5e-6, or losses differ by more than 1e-6.
     """
     train = train_batch(shape, vocabulary=len(policy().tokenizer))
     readable = OptimizerSpec(learning_rate=STEEP, max_grad_norm=1e6)
-    packed, single = policy(), policy()
-    learner = Learner(packed, runner(shape), readable, ranks, _sgd)
-    told = learner.update(train, LOSS, STEEP)
-    plain = PlainLearner(single.model, runner(shape), readable, ranks, _sgd)
-    loss = plain.update(train, LOSS, STEEP)
+    packed = policy()
+    told = Learner(packed, runner(shape), readable, ranks, _sgd).update(train, LOSS, STEEP)
     assert told is not None
-    assert abs(told.loss - loss) <= 1e-6, f"losses {told.loss} and {loss}"
     start = dict(policy().model.named_parameters())
-    ends = (dict(side.model.named_parameters()) for side in (packed, single))
-    found, expected = ({n: start[n] - end[n] for n in start} for end in ends)
-    apart = max(float((found[n] - g).norm() / g.norm()) for n, g in expected.items())
-    assert apart <= 5e-6, f"gradients {apart} apart"
-    return apart
+
+    def steps_of(model: nn.Module) -> dict[str, torch.Tensor]:
+        end = dict(model.named_parameters())
+        return {name: start[name] - end[name] for name in start}
+
+    found, farthest = steps_of(packed.model), 0.0
+    for joined in (False, True):
+        single = policy().model
+        plain = PlainLearner(
+            single, runner(shape), readable, ranks, _sgd, lean=joined, joined=joined
+        )
+        loss = plain.update(train, LOSS, STEEP)
+        assert abs(told.loss - loss) <= 1e-6, f"losses {told.loss} and {loss}"
+        expected = steps_of(single)
+        apart = max(float((found[n] - g).norm() / g.norm()) for n, g in expected.items())
+        assert apart <= 5e-6, f"gradients {apart} apart"
+        farthest = max(farthest, apart)
+    return farthest
 
 
 def _sgd(parameters: Iterable[nn.Parameter], spec: object) -> torch.optim.Optimizer:

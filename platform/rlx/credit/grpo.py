@@ -170,16 +170,18 @@ def group_advantages(
         >>> group_advantages(torch.tensor([1, 0, .5]), torch.tensor([4, 4, 4]), normalize="center")
         tensor([ 0.5000, -0.5000,  0.0000])
     """
-    _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
+    slot, counts = _number_groups(group_ids)
     zeros = scores.new_zeros(len(counts))
     highest, lowest = compute_group_extremes(scores, slot, len(counts))
-    centred = scores - (zeros.index_add(0, slot, scores) / counts)[slot]
-    sizes = counts[slot]
+    means = zeros.scatter_add(0, slot, scores) / counts
+    centred = scores - means.index_select(0, slot)
+    sizes = counts.index_select(0, slot)
     match normalize:
         case "std":
-            squares = zeros.index_add(0, slot, centred.square())
+            squares = zeros.scatter_add(0, slot, centred.square())
             deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
-            advantages, raw = centred / (deviation[slot] + eps), scores / (1 + eps)
+            advantages = centred / (deviation.index_select(0, slot) + eps)
+            raw = scores / (1 + eps)
         case "batch_std":
             scale = _compute_deviation(scores, ddof) + eps
             advantages, raw = centred / scale, scores / scale
@@ -187,11 +189,25 @@ def group_advantages(
             advantages, raw = centred * sizes / (sizes - 1).clamp(min=1), scores
         case "center":
             advantages, raw = centred, scores
-    has_signal = has_score_spread(highest, lowest, tolerance)[slot]
+    has_signal = has_score_spread(highest, lowest, tolerance).index_select(0, slot)
     advantages = torch.where(has_signal, advantages, scores.new_zeros(()))
     if singleton == "raw":
         advantages = torch.where(sizes == 1, raw, advantages)
     return advantages
+
+
+def _number_groups(group_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """`[B]` the number of each row's group, and `[G]` the sizes of groups, of which some may be 0.
+
+    Ids that are small numbers, as those of a batch are, are the groups' numbers: sorting them
+    would take longer than all else.
+    """
+    if len(group_ids):
+        lowest, highest = (int(end) for end in group_ids.aminmax())
+        if lowest >= 0 and highest < 2 * len(group_ids):
+            return group_ids.long(), group_ids.bincount()
+    _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
+    return slot, counts
 
 
 def _compute_deviation(scores: Tensor, ddof: int) -> Tensor:
@@ -205,12 +221,12 @@ def compute_group_extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Te
 
     Args:
         scores: `[B]`.
-        slot: `[B]` the row's group, from 0 to G - 1; no group is empty.
+        slot: `[B]` the row's group, from 0 to G - 1. The extremes of no scores are -∞ and ∞.
         count: G.
     """
-    edge = scores.new_zeros(count)
-    highest = edge.scatter_reduce(0, slot, scores, "amax", include_self=False)
-    lowest = edge.scatter_reduce(0, slot, scores, "amin", include_self=False)
+    infinite = scores.new_full((count,), torch.inf)
+    highest = (-infinite).scatter_reduce(0, slot, scores, "amax")
+    lowest = infinite.scatter_reduce(0, slot, scores, "amin")
     return highest, lowest
 
 
