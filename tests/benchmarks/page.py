@@ -129,6 +129,7 @@ What lists and records cost as they grow, with the start of Python where it is a
 is the exponent s of cost = c · nˢ that fits the points best: 0 does not grow, 1 grows in
 proportion. Runs have four evaluations of 600 answers each; `status` is of the newest. A step is
 recorded with body, index and journal; its rows have 100 tokens, and rows of more tokens are 64.
+Tokens and numbers are random, so bodies are hardly compressed.
 `rlx runs` shows the newest 50 runs, `--json` all.
 """
 
@@ -168,6 +169,8 @@ def page(rows: list[dict]) -> str:
     parts = [HEAD]
     for title, (about, names) in SECTIONS.items():
         own = [row for row in rows if row["benchmark"] in names]
+        if not own:
+            continue  # not measured yet
         parts.append(f"## {title}\n\n{about}\n{_table(own)}\n{_describe_origins(own)}")
     return "\n".join(parts)
 

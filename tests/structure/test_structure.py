@@ -220,8 +220,8 @@ def test_one_distribution_offers_everything():
     [
         "from rlx.cli import main; main(['--help'])",
         "from rlx.cli import main; main(['validate', 'experiments/rlcr.yaml'])",
-        "from rlx.checks import check_file, run_preflight_checks as check; "
-        "check(*check_file('experiments/rlcr_1.5b.yaml'), elsewhere=True)",
+        "from pathlib import Path; import rlx.checks as checks; checks.run_preflight_checks("
+        "*checks.check_file(Path('experiments/rlcr_1.5b.yaml')), elsewhere=True)",
         "import rlx; rlx.Run; rlx.score; rlx.EvaluationRequest",
         "import rlx; rlx.read('experiments/rlcr.yaml')",
         "import rlx_registry",

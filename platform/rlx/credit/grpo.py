@@ -173,15 +173,14 @@ def group_advantages(
     slot, counts = _number_groups(group_ids)
     zeros = scores.new_zeros(len(counts))
     highest, lowest = compute_group_extremes(scores, slot, len(counts))
-    means = zeros.scatter_add(0, slot, scores) / counts
-    centred = scores - means.index_select(0, slot)
+    centred = scores - (zeros.scatter_add(0, slot, scores) / counts).index_select(0, slot)
     sizes = counts.index_select(0, slot)
     match normalize:
         case "std":
             squares = zeros.scatter_add(0, slot, centred.square())
             deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
-            advantages = centred / (deviation.index_select(0, slot) + eps)
-            raw = scores / (1 + eps)
+            scale = deviation.index_select(0, slot) + eps
+            advantages, raw = centred / scale, scores / (1 + eps)
         case "batch_std":
             scale = _compute_deviation(scores, ddof) + eps
             advantages, raw = centred / scale, scores / scale
