@@ -30,7 +30,7 @@ test: install  ## every test, in four parts, three of them side by side
 # Parts that take about as long: whole runs; what starts, interrupts and ends runs, which mostly
 # waits; and everything else in two. Each is one process, since its files share their runs.
 # Runs start as forks of a process that has the libraries, but for tests that need a new interpreter.
-LAUNCH = elsewhere group hang_watch hosts killed leftovers pauses queue resume slurm team_registry vllm
+LAUNCH = elsewhere group hang_watch hosts killed leftovers pauses queue ray resume slurm team_registry vllm
 ROOMS = $(filter-out tests/run/ tests/discovery/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
 FIRST = $(filter $(foreach l,a b c d e f g h i j k l m,tests/$l%),$(ROOMS))
 test-runs: install

@@ -16,6 +16,7 @@ from rlx.launch import (
     HostsLauncher,
     JobLauncher,
     LocalLauncher,
+    RayLauncher,
     SlurmLauncher,
     build_device_request,
     open_launcher,
@@ -125,7 +126,11 @@ def test_yaml_names_it_and_the_experiment_stays_the_same():
 @pytest.mark.parametrize(
     ("value", "ranks", "says"),
     [
-        ("wraped", 1, r"(?s)must be 'local' or 'hosts' or 'slurm' or .*did you mean 'wrapped'"),
+        (
+            "wraped",
+            1,
+            r"(?s)must be 'local' or 'hosts' or 'ray' or 'slurm' or .*did you mean 'wrapped'",
+        ),
         ("{kind: wrapped, comand: x}", 1, "did you mean 'command'"),
         ("{kind: wrapped, nodes: 2}", 1, "'nodes' belongs to 'slurm'"),
         ("batch", 1, "missing key 'folder' in 'runner.launcher'"),
@@ -192,6 +197,7 @@ def test_rlxs_own_are_entry_points_and_have_one_interface():
     points = distribution("rlx").entry_points.select(group="rlx.launchers")
     assert {point.name: point.load() for point in points} == LAUNCHERS.shipped
     values = {"local": LocalLauncher, "slurm": SlurmLauncher, "hosts": HostsLauncher}
+    values["ray"] = RayLauncher
     for kind, cls in values.items():
         settings = {"kind": kind} | ({"hostfile": "hosts"} if kind == "hosts" else {})
         launcher = open_launcher(RunnerSpec.model_validate({"launcher": settings}))

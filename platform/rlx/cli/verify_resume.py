@@ -42,7 +42,8 @@ def verify_resume(
 
     Runs are queued for an `rlx worker`. Each is killed once, at a time drawn uniformly over the
     duration of an uninterrupted run; the victims take turns: a rank, the supervisor, a scorer, the
-    worker. Runs recover without `rlx resume`. They are mirrored to MLflow, which must have every
+    worker, and with --set runner.launcher=ray an actor, a raylet and the driver. Runs recover
+    without `rlx resume`. They are mirrored to MLflow, which must have every
     point of the registry after a last `rlx sync`. The exit code is 1 if a number or a point differs
     or a run does not finish.
     """
@@ -75,8 +76,9 @@ def verify_resume(
 def _show_kill_table(done: Sequence[KillResult]) -> None:
     """Prints how often each victim was killed during which work."""
     counts = Counter((kill.work, kill.victim) for kill in done)
+    victims = dict.fromkeys([*VICTIMS, *(kill.victim for kill in done)])
     rows = [
-        (work, *(str(counts[work, victim] or "") for victim in VICTIMS))
+        (work, *(str(counts[work, victim] or "") for victim in victims))
         for work in sorted({kill.work for kill in done})
     ]
-    open_console().print(build_table("killed during", *VICTIMS, rows=rows))
+    open_console().print(build_table("killed during", *victims, rows=rows))

@@ -1,7 +1,7 @@
 """Launches and supervises runs: everything between `rlx submit` and the training loop of a rank.
 
-Queues a run, allocates its devices, starts its ranks (locally, on several hosts or through Slurm),
-supervises them and handles failures.
+Queues a run, allocates its devices, starts its ranks (locally, by ssh, Slurm or Ray), supervises
+them and handles failures.
 In: a run of the registry and its folder. Out: processes that call `rlx.run`, and the run's status.
 """
 

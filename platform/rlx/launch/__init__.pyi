@@ -27,6 +27,7 @@ from .processes import (
     this_machine,
 )
 from .queue import run_queue
+from .ray_launcher import RayLauncher
 from .removal import Removal, plan_removal, remove_run_data
 from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
 from .run_access import (
@@ -71,6 +72,7 @@ __all__ = [
     "NodeOrder",
     "NodeSession",
     "Package",
+    "RayLauncher",
     "Removal",
     "ResumeTrialReport",
     "SlurmLauncher",

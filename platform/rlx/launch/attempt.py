@@ -14,7 +14,12 @@ from typing import NamedTuple
 
 from rlx.descendants import kill_descendants
 from rlx.home import RunFolder
-from rlx.launch.failures import convert_to_rlx_error, describe_error, is_disk_full
+from rlx.launch.failures import (
+    convert_to_rlx_error,
+    describe_error,
+    describe_signal,
+    is_disk_full,
+)
 from rlx.launch.hang_watch import HangWatch
 from rlx.launch.launcher import open_launcher
 from rlx.launch.leftovers import open_temporary_folder
@@ -187,8 +192,7 @@ class Attempt:
     def _end(self, ranks: "subprocess.Popen[bytes]", *, politely: bool) -> None:
         """Ends the ranks, their launcher and all that they started."""
         if politely and ranks.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(ranks.pid, signal.SIGTERM)
+            ranks.terminate()  # it alone: a launcher passes it on, and what it needs stays
             waited = Stopwatch(4 * LOOK)
             while waited.look() < GRACE and not self._orders.kill and ranks.poll() is None:
                 time.sleep(LOOK)
@@ -218,10 +222,10 @@ class Attempt:
                 self._folder, OSError(errno.ENOSPC, "disk full", str(failure_file))
             )
         if killed:
-            number = int(killed[-1])
-            name = signal.Signals(number).name
-            hint = "; out of memory?" if number == signal.SIGKILL else ""
-            why = f"a rank was killed by signal {number} ({name}{hint})"
+            why = f"a rank was {describe_signal(int(killed[-1]))}"
+            return AttemptEnd("failed", why, again=True)
+        if code is not None and code < 0:
+            why = f"the process that starts the ranks was {describe_signal(-code)}"
             return AttemptEnd("failed", why, again=True)
         error = rf"^(?:{TIMESTAMP})?(\S*(?:Error|Exception|Killed|Fault)\b.*)$"
         errors = re.findall(error, log, re.MULTILINE)

@@ -7,6 +7,7 @@ library. The user sees the same error and exit code in each case.
 import errno
 import os
 import re
+import signal
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from rlx.text import escape_unprintable, redact_passwords
 __all__ = [
     "convert_to_rlx_error",
     "describe_error",
+    "describe_signal",
     "is_disk_full",
     "is_out_of_memory",
     "is_registry_away",
@@ -107,6 +109,12 @@ def describe_error(error: BaseException) -> str:
     rlx_error = convert_to_rlx_error(error)
     text = f"{type(error).__name__}: {error}" if rlx_error is None else str(rlx_error)
     return redact_passwords(text)
+
+
+def describe_signal(number: int) -> str:
+    """How a signal ended a process, as in "a rank was killed by signal 9"."""
+    hint = "; out of memory?" if number == signal.SIGKILL else ""
+    return f"killed by signal {number} ({signal.Signals(number).name}{hint})"
 
 
 def _find_refusal(error: BaseException | None) -> _Refusal | None:

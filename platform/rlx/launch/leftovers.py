@@ -36,14 +36,13 @@ def open_temporary_folder(run: RunFolder) -> Iterator[dict[str, str]]:
     Yields:
         The environment variables that make the ranks use it.
     """
-    for name in _find_names(run):
-        if not psutil.pid_exists(int(name.split("-")[2])):
-            _remove_leftovers(name)
+    _remove_abandoned(run)
     folder = Path(tempfile.mkdtemp(prefix=f"{_build_mark(run)}{os.getpid()}-"))
     try:
         yield {"TMPDIR": str(folder)}
     finally:
         _remove_leftovers(folder.name)
+        _remove_abandoned(run)  # of peers on this machine that were killed meanwhile
 
 
 def name_semaphores() -> None:
@@ -57,6 +56,12 @@ def remove_temporary_folder(run: RunFolder) -> None:
     folder = Path(tempfile.gettempdir())
     if folder.name.startswith(_build_mark(run)):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(run: RunFolder) -> None:
+    for name in _find_names(run):
+        if not psutil.pid_exists(int(name.split("-")[2])):
+            _remove_leftovers(name)
 
 
 def _find_names(run: RunFolder) -> set[str]:

@@ -29,7 +29,7 @@ from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.log_lines import stamp_output
 from rlx.stopwatch import Stopwatch
 
-__all__ = ["STOP", "main", "write_end_reason"]
+__all__ = ["STOP", "find_network_interface", "main", "write_end_reason"]
 
 STOP = b"stop\n"
 SILENCE = 30.0
@@ -100,7 +100,7 @@ def _build_node_command(order: NodeOrder) -> tuple[list[str], dict[str, str]]:
     place = [f"--nnodes={order['nodes']}", f"--node-rank={node}", "--rdzv-backend=static"]
     place += [f"--master-addr={address}", f"--master-port={order['port']}"]
     environment = {**os.environ, **order["environment"], "RLX_SUPERVISOR": str(os.getpid())}
-    if interface := _find_network_interface(address):
+    if interface := find_network_interface(address):
         # gloo uses the address of the host name, which may not resolve or may be loopback.
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     return build_torchrun_command(
@@ -108,7 +108,7 @@ def _build_node_command(order: NodeOrder) -> tuple[list[str], dict[str, str]]:
     ), environment
 
 
-def _find_network_interface(address: str) -> str | None:
+def find_network_interface(address: str) -> str | None:
     """The network interface through which this machine reaches an address."""
     family, kind, protocol, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as one:

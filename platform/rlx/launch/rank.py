@@ -82,7 +82,8 @@ def _exit_without_supervisor(supervisor: int, folder: Path) -> None:
             time.sleep(SUPERVISOR_EVERY)
     except psutil.NoSuchProcess:
         pass
-    print(f"the supervisor, process {supervisor}, is gone", file=sys.stderr, flush=True)
+    with suppress(OSError):  # it may have read what this process prints
+        print(f"the supervisor, process {supervisor}, is gone", file=sys.stderr, flush=True)
     remove_temporary_folder(RunFolder(folder))
     os._exit(1)
 

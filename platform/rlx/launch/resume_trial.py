@@ -30,6 +30,9 @@ from rlx_registry import Registry, RunRecord
 __all__ = ["VICTIMS", "KillResult", "ResumeTrialReport", "run_resume_trial"]
 
 VICTIMS = ("rank", "supervisor", "scorer", "worker")
+RAY_VICTIMS = ("actor", "raylet", "driver")
+"""Further victims under the launcher `ray`: the parent of a rank, its parent, and the process that
+has started or joined the cluster."""
 ENDS = ("finished", "failed", "stopped")
 RLX = (sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())")
 PATIENCE = 1800.0
@@ -194,7 +197,10 @@ class _KillTrial:
 
     def kill(self, unbroken: str, kills: int, drawn: random.Random) -> Iterator[KillResult]:
         """Runs `kills` runs and kills each once; yields them in order."""
-        plan = [(VICTIMS[n % len(VICTIMS)], drawn.random()) for n in range(kills)]
+        with self._registry() as registry:
+            launcher = registry.run(unbroken).spec["runner"]["launcher"]["kind"]
+        victims = (*VICTIMS, *(RAY_VICTIMS if launcher == "ray" else ()))
+        plan = [(victims[n % len(victims)], drawn.random()) for n in range(kills)]
         with ThreadPoolExecutor(self._at_once) as pool:
             yield from pool.map(lambda one: self._run_and_kill(unbroken, *one), plan)
 
@@ -275,11 +281,14 @@ class _KillTrial:
 
     @staticmethod
     def _list_victims(registry: Registry, run_id: str, victim: str, folder: Path) -> Iterator[int]:
-        """Yields the process ids of a run that are of the victim's kind."""
+        """Yields the process ids of a run that are of the victim's kind, those of Ray included."""
         if victim == "supervisor":
             run = registry.run(run_id)
             if run.pid is not None and _has_supervisor(run):
                 yield run.pid
+            return
+        if victim == "driver":
+            yield from _list_ray_drivers(folder)
             return
         for pid in list_live_ranks(folder):
             with suppress(psutil.Error):
@@ -288,8 +297,10 @@ class _KillTrial:
                     continue
                 if victim == "rank":
                     yield pid
-                else:
+                elif victim == "scorer":
                     yield from (child.pid for child in rank.children())
+                else:
+                    yield rank.parents()[RAY_VICTIMS.index(victim)].pid
 
     def _wait_for_end(self, run_id: str) -> float:
         """Waits until the run ends; returns the seconds since a worker took it."""
@@ -308,6 +319,13 @@ class _KillTrial:
             if stopwatch.look() > PATIENCE:
                 raise RlxError(f"{run_id} has not ended in {PATIENCE:.0f} s: {self._log}")
             time.sleep(0.1)
+
+
+def _list_ray_drivers(folder: Path) -> Iterator[int]:
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or ()
+        if "rlx.launch.ray_driver" in command and str(folder) in command:
+            yield process.pid
 
 
 def _has_supervisor(run: RunRecord) -> bool:

@@ -40,7 +40,13 @@ from rlx.spec.estimator import (
 from rlx.spec.experiment import PLUGIN_SECTIONS, EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.field_docs import read_field_meanings
 from rlx.spec.json_schema import experiment_schema
-from rlx.spec.launcher import LAUNCHERS, HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
+from rlx.spec.launcher import (
+    LAUNCHERS,
+    HostsLauncherSpec,
+    LocalLauncherSpec,
+    RayLauncherSpec,
+    SlurmLauncherSpec,
+)
 from rlx.spec.loss import (
     Aggregate,
     ClipCovariance,
@@ -188,6 +194,7 @@ __all__ = [
     "ProbeSpec",
     "PromptLimit",
     "ProperScore",
+    "RayLauncherSpec",
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "Remax",

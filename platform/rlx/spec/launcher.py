@@ -12,6 +12,7 @@ __all__ = [
     "HostsLauncherSpec",
     "LauncherSpec",
     "LocalLauncherSpec",
+    "RayLauncherSpec",
     "SlurmLauncherSpec",
 ]
 
@@ -74,6 +75,43 @@ class SlurmLauncherSpec(LauncherPlugin):
             )
 
 
+def _check_whole_above_one(amount: float) -> float:
+    if amount > 1 and amount != int(amount):
+        raise ValueError("Ray takes whole numbers above 1")
+    return amount
+
+
+RayAddress = Annotated[str, Field(pattern=r"^(local|auto|(ray://)?[A-Za-z0-9.-]+:\d{1,5})$")]
+ResourceName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
+ResourceAmount = Annotated[float, Field(gt=0), AfterValidator(_check_whole_above_one)]
+
+
+class RayLauncherSpec(LauncherPlugin):
+    """Runs every rank as an actor of a Ray cluster, which places it by the resources it takes."""
+
+    implementation: ClassVar[str] = "rlx.launch:RayLauncher"
+
+    kind: Literal["ray"] = "ray"
+    address: RayAddress = "local"
+    """local: a cluster of the run's own on this machine. auto: the one that this machine belongs
+    to. HOST:PORT: the head of that cluster. ray://HOST:PORT: one to which this machine does not
+    belong."""
+    resources: dict[ResourceName, ResourceAmount] = Field(default_factory=dict)
+    """What each rank takes, by Ray's names: {CPU: 4, "accelerator_type:A100": 0.001}. CPU is
+    `runner.threads` and GPU what the device and the sampler need, unless they are given here."""
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """PACK fills nodes, SPREAD prefers different ones; the strict ones demand it."""
+    grows: bool = False
+    """The cluster adds nodes on demand, so a run that its present nodes cannot hold waits."""
+
+    def check_ranks(self, ranks: int) -> None:
+        if self.address == "local" and self.strategy == "STRICT_SPREAD" and ranks > 1:
+            raise ValueError(
+                "launcher.strategy STRICT_SPREAD needs several nodes, and a cluster "
+                "with launcher.address local has one"
+            )
+
+
 LAUNCHERS: Final = PluginSection(
     base=LauncherPlugin,
     group="rlx.launchers",
@@ -82,6 +120,7 @@ LAUNCHERS: Final = PluginSection(
     shipped={
         "local": LocalLauncherSpec,
         "hosts": HostsLauncherSpec,
+        "ray": RayLauncherSpec,
         "slurm": SlurmLauncherSpec,
     },
     allows_name=True,

@@ -1,0 +1,112 @@
+"""Joins a Ray cluster, or starts one; `python -m rlx.launch.ray_cluster ADDRESS` prints its nodes.
+
+A cluster of the run's own lives in the temporary folder of the attempt, and ends with this process.
+"""
+
+import json
+import logging
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlx.errors import EnvironmentFault
+from rlx.launch.ray_launcher import REACH, Bundle, connect_to_cluster
+from rlx.stopwatch import Stopwatch
+
+__all__ = ["join_cluster", "list_nodes", "open_own_cluster"]
+
+RETURN, PAUSE = 120.0, 1.0
+"""Seconds in which a cluster that is gone may return, and between two looks."""
+STORE = 80 * 2**20
+"""Bytes of shared memory for objects; ranks pass nothing through it."""
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "PYTHONWARNINGS": "ignore",
+}
+OWN = {
+    # As the local launcher: ranks run at the user's priority, and no free memory is demanded.
+    "RAY_worker_niceness": "0",
+    "RAY_worker_oom_score_adjustment": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    # No process beside those of the ranks.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_metrics_collection": "0",
+}
+
+
+@contextmanager
+def open_own_cluster(bundle: Bundle, ranks: int) -> Iterator[None]:
+    """Starts a cluster of one node that holds the ranks, and ends it."""
+    with _run_ray(
+        {**QUIET, **OWN},
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, math.ceil(ranks * bundle.get("CPU", 0))),
+        num_gpus=None if "GPU" in bundle else 0,
+        include_dashboard=False,
+        object_store_memory=STORE,
+        _temp_dir=tempfile.gettempdir(),
+    ):
+        yield
+
+
+@contextmanager
+def join_cluster(address: str, temporary: str | None = None) -> Iterator[None]:
+    """Joins a cluster that exists, and leaves it.
+
+    Args:
+        address: as in `runner.launcher.address`.
+        temporary: the folder in which "auto" finds the cluster of this machine.
+    """
+    own = {} if temporary is None else {"RAY_TMPDIR": temporary}
+    _await_cluster(address, 0.0 if temporary is None else RETURN)
+    with _run_ray({**QUIET, **own}, address=address):
+        yield
+
+
+def _await_cluster(address: str, patience: float) -> None:
+    """Waits until the cluster can be reached: its head may just be starting again."""
+    waited = Stopwatch(REACH + PAUSE)
+    while True:
+        try:
+            return connect_to_cluster(address)
+        except EnvironmentFault:
+            if waited.look() > patience:
+                raise
+            time.sleep(PAUSE)
+
+
+@contextmanager
+def _run_ray(environment: dict[str, str], **options: Any) -> Iterator[None]:
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    import ray  # reads the environment
+
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def list_nodes() -> list[Bundle]:
+    """What each live node of the joined cluster has."""
+    import ray
+
+    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+if __name__ == "__main__":
+    try:
+        with join_cluster(sys.argv[1]):
+            nodes = list_nodes()
+    except Exception as error:  # noqa: BLE001  (whoever asked reads its text)
+        sys.exit(f"{type(error).__name__}: {error}".replace("\n", " "))
+    sys.stdout.write(json.dumps(nodes) + "\n")

@@ -1,0 +1,139 @@
+"""An actor of Ray that runs one rank as its child, as `rlx.launch.node` does for a machine's.
+
+The rank is a process of its own, so that Ray's threads and signal handlers are not its. It takes
+the actor for its supervisor, and exits without it.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import ray
+
+from rlx.descendants import adopt_orphans, kill_descendants
+from rlx.home import RunFolder
+from rlx.launch.leftovers import open_temporary_folder
+from rlx.launch.node import find_network_interface
+
+__all__ = ["RankActor", "RankOrder", "RankPlace", "RankState"]
+
+LOOK = 0.25
+"""Longest time in seconds that a look waits for output."""
+PATIENCE = 5.0
+"""Seconds that the processes which a rank started have to exit after it."""
+_CHUNK = 1 << 16
+
+
+class RankPlace(NamedTuple):
+    """Where an actor runs: Ray's id of the node, its name and address, a free port, and the
+    actor's GPUs by the tokens of CUDA_VISIBLE_DEVICES."""
+
+    node: str
+    host: str
+    address: str
+    port: int
+    gpus: tuple[str, ...]
+
+
+class RankOrder(TypedDict):
+    """The rank that an actor is to start."""
+
+    folder: str
+    run_id: str
+    cwd: str
+    environment: dict[str, str]
+
+
+class RankState(NamedTuple):
+    """Whole lines that a rank has printed since the last look, and how it ended.
+
+    Attributes:
+        code: its exit code, below 0 after a signal; None while it runs.
+    """
+
+    output: bytes
+    code: int | None
+
+
+class RankActor:
+    """Runs one rank."""
+
+    def __init__(self) -> None:
+        adopt_orphans()
+        self._exit = ExitStack()
+        self._rest = b""
+        self._is_stopped = False
+        self._rank: subprocess.Popen[bytes]
+
+    def find_place(self) -> RankPlace:
+        """Where this actor runs."""
+        context = ray.get_runtime_context()
+        with socket.socket() as one:
+            one.bind(("", 0))
+            port = int(one.getsockname()[1])
+        gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
+        address = ray.util.get_node_ip_address()
+        return RankPlace(context.get_node_id(), socket.gethostname(), address, port, gpus)
+
+    def start(self, order: RankOrder) -> None:
+        """Starts the rank."""
+        folder = RunFolder(Path(order["folder"]))
+        temporary = self._exit.enter_context(open_temporary_folder(folder))
+        own = {**os.environ, **order["environment"], **temporary}
+        if interface := find_network_interface(own["MASTER_ADDR"]):
+            own.setdefault("GLOO_SOCKET_IFNAME", interface)
+        # Ray starts its processes with this signal blocked, which they would pass on.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self._rank = subprocess.Popen(
+            [sys.executable, "-m", "rlx.launch.rank", order["folder"], order["run_id"]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=order["cwd"],
+            env={**own, "RLX_SUPERVISOR": str(os.getpid())},
+        )
+        assert self._rank.stdout is not None
+        os.set_blocking(self._rank.stdout.fileno(), False)
+
+    def look(self, *, stop: bool) -> RankState:
+        """Waits a moment for output or the end of the rank.
+
+        Args:
+            stop: tells the rank to end after its current step.
+        """
+        if stop and not self._is_stopped:
+            self._is_stopped = True
+            self._rank.terminate()
+        assert self._rank.stdout is not None
+        select.select([self._rank.stdout], [], [], LOOK)
+        return self._read(self._rank.poll())
+
+    def end(self) -> RankState:
+        """Ends the rank, if it has not ended, with all that it started and its files."""
+        code = self._rank.poll()
+        self._rank.kill()
+        self._rank.wait()
+        kill_descendants(PATIENCE if code is not None else 0.0)
+        self._exit.close()
+        return self._read(code)
+
+    def _read(self, code: int | None) -> RankState:
+        assert self._rank.stdout is not None
+        text = b""
+        with suppress(BlockingIOError):  # there is no more now
+            while code is not None or len(text) < _CHUNK:
+                piece = os.read(self._rank.stdout.fileno(), _CHUNK)
+                if not piece:
+                    break
+                text += piece
+        text = self._rest + text
+        end = len(text) if code is not None else text.rfind(b"\n") + 1
+        self._rest = text[end:]
+        return RankState(text[:end], code)

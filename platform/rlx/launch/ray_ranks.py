@@ -1,0 +1,269 @@
+"""The ranks of a run as actors of the Ray cluster that this process has joined.
+
+What all ranks take is reserved in one placement group. The actors say where they are, and ranks are
+numbered so that those of a node follow each other. If one ends otherwise than well, all are ended.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.util import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlx.home import RunFolder
+from rlx.launch.failures import describe_signal
+from rlx.launch.mirroring import print_to_log
+from rlx.launch.multi_node import FORWARDED_PREFIXES
+from rlx.launch.node import write_end_reason
+from rlx.launch.ray_cluster import list_nodes
+from rlx.launch.ray_launcher import Bundle, build_bundle, count_places
+from rlx.launch.ray_rank import RankActor, RankOrder, RankPlace, RankState
+from rlx.run import ProgressFile
+from rlx.spec import ExperimentSpec, RayLauncherSpec
+
+__all__ = ["Orders", "run_ranks"]
+
+LOOK = 0.25
+"""Seconds between two looks at the orders."""
+PROMPT = 20
+"""Looks for room in the cluster before a run says that it waits."""
+GRACE = 30.0
+"""Seconds that actors have to end their ranks, and Ray to know why an actor is gone."""
+
+
+class Orders(Protocol):
+    """What a run's ranks are to do."""
+
+    stop: bool
+
+    def is_orphan(self) -> bool:
+        """Whether nobody wants the ranks any more."""
+        ...
+
+
+class _Interrupted(Exception):
+    """The ranks are not wanted any more, before all of them have started."""
+
+
+def run_ranks(spec: ExperimentSpec, folder: RunFolder, run_id: str, orders: Orders) -> int:
+    """Runs all ranks until they end; returns the exit code."""
+    bundle = build_bundle(spec.runner, _count_gpus(spec))
+    group = placement_group([bundle] * spec.runner.ranks, strategy=_settings(spec).strategy)
+    try:
+        _await_room(group, bundle, spec, folder, orders)
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # of Ray's messages
+            ranks = _PlacedRanks(_start_actors(group, bundle, spec.runner.ranks), orders)
+            try:
+                ranks.start(folder, run_id)
+                ranks.follow()
+            finally:
+                ranks.end()
+            return ranks.report(folder)
+    except _Interrupted:
+        return 1
+    finally:
+        with suppress(RayError):
+            remove_placement_group(group)
+
+
+def _settings(spec: ExperimentSpec) -> RayLauncherSpec:
+    assert isinstance(spec.runner.launcher, RayLauncherSpec)
+    return spec.runner.launcher
+
+
+def _count_gpus(spec: ExperimentSpec) -> int:
+    """GPUs that each rank takes; as on one machine, `auto` takes them where there are any."""
+    device = spec.runner.device
+    found = device == "cuda" or any(node.get("GPU") for node in list_nodes())
+    return spec.sampler.gpus_per_rank if found and device != "cpu" else 0
+
+
+def _await_room(
+    group: Any, bundle: Bundle, spec: ExperimentSpec, folder: RunFolder, orders: Orders
+) -> None:
+    """Waits until the cluster has reserved what the ranks take.
+
+    A run that waits for others makes progress. One that the nodes cannot hold, because some have
+    left, does not, and `runner.hang_after` limits how long it waits for them to return.
+    """
+    settings, progress = _settings(spec), ProgressFile(folder.progress)
+    looks = 0
+    while not group.wait(LOOK):
+        _check_orders(orders)
+        places, looks = count_places(list_nodes(), bundle, settings.strategy), looks + 1
+        if looks == PROMPT:
+            found = f"its nodes can hold {places} of {spec.runner.ranks} ranks"
+            print_to_log(f"waiting for room in the Ray cluster: {found}")
+        if settings.grows or places >= spec.runner.ranks:
+            progress.show_activity("waiting for the cluster")
+
+
+def _start_actors(group: Any, bundle: Bundle, count: int) -> list[Any]:
+    own = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
+    actor = ray.remote(RankActor)
+    return [
+        actor.options(
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            memory=bundle.get("memory"),
+            resources=own,
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=number
+            ),
+        ).remote()
+        for number in range(count)
+    ]
+
+
+def _check_orders(orders: Orders) -> None:
+    if orders.stop or orders.is_orphan():
+        raise _Interrupted
+
+
+class _PlacedRanks:
+    """The actors of all ranks, numbered when they start."""
+
+    def __init__(self, actors: list[Any], orders: Orders) -> None:
+        self._actors, self._orders = actors, orders
+        self._places: list[RankPlace] = []
+        self._codes: dict[int, int] = {}
+        self._lost: dict[int, RayError] = {}
+
+    def start(self, folder: RunFolder, run_id: str) -> None:
+        """Numbers the ranks and starts them, unless an actor is lost."""
+        found: list[RankPlace] = self._ask([actor.find_place.remote() for actor in self._actors])
+        if self._lost:
+            return
+        here = ray.get_runtime_context().get_node_id()
+        nodes = list(dict.fromkeys([here, *(place.node for place in found)]))
+        order = sorted(range(len(found)), key=lambda n: (nodes.index(found[n].node), n))
+        self._actors = [self._actors[n] for n in order]
+        self._places = [found[n] for n in order]
+        own = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)}
+        commands = []
+        for actor, environment in zip(
+            self._actors, _build_rank_environments(self._places), strict=True
+        ):
+            command: RankOrder = {
+                "folder": str(folder.root),
+                "run_id": run_id,
+                "cwd": str(Path.cwd()),
+                "environment": {**own, **environment},
+            }
+            commands.append(actor.start.remote(command))
+        self._ask(commands)
+
+    def follow(self) -> None:
+        """Prints what the ranks print, until all have ended, or one otherwise than well."""
+        looks = {} if self._lost else {self._look(n): n for n in range(len(self._actors))}
+        while looks and not self._has_failed() and not self._orders.is_orphan():
+            for look in ray.wait(list(looks), timeout=LOOK)[0]:
+                rank = looks.pop(look)
+                if self._take(rank, look) and rank not in self._codes:
+                    looks[self._look(rank)] = rank
+
+    def end(self) -> None:
+        """Ends all ranks; those that have ended already have their codes."""
+        ends = {actor.end.remote(): rank for rank, actor in enumerate(self._actors)}
+        done, _ = ray.wait(list(ends), num_returns=len(ends), timeout=GRACE)
+        for end in done:
+            self._take(ends[end], end)
+
+    def report(self, folder: RunFolder) -> int:
+        """Writes why the ranks ended, unless a rank has; returns the exit code."""
+        killed = [code for code in self._codes.values() if code < 0]
+        if self._lost:
+            _replace_reason(folder, self._describe_loss(*min(self._lost.items())))
+        elif killed and not self._orders.stop:
+            _replace_reason(folder, f"a rank was {describe_signal(-killed[0])}")
+        return int(self._has_failed())
+
+    def _ask(self, answers: Sequence[Any]) -> list[Any]:
+        """Waits for the answers of all actors; those that have none are lost."""
+        done: list[Any] = []
+        while len(done) < len(answers):
+            done, _ = ray.wait(list(answers), num_returns=len(answers), timeout=LOOK)
+            _check_orders(self._orders)
+        found = []
+        for rank, answer in enumerate(answers):
+            try:
+                found.append(ray.get(answer))
+            except RayError as error:
+                self._lost[rank] = error
+        return found
+
+    def _look(self, rank: int) -> Any:
+        return self._actors[rank].look.remote(stop=self._orders.stop)
+
+    def _take(self, rank: int, answer: Any) -> bool:
+        """Prints what an actor has answered; returns whether it is there."""
+        try:
+            state: RankState = ray.get(answer)
+        except RayError as error:
+            self._lost.setdefault(rank, error)
+            return False
+        _write_to_log(state.output)
+        if state.code is not None:
+            self._codes[rank] = state.code
+        return True
+
+    def _has_failed(self) -> bool:
+        return bool(self._lost) or any(self._codes.values())
+
+    def _describe_loss(self, rank: int, error: RayError) -> str:
+        """Why an actor is gone; at first, Ray may know only that it does not answer."""
+        if isinstance(error, ActorUnavailableError):
+            try:
+                ray.get(self._actors[rank].find_place.remote(), timeout=GRACE)
+            except RayError as later:
+                error = later
+        host = self._places[rank].host if self._places else "its node"
+        return _describe_lost_actor(rank, host, error)
+
+
+def _describe_lost_actor(rank: int, host: str, error: RayError) -> str:
+    """Says in plain words why the actor of a rank is gone."""
+    if isinstance(error, RayTaskError):
+        return f"rank {rank} cannot start on {host}: {type(error.cause).__name__}: {error.cause}"
+    if "its node has died" in str(error):
+        return f"the node of rank {rank}, {host}, was lost: it crashed, left or cannot be reached"
+    return f"the actor of rank {rank} on {host} was killed or crashed"
+
+
+def _write_to_log(text: bytes) -> None:
+    with suppress(OSError):  # the log's disk may be full
+        while text:
+            text = text[os.write(1, text) :]
+
+
+def _build_rank_environments(places: Sequence[RankPlace]) -> Iterator[dict[str, str]]:
+    """What torchrun would tell each rank. Ranks of a node see its GPUs, the first of each first."""
+    for rank, place in enumerate(places):
+        beside = [other for other in places if other.node == place.node]
+        first = next(n for n, other in enumerate(places) if other.node == place.node)
+        each = zip(*(other.gpus for other in beside), strict=True)
+        yield {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(places)),
+            "LOCAL_RANK": str(rank - first),
+            "LOCAL_WORLD_SIZE": str(len(beside)),
+            "MASTER_ADDR": places[0].address,
+            "MASTER_PORT": str(places[0].port),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpu for some in each for gpu in some),
+        }
+
+
+def _replace_reason(folder: RunFolder, message: str) -> None:
+    """Writes why the ranks ended, in place of what their peers have taken it for."""
+    with suppress(FileNotFoundError):
+        if not json.loads(folder.failure.read_text())["again"]:
+            return  # an error of rlx, which would occur again
+        folder.failure.unlink()
+    write_end_reason(folder, message, 1, again=True)
