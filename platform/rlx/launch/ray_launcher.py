@@ -132,7 +132,7 @@ def connect_to_cluster(address: str) -> None:
     """
     if address == "auto":
         return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), REACH).close()
     except (OSError, OverflowError) as error:

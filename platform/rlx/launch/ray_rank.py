@@ -69,7 +69,7 @@ class RankActor:
         self._exit = ExitStack()
         self._rest = b""
         self._is_stopped = False
-        self._rank: subprocess.Popen[bytes]
+        self._rank: subprocess.Popen[bytes] | None = None
 
     def find_place(self) -> RankPlace:
         """Where this actor runs."""
@@ -108,15 +108,17 @@ class RankActor:
         Args:
             stop: tells the rank to end after its current step.
         """
+        assert self._rank is not None and self._rank.stdout is not None
         if stop and not self._is_stopped:
             self._is_stopped = True
             self._rank.terminate()
-        assert self._rank.stdout is not None
         select.select([self._rank.stdout], [], [], LOOK)
         return self._read(self._rank.poll())
 
     def end(self) -> RankState:
         """Ends the rank, if it has not ended, with all that it started and its files."""
+        if self._rank is None:  # a peer could not start
+            return RankState(b"", None)
         code = self._rank.poll()
         self._rank.kill()
         self._rank.wait()
@@ -125,7 +127,7 @@ class RankActor:
         return self._read(code)
 
     def _read(self, code: int | None) -> RankState:
-        assert self._rank.stdout is not None
+        assert self._rank is not None and self._rank.stdout is not None
         text = b""
         with suppress(BlockingIOError):  # there is no more now
             while code is not None or len(text) < _CHUNK:

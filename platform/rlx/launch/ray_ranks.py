@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -180,7 +180,7 @@ class _PlacedRanks:
         """Writes why the ranks ended, unless a rank has; returns the exit code."""
         killed = [code for code in self._codes.values() if code < 0]
         if self._lost:
-            _replace_reason(folder, self._describe_loss(*min(self._lost.items())))
+            _replace_reason(folder, self._describe_loss(*next(iter(self._lost.items()))))
         elif killed and not self._orders.stop:
             _replace_reason(folder, f"a rank was {describe_signal(-killed[0])}")
         return int(self._has_failed())
@@ -234,6 +234,8 @@ def _describe_lost_actor(rank: int, host: str, error: RayError) -> str:
         return f"rank {rank} cannot start on {host}: {type(error.cause).__name__}: {error.cause}"
     if "its node has died" in str(error):
         return f"the node of rank {rank}, {host}, was lost: it crashed, left or cannot be reached"
+    if isinstance(error, ActorUnavailableError | GetTimeoutError):
+        return f"the actor of rank {rank} on {host} does not answer"
     return f"the actor of rank {rank} on {host} was killed or crashed"
 
 

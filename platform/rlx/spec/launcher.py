@@ -81,7 +81,7 @@ def _check_whole_above_one(amount: float) -> float:
     return amount
 
 
-RayAddress = Annotated[str, Field(pattern=r"^(local|auto|(ray://)?[A-Za-z0-9.-]+:\d{1,5})$")]
+RayAddress = Annotated[str, Field(pattern=r"^(local|auto|[A-Za-z0-9.-]+:\d{1,5})$")]
 ResourceName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
 ResourceAmount = Annotated[float, Field(gt=0), AfterValidator(_check_whole_above_one)]
 
@@ -94,8 +94,7 @@ class RayLauncherSpec(LauncherPlugin):
     kind: Literal["ray"] = "ray"
     address: RayAddress = "local"
     """local: a cluster of the run's own on this machine. auto: the one that this machine belongs
-    to. HOST:PORT: the head of that cluster. ray://HOST:PORT: one to which this machine does not
-    belong."""
+    to. HOST:PORT: the same, by the address of its head."""
     resources: dict[ResourceName, ResourceAmount] = Field(default_factory=dict)
     """What each rank takes, by Ray's names: {CPU: 4, "accelerator_type:A100": 0.001}. CPU is
     `runner.threads` and GPU what the device and the sampler need, unless they are given here."""
