@@ -27,15 +27,15 @@ SETTINGS = {
 
 
 class RayCluster:
-    """A head and two more nodes; each holds one rank, and the second also has a resource `odd`."""
+    """A head and two more nodes; each holds one rank, and the head also has a resource `odd`."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
         self._cluster: Any = Cluster()
         self.nodes: list[Any] = []
-        self.add_node()
         self.add_node(odd=1)
+        self.add_node()
         self.add_node()
 
     @property
