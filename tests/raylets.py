@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 
+from rlx.launch.ray_cluster import OWN, QUIET, STORE
+
 __all__ = ["RayCluster", "open_ray_cluster"]
 
-STORE = 80 * 2**20
 SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_enable_worker_prestart": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_worker_niceness": "0",
+    **QUIET,
+    **OWN,
     # A node counts as dead after seconds: its raylet was killed, and answers nothing.
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "3",

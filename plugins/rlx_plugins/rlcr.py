@@ -67,6 +67,18 @@ def _build_confidence_example(
     return Example(name=name, sample=sample, value=value, reason=reason)
 
 
+def _read_judgement(sample: Sample) -> tuple[float, ParsedConfidence]:
+    """The label y of an answer in [0, 1], and the confidence that judges it.
+
+    Raises:
+        ValueError: the label is absent or outside [0, 1], an error in the experiment.
+    """
+    of = sample.of
+    if of is None or not 0.0 <= of <= 1.0:
+        raise ValueError(f"the reward named by `of` must lie in [0, 1], got {of}")
+    return of, parse_confidence(sample.response)
+
+
 class Brier(Reward):
     """1 - (of - c)² for the stated confidence c; `of` names the reward for correctness."""
 
@@ -97,10 +109,7 @@ class Brier(Reward):
         Raises:
             ValueError: the parent's value is absent or outside [0, 1], an error in the experiment.
         """
-        of = sample.of
-        if of is None or not 0.0 <= of <= 1.0:
-            raise ValueError(f"the reward named by `of` must lie in [0, 1], got {of}")
-        confidence, reason = parse_confidence(sample.response)
+        of, (confidence, reason) = _read_judgement(sample)
         if confidence is None:
             return Score(self.invalid_reward, reason)
         return Score(1.0 - (of - confidence) ** 2, parts={"confidence": confidence})
@@ -114,8 +123,9 @@ class ProperScore(Reward):
 
     Each lies between 0 and 1, and its expectation is greatest at c = P(right). With p = c for a
     right answer and 1 - c for a wrong one: log is 1 - ln max(p, .001) / ln .001, spherical is
-    p / √(c² + (1 - c)²), brier is 1 - (1 - p)². Between 0 and 1, y weighs both outcomes. After
-    Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation", 2007.
+    p / √(c² + (1 - c)²), brier is 1 - (1 - p)². Between 0 and 1, y weighs both outcomes, where
+    `rlcr.brier` measures the distance from y. After Gneiting and Raftery, "Strictly proper scoring
+    rules, prediction, and estimation", 2007.
     """
 
     reads_parent: ClassVar[bool] = True
@@ -130,7 +140,7 @@ class ProperScore(Reward):
     )
 
     rule: Literal["log", "spherical", "brier"] = "log"
-    """The rule."""
+    """Which score."""
     invalid_reward: float = 0.0
     """Reward of a response without a valid confidence. 0 is also the worst valid score."""
 
@@ -140,10 +150,7 @@ class ProperScore(Reward):
         Raises:
             ValueError: the parent's value is absent or outside [0, 1], an error in the experiment.
         """
-        of = sample.of
-        if of is None or not 0.0 <= of <= 1.0:
-            raise ValueError(f"the reward named by `of` must lie in [0, 1], got {of}")
-        confidence, reason = parse_confidence(sample.response)
+        of, (confidence, reason) = _read_judgement(sample)
         if confidence is None:
             return Score(self.invalid_reward, reason)
         value = of * self._score_right(confidence) + (1 - of) * self._score_right(1 - confidence)

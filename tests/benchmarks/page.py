@@ -21,7 +21,8 @@ each table stands where its figures were made.
 
 A name that ends with `_strongest` is beside the strongest plain form that we know. Where there is
 one, the other baseline of the same figure is labelled "weaker": it is what one writes first, or
-what a trainer does that shares no prefix.
+what a trainer does that shares no prefix. Rows of `_strongest` that a table lacks have not been
+measured yet.
 """
 
 STEPS = """\

@@ -2,6 +2,7 @@
 
 import pytest
 from pools import InProcess
+from trees import turn
 
 from rlx.plugin import Problem, Reward, Score
 from rlx.reward import NamedReward, score_rollouts
@@ -23,26 +24,13 @@ class Parent(Reward):
         return Score(sample.of)
 
 
-def turn(parent, text, number, kind):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=(1,),
-        logprobs=(0.0,),
-        turn=number,
-        kind=kind,
-        text=text,
-        finish_reason="stop",
-    )
-
-
 def tree(*answers):
     """Two confidences, and answers below each."""
     segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
     for below in answers:
-        segments.append(turn(0, "", 1, "confidence"))
+        segments.append(turn(0, kind="confidence"))
         above = len(segments) - 1
-        segments += [turn(above, text, 2, "answer") for text in below]
+        segments += [turn(above, text, number=2) for text in below]
     return RolloutTree(Problem(id="p", prompt="", fields={}), tuple(segments))
 
 

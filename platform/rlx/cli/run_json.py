@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rlx.launch import get_run_exit_code
+from rlx.launch import choose_run_exit_code
 from rlx_registry import EvaluationFigures, Registry, RunRecord
 
 __all__ = ["describe_runs"]
@@ -28,6 +28,7 @@ def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[st
     """Returns runs as JSON values, with as many queries for many as for one."""
     ids = [run.id for run in runs]
     evaluations = registry.lists.evaluation_figures(ids)
+    failures = registry.lists.failures(ids)
     groups, idle = registry.lists.groups(ids), registry.lists.idle_steps(ids)
     return [
         {
@@ -35,7 +36,7 @@ def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[st
             "name": run.name,
             "status": run.effective_status,
             "reason": run.reason,
-            "exit_code": get_run_exit_code(registry, run),
+            "exit_code": choose_run_exit_code(run, failures),
             "step": run.step,
             "steps": run.steps_total,
             "phase": run.phase,

@@ -102,7 +102,7 @@ class RankActor:
         assert self._rank.stdout is not None
         os.set_blocking(self._rank.stdout.fileno(), False)
 
-    def look(self, *, stop: bool) -> RankState:
+    def poll_rank(self, *, stop: bool) -> RankState:
         """Waits a moment for output or the end of the rank.
 
         Args:
@@ -113,7 +113,7 @@ class RankActor:
             self._is_stopped = True
             self._rank.terminate()
         select.select([self._rank.stdout], [], [], LOOK)
-        return self._read(self._rank.poll())
+        return self._read_output(self._rank.poll())
 
     def end(self) -> RankState:
         """Ends the rank, if it has not ended, with all that it started and its files."""
@@ -124,9 +124,9 @@ class RankActor:
         self._rank.wait()
         kill_descendants(PATIENCE if code is not None else 0.0)
         self._exit.close()
-        return self._read(code)
+        return self._read_output(code)
 
-    def _read(self, code: int | None) -> RankState:
+    def _read_output(self, code: int | None) -> RankState:
         assert self._rank is not None and self._rank.stdout is not None
         text = b""
         with suppress(BlockingIOError):  # there is no more now

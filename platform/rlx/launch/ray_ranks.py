@@ -162,12 +162,12 @@ class _PlacedRanks:
 
     def follow(self) -> None:
         """Prints what the ranks print, until all have ended, or one otherwise than well."""
-        looks = {} if self._lost else {self._look(n): n for n in range(len(self._actors))}
+        looks = {} if self._lost else {self._poll_rank(n): n for n in range(len(self._actors))}
         while looks and not self._has_failed() and not self._orders.is_orphan():
             for look in ray.wait(list(looks), timeout=LOOK)[0]:
                 rank = looks.pop(look)
                 if self._take(rank, look) and rank not in self._codes:
-                    looks[self._look(rank)] = rank
+                    looks[self._poll_rank(rank)] = rank
 
     def end(self) -> None:
         """Ends all ranks; those that have ended already have their codes."""
@@ -199,8 +199,8 @@ class _PlacedRanks:
                 self._lost[rank] = error
         return found
 
-    def _look(self, rank: int) -> Any:
-        return self._actors[rank].look.remote(stop=self._orders.stop)
+    def _poll_rank(self, rank: int) -> Any:
+        return self._actors[rank].poll_rank.remote(stop=self._orders.stop)
 
     def _take(self, rank: int, answer: Any) -> bool:
         """Prints what an actor has answered; returns whether it is there."""

@@ -4,10 +4,10 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import rlx.errors
@@ -25,6 +25,7 @@ __all__ = [
     "BROKEN_OFF",
     "KILLED",
     "RUN_LIKE",
+    "choose_run_exit_code",
     "create_missing_registry",
     "end_orphaned_run",
     "get_registry_url",
@@ -170,8 +171,14 @@ def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason:
 
 def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:
     """Returns the exit code of following the run to its end; None while it has not ended."""
+    is_failed = run.effective_status == "failed"
+    return choose_run_exit_code(run, registry.lists.failures([run.id]) if is_failed else {})
+
+
+def choose_run_exit_code(run: RunRecord, failures: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Returns what `get_run_exit_code` does, from the result of `RunLists.failures`."""
     if run.status == "finished":
         return 0
     if run.effective_status != "failed":
         return 1 if run.effective_status in ("stopped", "lost") else None
-    return int(registry.lists.failures([run.id]).get(run.id, {}).get("exit_code", 1))
+    return int(failures.get(run.id, {}).get("exit_code", 1))

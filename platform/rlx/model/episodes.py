@@ -159,7 +159,7 @@ def _iterate_environment_turns(
         if not isinstance(step, Step) or step.done:
             return
         state, mover = step.state, step.player if plan.players > 1 else mover
-        sides[mover].read(step.observation, plan, problem, dialogue)
+        sides[mover].read_observation(step.observation, plan, problem, dialogue)
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class _ScriptedPlayer:
         """Number of its next turn."""
         return len(self.turns) + 1
 
-    def read(
+    def read_observation(
         self, shown: str, plan: EnvironmentPlan, problem: Problem, dialogue: ModelDialogue
     ) -> None:
         """Reads an observation, which is the prompt of a second player before its first turn."""
