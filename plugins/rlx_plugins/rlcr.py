@@ -177,6 +177,7 @@ class PassOn(Reward):
     examples: ClassVar[tuple[Example, ...]] = (
         _build_confidence_example("gold", "17=17", 0.75, of=0.75),
         _build_confidence_example("nothing", "", 0.0, of=0.0),
+        _build_confidence_example("no turn below has it", "17=17", None),
     )
 
     def is_solution(self, sample: Sample) -> bool:

@@ -63,6 +63,7 @@ def options(tmp_path):
         ("launcher", "hosts"): {"hostfile": "machines"},
         ("schedule", "two_turn"): {"confidence": {"max_new_tokens": 8}},
         ("schedule", "environment"): {"environment": {"plugin": "kg"}},
+        ("schedule", "levels"): {"levels": [{"kind": "answer", "max_new_tokens": 8}]},
         ("task", "mixture"): {"tasks": {"easy": {"plugin": "countdown", "numbers": [2]}}},
     }
 

@@ -42,6 +42,7 @@ _LATER_DEFAULTS: Final = (
     (("critic",), "mini_batches", 1),
     (("rollout",), "max_prompt_tokens", None),
     (("rollout",), "curriculum", None),
+    (("rollout",), "self_play", None),
     (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
     (("loss",), "temperatures", [1.0, 1.05]),
