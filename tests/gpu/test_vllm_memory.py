@@ -1,5 +1,6 @@
 """What a rank asks of a vLLM worker that shares its GPU; mirrored GPU, stand-in worker."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from rlx.model import build_policy
 from rlx.rollout import CompletionRequest
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import VllmSampler, expect_dialogue_length, vllm_engine
-from rlx.spec import RunnerSpec, TinyModelSpec, TurnSpec, VllmSamplerSpec
+from rlx.spec import Lora, RunnerSpec, TinyModelSpec, TurnSpec, VllmSamplerSpec
 
 RUNNER = RunnerSpec(device="cuda")
 MODEL = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
@@ -39,15 +40,15 @@ class StandIn:
 def told(monkeypatch):
     StandIn.told = []
     monkeypatch.setattr(vllm_engine, "require_vllm", lambda: None)
-    monkeypatch.setattr(vllm_engine, "_WorkerProcess", StandIn)
+    monkeypatch.setattr(vllm_engine, "WorkerProcess", StandIn)
     monkeypatch.setattr(vllm_engine, "publish_weights", lambda *_: SimpleNamespace(close=int))
     with mirror_gpu():
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: StandIn.told.append("empty cache"))
         yield StandIn.told
 
 
-def open_sampler(max_length=128):
-    policy = build_policy(MODEL, 0)
+def open_sampler(max_length=128, lora=None):
+    policy = replace(build_policy(MODEL, 0), lora=lora)
     return policy, VllmSampler(policy, VllmSamplerSpec(max_length=max_length), RUNNER, CUDA)
 
 
@@ -86,6 +87,19 @@ def test_a_step_without_an_update_finds_its_weights_again(told):
     sampler.release()
     sample(sampler)
     assert told == ["sleep", "empty cache", "load", "generate"]
+
+
+def test_a_worker_that_is_awake_gets_an_adapter_alone(told):
+    _, sampler = open_sampler(lora=Lora(rank=2))
+    told.clear()
+    sampler.load_adapter({})
+    sampler.release()
+    sampler.load_adapter({})
+    assert told == ["adapt", "sleep", "empty cache", "load", "adapt"]
+    told.clear()
+    sampler.release()
+    sample(sampler, tuple(range(126)))
+    assert told == ["sleep", "start 1024", "empty cache", "load", "adapt", "generate"]
 
 
 def test_a_longer_dialogue_restarts_the_worker_with_more_room(told):

@@ -143,14 +143,14 @@ REFUSED = {"bert": {}, "roberta": {}}
 """Models that see later tokens."""
 
 
-def save_model(kind, options, folder, *, chat):
+def save_model(kind, sizes, folder, *, chat):
     """Saves a small random model with a tokenizer, with or without a chat template."""
     speaks = tokenizer(STYLES["chatml"])
     if not chat:
         speaks.chat_template = None
     vocabulary = {"vocab_size": len(speaks), "eos_token_id": speaks.eos_token_id}
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**SIZES, **vocabulary, **options})
+    config = CONFIG_MAPPING[kind](**{**vocabulary, **sizes})
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     speaks.save_pretrained(folder)
 
@@ -210,30 +210,36 @@ class Step:
 
 def measure(kind, options, recipes, ranks, folder, *, chat):
     """Figures of one architecture: how it is computed, and a step of each recipe."""
-    save_model(kind, options, folder, chat=chat)
+    save_model(kind, {**SIZES, **options}, folder, chat=chat)
     policy = build_policy(PretrainedModelSpec(path=str(folder)), 0)
     sampler = TransformersSampler(
         copy_policy(policy, torch.float32), max_rows=64, device=torch.device("cpu")
     )
+    found = {"chat": chat, "window": find_window(policy.model.config)}
+    return found | {"sampler": sampler.description} | take_steps(policy, sampler, recipes, ranks)
+
+
+def take_steps(policy, sampler, recipes, ranks):
+    """A step of each recipe, and the form by which the model learns."""
     spec = recipes["GRPO"].spec
     runner = spec.runner.model_copy(update={"zero_stage": 0})
     learner = Learner(policy, runner, spec.optimizer, ranks)
-    found = {"chat": chat, "window": find_window(policy.model.config), "steps": {}}
+    steps = {}
     for name, recipe in recipes.items():
         step = Step(recipe, policy, sampler, learner)
         result = run_step(step, recipe)
         sampler.load(learner.weights())
-        found["steps"][name] = {
+        steps[name] = {
             "apart": step.apart,
             "gradient": result.learned.grad_norm,
             "longest": int(result.train.batch.is_token.sum(dim=1).max()),
         }
-    return found | {"sampler": sampler.description, "learner": learner.chosen.form.name}
+    return {"steps": steps, "learner": learner.chosen.form.name}
 
 
 def refuse(kind, options, folder):
     """What a model is refused with, before anything is sampled."""
-    save_model(kind, options, folder, chat=False)
+    save_model(kind, {**SIZES, **options}, folder, chat=False)
     try:
         policy = build_policy(PretrainedModelSpec(path=str(folder)), 0)
         TransformersSampler(policy, max_rows=4, device=torch.device("cpu"))
@@ -242,7 +248,8 @@ def refuse(kind, options, folder):
     return None
 
 
-def main(out):
+def prepare():
+    """The recipes, and this process as the only rank."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     transformers.logging.set_verbosity_error()
@@ -251,7 +258,11 @@ def main(out):
     for name, (experiment, phase, sets) in RECIPES.items():
         spec = read_spec(EXPERIMENTS / f"{experiment}.yaml", sets).spec
         recipes[name] = build_recipe(spec.resolve_phase_spec(spec.phases[phase]))
-    ranks = join_ranks(recipes["GRPO"].spec.runner)
+    return recipes, join_ranks(recipes["GRPO"].spec.runner)
+
+
+def main(out):
+    recipes, ranks = prepare()
     found = {"models": {}, "refused": {}}
     for number, (kind, options) in enumerate(MODELS.items()):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
 """vLLM against plain forwards and `generate`, after its weights have been replaced."""
 
+import copy
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,19 +13,29 @@ from engines import has_ended, kill_workers, needs_vllm, workers
 from patience import wait_until
 
 from rlx.errors import RlxError, SpecError
+from rlx.model import adapter_weights
+from rlx.model.lora import adapt_model
 from rlx.rollout import CompletionRequest
-from rlx.sampler import VllmSampler, open_sampler
-from rlx.spec import RunnerSpec, TurnSpec
+from rlx.sampler import VllmSampler, open_sampler, vllm_engine
+from rlx.spec import Lora, RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 
 pytestmark = needs_vllm
 
 CPU = torch.device("cpu")
 ENGINE = VllmSpec(engine="vllm", max_rows=64, kv_cache_mb=32)
+LORA = Lora(rank=4, alpha=8)
 
 
 def opened(policy):
     return open_sampler(policy, ENGINE, RunnerSpec(), CPU)
+
+
+def fill_adapter(policy, seed):
+    """Weights of an adapter that has learned."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in adapter_weights(policy.model).values():
+        weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +121,15 @@ def test_logprobs_are_those_of_a_plain_forward(policy, requests, two_turns, turn
     assert furthest(policy, asked, given, temperature) <= 5e-5
 
 
-def test_untied_weights_arrive(requests):
+def test_untied_weights_arrive_where_vllm_has_no_such_adapters(requests, monkeypatch):
+    monkeypatch.setattr(vllm_engine, "find_target_layers", lambda *_: ["model.layers.0.unheard_of"])
     source = babbler(4, tied=False)
-    with opened(babbler(3, tied=False)) as sampler:
+    with opened(replace(babbler(3, tied=False), lora=LORA)) as sampler:
+        assert sampler.description.endswith(
+            "; LoRA adapters are merged, not swapped "
+            "(ValueError: vLLM has no adapters for the layers unheard_of)"
+        )
+        assert not sampler.takes_adapter
         sample(sampler, requests)
         sampler.load(source.model.state_dict())
         assert furthest(source, requests, sample(sampler, requests)) <= 5e-5
@@ -218,21 +235,28 @@ def test_a_killed_worker_is_started_again_with_the_same_weights(sampler, request
 
 
 @pytest.mark.parametrize("way", ["ipc", "nccl"])
-def test_weights_arrive_every_way(way, policy, requests):
+def test_weights_and_adapters_arrive_every_way(way, policy, requests):
     """What CUDA does between GPUs, done on the CPU: shared memory for handles, Gloo for NCCL."""
     usual = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy("file_system")  # the other wants a key of the worker
     engine = ENGINE.model_copy(update={"weight_transfer": way, "colocate": way == "ipc"})
+    learner = copy.deepcopy(policy)
+    adapt_model(learner.model, LORA, seed=0)
     try:
-        with open_sampler(babbler(1), engine, RunnerSpec(), CPU) as sampler:
+        with open_sampler(replace(babbler(1), lora=LORA), engine, RunnerSpec(), CPU) as sampler:
             for _ in range(2):
                 sampler.load(dict(policy.model.named_parameters()))
-            drawn = sample(sampler, requests)
-            assert furthest(policy, requests, drawn) < 5e-5
+            assert furthest(policy, requests, sample(sampler, requests)) <= 5e-5
+            for version in (1, 2):
+                fill_adapter(learner, version)
+                sampler.load_adapter(adapter_weights(learner.model))
+                drawn = sample(sampler, requests)
+                assert furthest(learner, requests, drawn) <= 5e-5
+                assert furthest(policy, requests, drawn) > 0.1
             sampler._worker._process.kill()  # not that of the module's sampler
             again = sample(sampler, requests)
             assert sampler.restarts == 1
-            assert furthest(policy, requests, again) < 5e-5
+            assert furthest(learner, requests, again) <= 5e-5
     finally:
         torch.multiprocessing.set_sharing_strategy(usual)
 
@@ -246,7 +270,7 @@ def test_a_worker_that_cannot_take_weights_says_so_and_is_gone():
 
 
 def test_a_worker_that_cannot_start_is_no_riddle(monkeypatch):
-    monkeypatch.setattr("rlx.sampler.vllm_engine.WORKER", "rlx.sampler.no_such_worker")
+    monkeypatch.setattr("rlx.sampler.vllm_process.WORKER", "rlx.sampler.no_such_worker")
     with pytest.raises(RlxError, match="exit code 1 before it could start; its last output"):
         VllmSampler(babbler(0), ENGINE, RunnerSpec(), CPU)
 

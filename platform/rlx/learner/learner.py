@@ -24,7 +24,14 @@ from rlx.learner.terms import (
     expected_score_term,
     policy_term,
 )
-from rlx.model import Policy, adapter_weights, disable_adapters, merged_weights, save_adapter
+from rlx.model import (
+    Policy,
+    adapter_weights,
+    base_weights,
+    disable_adapters,
+    merged_weights,
+    save_adapter,
+)
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
 from rlx.train_batch import TrainBatch
 
@@ -199,16 +206,23 @@ class Learner:
         every rank."""
         return merged_weights(self._model, self._engine.gather_parameter)
 
+    def base_weights(self) -> Mapping[str, Tensor]:
+        """Returns full weights under the plain model's parameter names, without what adapters add,
+        on every rank."""
+        return base_weights(self._model, self._engine.gather_parameter)
+
+    def adapter(self) -> Mapping[str, Tensor]:
+        """Returns A and B of every adapted layer under peft's checkpoint names, on every rank; none
+        without adapters."""
+        return adapter_weights(self._model, self._engine.gather_parameter)
+
     def export(self, policy: Policy, folder: Path) -> None:
         """Writes the weights in the Hugging Face layout, atomically, from rank 0.
 
         The weights of an adapted model are merged, and its adapter is also written separately; see
         `write_model`.
         """
-        weights, adapter = (
-            self.weights(),
-            adapter_weights(self._model, self._engine.gather_parameter),
-        )
+        weights, adapter = self.weights(), self.adapter()
         if self._ranks.is_first:
             aside = folder.with_name(f"{folder.name}.part")
             shutil.rmtree(aside, ignore_errors=True)

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from rlx.model.lora import (
         adapt_policy,
         adapter_weights,
+        base_weights,
         disable_adapters,
+        find_target_layers,
         is_adapted,
         merged_weights,
         save_adapter,
     )
     from rlx.model.matmul import MatmulChoice, OneDnnLinear, choose_matmul, compute_linear
+    from rlx.model.stored_weights import StoredForm
     from rlx.model.texts import (
         TextFault,
         TextSource,
@@ -54,11 +57,13 @@ __all__ = [
     "OneDnnLinear",
     "PlainDialogue",
     "Policy",
+    "StoredForm",
     "TextFault",
     "TextSource",
     "Vocabulary",
     "adapt_policy",
     "adapter_weights",
+    "base_weights",
     "build_attention_mask",
     "build_policy",
     "build_vocabulary_dialogue",
@@ -71,6 +76,7 @@ __all__ = [
     "do_windows_show",
     "find_local_context_length",
     "find_local_files",
+    "find_target_layers",
     "find_text_faults",
     "find_window",
     "folder_dialogue",
@@ -88,6 +94,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "StoredForm": "stored_weights",
     "Policy": "build",
     "build_policy": "build",
     "ChatDialogue": "dialogue",
@@ -96,7 +103,9 @@ _HOME = {
     "compute_model_fingerprint": "files",
     "adapt_policy": "lora",
     "adapter_weights": "lora",
+    "base_weights": "lora",
     "disable_adapters": "lora",
+    "find_target_layers": "lora",
     "is_adapted": "lora",
     "merged_weights": "lora",
     "save_adapter": "lora",

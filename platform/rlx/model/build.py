@@ -33,7 +33,7 @@ from rlx.model.tokenizer import (
     tiny_tokenizer,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import ModelSpec, PretrainedModelSpec, TinyModelSpec
+from rlx.spec import Lora, ModelSpec, PretrainedModelSpec, TinyModelSpec
 
 __all__ = ["Policy", "build_policy"]
 
@@ -62,6 +62,7 @@ class Policy:
         dialogue: encodes and decodes dialogues.
         end_ids: tokens that end a turn.
         matmul: library that multiplies matrices on the CPU.
+        lora: the adapters that training adds; None if it trains all weights.
     """
 
     model: PreTrainedModel
@@ -69,6 +70,7 @@ class Policy:
     dialogue: ModelDialogue
     end_ids: tuple[int, ...]
     matmul: MatmulChoice = TORCH
+    lora: Lora | None = None
 
     @property
     def context_length(self) -> int:
@@ -157,7 +159,8 @@ def _load_pretrained_policy(spec: PretrainedModelSpec) -> Policy:
             f"model.path: the weights of {spec.path!r} lack {len(missing)} of the model's "
             f"parameters, such as {missing[0]}; save or fetch it again"
         )
-    return _assemble_policy(model, tokenizer, chat_template=spec.chat_template)
+    policy = _assemble_policy(model, tokenizer, chat_template=spec.chat_template)
+    return replace(policy, lora=spec.lora)
 
 
 def _load_model_config(folder: Path, path: str) -> PreTrainedConfig:

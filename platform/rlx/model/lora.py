@@ -32,7 +32,9 @@ __all__ = [
     "adapt_model",
     "adapt_policy",
     "adapter_weights",
+    "base_weights",
     "disable_adapters",
+    "find_target_layers",
     "is_adapted",
     "merged_weights",
     "save_adapter",
@@ -73,7 +75,7 @@ def adapt_model(model: PreTrainedModel, lora: Lora, seed: int) -> None:
         raise EnvironmentFault("model.lora needs the package peft: pip install 'rlx[lora]'")
     import peft
 
-    chosen = _find_target_layers(model, lora.targets)
+    chosen = find_target_layers(model, lora.targets)
     config = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=lora.rank,
@@ -88,8 +90,12 @@ def adapt_model(model: PreTrainedModel, lora: Lora, seed: int) -> None:
         peft.inject_adapter_in_model(config, model, adapter_name=NAME)
 
 
-def _find_target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
-    """Returns the full names of the layers that match `targets` by full name or dotted suffix."""
+def find_target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
+    """Returns the full names of the layers that match `targets` by full name or dotted suffix.
+
+    Raises:
+        SpecError: a target names no linear layer of this model.
+    """
     linear = [name for name, module in model.named_modules() if isinstance(module, LINEAR)]
     head = next((n for n in linear if model.get_submodule(n) is model.get_output_embeddings()), "")
     if model.config.get_text_config().tie_word_embeddings:
@@ -149,6 +155,22 @@ def disable_adapters(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
+def base_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:
+    """Returns weights under the plain model's parameter names, without what adapters add.
+
+    Args:
+        model: adapted or plain.
+        whole: called for every parameter but those of adapters, in the same order on every rank.
+    """
+    layers = _find_adapted_layers(model)
+    adapters = {id(p) for layer in layers.values() for p in _get_lora_matrices(layer)}
+    return {
+        name.replace(".base_layer.", "."): whole(parameter)
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in adapters
+    }
+
+
 def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:
     """Returns weights under the plain model's parameter names, W + alpha / rank · B A.
 
@@ -158,14 +180,8 @@ def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict
         model: adapted or plain.
         whole: called for every parameter, in the same order on every rank.
     """
-    layers = _find_adapted_layers(model)
-    adapters = {id(p) for layer in layers.values() for p in _get_lora_matrices(layer)}
-    weights = {
-        name.replace(".base_layer.", "."): whole(parameter)
-        for name, parameter in model.named_parameters()
-        if id(parameter) not in adapters
-    }
-    for name, layer in layers.items():
+    weights = base_weights(model, whole)
+    for name, layer in _find_adapted_layers(model).items():
         a, b = (whole(side).float() for side in _get_lora_matrices(layer))
         added = layer.scaling[NAME] * (b @ a)
         plain = weights[f"{name}.weight"]

@@ -109,7 +109,7 @@ def run_experiment(
         )
         _record_forms(context)
         resumed = resume_run(context)
-        synchronize_sampler(context)
+        synchronize_sampler(context, base=resumed is not None)
         at = resumed or ResumePoint()
         if resumed is None or resumed.forked:
             _run_initial_evaluations(context, base, at.step)

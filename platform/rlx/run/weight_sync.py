@@ -16,7 +16,7 @@ from rlx.kl import kl_terms
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Completion, CompletionRequest, RolloutTree, Segment
 from rlx.run.run_context import RunContext
-from rlx.sampler import SamplerDrift, SamplingEngine
+from rlx.sampler import SamplerDrift, SamplingEngine, takes_adapter
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
 
@@ -33,15 +33,18 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 mean of |Δ| (TRL issue 6789)."""
 
 
-def synchronize_sampler(context: RunContext) -> None:
+def synchronize_sampler(context: RunContext, *, base: bool = False) -> None:
     """Loads the learner's weights into the sampler; every rank calls it.
+
+    Args:
+        base: also those that adapters are added to, which a checkpoint may have changed.
 
     Raises:
         RlxError: the sampler rejects the weights, or its log-probabilities are not the learner's.
     """
     spec = context.spec.sampler
     if not spec.own_model:
-        context.sampler.load(context.learner.weights())
+        _load_weights(context, base=base)
         return
     with context.sampler.session() as session:
         prompts = _build_check_prompts(context, session.context_length)
@@ -49,7 +52,7 @@ def synchronize_sampler(context: RunContext) -> None:
     # sleeps has dropped them, with its weights.
     if not getattr(context.sampler, "is_asleep", False):
         _sample_completions(context.sampler, prompts, SEEDS[:1])
-    context.sampler.load(context.learner.weights())
+    _load_weights(context, base=base)
     completions = [
         one
         for share in context.ranks.gather(_sample_completions(context.sampler, prompts, SEEDS))
@@ -58,14 +61,29 @@ def synchronize_sampler(context: RunContext) -> None:
     drift = context.sampler.drift = _compute_drift(context, completions)
     tolerance = spec.max_drift or TOLERANCE[context.spec.runner.dtype]
     if not drift.mean <= tolerance:  # NaN raises too
+        swaps = takes_adapter(context.sampler)
+        merging = "sampler.adapters: merge to send whole weights, or " if swaps else ""
         raise RlxError(
             f"after a weight update, the log-probabilities of the engine {spec.engine!r} differ "
             f"from the learner's by {drift.mean:.3g} nats in the mean and {drift.largest:.3g} at "
             f"most; the mean may be {tolerance:g} (sampler.tolerance of vLLM). The engine samples "
             "from a different policy than the one being trained: it still holds old weights (tied "
             "embeddings, prefix cache), or it computes this model differently. Set "
-            "sampler.engine: transformers to sample by the learner's code"
+            f"{merging}sampler.engine: transformers to sample by the learner's code"
         )
+
+
+def _load_weights(context: RunContext, *, base: bool) -> None:
+    """Loads the adapter alone, if the engines of all ranks take it, or else all weights."""
+    sampler, learner = context.sampler, context.learner
+    # Ranks gather parameters together, so all load the same ones.
+    everywhere = all(context.ranks.gather(takes_adapter(sampler)))
+    if not (everywhere and takes_adapter(sampler)):
+        sampler.load(learner.weights())
+        return
+    if base:
+        sampler.load(learner.base_weights())
+    sampler.load_adapter(learner.adapter())
 
 
 def compute_sync_figures(sampler: SamplingEngine) -> dict[str, float]:

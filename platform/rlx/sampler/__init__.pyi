@@ -1,5 +1,6 @@
 from .drift import SamplerDrift
 from .engines import (
+    AdaptableEngine,
     SamplingEngine,
     copy_policy,
     open_sampler,
@@ -7,12 +8,14 @@ from .engines import (
     open_vllm,
     release_memory,
     require_engine,
+    takes_adapter,
 )
 from .limits import expect_dialogue_length
 from .transformers_engine import TransformersSampler
 from .vllm_engine import VllmSampler
 
 __all__ = [
+    "AdaptableEngine",
     "SamplerDrift",
     "SamplingEngine",
     "TransformersSampler",
@@ -24,4 +27,5 @@ __all__ = [
     "open_vllm",
     "release_memory",
     "require_engine",
+    "takes_adapter",
 ]

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from rlx.spec import RunnerSpec, SamplerSpec, TransformersSamplerSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 
 __all__ = [
+    "AdaptableEngine",
     "SamplingEngine",
     "TransformersSampler",
     "VllmSampler",
@@ -29,6 +30,7 @@ __all__ = [
     "open_vllm",
     "release_memory",
     "require_engine",
+    "takes_adapter",
 ]
 
 
@@ -51,6 +53,23 @@ class SamplingEngine(Sampler, Protocol):
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Loads full weights, under the plain model's parameter names, before it returns."""
         ...
+
+
+class AdaptableEngine(SamplingEngine, Protocol):
+    """An engine that takes LoRA adapters beside the weights; see `takes_adapter`."""
+
+    def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
+        """Loads A and B of every adapted layer, under peft's names, before it returns. They are
+        added to the weights of the last `load`, in place of those of an adapter before."""
+        ...
+
+
+def takes_adapter(sampler: SamplingEngine) -> TypeGuard[AdaptableEngine]:
+    """Whether an engine takes adapters of its policy's `lora`.
+
+    An engine need not have the attribute `takes_adapter`; then it loads merged weights.
+    """
+    return bool(getattr(sampler, "takes_adapter", False))
 
 
 def release_memory(sampler: SamplingEngine) -> None:

@@ -8,15 +8,12 @@ repeated, which gives the same result since every row has its own seed.
 
 import copy
 import importlib.util
-import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import Pipe
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +21,27 @@ import torch
 from torch import Tensor
 
 from rlx.errors import EnvironmentFault, RlxError, SpecError
-from rlx.model import Policy
+from rlx.model import Policy, StoredForm, find_target_layers
 from rlx.rollout import Completion, CompletionRequest
-from rlx.sampler.channel import Channel
 from rlx.sampler.draw import require_finite_logits
 from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.limits import require_context_room
-from rlx.sampler.transfer import (
-    SHARED_MEMORY,
-    Group,
-    PublishedWeights,
-    join_process_group,
-    publish_weights,
+from rlx.sampler.transfer import SHARED_MEMORY, PublishedWeights, publish_weights
+from rlx.sampler.vllm_process import (
+    WorkerGone,
+    WorkerProcess,
+    WorkerRefusal,
+    build_worker_environment,
+    select_worker_gpu,
 )
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
-from rlx.text import escape_unprintable
 
 __all__ = ["VllmSampler", "require_vllm"]
 
-WORKER = "rlx.sampler.vllm_worker"
+LOAD, ADAPT = {"ask": "load"}, {"ask": "adapt"}
 ROUND = 1024
 """Lengths of dialogues that a worker is restarted for are multiples of this."""
-LEAVING = 10.0
-"""Seconds that a worker has to exit before it is killed."""
-OTHERS = ("TORCHELASTIC_", "GROUP_", "LOCAL_", "MASTER_", "ROLE_", "RANK", "WORLD_SIZE")
-"""Environment variables that torchrun sets for a rank; with them, vLLM would act as a rank."""
 
 
 def require_vllm() -> None:
@@ -76,6 +68,7 @@ class VllmSampler:
         device: device of the rank.
 
     Attributes:
+        description: how it computes, and how LoRA adapters arrive.
         limits: maximum dialogue length of the model, and the one that fits into the KV cache, both
             in tokens.
         restarts: how often a killed worker was restarted.
@@ -88,8 +81,6 @@ class VllmSampler:
         RlxError: vLLM cannot run this model here.
     """
 
-    description = "vLLM in a separate process"
-
     def __init__(
         self, policy: Policy, spec: VllmSpec, runner: RunnerSpec, device: torch.device
     ) -> None:
@@ -99,10 +90,13 @@ class VllmSampler:
         self._way, self._device = spec.weight_transfer, device
         self._dtype: torch.dtype = getattr(torch, runner.dtype)
         self._weights: PublishedWeights | None = None
+        self._adapter: PublishedWeights | None = None
+        self._stored = StoredForm(policy.model)
         self._config, self._tokenizer = copy.deepcopy(policy.model.config), policy.tokenizer
         self._config.architectures = [type(policy.model).__name__]
         self._settings = {
-            **spec.model_dump(exclude={"engine", "weight_transfer", "tolerance"}),
+            **spec.model_dump(exclude={"engine", "weight_transfer", "tolerance", "adapters"}),
+            "adapter": _describe_adapter(policy) if spec.adapters == "swap" else None,
             "dtype": runner.dtype,
             "device": device.type,
             "end_ids": list(policy.end_ids),
@@ -112,11 +106,12 @@ class VllmSampler:
         name = f"rlx-vllm-{secrets.token_hex(4)}"
         temporary = Path(tempfile.gettempdir())  # a run's own, by whose name its supervisor sweeps
         self._folders = temporary / name, SHARED_MEMORY / f"{temporary.name}-{name}"
-        gpu = _select_gpu(device, colocate=spec.colocate)
+        gpu = select_worker_gpu(device, colocate=spec.colocate)
         self._environment = (
-            _build_worker_environment(runner, device) | gpu | {"TMPDIR": str(self._folders[0])}
+            build_worker_environment(runner, device) | gpu | {"TMPDIR": str(self._folders[0])}
         )
-        self._worker, cache_limit = self._start_worker()
+        self.description = "vLLM in a separate process"
+        self._worker, cache_limit = self._start_first_worker(policy, spec)
         self.limits = policy.context_length, cache_limit
         try:
             self.load(dict(policy.model.named_parameters()))
@@ -143,18 +138,39 @@ class VllmSampler:
             self.limits = model, memory
             self._load_published_weights()
 
-    def _start_worker(self) -> tuple["_WorkerProcess", int]:
+    @property
+    def takes_adapter(self) -> bool:
+        """Whether it takes LoRA adapters beside the weights; see `load_adapter`."""
+        return self._settings["adapter"] is not None
+
+    def _start_first_worker(self, policy: Policy, spec: VllmSpec) -> tuple[WorkerProcess, int]:
+        """Starts a worker that takes the policy's adapters; if vLLM refuses, one that does not."""
+        if policy.lora is None:
+            return self._start_worker()
+        if not self.takes_adapter:
+            self.description += "; LoRA adapters are merged: sampler.adapters is merge"
+            return self._start_worker()
+        try:
+            started = self._start_worker()
+            self.description += "; LoRA adapters are swapped"
+        except WorkerRefusal as refusal:
+            self._settings["adapter"] = None
+            self.description += f"; LoRA adapters are merged, not swapped ({refusal.why})"
+            started = self._start_worker()
+        return started
+
+    def _start_worker(self) -> tuple[WorkerProcess, int]:
         """Starts a worker; returns it with the maximum dialogue length in tokens."""
         folder, _ = self._folders
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
-        worker = _WorkerProcess(self._environment, self._folders, self._device)
+        worker = WorkerProcess(self._environment, self._folders, self._device)
         self._config.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
         settings = {**self._settings, "folder": str(folder)}
         try:
             answer = worker.ask(settings, "start with this model")
-        except _WorkerGone as gone:
+        except WorkerGone as gone:
             raise RlxError(
                 f"{gone} before it could start; its last output is in the run's log"
             ) from gone
@@ -163,24 +179,47 @@ class VllmSampler:
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Sends the learner's weights to the worker, by name; tied weights may be listed twice.
 
+        An adapter that was loaded before is dropped.
+
         Raises:
             RlxError: vLLM cannot load them.
         """
-        if self._weights is not None:
-            self._weights.close()
-        self._weights = publish_weights(
-            self._way, weights, self._dtype, self._device, self._folders
-        )
+        self._close_published_weights()
+        self._adapter, self._weights = None, self._publish(self._stored.convert(weights))
         self.drift = None
         self._load_published_weights()
 
+    def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
+        """Sends a LoRA adapter to the worker, in place of the one before; the weights of the last
+        `load`, to which it is added, stay there.
+
+        Args:
+            weights: A and B of every adapted layer, from `rlx.model.adapter_weights`.
+
+        Raises:
+            RlxError: vLLM cannot load it.
+        """
+        if self._adapter is not None:
+            self._adapter.close()
+        self._adapter = self._publish(weights)
+        self.drift = None
+        if self.is_asleep:
+            self._load_published_weights()
+        else:
+            self._ask(ADAPT, "take the learner's adapter")
+
+    def _publish(self, weights: Mapping[str, Tensor]) -> PublishedWeights:
+        return publish_weights(self._way, weights, self._dtype, self._device, self._folders)
+
     def _load_published_weights(self) -> None:
-        """Wakes the worker, if it sleeps, and sends the weights."""
+        """Wakes the worker, if it sleeps, and sends the weights, and the adapter if it has one."""
         if self.is_asleep:
             # What this process holds in reserve would be missing where vLLM allocates its own.
             torch.cuda.empty_cache()
-        self._ask({"ask": "load"}, "take the learner's weights")
+        self._ask(LOAD, "take the learner's weights")
         self.is_asleep = False
+        if self._adapter is not None:
+            self._ask(ADAPT, "take the learner's adapter")
 
     @contextmanager
     def session(self) -> Iterator["_VllmSession"]:
@@ -205,29 +244,44 @@ class VllmSampler:
         """Sends a request to the worker; if it was killed, restarts it and tries once more."""
         try:
             return self._query_worker(message, doing)
-        except _WorkerGone as gone:
+        except WorkerGone as gone:
             print(f"{gone}; restarting it", file=sys.stderr, flush=True)
         self.restarts += 1
         self.is_asleep = False
         self._worker, _ = self._start_worker()
         try:
             if message["ask"] != "load":
-                self._query_worker({"ask": "load"}, "take the learner's weights")
+                self._query_worker(LOAD, "take the learner's weights")
+            if message["ask"] == "generate" and self._adapter is not None:
+                self._query_worker(ADAPT, "take the learner's adapter")
             return self._query_worker(message, doing)
-        except _WorkerGone as gone:
+        except WorkerGone as gone:
             raise RlxError(
                 f"{gone} for the second time, when asked to {doing}: if the machine ran out of "
                 "memory, lower sampler.kv_cache_mb or sampler.max_rows"
             ) from gone
 
     def _query_worker(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
-        return self._worker.ask(message, doing, self._weights if message["ask"] == "load" else None)
+        published = {"load": self._weights, "adapt": self._adapter}.get(message["ask"])
+        return self._worker.ask(message, doing, published)
 
     def close(self) -> None:
         """Stops the worker."""
         self._worker.close()
-        if self._weights is not None:
-            self._weights.close()
+        self._close_published_weights()
+
+    def _close_published_weights(self) -> None:
+        for published in (self._weights, self._adapter):
+            if published is not None:
+                published.close()
+
+
+def _describe_adapter(policy: Policy) -> dict[str, Any] | None:
+    """The shape of the adapters that training adds to a policy, for a worker's settings."""
+    if policy.lora is None:
+        return None
+    layers = find_target_layers(policy.model, policy.lora.targets)
+    return {"rank": policy.lora.rank, "alpha": policy.lora.alpha, "layers": layers}
 
 
 class _VllmSession:
@@ -266,112 +320,3 @@ class _VllmSession:
 def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
     require_finite_logits([logprobs])
     return Completion(tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length")
-
-
-# The worker --------------------------------------------------------------------------------------
-
-
-class _WorkerGone(Exception):
-    """The worker process ended without an answer."""
-
-
-class _WorkerProcess:
-    """A worker process and the pipe to it, which closes when this process ends for any reason."""
-
-    def __init__(
-        self, environment: Mapping[str, str], folders: Sequence[Path], device: torch.device
-    ) -> None:
-        ours, theirs = Pipe()
-        self._channel, self._folders, self._device = Channel(ours), folders, device
-        self._group: Group | None = None
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", WORKER, str(theirs.fileno()), *map(str, folders)],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-            )
-
-    def ask(
-        self, message: Mapping[str, Any], doing: str, weights: PublishedWeights | None = None
-    ) -> dict[str, Any]:
-        """Sends a message and waits for the answer.
-
-        Raises:
-            _WorkerGone: the worker is dead.
-            RlxError: the worker failed and has ended.
-        """
-        try:
-            if weights is None:
-                self._channel.send(message)
-            else:
-                self._send(message, weights)
-            answer = self._channel.receive()
-        except (EOFError, OSError) as error:
-            self.close()
-            raise _WorkerGone(
-                f"the vLLM worker, process {self._process.pid}, ended with exit code "
-                f"{self._process.returncode}"
-            ) from error
-        if "error" in answer:
-            self.close()
-            why = escape_unprintable(answer["error"])
-            raise RlxError(
-                f"vLLM could not {doing}: {why}; the full error is in the run's log; set "
-                "sampler.engine: transformers to sample without vLLM"
-            )
-        return answer
-
-    def _send(self, message: Mapping[str, Any], weights: PublishedWeights) -> None:
-        place = self._folders[0] / "meeting"
-        self._channel.send({**message, **weights.message, "place": str(place)})
-        if self._group is None and weights.message["way"] == "nccl":
-            self._group = join_process_group(place, 0, self._device)
-        weights.send(self._channel, self._group)
-
-    def close(self) -> None:
-        """Waits for the process to exit, and kills it if it does not."""
-        self._channel.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(LEAVING)
-        self._process.kill()
-        self._process.wait()
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _select_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]:
-    """Returns the environment that shows a worker one GPU: that of its rank if colocated, otherwise
-    one after those of all local ranks.
-
-    Raises:
-        EnvironmentFault: there are too few GPUs.
-    """
-    if device.type != "cuda":
-        return {}
-    ranks, number = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device.index or 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
-    number += 0 if colocate else ranks
-    if number >= len(names):
-        raise EnvironmentFault(
-            f"sampler.colocate is false, which needs {2 * ranks} GPUs for {ranks} ranks, but "
-            f"there are {len(names)}: add GPUs, or lower runner.ranks"
-        )
-    return {"CUDA_VISIBLE_DEVICES": names[number]}
-
-
-def _build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[str, str]:
-    """Returns the worker's environment: one process, no network, little logging."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}
-    return inherited | {
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(runner.threads),
-        "PYTHONWARNINGS": "ignore",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_LOGGING_LEVEL": "ERROR" if device.type == "cpu" else "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-    }

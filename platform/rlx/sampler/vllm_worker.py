@@ -9,22 +9,25 @@ import select
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlx.importing import speed_up_imports
 from rlx.model import PlainDialogue, pretrained_tokenizer
 from rlx.sampler.channel import Channel
 from rlx.sampler.limits import StopStringDetector
 from rlx.sampler.transfer import Group, join_process_group, receive_weights
+from rlx.sampler.vllm_adapters import build_adapter_options, require_adapters, write_adapter
 
 __all__ = ["VllmWorker", "main"]
 
@@ -45,7 +48,11 @@ class VllmWorker:
     """A vLLM engine whose weights are replaced by those of a learner.
 
     Args:
-        settings: `folder` with configuration and tokenizer, and the engine's options.
+        settings: `folder` with configuration and tokenizer, the engine's options, and the `rank`,
+            `alpha` and `layers` of the `adapter` that it takes, or None.
+
+    Raises:
+        ValueError: vLLM does not take such an adapter.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -66,6 +73,9 @@ class VllmWorker:
         memory = {"gpu_memory_utilization": settings["gpu_memory_utilization"]}
         if on_cpu:
             memory = {"kv_cache_memory_bytes": settings["kv_cache_mb"] << 20}
+        self._adapter: Mapping[str, Any] | None = settings["adapter"]
+        self._adapters = 0  # how many have been loaded
+        self._request: Any = None  # names the adapter for vLLM
         self._llm = LLM(
             model=settings["folder"],
             load_format="dummy",  # the rank sends the weights next, as after every update
@@ -85,7 +95,10 @@ class VllmWorker:
             disable_log_stats=True,
             seed=0,
             **memory,
+            **build_adapter_options(self._adapter),
         )
+        if self._adapter:
+            self._llm.apply_model(partial(require_adapters, layers=self._adapter["layers"]))
         self._ends: list[int] = settings["end_ids"]
         tokenizer = pretrained_tokenizer(Path(settings["folder"]))
         self._read = PlainDialogue(tokenizer, self._ends).read
@@ -105,6 +118,8 @@ class VllmWorker:
             self._asleep = False
         if message["ask"] == "load":
             return self._load(message, channel)
+        if message["ask"] == "adapt":
+            return self._load_adapter(self._receive(message, channel))
         return {"rows": self._generate(message["rows"], message["sampling"])}
 
     def _sleep(self) -> dict[str, Any]:
@@ -116,16 +131,44 @@ class VllmWorker:
 
     def _load(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
         """Loads the rank's weights. If this fails, the model is in an undefined state."""
+        iterator = self._receive(message, channel)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
+        self._request = None  # vLLM drops adapters of former weights
+        self._refresh()
+        return {}
+
+    def _receive(
+        self, message: Mapping[str, Any], channel: Channel
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Receives what the rank sends after `message`."""
         if message["way"] == "nccl" and self._group is None:
             self._group = join_process_group(Path(message["place"]), 1, self._device)
-        iterator = receive_weights(message, channel, self._device, self._group)
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
-        self._refresh()
+        return receive_weights(message, channel, self._device, self._group)
+
+    def _load_adapter(self, weights: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
+        """Loads an adapter under a number of its own: of a number that it knows, vLLM keeps the
+        adapter that it has."""
+        from vllm.lora.request import LoRARequest
+
+        assert self._adapter is not None
+        engine = self._llm.llm_engine
+        if self._request:
+            engine.remove_lora(self._request.lora_int_id)
+        self._adapters += 1
+        with tempfile.TemporaryDirectory() as folder:
+            write_adapter(self._adapter, weights, Path(folder))
+            self._request = LoRARequest(f"adapter {self._adapters}", self._adapters, folder)
+            if not engine.add_lora(self._request):
+                raise RuntimeError("vLLM did not take the adapter")
+        self._empty_prefix_cache()
         return {}
 
     def _refresh(self) -> None:
         """Drops what vLLM caches of the previous weights, which reloading alone does not."""
         self._llm.apply_model(repack_matrices)
+        self._empty_prefix_cache()
+
+    def _empty_prefix_cache(self) -> None:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache")
 
@@ -138,7 +181,8 @@ class VllmWorker:
         pending = {str(number): _PendingCompletion() for number in range(len(rows))}
         for number, (context, seed) in enumerate(rows):
             params = self._params(sampling, seed)
-            engine.add_request(str(number), {"prompt_token_ids": context}, params)
+            prompt = {"prompt_token_ids": context}
+            engine.add_request(str(number), prompt, params, lora_request=self._request)
         ended = set()
         while engine.has_unfinished_requests():
             for output in engine.step():

@@ -43,6 +43,7 @@ _LATER_DEFAULTS: Final = (
     (("rollout",), "max_prompt_tokens", None),
     (("rollout",), "curriculum", None),
     (("rollout",), "self_play", None),
+    (("sampler",), "adapters", "swap"),
     (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
     (("loss",), "temperatures", [1.0, 1.05]),

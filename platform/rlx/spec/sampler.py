@@ -43,6 +43,10 @@ class VllmSamplerSpec(SamplerPlugin):
     """How the learner's weights are transferred. file: through shared memory. ipc: as a handle to
     the rank's copy on the GPU that both use. nccl: as a broadcast to a GPU that is not
     colocated."""
+    adapters: Literal["swap", "merge"] = "swap"
+    """How LoRA adapters arrive. swap: the adapter alone, beside the weights that it adapts, if vLLM
+    takes adapters of this model, otherwise as for merge. merge: all weights, with the adapter
+    added."""
     tolerance: float | None = Field(None, gt=0)
     """Maximum mean difference, in nats, between vLLM's log-probabilities and the learner's under
     the same weights; null: 0.001 in float32, 0.1 in bfloat16."""
