@@ -44,7 +44,7 @@ def begin(folder, *arguments, **environment):
 
 def rlx(folder, *arguments, **environment):
     process = begin(folder, *arguments, **environment)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=LIMIT)
     assert "Traceback" not in err
     return process.returncode, out, err
 

@@ -384,7 +384,6 @@ def test_what_is_begun_is_well_formed(begun):
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.timeout(900)
 def test_what_is_begun_is_typed_strictly(begun):
     """With the repository's own settings, which are strict, and so with its cache."""
     folders = [begun / name for name in BEGUN]

@@ -149,7 +149,6 @@ def test_its_folder_and_its_wheel_are_checked_without_installing(tmp_path):
         assert all(promise["state"] == "kept" for promise in entry["promises"])
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("folder", [EXAMPLE, GUESS], ids=lambda path: path.name)
 def test_its_own_tests_pass(folder, installed_into, tmp_path):
     done = subprocess.run(
@@ -162,7 +161,6 @@ def test_its_own_tests_pass(folder, installed_into, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.timeout(600)
 def test_a_run_uses_its_rewards_estimator_and_mask(rlx, tmp_path):
     valid = rlx("validate", RLCR, sets=USED)
     assert valid.returncode == 0, valid.stderr
@@ -216,7 +214,6 @@ def test_the_game_keeps_its_promises(rlx):
     assert "Its turns are guess, unclear." in done.stdout
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("credit", CREDIT)
 def test_a_game_is_played_to_its_end(credit, rlx, tmp_path):
     sets = {**GAME, **CREDIT[credit]}

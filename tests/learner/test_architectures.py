@@ -18,7 +18,6 @@ QUIET = {
     "PYTHONWARNINGS": "ignore",
     "CUDA_VISIBLE_DEVICES": "",
 }
-pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from rlx.spec import OptimizerSpec
 
 MEASURE = Path(__file__).with_name("measure_learner.py")
 STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
-pytestmark = pytest.mark.timeout(900)  # the first test waits for all measurements
 DEALT = {
     1: {"whole": [[5]], "several": [[1, 1, 1, 2]], "cut": [[1, 1, 1, 1, 1, 1]]},
     2: {"whole": [[2], [3]], "several": [[1, 1], [1, 2]], "cut": [[1, 1, 1], [1, 1, 1]]},

@@ -23,7 +23,6 @@ FRESH = ["3-whole", "1-adapters"]
 GOES_ON = [(saved, "carried") for saved in SAVED] + [(saved, "fresh") for saved in FRESH]
 QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 QUIET["CUDA_VISIBLE_DEVICES"] = ""  # converting checkpoints is the CPU's work
-pytestmark = pytest.mark.timeout(900)
 
 
 def both(folder, what):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import LIMIT
 
 from rlx.checks import read_spec
 from rlx.model import Vocabulary, build_policy, warm_start_policy
@@ -202,7 +203,7 @@ def test_runs_that_make_the_same_one_do_not_disturb_each_other(tmp_path):
     cut_short(folder)
     command = [sys.executable, "-c", MAKE, str(tmp_path), str(Path(__file__).parent)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    sums = {process.communicate(timeout=200)[0].splitlines()[-1] for process in both}
+    sums = {process.communicate(timeout=LIMIT)[0].splitlines()[-1] for process in both}
     assert [process.returncode for process in both] == [0, 0]
     assert len(sums) == 1
     assert list(tmp_path.iterdir()) == [folder]

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import LIMIT
 from pydantic import ValidationError
 
 from rlx.discovery import build_plugin
@@ -454,7 +455,7 @@ def python(folder, code):
         env=os.environ | offline,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -14,8 +14,6 @@ from rlx.record.time_limit import TimedCaller
 from rlx.stopwatch import Stopwatch
 from rlx_registry import Registry
 
-pytestmark = pytest.mark.timeout(600)
-
 PATIENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "3600", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5"}
 """No timeout of a single read ends a request in these tests."""
 

@@ -15,7 +15,6 @@ from rlx.record.mlflow_store import ensure_store
 from rlx_registry import Registry
 
 pytestmark = [
-    pytest.mark.timeout(300),
     # MLflow's own, under SQLAlchemy 2.1.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
 ]

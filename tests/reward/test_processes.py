@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
 
 from leaving_rewards import ENDS, STARTS, LeavingGame, leaving, run_chunk_slowly, waiting
-from patience import wait_until
+from patience import LIMIT, wait_until
 
 from rlx.plugin import Action, Sample
 from rlx.reward import JobOutcome, PooledHost, RewardJob, RewardPool
@@ -108,7 +108,7 @@ kill_descendants()
 
 def test_a_signal_in_the_midst_of_an_end_leaves_nothing(mark):
     """A worker whose pool closes while it ends its plugins' processes is told to end again."""
-    subprocess.run([sys.executable, "-c", INTERRUPTED, mark], check=True, timeout=600)
+    subprocess.run([sys.executable, "-c", INTERRUPTED, mark], check=True, timeout=LIMIT)
     assert marked(mark) == []
 
 
@@ -177,4 +177,4 @@ def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(pool, mark):
     """The time for the import of plugins must not be added to it."""
     payload = pickle.dumps([job(leaving(how="plainly", end="its deadline"), mark)])
     report = pool._pool.schedule(run_chunk_slowly, args=(payload, (DEADLINE,), 256, 3600.0))
-    assert report.result(timeout=240).fault == FAULTS["its deadline"]
+    assert report.result(timeout=LIMIT).fault == FAULTS["its deadline"]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from forked import cold_starts
-from patience import LIMIT, signal_processes, wait_until
+from patience import LIMIT, signal_processes, stop_process, wait_until
 
 from rlx_registry import Registry, read_body
 
@@ -96,7 +96,7 @@ class Home:
             start_new_session=True,
         )
 
-    def rlx(self, *arguments, sets=(), seconds=300, rehearse=False):
+    def rlx(self, *arguments, sets=(), seconds=LIMIT, rehearse=False):
         return ended(self.begin(*arguments, sets=sets, rehearse=rehearse), seconds)
 
     def json(self, *arguments):
@@ -122,7 +122,7 @@ class Home:
 
     def until(self, condition, what):
         """Waits; slow machines are no failure."""
-        return wait_until(what, condition, limit=2 * LIMIT)
+        return wait_until(what, condition)
 
     def processes(self):
         """Every process that was started for this home, whoever its parent is now."""
@@ -175,8 +175,12 @@ def is_asked_to_end(pid):
     return bool(int(line, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def ended(process, seconds=300):
-    out, err = process.communicate(timeout=seconds)
+def ended(process, seconds=LIMIT):
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        stop_process(process)  # also closes its pipes, which a later test would be blamed for
+        raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

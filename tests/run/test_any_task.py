@@ -84,7 +84,6 @@ def test_what_cannot_be_shown_is_refused_before_anything_is_recorded(own_home, e
     assert len(own_home.json("runs")) == before
 
 
-@pytest.mark.timeout(900)
 def test_the_tokenizer_is_trained_and_long_prompts_are_counted(own_home, unbroken):
     folder = Path(own_home.run(unbroken).directory)
     trained = Vocabulary.load_folder(folder / "tokenizer")
@@ -107,7 +106,6 @@ def test_the_loss_of_the_warm_start_is_a_curve(own_home, unbroken):
     assert len(curve) == 5 and curve[-1][1] < curve[0][1]
 
 
-@pytest.mark.timeout(900)
 def test_problems_that_are_never_solved_are_passed_over(own_home, unbroken):
     """A model of 32 channels solves next to none, so all but the first pass are drawn less."""
     with own_home.registry() as registry:
@@ -115,7 +113,6 @@ def test_problems_that_are_never_solved_are_passed_over(own_home, unbroken):
     assert passed[1] == 0 and sum(passed.values()) > 0
 
 
-@pytest.mark.timeout(900)
 def test_a_stopped_run_goes_on_with_the_same_problems(own_home, english, unbroken):
     done = own_home.rlx("submit", english, "-qd", "--again")
     assert done.returncode == 0, done.stderr
@@ -127,7 +124,6 @@ def test_a_stopped_run_goes_on_with_the_same_problems(own_home, english, unbroke
         assert list(find_run_differences(registry, unbroken, run_id)) == []
 
 
-@pytest.mark.timeout(900)
 def test_a_fork_has_the_tokenizer_of_its_checkpoint(own_home, english, unbroken):
     done = own_home.rlx(
         *("submit", english, "-q", "--from-checkpoint", f"{unbroken}@latest"),

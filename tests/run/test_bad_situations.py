@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import LIMIT
 
 from rlx.launch.disk import RESERVE
 from rlx_registry import read_body
-
-pytestmark = pytest.mark.timeout(900)
 
 UP = "import sys; from rlx.cli import main; print('up', flush=True); sys.exit(main())"
 ENDED = {"finished", "failed", "stopped", "lost"}
@@ -108,7 +107,7 @@ def under(home):
 
 def said(process):
     """Exit code, stdout and stderr; nobody is shown a traceback."""
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate(timeout=LIMIT)
     assert "Traceback" not in err
     return process.returncode, out.removeprefix("up\n"), err
 

@@ -11,8 +11,6 @@ import pytest
 from rlx.launch import is_abandoned
 from rlx_registry import HEARTBEAT_LIMIT, Registry
 
-pytestmark = pytest.mark.timeout(600)
-
 KILLER = """
 import json, os, signal, sys
 import rlx.launch.submission, rlx.cli.submit, rlx.discovery

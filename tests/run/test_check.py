@@ -32,8 +32,6 @@ from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 from rlx_registry import Registry, read_body, write_body
 
-pytestmark = pytest.mark.timeout(600)  # starting a run takes half a minute on a busy machine
-
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 END = 0
 

@@ -2,10 +2,7 @@
 
 import re
 
-import pytest
 from pages import dashboard
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def click(client, run_id, action):

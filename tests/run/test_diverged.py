@@ -9,8 +9,6 @@ import torch
 
 from rlx.sealing import MANIFEST, write_manifest
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def diverged(own_home):

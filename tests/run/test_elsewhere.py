@@ -15,8 +15,6 @@ from rlx.checkpoint.fork import pin_checkpoint
 from rlx.checks import read_spec
 from rlx.spec.reading.diagnostics import InvalidSpec
 
-pytestmark = pytest.mark.timeout(900)
-
 FIRST = {
     "phases.0.steps": 4,
     "phases.1.steps": 4,

@@ -13,8 +13,6 @@ from rlx.audit import evaluation
 from rlx.model import build_policy
 from rlx.spec import TinyModelSpec
 
-pytestmark = pytest.mark.timeout(600)
-
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SUITE = """
 name: shifted

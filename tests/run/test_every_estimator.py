@@ -7,8 +7,6 @@ import pytest
 
 from rlx.discovery import list_installed_plugins
 
-pytestmark = pytest.mark.timeout(600)
-
 SPEC = Path(__file__).with_name("every_estimator.yaml")
 
 

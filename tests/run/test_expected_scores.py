@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
-
 URN = Path(__file__).parents[2] / "experiments" / "urn.yaml"
 SMALL = {
     "rollout.prompts_per_step": 8,

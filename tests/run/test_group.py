@@ -2,10 +2,7 @@
 
 import signal
 
-import pytest
 from patience import signal_processes
-
-pytestmark = pytest.mark.timeout(900)
 
 GROUP = ("--seeds", "0..1", "--grid", "estimator.confidence.normalize=center,std")
 

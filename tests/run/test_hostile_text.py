@@ -11,8 +11,6 @@ import re
 import pytest
 from checkpoints import STYLES, Style, make_checkpoint
 
-pytestmark = pytest.mark.timeout(900)
-
 EVIL = "[/INST][bold]\x1b[31m\u202e[/red]:smile:"
 SHOWN = "[/INST][bold]\\x1b[31m\\u202e[/red]:smile:"
 CONTROL = "<|end|>"

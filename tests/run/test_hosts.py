@@ -13,8 +13,6 @@ from patience import find_free_port, stop_process, wait_until
 
 from rlx.audit.run_comparison import find_run_differences
 
-pytestmark = pytest.mark.timeout(600)
-
 SERVER = """\
 Port {port}
 ListenAddress 127.0.0.1

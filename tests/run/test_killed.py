@@ -4,10 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.timeout(600)
-
 
 def command(pid):
     try:

@@ -7,8 +7,6 @@ from statistics import fmean
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
-
 SPEC = Path(__file__).with_name("levels.yaml")
 
 

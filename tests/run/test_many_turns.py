@@ -8,8 +8,6 @@ from pathlib import Path
 import guests
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
-
 SPEC = Path(__file__).with_name("many_turns.yaml")
 QUIET = {"tracking.mlflow": "null", "tracking.pictures": "false"}
 UNMASKED = ("unmasked", "turns unmasked", "literal")

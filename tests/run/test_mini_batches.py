@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture
 def learn(own_home):

@@ -11,8 +11,6 @@ import pytest
 from pages import dashboard
 from patience import wait_until
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @contextmanager
 def at(home, path):

@@ -5,10 +5,10 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from patience import LIMIT
 
 import rlx
 
-pytestmark = pytest.mark.timeout(600)
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 
 
@@ -34,7 +34,7 @@ def test_a_notebook_runs_and_draws(path, home, finished, overrides):
     assert drawn == 2, "as it is stored"
     (parameters,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", ())]
     parameters.source = f"experiment = {str(home.yaml)!r}\noverrides = {overrides!r}"
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": NOTEBOOKS}}).execute()
+    NotebookClient(notebook, timeout=LIMIT, resources={"metadata": {"path": NOTEBOOKS}}).execute()
     assert count_pictures(notebook) == drawn
     assert rlx.submit(home.yaml, *overrides).id == finished.id, "it started no run of its own"
 

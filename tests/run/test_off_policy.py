@@ -49,7 +49,6 @@ def unlike(home, one, other):
         return list(find_run_differences(registry, one, other))
 
 
-@pytest.mark.timeout(900)
 def test_what_is_sampled_ahead_is_one_step_old(home, unbroken):
     with home.registry() as registry:
         found = {name: dict(points) for name, points in registry.results.metrics(unbroken).items()}
@@ -72,13 +71,11 @@ def test_what_is_sampled_ahead_is_one_step_old(home, unbroken):
     )
 
 
-@pytest.mark.timeout(900)
 def test_a_stored_run_keeps_its_identities(home, unbroken):
     done = home.rlx("check", unbroken)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(900)
 def test_stopped_anywhere_and_with_other_checkpoints_it_goes_on_with_what_was_in_flight(
     home, unbroken
 ):
@@ -92,7 +89,6 @@ def test_stopped_anywhere_and_with_other_checkpoints_it_goes_on_with_what_was_in
     assert unlike(home, unbroken, run_id) == []
 
 
-@pytest.mark.timeout(900)
 def test_a_killed_rank_goes_on_with_what_was_in_flight(home, unbroken):
     run_id = begin(home)
     checkpoints = Path(home.run(run_id).directory) / "checkpoints"
@@ -104,7 +100,6 @@ def test_a_killed_rank_goes_on_with_what_was_in_flight(home, unbroken):
     assert unlike(home, unbroken, run_id) == []
 
 
-@pytest.mark.timeout(900)
 def test_two_ranks_draw_the_same_tokens(home, unbroken):
     two = {**home.small, **AHEAD, "runner.ranks": 2}
     done = home.rlx("submit", home.yaml, "-q", "--again", sets=two)

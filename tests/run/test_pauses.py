@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
-
 PATIENCE = 40  # more than a loaded machine needs to import torch
 
 

@@ -13,8 +13,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from rlx.checkpoint.weights import write_weights
 from rlx.spec import ExperimentSpec
 
-pytestmark = pytest.mark.timeout(900)
-
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SYSTEM = "You help."
 WARM = "{steps: 60, batch_size: 16, learning_rate: 1e-2, warmup_steps: 5}"

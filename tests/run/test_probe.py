@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import LIMIT
 
 from rlx.model import build_policy
 from rlx.probe.statistics import GRID
@@ -68,7 +69,7 @@ class Probed:
 
 
 def ended(process):
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=LIMIT)
     return process.returncode, out, err
 
 

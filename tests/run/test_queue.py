@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from hanging_server import serve_hanging
+from patience import LIMIT
 
 from rlx.audit.run_comparison import find_run_differences
 from rlx.launch import is_supervisor
 from rlx_registry import Registry
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,7 @@ def test_a_run_that_has_ended_frees_its_slot_while_mlflow_hangs(place):
             assert is_supervisor(ended.pid, first)  # it still waits for MLflow
             place.until(lambda: place.run(second).status == "finished", "the second to finish")
             server.close()
-            out, err = worker.communicate(timeout=300)
+            out, err = worker.communicate(timeout=LIMIT)
     assert worker.returncode == 0, err
     assert [line.split()[0] for line in out.splitlines()] == [first, second]
     assert not place.processes()  # a worker that exits leaves no supervisor behind

@@ -21,8 +21,6 @@ from rlx.launch import list_packages, open_launcher
 from rlx.launch.ray_launcher import count_places
 from rlx.spec import RunnerSpec
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def cluster():

@@ -7,8 +7,6 @@ import pytest
 from rlx.audit.rescoring import RescoringSummary
 from rlx.reward import RewardEntry, RewardTable
 
-pytestmark = pytest.mark.timeout(600)
-
 SIGMA = "estimator.confidence.normalize=std"
 
 

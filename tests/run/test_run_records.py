@@ -13,8 +13,6 @@ from rlx_registry import BodyError, read_body
 pytestmark = [
     # MLflow's own, under SQLAlchemy 2.1.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-    # Starting a run takes half a minute on a busy machine.
-    pytest.mark.timeout(600),
 ]
 
 STEPS = [1, 2, 3, 4]

@@ -8,8 +8,6 @@ import pytest
 from rlx.reward import RewardEntry, RewardTable
 from rlx.run.collect import RolloutShare, _gather_shares
 
-pytestmark = pytest.mark.timeout(900)
-
 GUEST = '''
 from typing import ClassVar
 

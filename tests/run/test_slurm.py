@@ -5,8 +5,7 @@ import signal
 
 import pytest
 import slurm
-
-pytestmark = pytest.mark.timeout(600)
+from patience import LIMIT
 
 TWO = {"runner.launcher": "{kind: slurm, nodes: 2}", "runner.ranks": 2}
 
@@ -73,7 +72,7 @@ def test_to_the_end_while_others_wait(cluster, there):
     assert cluster.job(job_of(there, waiting))["JobState"] == "CANCELLED"
     assert "Slurm job" not in there.rlx("worker", "--once").stderr, "nothing is left to do"
 
-    out, err = following.communicate(timeout=300)
+    out, err = following.communicate(timeout=LIMIT)
     assert following.returncode == 0, err
     assert "accuracy" in out
     assert attempts(there, "1") == [("queued", 0), ("running", 1), ("finished", 1)]

@@ -19,8 +19,6 @@ from stored_home import unpack_home
 
 from rlx.audit import find_run_differences
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture(scope="module")
 def past(own_home):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from engines import needs_vllm
 
-pytestmark = [needs_vllm, pytest.mark.timeout(900)]
+pytestmark = [needs_vllm]
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
 SETS = {

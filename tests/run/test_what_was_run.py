@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
-
 BREVITY = """
 from rlx.plugin import reward
 

@@ -9,8 +9,6 @@ from playwright.sync_api import expect
 
 from rlx_registry import Registry, read_body
 
-pytestmark = pytest.mark.timeout(1800)  # the first test waits for four runs
-
 RLCR, KG, PROBE = "r-0001", "r-0003", "r-0004"
 LAST = {RLCR: 6, KG: 3, PROBE: 4}
 

@@ -9,8 +9,6 @@ from shown import shown
 
 from rlx_registry import Registry
 
-pytestmark = pytest.mark.timeout(600)
-
 CORPUS = [
     (entry["name"], entry["text"] * entry.get("times", 1))
     for entry in map(json.loads, Path(__file__).with_name("hostile.jsonl").read_text().splitlines())

@@ -7,8 +7,6 @@ import pytest
 from browsing import draw_sections, served
 from shown import submit
 
-pytestmark = pytest.mark.timeout(1800)  # the first test waits for four runs
-
 PAGES = {
     "runs": "/",
     "run": "/runs/r-0001",
