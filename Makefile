@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-launch test-rooms-a-m test-rooms-n-z test-crowded coverage check bench golden docs bias peers screenshots recording suite study shelf release gpu-check clean
+.PHONY: install demo test test-runs test-kills test-machines test-rooms-a-m test-rooms-n-z test-crowded coverage check bench golden docs bias peers screenshots recording suite study shelf release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -24,20 +24,25 @@ $(INSTALLED): pyproject.toml .ci/constraints.txt
 demo: install  ## a language model learns to say how sure it is; several minutes
 	$(BIN)/rlx submit experiments/rlcr.yaml
 
-test: install  ## every test, in four parts, three of them side by side
-	$(MAKE) --jobs 3 test-launch test-runs test-rooms-n-z test-rooms-a-m
+test: install  ## every test, in five parts, three of them side by side
+	$(MAKE) --jobs 3 --keep-going test-kills test-machines test-rooms-n-z test-runs test-rooms-a-m
 
-# Parts that take about as long: whole runs; what starts, interrupts and ends runs, which mostly
-# waits; and everything else in two. Each is one process, since its files share their runs.
+# Parts that take about as long: whole runs; what interrupts and ends runs, and what starts them on
+# several machines, which mostly wait; and everything else in two. Each is one process, since its
+# files share their runs. The longest begin first.
 # Runs start as forks of a process that has the libraries, but for tests that need a new interpreter.
-LAUNCH = elsewhere group hang_watch hosts killed leftovers pauses queue ray resume slurm team_registry vllm
+KILLS = hang_watch killed leftovers pauses queue resume team_registry
+MACHINES = elsewhere group hosts ray slurm vllm
 ROOMS = $(filter-out tests/run/ tests/discovery/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
 FIRST = $(filter $(foreach l,a b c d e f g h i j k l m,tests/$l%),$(ROOMS))
 test-runs: install
-	$(BIN)/python -m pytest --forks tests/run/ $(LAUNCH:%=--ignore=tests/run/test_%.py) --durations=15
+	$(BIN)/python -m pytest --forks tests/run/ $(patsubst %,--ignore=tests/run/test_%.py,$(KILLS) $(MACHINES)) --durations=15
 
-test-launch: install
-	$(BIN)/python -m pytest --forks $(LAUNCH:%=tests/run/test_%.py) tests/discovery/ --durations=15
+test-kills: install
+	$(BIN)/python -m pytest --forks $(KILLS:%=tests/run/test_%.py) --durations=15
+
+test-machines: install
+	$(BIN)/python -m pytest --forks $(MACHINES:%=tests/run/test_%.py) tests/discovery/ --durations=15
 
 test-rooms-a-m: install
 	$(BIN)/python -m pytest $(FIRST) --durations=15

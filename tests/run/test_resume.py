@@ -119,22 +119,22 @@ def test_what_differs_is_named(home, unbroken, finished):
         assert said in told
 
 
-@pytest.mark.timeout(3600)  # five runs and more
+@pytest.mark.timeout(3600)  # four runs and more
 def test_kills_at_random_moments(home):
     with cold_starts():
         done = home.rlx(
             "verify-resume",
             home.yaml,
             "--kills",
-            3,
+            2,
             "--at-once",
             2,
             sets={**home.mirrored, **LONGER},
             seconds=3400,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 of 3 killed runs have the same numbers as the uninterrupted run" in done.stdout
+    assert "2 of 2 killed runs have the same numbers as the uninterrupted run" in done.stdout
     equal = re.search(r"MLflow has the registry's points of (\d+) of (\d+) runs", done.stdout)
-    assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 5, done.stdout
+    assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 4, done.stdout
     assert "killed during" in done.stdout
-    assert re.search(r"(uninterrupted run|killed runs)  \d/4 runs", done.stderr), done.stderr
+    assert re.search(r"(uninterrupted run|killed runs)  \d/3 runs", done.stderr), done.stderr

@@ -80,14 +80,14 @@ def test_the_password_is_seen_nowhere(home, url):
             assert PASSWORD.encode() not in Path(folder, name).read_bytes(), name
 
 
-@pytest.mark.timeout(3600)  # four runs and more
+@pytest.mark.timeout(3600)  # three runs and more
 def test_kills_at_random_moments_on_postgresql(home, team):
     fresh = team.url(team.create())
     done = home.rlx(
         "verify-resume",
         home.yaml,
         "--kills",
-        2,
+        1,
         "--at-once",
         2,
         "--registry",
@@ -96,6 +96,6 @@ def test_kills_at_random_moments_on_postgresql(home, team):
         seconds=3400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 of 2 killed runs have the same numbers as the uninterrupted run" in done.stdout
+    assert "1 of 1 killed runs have the same numbers as the uninterrupted run" in done.stdout
     equal = re.search(r"MLflow has the registry's points of (\d+) of (\d+) runs", done.stdout)
-    assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 4, done.stdout
+    assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 3, done.stdout
