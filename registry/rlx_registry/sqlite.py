@@ -15,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -107,8 +107,8 @@ class Sqlite:
     def prepare(self, *, create: bool) -> None:
         """Prepares the file for writing: creates it, sets its journal mode, and upgrades it.
 
-        A file that needs none of this is only read. Concurrent processes are serialized. An older
-        database is first backed up beside itself.
+        A file that needs none of this is only read. Concurrent processes are serialized. A new file
+        is made aside and renamed. An older database is first backed up beside itself.
 
         Raises:
             DatabaseUnavailableError: there is no file and `create` is false, or it cannot be
@@ -121,12 +121,10 @@ class Sqlite:
         if self._is_prepared():
             return
         with self.hold_write_turn():
-            engine = self.engine("migrate")
-            try:
-                self._set_journal_mode(engine)
-                self._migrate(engine)
-            finally:
-                engine.dispose()
+            if self.path.exists():
+                self._bring_up_to_date()
+            else:
+                self._create()
 
     def check(self, reader: Engine) -> None:
         """Checks the file's revision.
@@ -214,6 +212,22 @@ class Sqlite:
         finally:
             engine.dispose()
         return revision == schema.REVISIONS[-1] and mode == _choose_journal_mode(network)
+
+    def _create(self) -> None:
+        """Makes the file aside and renames it: whoever is killed meanwhile leaves no part of it."""
+        aside = replace(self, path=self.path.with_name(f"{self.path.name}.new"))
+        for end in ("", "-wal", "-shm", "-journal"):  # left by one who was
+            aside.path.with_name(aside.path.name + end).unlink(missing_ok=True)
+        aside._bring_up_to_date()
+        aside.path.rename(self.path)
+
+    def _bring_up_to_date(self) -> None:
+        engine = self.engine("migrate")
+        try:
+            self._set_journal_mode(engine)
+            self._migrate(engine)
+        finally:
+            engine.dispose()
 
     def _lock_file(self, *, make_folder: bool = False) -> TextIO:
         path = self.path

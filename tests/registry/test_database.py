@@ -127,6 +127,24 @@ def test_a_failed_upgrade_leaves_the_database_as_it_was(path, future):
     assert here == [(schema.REVISIONS[-2],)]  # the last is the one that failed
 
 
+def test_one_that_is_interrupted_while_it_is_made_leaves_no_part_of_it(path, monkeypatch):
+    """A reader would take that for somebody else's database."""
+
+    def interrupt(connection):
+        connection.exec_driver_sql("CREATE TABLE half (a)")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rlx_registry.schema.upgrade_schema", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            Registry.open(f"sqlite:///{path}")
+    assert not path.exists()
+    Registry.open(f"sqlite:///{path}").close()
+    with Registry.open(f"sqlite:///{path}", read_only=True) as registry:
+        assert registry.runs() == []
+    assert not list(path.parent.glob("*.new*"))
+
+
 def test_somebody_elses_tables_are_left_alone(path):
     query(path, "CREATE TABLE alembic_version (version_num TEXT)")
     query(path, "INSERT INTO alembic_version VALUES ('mlflow')")
