@@ -83,6 +83,15 @@ class Cluster:
         """Whether both nodes wait for work."""
         return self.call("sinfo", "--noheader", "--format=%t %D") == f"idle {len(NODES)}"
 
+    def hurry(self, job_id: str) -> None:
+        """Has a requeued job start at once, which otherwise waits for two minutes."""
+        wait_until("the job to wait for its time", lambda: self._is_delayed(job_id))
+        self.call("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+
+    def _is_delayed(self, job_id: str) -> bool:
+        job = self.job(job_id)
+        return (job["JobState"], job["Reason"]) == ("PENDING", "BeginTime")
+
     def start(self, name: str, *command: str) -> None:
         """Starts a daemon in the foreground."""
         with (self.folder / f"{name}.out").open("ab") as log:
