@@ -4,6 +4,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from pages import Page, dashboard
 
 from rlx.reward import RewardEntry, RewardTable
 from rlx.run.collect import RolloutShare, _gather_shares
@@ -135,6 +136,17 @@ def test_both_players_are_recorded_and_one_or_both_learn(own_home, finished):
 def test_a_run_in_self_play_is_rescored_to_the_bit(own_home, finished):
     told = own_home.json("rescore", finished.id)
     assert told["same"], [c for c in told["changes"] if c["changed"]]
+
+
+def test_the_dashboard_says_whose_turns_are_whose(own_home, finished):
+    client = dashboard(f"sqlite:///{own_home.path}/registry.db")
+    address = f"/runs/{finished.id}/rollouts/1"
+    first, *_, last = client.get(f"{address}.json").json()["trees"]
+    assert (first["player"], last["player"]) == (0, 1)
+    page = Page(client.get(address).text).text
+    assert "player 0" in page and "player 1" in page
+    row = last["rows"][0]["row"]
+    assert "player 1" in Page(client.get(f"{address}/{row}").text).text
 
 
 def test_ranks_give_their_trees_back_in_the_order_of_the_problems():

@@ -3,6 +3,7 @@
 import itertools
 import random
 import statistics
+from dataclasses import replace
 from typing import ClassVar
 
 from rlx.plugin import (
@@ -298,6 +299,47 @@ class Trusting(Echo):
 
     def step(self, state, action):
         return super().step({**state, "first": action.text[0]}, action)
+
+
+class InTurn(Echo):
+    """Two players speak in turn."""
+
+    self_play: ClassVar[bool] = True
+    examples: ClassVar[tuple[Episode, ...]] = (
+        *Echo.examples,
+        Episode(
+            name="both",
+            problem={"word": "stop"},
+            turns=("go", "go", "stop"),
+            kinds=("say", "say", "say"),
+            observations=("1", "2", "3"),
+            self_play=True,
+        ),
+    )
+
+    def step(self, state, action):
+        given = super().step(state, action)
+        return replace(given, player=0 if action.player is None else 1 - action.player)
+
+
+class Selfish(InTurn):
+    """Player 0 goes on and on."""
+
+    def step(self, state, action):
+        return replace(super().step(state, action), player=0)
+
+
+class Whispering(InTurn):
+    """Tells player 1 nothing."""
+
+    examples: ClassVar[tuple[Episode, ...]] = (
+        *Echo.examples,
+        replace(InTurn.examples[-1], observations=()),
+    )
+
+    def step(self, state, action):
+        given = super().step(state, action)
+        return replace(given, observation="") if given.player else given
 
 
 class Shut(Echo):

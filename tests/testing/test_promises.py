@@ -229,6 +229,8 @@ def test_check_task_names_the_promise():
         (bad.Drawn, "repeats its steps", "different steps the second time"),
         (bad.Kept, "repeats its steps", "different steps the second time"),
         (bad.Trusting, "tolerates hostile text", "empty text: IndexError"),
+        (bad.Selfish, "plays both players", "'both': player 1 never has a turn"),
+        (bad.Whispering, "plays both players", "player 1 reads nothing before its first turn"),
     ],
 )
 def test_a_bad_environment_breaks_the_right_promise(environment, promise, says):
@@ -239,6 +241,7 @@ def test_a_bad_environment_breaks_the_right_promise(environment, promise, says):
 def test_a_good_environment_breaks_none():
     check_environment(bad.Echo)
     check_environment(bad.Echo())
+    check_environment(bad.InTurn)
     check_environment(bad.Bare, [{"word": "?"}, {"word": "42"}])
 
 

@@ -81,6 +81,7 @@ class Episode:
         observations: the promised observation after each turn; empty to promise none.
         spans: tags whose contents `Action.spans` holds.
         options: options of the plugin, as in YAML.
+        self_play: whether the turns are those of both players, each of the player whose turn it is.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Episode:
     observations: tuple[str, ...] = ()
     spans: tuple[str, ...] = ("think", "answer")
     options: Mapping[str, Any] = field(default_factory=dict)
+    self_play: bool = False
 
 
 class Environment(Plugin, ABC):

@@ -90,6 +90,12 @@ def environment_checks(
             "time",
             _check_hostile_actions,
         ),
+        (
+            "plays both players",
+            "with an `Action.player`, take the turn of that player, and name the next one in "
+            "`Step.player`; the first observation of player 1 is its prompt",
+            _check_both_players,
+        ),
     )
     return (
         *common_checks(_build_first_environment),
@@ -110,8 +116,8 @@ class _EpisodeCase:
     environment: Environment
     episode: Episode
 
-    def action(self, number: int, text: str, *, forced: bool = False) -> Action:
-        """Turn number `number`, as a run would pass it to the environment."""
+    def action(self, number: int, text: str, *, player: int = 0) -> Action:
+        """Turn number `number` of a player, as a run would pass it to the environment."""
         ends = range(1, len(text) + 1)
         found = find_spans(text, ends, self.episode.spans, first_turn=number == 1)
         return Action(
@@ -119,7 +125,7 @@ class _EpisodeCase:
             spans={name: span.text for name, span in found.items()},
             number=number,
             turns_left=max(0, len(self.episode.turns) - number),
-            forced=forced,
+            player=player if self.episode.self_play else None,
         )
 
     def play_episode(self, *, watched: bool = False) -> list[Step]:
@@ -140,13 +146,16 @@ class _EpisodeCase:
         """
         steps: list[Step] = []
         state = self._assert_answered(host.reset([(self.episode.problem, _SEED)])[0], "its reset")
+        player, taken = 0, [0, 0]
         for number, text in enumerate(self.episode.turns, start=1):
-            (step,) = host.step([(state, self.action(number, text))])
+            taken[player] += 1
+            (step,) = host.step([(state, self.action(taken[player], text, player=player))])
             what = f"turn {number}, {_shorten_turn_text(text)}"
             steps.append(self._assert_answered(step, what))
             if steps[-1].done:
                 break
             state = steps[-1].state
+            player = steps[-1].player if self.episode.self_play else 0
         return steps
 
     def _assert_answered(self, answer: Any, what: str) -> Any:
@@ -297,6 +306,18 @@ def _check_hostile_actions(subject: Subject, extra_problems: _Given) -> None:
                 assert not isinstance(step, HostFault), (
                     f"the turn after hostile text: {step.reason}"
                 )
+
+
+def _check_both_players(subject: Subject, extra_problems: _Given) -> None:
+    if not _build_first_environment(subject).self_play:
+        raise SkipTest("it has one player: its `self_play` is False")
+    cases = [case for case in _build_example_cases(subject) if case.episode.self_play]
+    if not cases:
+        raise SkipTest("no example is a game of both players: give it one with `self_play=True`")
+    for case in cases:
+        seconds = [s.observation for s in case.play_episode() if s.player == 1 and not s.done]
+        assert seconds, f"{case}: player 1 never has a turn"
+        assert seconds[0], f"{case}: player 1 reads nothing before its first turn"
 
 
 def _build_hostile_actions(case: _EpisodeCase, text: str) -> Iterator[Action]:

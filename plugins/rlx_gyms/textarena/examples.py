@@ -40,10 +40,17 @@ def _build_episode(
     kinds: tuple[str, ...],
     done: bool = True,
     opponent: tuple[str, ...] = (),
+    self_play: bool = False,
 ) -> Episode:
-    problem = {"id": game, "config": "{}", "players": 1 + bool(opponent), "seed": 3}
-    options = {"opponent": opponent, "order": "listed"} if opponent else {}
-    return Episode(name=name, problem=problem, turns=turns, kinds=kinds, done=done, options=options)
+    return Episode(
+        name=name,
+        problem={"id": game, "config": "{}", "players": 1 + bool(opponent), "seed": 3},
+        turns=turns,
+        kinds=kinds,
+        done=done,
+        options={"opponent": opponent, "order": "listed"} if opponent else {},
+        self_play=self_play,
+    )
 
 
 _GUESS = "GuessTheNumber-v0"  # the secret is 8
@@ -63,5 +70,13 @@ EPISODES = (
         *("0", "2", "4", "6"),
         kinds=("move",) * 4,
         opponent=tuple(f"[{cell}]" for cell in range(9)),
+    ),
+    _build_episode(
+        "self-play",
+        "TicTacToe-v0",
+        *("0", "1", "4", "2", "8"),
+        kinds=("move",) * 5,
+        opponent=tuple(f"[{cell}]" for cell in range(9)),
+        self_play=True,
     ),
 )

@@ -18,6 +18,7 @@ from rlx_registry import (
 __all__ = [
     "Trees",
     "build_reward_cells",
+    "find_player",
     "find_trees_with_text",
     "list_messages_between",
     "list_path_segments",
@@ -62,6 +63,16 @@ def _read_rollout_body(
         return read(Path(record.directory) / body.path, body.sha256), None
     except BodyError as error:
         return None, str(error)
+
+
+def find_player(record: RunRecord, tree: TreeRecord) -> int | None:
+    """The player that the policy is in a tree of self-play, 0 or 1; None if it is not said."""
+    rollout, phases = record.spec.get("rollout") or {}, record.spec.get("phases") or ()
+    changed = any((phase.get("set") or {}).get("rollout.self_play") for phase in phases)
+    if not (changed or rollout.get("self_play")):
+        return None
+    player = json.loads(tree["problem"]).get("player")
+    return player if player in (0, 1) else None
 
 
 def list_path_segments(tree: TreeRecord, segment: int) -> list[int]:

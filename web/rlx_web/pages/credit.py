@@ -16,7 +16,12 @@ from rlx_registry import (
     TreeRecord,
     get_token_values,
 )
-from rlx_web.pages.bodies import build_reward_cells, list_path_segments, load_tree_records
+from rlx_web.pages.bodies import (
+    build_reward_cells,
+    find_player,
+    list_path_segments,
+    load_tree_records,
+)
 from rlx_web.pages.run import build_run_summary, list_leaf_values
 
 __all__ = ["CHANNELS", "build_credit_page"]
@@ -68,6 +73,7 @@ def build_credit_page(
         "step": step,
         "row": asdict(own),
         "level": kept["level"],
+        "player": find_player(record, body),
         "problem": {k: body[k] for k in ("problem_id", "prompt", "stratum", "role")},
         "previous": rows[at - 1] if at else None,
         "next": rows[at + 1] if at + 1 < len(rows) else None,

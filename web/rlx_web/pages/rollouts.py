@@ -9,6 +9,7 @@ from rlx_registry import NotFoundError, Registry, RolloutIndex, RolloutQuery, Ru
 from rlx_web.pages.bodies import (
     Trees,
     build_reward_cells,
+    find_player,
     find_trees_with_text,
     list_messages_between,
     load_tree_records,
@@ -163,13 +164,15 @@ def _build_step_trees(
     rows = registry.queries.tree_rows(record.id, step, trees)
     bodies, missing = load_tree_records(registry, record, step, trees) if trees else ({}, None)
     found = {
-        tree: _build_rollout_tree(tree, [r for r in rows if r.tree == tree], bodies)
+        tree: _build_rollout_tree(record, tree, [r for r in rows if r.tree == tree], bodies)
         for tree in trees
     }
     return {"trees": list(found.values()), "missing": missing}
 
 
-def _build_rollout_tree(number: int, rows: Sequence[RolloutIndex], bodies: Trees) -> dict[str, Any]:
+def _build_rollout_tree(
+    record: RunRecord, number: int, rows: Sequence[RolloutIndex], bodies: Trees
+) -> dict[str, Any]:
     """A prompt with its rows as a tree; rows whose parent is missing become roots."""
     body = bodies.get(number)
     segments = {} if body is None else {row["row"]: row for row in body["rows"]}
@@ -187,6 +190,7 @@ def _build_rollout_tree(number: int, rows: Sequence[RolloutIndex], bodies: Trees
         "prompt": None if body is None else body["prompt"],
         "stratum": None if body is None else body["stratum"],
         "role": None if body is None else body["role"],
+        "player": None if body is None else find_player(record, body),
         "groups": _group_tree_rows(rows),
         "rows": top,
     }
