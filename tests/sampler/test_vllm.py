@@ -11,6 +11,7 @@ import torch
 from babblers import ANSWER, CONFIDENCE, SPEC, babbler, second_turns
 from engines import has_ended, kill_workers, needs_vllm, workers
 from patience import wait_until
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from rlx.errors import RlxError, SpecError
 from rlx.model import adapter_weights
@@ -121,10 +122,30 @@ def test_logprobs_are_those_of_a_plain_forward(policy, requests, two_turns, turn
     assert furthest(policy, asked, given, temperature) <= 5e-5
 
 
-def test_untied_weights_arrive_where_vllm_has_no_such_adapters(requests, monkeypatch):
+def mixture(seed):
+    """A mixture of experts, whose embeddings are not tied."""
+    policy = babbler(seed)
+    config = MixtralConfig(
+        vocab_size=policy.model.vocab_size,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_local_experts=4,
+        max_position_embeddings=SPEC.max_position,
+        initializer_range=0.15,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return replace(policy, model=MixtralForCausalLM(config).eval())
+
+
+def test_untied_weights_and_experts_arrive_where_vllm_has_no_such_adapters(requests, monkeypatch):
     monkeypatch.setattr(vllm_engine, "find_target_layers", lambda *_: ["model.layers.0.unheard_of"])
-    source = babbler(4, tied=False)
-    with opened(replace(babbler(3, tied=False), lora=LORA)) as sampler:
+    source = mixture(4)
+    with opened(replace(mixture(3), lora=LORA)) as sampler:
         assert sampler.description.endswith(
             "; LoRA adapters are merged, not swapped "
             "(ValueError: vLLM has no adapters for the layers unheard_of)"

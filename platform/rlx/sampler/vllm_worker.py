@@ -220,11 +220,11 @@ class VllmWorker:
 
 
 def repack_matrices(model: nn.Module) -> None:
-    """Repacks the matrices of tied embeddings.
+    """Repacks the matrices of tied embeddings and of experts.
 
     On the CPU, vLLM multiplies with packed copies of matrices. Reloading repacks those of linear
     layers, but not an output layer that is tied to the embeddings, whose logits would remain those
-    of the old weights.
+    of the old weights, nor the experts of a mixture, which would be read as if they were packed.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -235,6 +235,9 @@ def repack_matrices(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(module)
 
 
 def main(descriptor: int, *folders: str) -> int:
