@@ -28,16 +28,20 @@ def wait_until(what: str, check: Callable[[], Found], limit: float = LIMIT) -> F
 
     Args:
         what: what is waited for, as in "waited 240 s for the run to end".
-        check: called about ten times a second. What it raises ends the wait.
+        check: called about ten times a second, and less often if it takes long, for what it starts
+            would keep the machine from what is waited for. What it raises ends the wait.
 
     Raises:
         AssertionError: there was none in time; the message has the last value.
     """
-    end = time.monotonic() + limit
+    now = time.monotonic()
+    end = now + limit
     while not (found := check()):
-        if time.monotonic() > end:
+        began, now = now, time.monotonic()
+        if now > end:
             raise AssertionError(f"waited {limit:g} s for {what}; last seen: {found!r}")
-        time.sleep(0.1)
+        time.sleep(max(0.1, 3 * (now - began)))
+        now = time.monotonic()
     return found
 
 
