@@ -30,7 +30,7 @@ test: install  ## every test, in five parts, three of them side by side
 # Parts that take about as long: whole runs; what interrupts and ends runs, and what starts them on
 # several machines, which mostly wait; and everything else in two. Each is one process, since its
 # files share their runs. The longest begin first.
-# Runs start as forks of a process that has the libraries, but for tests that need a new interpreter.
+# rlx starts as a fork of a process that has the libraries, but for tests that need a new interpreter.
 KILLS = hang_watch killed leftovers pauses queue resume team_registry
 MACHINES = elsewhere group hosts ray slurm vllm
 ROOMS = $(filter-out tests/run/ tests/discovery/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
@@ -45,10 +45,10 @@ test-machines: install
 	$(BIN)/python -m pytest --forks $(MACHINES:%=tests/run/test_%.py) tests/discovery/ --durations=15
 
 test-rooms-a-m: install
-	$(BIN)/python -m pytest $(FIRST) --durations=15
+	$(BIN)/python -m pytest --forks $(FIRST) --durations=15
 
 test-rooms-n-z: install
-	$(BIN)/python -m pytest $(filter-out $(FIRST),$(ROOMS)) --durations=15
+	$(BIN)/python -m pytest --forks $(filter-out $(FIRST),$(ROOMS)) --durations=15
 
 coverage: install  ## lines and branches that tests run, by room: hours; ARGS="tests/credit tests/loss"
 	$(BIN)/python tests/coverage_rooms.py $(ARGS)

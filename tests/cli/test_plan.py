@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import cold_starts
 
 from rlx.cli import main
 
@@ -18,8 +19,6 @@ EXPERIMENTS = [*sorted(FOLDER.glob("*.yaml")), *SOURCES, *STUDY]
 RLCR = next(path for path in EXPERIMENTS if path.stem == "rlcr")
 KG = next(path for path in EXPERIMENTS if path.stem == "kg")
 CPU_SECONDS = 10
-HUB_SECONDS = 10
-"""More where data come from the hub and answers are mathematics: two packages to import."""
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 GUEST = '''
 from rlx.plugin import reward
@@ -51,13 +50,9 @@ def rlx(folder, *arguments, **environment):
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_experiment_is_planned_in_seconds(path, tmp_path):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def test_every_experiment_is_planned(path, tmp_path):
     done = rlx(tmp_path, "plan", path, "--json", "--html", "out/plan.html")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert done.returncode == 0, done.stderr
-    assert used < CPU_SECONDS + HUB_SECONDS * ("hub:" in path.read_text())
     said = json.loads(done.stdout)
     assert said["ok"] and said["exit_code"] == 0
     assert [f for f in said["findings"] if f["severity"] == "error"] == []
@@ -69,6 +64,17 @@ def test_every_experiment_is_planned_in_seconds(path, tmp_path):
     assert all(phase["memory"]["total"] > 0 for phase in said["phases"]), "no files are needed"
     assert (tmp_path / "out" / "plan.html").read_text().startswith("<!doctype html>")
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("path", [RLCR, KG], ids=lambda path: path.stem)
+def test_a_plan_takes_seconds(path, tmp_path):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with cold_starts():
+        done = rlx(tmp_path, "plan", path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used < CPU_SECONDS
 
 
 def test_tables_for_people(tmp_path):
