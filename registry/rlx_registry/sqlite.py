@@ -118,6 +118,9 @@ class Sqlite:
         if not create:
             self._require()
         self._lock_file(make_folder=True).close()  # reports a file system that cannot be written
+        network = _find_network_disk(self.path.parent)
+        if network is not None:
+            _warn_of_network_disk(self.path, network)
         if self._is_prepared():
             return
         with self.hold_write_turn():
@@ -201,9 +204,6 @@ class Sqlite:
         """Whether the file has the newest revision and the right journal mode."""
         if not self.path.exists():
             return False
-        network = _find_network_disk(self.path.parent)
-        if network is not None:
-            _warn_of_network_disk(self.path, network)
         engine = self.engine("read")
         try:
             with engine.connect() as connection:
@@ -211,7 +211,7 @@ class Sqlite:
                 revision = schema.find_revision(connection, self.label)
         finally:
             engine.dispose()
-        return revision == schema.REVISIONS[-1] and mode == _choose_journal_mode(network)
+        return revision == schema.REVISIONS[-1] and mode == self._choose_journal_mode()
 
     def _create(self) -> None:
         """Makes the file aside and renames it: whoever is killed meanwhile leaves no part of it."""
@@ -240,14 +240,15 @@ class Sqlite:
                 raise DatabaseUnwritableError(path, error.errno, str(error.strerror)) from error
             raise DatabaseUnavailableError(f"cannot write registry {path}: {error}") from error
 
+    def _choose_journal_mode(self) -> str:
+        """No write-ahead log on a network disk, which cannot share its index."""
+        return "wal" if _find_network_disk(self.path.parent) is None else "delete"
+
     def _set_journal_mode(self, engine: Engine) -> None:
         # The mode cannot change in a transaction, which every SQLAlchemy connection opens.
-        network = _find_network_disk(self.path.parent)
-        if network is not None:
-            _warn_of_network_disk(self.path, network)
         raw = engine.raw_connection()
         try:
-            raw.cursor().execute(f"PRAGMA journal_mode={_choose_journal_mode(network)}")
+            raw.cursor().execute(f"PRAGMA journal_mode={self._choose_journal_mode()}")
         finally:
             raw.close()
 
@@ -282,10 +283,6 @@ def _find_network_disk(folder: Path) -> str | None:
         return file_systems.network_file_system(folder)
     except OSError:
         return None  # opening the file reports what is wrong with its folder
-
-
-def _choose_journal_mode(network: str | None) -> str:
-    return "wal" if network is None else "delete"
 
 
 @cache
