@@ -76,11 +76,15 @@ def test_a_broadcast_ends_with_the_worker(tmp_path):
     leaving = "import os, sys; from pathlib import Path; "
     leaving += "from rlx.sampler.transfer import join_process_group; "
     leaving += (
-        "import torch; join_process_group(Path(sys.argv[1]), 1, torch.device('cpu')); os._exit(0)"
+        "import torch; join_process_group(Path(sys.argv[1]), 1, torch.device('cpu')); "
+        "sys.stdin.read(); os._exit(0)"
     )
-    worker = subprocess.Popen([sys.executable, "-c", leaving, str(tmp_path / "meeting")])
+    worker = subprocess.Popen(
+        [sys.executable, "-c", leaving, str(tmp_path / "meeting")], stdin=subprocess.PIPE
+    )
     group = join_process_group(tmp_path / "meeting", 0, CPU)
-    assert worker.wait(LIMIT) == 0
+    worker.communicate(timeout=LIMIT)  # it leaves when both have met
+    assert worker.returncode == 0
     large = {"a": torch.ones(4_000_000)}
     published = publish_weights("nccl", large, torch.float32, CPU, (tmp_path, tmp_path))
     theirs.close()
