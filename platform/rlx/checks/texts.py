@@ -26,6 +26,7 @@ __all__ = ["check_texts"]
 FEW, MANY = 16, 256
 """Problems of each set that `rlx validate` and `rlx submit` check."""
 
+_OF_ENVIRONMENT = "rollout.environment: "
 _TAG = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>")
 
 
@@ -112,6 +113,9 @@ def _build_diagnostic(fault: TextFault) -> Diagnostic:
 
 def _build_task_fault(error: Exception) -> Diagnostic:
     why = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")
+    if why.startswith(_OF_ENVIRONMENT):
+        message = why.removeprefix(_OF_ENVIRONMENT)
+        return Diagnostic(kind="plugin", message=message, path=("rollout", "environment"))
     if isinstance(error, RlxError):
         path: KeyPath = ("model", "tokenizer") if "tokenizer" in why else ("task",)
         message = why.removeprefix("model.tokenizer: ")

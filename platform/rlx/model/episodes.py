@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from rlx.errors import PluginError
 from rlx.model.dialogue import ModelDialogue
 from rlx.plugin import Environment, Problem, Rehearsed, Step, Task
 from rlx.rollout import (
@@ -126,6 +128,17 @@ def _parse_turn(
     return text, {name: span.text for name, span in spans.items()}
 
 
+def _begin_episode(host: LocalHost, problem: Problem, seed: int) -> Any:
+    try:
+        (state,) = host.reset([(problem.fields, derive_seed(seed, "environment"))])
+    except Exception as error:
+        raise PluginError(
+            f"rollout.environment: it cannot begin with the task's problem {problem.id!r}: "
+            f"{type(error).__name__}: {error}; it may be made for the problems of another task"
+        ) from error
+    return state
+
+
 def _iterate_environment_turns(
     plan: EnvironmentPlan,
     problem: Problem,
@@ -140,7 +153,7 @@ def _iterate_environment_turns(
     In self-play the script plays both players, and the turns of one are yielded.
     """
     host = LocalHost(environment)
-    (state,) = host.reset([(problem.fields, derive_seed(seed, "environment"))])
+    state = _begin_episode(host, problem, seed)
     sides = tuple(_ScriptedPlayer() for _ in range(plan.players))
     sides[0].opening = plan.opening(problem, dialogue).token_ids
     mover = 0
