@@ -2,7 +2,12 @@
 
 import pytest
 
-from rlx.run.alarms import AlarmWatch, find_no_gradient, find_over_querying
+from rlx.run.alarms import (
+    AlarmWatch,
+    find_invalid_turns,
+    find_no_gradient,
+    find_over_querying,
+)
 from rlx.spec import SingleRolloutSpec
 
 
@@ -43,6 +48,30 @@ def test_it_tells_what_it_saw_and_what_causes_it():
     assert "25% of the queries repeat earlier ones" in told
     assert "summed" in told and "repeated query is rewarded" in told
     assert "repeat earlier ones" not in find_over_querying(steps(RISING), 4)
+
+
+def rejected(*shares):
+    return [{"environment/turn/invalid": share} for share in shares]
+
+
+@pytest.mark.parametrize(
+    ("history", "goes_off"),
+    [
+        (rejected(0.03, 0.1, 0.2, 0.5, 0.9, 0.95, 1.0), True),
+        (rejected(0.03, 0.1, 0.2, 0.5, 0.9, 0.95), False),  # two steps
+        (rejected(0.03, 0.1, 0.2, 0.9, 0.95, 1.0, 0.8), False),  # it was over
+        (rejected(*[0.95] * 9), False),  # it has learned nothing yet
+        ([*rejected(0.0, 0.0, 0.0), {}, *rejected(1.0, 1.0, 1.0), {}], True),
+        (steps(RISING), False),  # an environment without such turns
+    ],
+)
+def test_it_goes_off_when_a_policy_learns_invalid_turns(history, goes_off):
+    assert (find_invalid_turns(history) is not None) == goes_off
+
+
+def test_it_tells_how_many_turns_are_invalid():
+    told = find_invalid_turns(rejected(0.0, 0.06, 0.0, 0.9, 0.95, 1.0))
+    assert "95% of the turns are now invalid, up from 2% at the start" in told
 
 
 IDLE = {"rollout/zero_signal_answer": 1.0, "rollout/zero_signal_confidence": 1.0}

@@ -9,14 +9,17 @@ from rlx.record import Recorder
 from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
 from rlx_registry import IDLE_STEPS
 
-__all__ = ["AlarmWatch", "find_no_gradient", "find_over_querying"]
+__all__ = ["AlarmWatch", "find_invalid_turns", "find_no_gradient", "find_over_querying"]
 
 SUSTAINED = 3
 """Consecutive steps that must show the pattern, and first steps that form the baseline."""
 FULL, RISE, REPEATS = 0.85, 1.4, 0.10
 """Thresholds: share of the allowed turns, growth of turns, share of turns that repeat others."""
+FEW, MOST = 0.5, 0.9
+"""Thresholds of the share of invalid turns: in the first steps, and in the latest."""
 
 _TURNS, _INFO = "environment/turns", "environment/info/"
+_INVALID = "environment/turn/invalid"
 
 
 def find_over_querying(
@@ -62,6 +65,25 @@ def _is_over_querying(
     return turns >= FULL * max_turns and (repeats or turns >= RISE * began)
 
 
+def find_invalid_turns(history: Sequence[Mapping[str, float]]) -> str | None:
+    """Detects a policy that has learned to take turns that its environment rejects.
+
+    Args:
+        history: metrics of the phase's steps so far, from the first. Environments name the kind of
+            such turns `invalid`.
+    """
+    shares = [figures[_INVALID] for figures in history if _INVALID in figures]
+    first, latest = shares[:SUSTAINED], shares[-SUSTAINED:]
+    if len(shares) < 2 * SUSTAINED or np.mean(first) > FEW or min(latest) < MOST:
+        return None
+    return (
+        f"invalid turns: {np.mean(latest):.0%} of the turns are now invalid, up from "
+        f"{np.mean(first):.0%} at the start of the phase. The usual cause is that an invalid turn "
+        "earns more than a valid one, for example where every valid turn costs something: compare "
+        "what both earn with rlx samples"
+    )
+
+
 def find_no_gradient(step: int, history: Sequence[Mapping[str, float]]) -> str | None:
     """Detects that the latest steps changed nothing: no token of any group had an advantage.
 
@@ -102,6 +124,8 @@ class AlarmWatch:
         """Adds the metrics of a step; an alarm is recorded if there is a recorder."""
         self._history.append(figures)
         alarms = {"no_gradient": find_no_gradient(step, self._history)}
+        if self._max_turns is not None:
+            alarms["invalid_turns"] = find_invalid_turns(self._history)
         if self._max_turns is not None and "over_querying" not in self._raised:
             alarms["over_querying"] = find_over_querying(
                 self._history, self._max_turns, self._repeats
