@@ -190,7 +190,7 @@ def test_a_damaged_result_is_named_and_made_again(tmp_path, damage, words):
 MAKE = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_warm_start import warm
 told = []
 _, watched, _, trained = warm(Path(sys.argv[1]), tell=told.append)
@@ -201,7 +201,8 @@ print(float(sum(p.double().abs().sum() for p in trained.values())))
 def test_runs_that_make_the_same_one_do_not_disturb_each_other(tmp_path):
     folder, *_ = warm(tmp_path)
     cut_short(folder)
-    command = [sys.executable, "-c", MAKE, str(tmp_path), str(Path(__file__).parent)]
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", MAKE, str(tmp_path), str(here), str(here.parent)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     sums = {process.communicate(timeout=LIMIT)[0].splitlines()[-1] for process in both}
     assert [process.returncode for process in both] == [0, 0]
