@@ -58,8 +58,8 @@ def rejected(*shares):
     ("history", "goes_off"),
     [
         (rejected(0.03, 0.1, 0.2, 0.5, 0.9, 0.95, 1.0), True),
-        (rejected(0.03, 0.1, 0.2, 0.5, 0.9, 0.95), False),  # two steps
-        (rejected(0.03, 0.1, 0.2, 0.9, 0.95, 1.0, 0.8), False),  # it was over
+        (rejected(0.03, 0.1, 0.2, 0.5, 0.9, 0.95), False),  # two steps of many
+        (rejected(0.03, 0.1, 0.2, 0.9, 0.95, 1.0, 0.7), False),  # it was over
         (rejected(*[0.95] * 9), False),  # it has learned nothing yet
         ([*rejected(0.0, 0.0, 0.0), {}, *rejected(1.0, 1.0, 1.0), {}], True),
         (steps(RISING), False),  # an environment without such turns

@@ -15,7 +15,7 @@ SUSTAINED = 3
 """Consecutive steps that must show the pattern, and first steps that form the baseline."""
 FULL, RISE, REPEATS = 0.85, 1.4, 0.10
 """Thresholds: share of the allowed turns, growth of turns, share of turns that repeat others."""
-FEW, MOST = 0.5, 0.9
+FEW, MOST = 0.5, 0.8
 """Thresholds of the share of invalid turns: in the first steps, and in the latest."""
 
 _TURNS, _INFO = "environment/turns", "environment/info/"
