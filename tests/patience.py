@@ -27,7 +27,7 @@ def wait_until(what: str, check: Callable[[], Found], limit: float = LIMIT) -> F
     """Returns the first value of `check` that counts as true.
 
     Args:
-        what: what is waited for, as in "waited 240 s for the run to end".
+        what: what is waited for, as in "waited 600 s for the run to end".
         check: called about ten times a second, and less often if it takes long, for what it starts
             would keep the machine from what is waited for. What it raises ends the wait.
 

@@ -83,7 +83,7 @@ class Cluster:
         """Whether both nodes wait for work."""
         return self.call("sinfo", "--noheader", "--format=%t %D") == f"idle {len(NODES)}"
 
-    def hurry(self, job_id: str) -> None:
+    def start_requeued_job(self, job_id: str) -> None:
         """Has a requeued job start at once, which otherwise waits for two minutes."""
         wait_until("the job to wait for its time", lambda: self._is_delayed(job_id))
         self.call("scontrol", "update", f"JobId={job_id}", "StartTime=now")

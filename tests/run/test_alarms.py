@@ -104,6 +104,6 @@ def test_each_stretch_without_a_gradient_is_recorded_once():
 
     watch = AlarmWatch(SingleRolloutSpec(), None)
     for step, figures in enumerate([*[IDLE] * 7, LEARNS, *[IDLE] * 6], 1):
-        watch.look(step, figures, Kept())
+        watch.observe_step(step, figures, Kept())
     first, second = (f"no gradient: steps {steps}" for steps in ("1 to 5", "9 to 13"))
     assert events == [("no_gradient", m, "warning") for m in (first, second)]

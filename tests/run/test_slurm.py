@@ -96,7 +96,7 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
     there.until(lambda: status(there, run) == "queued", "it to wait again")
     assert "Slurm requeued job" in reason(there, run)
     kept = there.run(run).step
-    cluster.hurry(job_of(there, run))
+    cluster.start_requeued_job(job_of(there, run))
     there.until(lambda: trains(2), "it to go on")
     assert there.run(run).step > kept
 
@@ -104,7 +104,7 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
     there.until(lambda: status(there, run) == "queued", "the node to be missed")
     there.until(lambda: not there.processes(), "ranks on the lost node to leave")
     cluster.start_node("n2")
-    cluster.hurry(job_of(there, run))
+    cluster.start_requeued_job(job_of(there, run))
     there.until(lambda: status(there, run) == "running", "it to go on")
     third = there.run(run).attempt
     there.until(lambda: trains(third), "it to train")

@@ -120,7 +120,9 @@ class AlarmWatch:
         self._history: list[Mapping[str, float]] = []
         self._raised: set[str] = set()
 
-    def look(self, step: int, figures: Mapping[str, float], recorder: Recorder | None) -> None:
+    def observe_step(
+        self, step: int, figures: Mapping[str, float], recorder: Recorder | None
+    ) -> None:
         """Adds the metrics of a step; an alarm is recorded if there is a recorder."""
         self._history.append(figures)
         alarms = {"no_gradient": find_no_gradient(step, self._history)}

@@ -265,7 +265,7 @@ def _train_phase(
         context.progress.show(Progress(f"training: {phase.name}", done + 1, phase.steps, note))
         if context.recorder:
             print(f"step {step}/{context.spec.steps}  {phase.name}  {note}", flush=True)
-        watch.look(step, stepped.figures, context.recorder)
+        watch.observe_step(step, stepped.figures, context.recorder)
         _run_due_evaluations(context, base, step)
         at = ResumePoint(step, cursor, learned, number, done + 1, controllers)
         stopping = any(context.ranks.gather(stop.requested))
