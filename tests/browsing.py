@@ -12,10 +12,17 @@ from typing import Any
 import pytest
 from patience import LIMIT, stop_process
 
-__all__ = ["Visit", "browser", "draw_sections", "served"]
+__all__ = ["Tabs", "Visit", "browser", "draw_sections", "served"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+LEAN = (
+    "--disable-gpu",
+    "--disable-software-rasterizer",
+    "--renderer-process-limit=1",
+    "--disable-features=SpareRendererForSitePerProcess",
+)
+"""Neither a graphics card made up by software nor processes kept for later."""
 
 
 def missing() -> str | None:
@@ -46,7 +53,8 @@ def browser() -> Iterator[Any]:
     path = next(found for name in NAMES if (found := shutil.which(name)))
     with sync_playwright() as playwright:
         # Where we are root, as in containers, its sandbox does not start.
-        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", OFFLINE])
+        flags = ["--no-sandbox", OFFLINE, *LEAN]
+        opened = playwright.chromium.launch(executable_path=path, args=flags)
         try:
             yield opened
         finally:
@@ -80,21 +88,52 @@ def served(url: str) -> Iterator[str]:
         stop_process(process)
 
 
+DRAW = """async () => {
+  for (const section of document.querySelectorAll("[data-section]")) {
+    section.scrollIntoView();
+    while (!section.hasAttribute("data-ready")) await new Promise(requestAnimationFrame);
+  }
+}"""
+
+
 def draw_sections(page: Any) -> None:
     """Has a page draw every section; what is drawn later would move what a test points at."""
-    for section in page.locator("[data-section]").all():
-        section.scroll_into_view_if_needed()
-        section.locator("xpath=self::*[@data-ready]").wait_for()
+    page.evaluate(DRAW)
 
 
-class Visit:
-    """A tab, and everything about it that must not happen."""
+class Tabs:
+    """Tabs that share what was fetched from a dashboard: each on its own would start from nothing.
+
+    Args:
+        options: of Playwright's `new_context`.
+    """
 
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
         self.address = address
         self.context = browser.new_context(base_url=address, **options)
         self.context.set_default_timeout(1000 * LIMIT)
-        self.page = self.context.new_page()
+        self.context.on("page", self._note_page)
+        self._is_ours = False
+        self.windows: list[str] = []
+        """Addresses of tabs that nobody here has opened, since the last visit ended."""
+
+    def open_page(self) -> Any:
+        self._is_ours = True
+        page = self.context.new_page()
+        self._is_ours = False
+        return page
+
+    def _note_page(self, page: Any) -> None:
+        if not self._is_ours:
+            self.windows.append(page.url)
+
+
+class Visit:
+    """A tab, and everything about it that must not happen."""
+
+    def __init__(self, tabs: Tabs) -> None:
+        self.tabs, self.address = tabs, tabs.address
+        self.page = tabs.open_page()
         self.faults: list[str] = []
         self.asked: list[str] = []
         self.page.on("console", self._said)
@@ -102,7 +141,6 @@ class Visit:
         self.page.on("dialog", self._opened)
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("requestfailed", lambda request: self.faults.append(f"lost: {request.url}"))
-        self.context.on("page", lambda page: self.faults.append(f"a window: {page.url}"))
 
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning"):
@@ -114,7 +152,9 @@ class Visit:
 
     def close(self) -> None:
         """Ends the visit; says whether anything happened that must not."""
-        self.context.close()
+        self.page.close()
+        windows, self.tabs.windows = self.tabs.windows, []
         aborted = [f for f in self.faults if not f.startswith("lost: " + self.address)]
         elsewhere = [url for url in self.asked if not url.startswith(self.address + "/")]
-        assert (aborted, elsewhere) == ([], []), f"{aborted}, {elsewhere}"
+        found = (aborted, elsewhere, windows)
+        assert found == ([], [], []), found

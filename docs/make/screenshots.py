@@ -134,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--registry", metavar="URL")
     url = parser.parse_args().registry
-    from browsing import Visit, browser, served
+    from browsing import Tabs, Visit, browser, served
 
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +142,7 @@ def main() -> None:
         with browser() as opened, served(url) as address:
             picture_plan(opened, Path(folder))
             for scheme, names in (("light", None), ("dark", ("credit",))):
-                tab = Visit(opened, address, viewport=SIZE, color_scheme=scheme)
+                tab = Visit(Tabs(opened, address, viewport=SIZE, color_scheme=scheme))
                 for name, where in pages(url).items():
                     if names is None or name in names:
                         settled(tab.page, where)

@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from browsing import Visit, browser, served
+from browsing import Tabs, Visit, browser, served
 from designs import made
 from pages import dashboard
 from shown import shown
@@ -86,13 +86,27 @@ def real(home):
         yield address
 
 
+@pytest.fixture(scope="session")
+def enter(chromium):
+    """Begins visits; those of one address with the same options share what was fetched."""
+    kept = {}
+
+    def begin(address, **options):
+        found = f"{address} {sorted(options.items())}"
+        if found not in kept:
+            kept[found] = Tabs(chromium, address, **options)
+        return Visit(kept[found])
+
+    return begin
+
+
 @pytest.fixture
-def visit(chromium):
+def visit(enter):
     """Opens tabs; afterwards none has had an error or asked another server."""
     opened = []
 
     def begin(address, **options):
-        opened.append(Visit(chromium, address, **options))
+        opened.append(enter(address, **options))
         return opened[-1].page
 
     yield begin

@@ -4,7 +4,13 @@
   const brush = canvas.getContext("2d", { willReadFrequently: true });
   canvas.width = canvas.height = 1;
   // The colour behind an element: what is painted by those that it stands in, one over the other.
+  const seen = new Map();
   const over = (colours) => {
+    const key = colours.join();
+    if (!seen.has(key)) seen.set(key, painted(colours));
+    return seen.get(key);
+  };
+  const painted = (colours) => {
     brush.clearRect(0, 0, 1, 1);
     for (const colour of colours) { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1); }
     return [...brush.getImageData(0, 0, 1, 1).data].slice(0, 3);

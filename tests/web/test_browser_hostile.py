@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from browsing import Visit, draw_sections, served
+from browsing import draw_sections, served
 from shown import shown
 
 from rlx_registry import Registry
@@ -56,19 +56,19 @@ def settled(page, path):
 
 
 @pytest.fixture(scope="module")
-def shapes(chromium, plain_site):
-    one = Visit(chromium, plain_site)
+def shapes(enter, plain_site):
+    one = enter(plain_site)
     found = {path: settled(one.page, path) for path in PAGES}
     one.close()
     return found
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_nothing_happens(chromium, shapes, tmp_path, name):
+def test_nothing_happens(enter, shapes, tmp_path, name):
     with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
         shown(registry, tmp_path, TEXTS[name])
     with served(f"sqlite:///{tmp_path}/registry.db") as address:
-        one = Visit(chromium, address)
+        one = enter(address)
         for path in PAGES:
             found = settled(one.page, path)
             unlike = [pair for pair in zip(found, shapes[path], strict=False) if len(set(pair)) > 1]

@@ -24,9 +24,16 @@ WITHOUT_NAME = (
 )
 
 
-def opened(visit, address, path, **options):
-    """A page on which everything that fetches has."""
-    page = visit(address, **options)
+DESK, TELEPHONE = {"width": 1280, "height": 720}, {"width": 375, "height": 800}
+CONTRAST = Path(__file__).with_name("contrast.js").read_text()
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def whole(request, enter, real):
+    """A page as a telephone opens it, on which everything that fetches has and all is unfolded."""
+    path = PAGES[request.param]
+    visit = enter(real, viewport=TELEPHONE)
+    page = visit.page
     page.goto(path)
     if "/rollouts/" in path and path.count("/") == 5:
         page.locator("body[data-ready]").wait_for()
@@ -37,30 +44,68 @@ def opened(visit, address, path, **options):
         "document.querySelectorAll('.fold[aria-expanded=false]').forEach((e) => e.click())"
     )
     page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
-    return page
+    yield page
+    visit.close()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_control_can_be_reached_by_tab_and_has_a_name(visit, real, name):
-    page = opened(visit, real, PAGES[name])
+@pytest.fixture
+def narrow(whole):
+    """The page on a telephone."""
+    whole.set_viewport_size(TELEPHONE)
+    return whole
+
+
+@pytest.fixture
+def wide(whole):
+    """The page on a desk."""
+    whole.set_viewport_size(DESK)
+    return whole
+
+
+def test_nothing_is_wider_than_a_telephone(narrow):
+    page = narrow
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert page.locator("h1").first.bounding_box()["x"] >= 0
+    too_wide = page.evaluate("""() => [...document.querySelectorAll("body *")].filter((e) => {
+        const box = e.getBoundingClientRect();
+        if (!box.width || box.right <= 376 || !e.checkVisibility()) return false;
+        for (let p = e; p; p = p.parentElement)
+          if (["auto", "scroll", "hidden"].includes(getComputedStyle(p).overflowX)) return false;
+        return !e.closest(".skip");
+      }).map((e) => e.localName + "." + e.className)""")
+    assert too_wide == []
+    for value in page.locator("#spec td.text, .mates td.text").all()[:1]:  # beside its name
+        box = value.bounding_box()
+        assert box["x"] + box["width"] <= 375
+
+
+def test_every_control_can_be_reached_by_tab_and_has_a_name(wide):
+    page = wide
     page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
     wanted = page.evaluate(
         """(controls) => [...document.querySelectorAll(controls)]
              .filter((e) => e.checkVisibility({ visibilityProperty: true })).length""",
         CONTROLS,
     )
-    page.evaluate("window.reached = new Set()")
+    page.evaluate(
+        """(controls) => {
+             window.reached = new Set(); window.unseen = [];
+             addEventListener("focusin", ({ target }) => {
+               if (target.matches(controls)) reached.add(target);
+               if (["0px", ""].includes(getComputedStyle(target).outlineWidth))
+                 unseen.push(target.outerHTML);
+             });
+           }""",
+        CONTROLS,
+    )
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip", (
         "the first skips to the content"
     )
     for _ in range(wanted + 20):
         page.keyboard.press("Tab")
-        page.evaluate(
-            "(c) => document.activeElement.matches(c) && reached.add(document.activeElement)",
-            CONTROLS,
-        )
     assert page.evaluate("reached.size") == wanted > 3
+    assert page.evaluate("unseen") == [], "what has the focus is seen"
     tree = page.locator("body").aria_snapshot()
     assert re.findall(WITHOUT_NAME, tree, re.MULTILINE) == [], tree
     assert page.locator("main").count() == 1 and page.locator("h1").count() == 1
@@ -68,33 +113,24 @@ def test_every_control_can_be_reached_by_tab_and_has_a_name(visit, real, name):
     assert page.title().endswith("rlx")
 
 
-def test_what_has_the_focus_is_seen(visit, real):
-    page = opened(visit, real, "/")
-    for _ in range(4):
-        page.keyboard.press("Tab")
-        outline = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
-        assert outline not in ("0px", "")
-
-
-CONTRAST = Path(__file__).with_name("contrast.js").read_text()
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", PAGES)
-def test_text_stands_out_in_both_schemes(visit, real, name, scheme):
-    page = opened(visit, real, PAGES[name], color_scheme=scheme)
-    found = page.evaluate(CONTRAST)
+def test_text_stands_out_in_both_schemes(wide, scheme):
+    wide.emulate_media(color_scheme=scheme)
+    found = wide.evaluate(CONTRAST)
     assert len(found) > 5
     faint = [(where, round(ratio, 2), text) for where, ratio, text in found if ratio < 4.5]
     assert faint == []
-    page_colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page_colour = wide.evaluate("getComputedStyle(document.body).backgroundColor")
     brightness = sum(map(int, re.findall(r"\d+", page_colour)[:3])) / 3
     assert (brightness > 128) == (scheme == "light")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_tokens_stand_out_in_every_colour_whoever_wrote_them(visit, real, scheme):
-    page = opened(visit, real, PAGES["credit"], color_scheme=scheme)
+    page = visit(real)
+    page.emulate_media(color_scheme=scheme)
+    page.goto(PAGES["credit"])
+    page.locator("body[data-ready]").wait_for()
     for author in ("prompt", "environment", "policy learns"):
         page.evaluate(
             """(author) => [...document.querySelectorAll("#tokens > *")].forEach((token, i) => {
@@ -105,24 +141,6 @@ def test_tokens_stand_out_in_every_colour_whoever_wrote_them(visit, real, scheme
         found = [entry for entry in page.evaluate(CONTRAST) if f"tok {author} " in entry[0]]
         assert len(found) == 16
         assert [entry for entry in found if entry[1] < 4.5] == []
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_nothing_is_wider_than_a_telephone(visit, real, name):
-    page = opened(visit, real, PAGES[name], viewport={"width": 375, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 375
-    assert page.locator("h1").first.bounding_box()["x"] >= 0
-    wide = page.evaluate("""() => [...document.querySelectorAll("body *")].filter((e) => {
-        const box = e.getBoundingClientRect();
-        if (!box.width || box.right <= 376 || !e.checkVisibility()) return false;
-        for (let p = e; p; p = p.parentElement)
-          if (["auto", "scroll", "hidden"].includes(getComputedStyle(p).overflowX)) return false;
-        return !e.closest(".skip");
-      }).map((e) => e.localName + "." + e.className)""")
-    assert wide == []
-    for value in page.locator("#spec td.text, .mates td.text").all()[:1]:  # beside its name
-        box = value.bounding_box()
-        assert box["x"] + box["width"] <= 375
 
 
 # While a run goes on -----------------------------------------------------------------------------
