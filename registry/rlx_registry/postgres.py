@@ -111,7 +111,7 @@ class Postgres:
             return
         with self._open_migration() as connection:
             if schema.find_revision(connection, self.label) is None:
-                schema.upgrade_schema(connection)
+                schema.create_schema(connection)
 
     def check(self, reader: Engine) -> None:
         """Checks that this version can use the database.
@@ -136,7 +136,9 @@ class Postgres:
         """Upgrades the tables; returns the previous and the newest revision."""
         with self._open_migration() as connection:
             before = schema.find_revision(connection, self.label)
-            if before != schema.REVISIONS[-1]:
+            if before is None:
+                schema.create_schema(connection)
+            elif before != schema.REVISIONS[-1]:
                 schema.upgrade_schema(connection)
         return before, schema.REVISIONS[-1]
 

@@ -1,22 +1,49 @@
-"""Reads, checks and upgrades the schema revision of a database.
+"""Creates the tables of a database; reads, checks and upgrades its schema revision.
 
 All tables, including Alembic's own, have the prefix `rlx_`, so a registry may share a database.
-Alembic is imported only to create or upgrade tables, because its import takes half a second.
+Alembic is imported only to upgrade tables, because its import takes half a second: new ones are
+created as `models` describes them, not by one migration after the other.
 """
 
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    insert,
+    inspect,
+    text,
+)
 
 from rlx_registry.errors import OldSchemaError, SchemaError
-from rlx_registry.models import VERSION_TABLE
+from rlx_registry.models import VERSION_TABLE, metadata
 
-__all__ = ["MIGRATIONS", "REVISIONS", "check_schema_revision", "find_revision", "upgrade_schema"]
+__all__ = [
+    "MIGRATIONS",
+    "REVISIONS",
+    "check_schema_revision",
+    "create_schema",
+    "find_revision",
+    "upgrade_schema",
+]
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 """Revisions known to this version, oldest first; it uses the last one."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+
+_version = Table(
+    VERSION_TABLE,
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+)
+"""As Alembic itself would create it."""
 
 
 def find_revision(connection: Connection, label: str) -> str | None:
@@ -62,8 +89,15 @@ def check_schema_revision(engine: Engine, label: str, remedy: str) -> None:
         )
 
 
+def create_schema(connection: Connection) -> None:
+    """Creates the tables of the newest revision in the transaction of `connection`."""
+    for tables in (metadata, _version.metadata):
+        tables.create_all(connection, checkfirst=False)
+    connection.execute(insert(_version).values(version_num=REVISIONS[-1]))
+
+
 def upgrade_schema(connection: Connection) -> None:
-    """Creates or upgrades the tables in the transaction of `connection`."""
+    """Upgrades the tables in the transaction of `connection`, by migrations."""
     from alembic import command
     from alembic.config import Config
 

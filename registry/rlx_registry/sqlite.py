@@ -257,8 +257,11 @@ class Sqlite:
             revision = schema.find_revision(connection, self.label)
         if revision == schema.REVISIONS[-1]:
             return
-        if revision is not None:
-            _back_up(engine, self.path.with_name(f"{self.path.name}-{revision}.bak"))
+        if revision is None:
+            with engine.begin() as connection:
+                schema.create_schema(connection)
+            return
+        _back_up(engine, self.path.with_name(f"{self.path.name}-{revision}.bak"))
         with engine.begin() as connection:
             schema.upgrade_schema(connection)
             broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()

@@ -51,14 +51,20 @@ def query(path, sql):
         raw.close()
 
 
-def test_migrations_make_the_tables_that_the_code_describes(path, tmp_path):
+def test_migrations_make_the_tables_that_a_new_registry_has(path, tmp_path):
     Registry.open(url(path)).close()
-    direct = create_engine(f"sqlite:///{tmp_path}/direct.db")
-    models.metadata.create_all(direct)
-    direct.dispose()
-    described, made = structure(url(tmp_path / "direct.db")), structure(url(path))
+    migrated = create_engine(url(tmp_path / "migrated.db"))
+    with migrated.begin() as connection:
+        schema.upgrade_schema(connection)
+    migrated.dispose()
+    described, made = structure(url(path)), structure(url(tmp_path / "migrated.db"))
     assert len(made) > 20
     assert made == described
+    of_version = f"SELECT sql FROM sqlite_master WHERE name = '{models.VERSION_TABLE}'"
+    new, old = (query(p, of_version)[0][0].split() for p in (path, tmp_path / "migrated.db"))
+    assert new == old, "the table that tells the revision"
+    newest = f"SELECT version_num FROM {models.VERSION_TABLE}"
+    assert query(path, newest) == query(tmp_path / "migrated.db", newest)
 
 
 def test_the_code_knows_every_revision():
@@ -135,7 +141,7 @@ def test_one_that_is_interrupted_while_it_is_made_leaves_no_part_of_it(path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("rlx_registry.schema.upgrade_schema", interrupt)
+        patched.setattr("rlx_registry.schema.create_schema", interrupt)
         with pytest.raises(KeyboardInterrupt):
             Registry.open(f"sqlite:///{path}")
     assert not path.exists()
