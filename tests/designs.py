@@ -15,20 +15,21 @@ SMALL = {
     "model.kv_heads": 1,
     "model.layers": 1,
     "model.intermediate_size": 32,
-    "model.warm_start.steps": 100,
-    "model.warm_start.warmup_steps": 10,
+    "model.warm_start.steps": 40,
+    "model.warm_start.batch_size": 16,
+    "model.warm_start.warmup_steps": 5,
     "model.warm_start.learning_rate": "1e-2",
     "rollout.prompts_per_step": 5,
-    "evaluation.problems": 30,
+    "evaluation.problems": 10,
     "tracking.mlflow": "null",
 }
 RLCR = {"phases.0.steps": 2, "phases.1.steps": 4, "rollout.num_generations_confidence": 4}
 KG = {"phases.0.steps": 3, "rollout.num_generations": 4}
 PROBE = {
-    "phases.0.steps": 4,
+    "phases.0.steps": 2,
     "rollout.num_generations_answer": 4,
-    "probe.every": 2,
-    "probe.problems": 6,
+    "probe.every": 1,
+    "probe.problems": 4,
     "probe.samples": 8,
 }
 RUNS = (

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from rlx_registry import Registry, read_body
 
 RLCR, KG, PROBE = "r-0001", "r-0003", "r-0004"
-LAST = {RLCR: 6, KG: 3, PROBE: 4}
+LAST = {RLCR: 6, KG: 3, PROBE: 2}
 
 
 @pytest.fixture(scope="module")
