@@ -5,7 +5,8 @@ imports them once, and what tests start begins as a copy of it: the command line
 and the rank that this starts. A copy gets what a new interpreter would get: its parent, process
 group, open files, folder, environment and command line, also where other processes read them, in
 /proc. Nothing of rlx has run in the helper, and each copy has a helper of its own for what it
-starts, made before anything runs in it.
+starts, made before anything runs in it. That of a supervisor makes one copy, the ranks of the first
+attempt: supervisors wait for what is left of an attempt, and kill it.
 
 Copies share the seed of `hash`, and what libraries read from the environment when imported. Where
 that or the start itself is under test, use `cold_starts`. Only `pytest --forks` makes copies.
@@ -17,6 +18,7 @@ import fcntl
 import gc
 import importlib
 import io
+import itertools
 import json
 import multiprocessing.process
 import multiprocessing.util
@@ -42,7 +44,8 @@ __all__ = ["cold_starts", "fork_rlx"]
 
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 """How tests start the command line."""
-STARTED = ("rlx.launch.supervisor", "rlx.launch.rank", "torch.distributed.run")
+SUPERVISOR = "rlx.launch.supervisor"
+STARTED = (SUPERVISOR, "rlx.launch.rank", "torch.distributed.run")
 """What rlx itself starts, with `python -m`, and torchrun with `python -u -m`."""
 PACKAGES = ("rlx", "rlx_registry", "rlx_web", "rlx_plugins", "rlx_gyms")
 """Where a path has other versions of these, starts are cold."""
@@ -162,7 +165,7 @@ def _ask_helper(
 def _has_helper() -> bool:
     """Whether what this process starts can be a copy, in this process's session.
 
-    A supervisor kills all its descendants after an attempt, also its helper; the next is cold.
+    A supervisor's helper ends with the first attempt; the next is cold.
     """
     if os.getsid(0) != _session:
         return False
@@ -197,7 +200,10 @@ def _import_libraries() -> None:
     from rlx.importing import speed_up_imports
 
     with speed_up_imports():
+        import deepspeed.module_inject.auto_ep_layer
         import matplotlib.pyplot
+        import rich.live
+        import rich.progress
         import torch
 
         import rlx.cli.failures
@@ -210,16 +216,23 @@ def _import_libraries() -> None:
         from rlx.run import run_experiment
         from rlx_registry import Registry
 
-    import mlflow.store.tracking.sqlalchemy_store  # last: transformers would import more for it
+    # Last: transformers would import more for them.
+    import mlflow.store.tracking.sqlalchemy_store
+    import pyarrow.parquet
+    import scipy.optimize
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("llama")  # makes the table of all models, which it keeps
 
     _ = mlflow, matplotlib.pyplot, torch, rlx, join_ranks, Recorder, run_experiment, Registry
+    _ = deepspeed, pyarrow, rich, scipy
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, "a library has started threads, which a copy would lack"
 
 
-def _serve(asked: socket.socket) -> None:
-    """Makes copies until whoever asks for them has ended. They return from here."""
-    while True:
+def _serve(asked: socket.socket, most: int | None = None) -> None:
+    """Makes copies until whoever asks for them has ended, at most so many."""
+    for _ in itertools.count() if most is None else range(most):
         message, files, _, _ = socket.recv_fds(asked, MESSAGE, FILES)
         if not message:
             os._exit(0)
@@ -234,6 +247,7 @@ def _serve(asked: socket.socket) -> None:
         os.read(ready, 1)  # until others see what was asked for, or it has ended
         os.close(ready)
         asked.send(str(pid).encode())
+    os._exit(0)
 
 
 def _clone() -> int:
@@ -270,7 +284,8 @@ def _become(request: dict[str, Any], files: Sequence[int], alike: int) -> NoRetu
     if what.startswith(SPAWNED):
         _forget_workers()
     else:
-        _session, _helper = os.getsid(0), _fork_own_helper((*files, alike))
+        most = 1 if what == SUPERVISOR else None
+        _session, _helper = os.getsid(0), _fork_own_helper((*files, alike), most)
         _patch(_start, _start_spawned)
     if request["group"] is not None:
         os.setpgid(0, request["group"])
@@ -286,14 +301,14 @@ def _become(request: dict[str, Any], files: Sequence[int], alike: int) -> NoRetu
     _end(_run(how, what))
 
 
-def _fork_own_helper(files: Iterable[int]) -> socket.socket:
+def _fork_own_helper(files: Iterable[int], most: int | None) -> socket.socket:
     ours, theirs = _make_sockets()
     if os.fork() == 0:
         ours.close()
         for file in files:
             os.close(file)
         os.setpgid(0, 0)  # out of reach of what is sent to the copy's group
-        _serve(theirs)
+        _serve(theirs, most)
     theirs.close()
     return ours
 

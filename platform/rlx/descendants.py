@@ -16,7 +16,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ROUNDS = 50
 """A killed process may have started another one just before; a process that waits for a device
 ends later, and is not waited for."""
-_PAUSE = 0.02
+_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
+"""Seconds between two looks at what is left; each look reads the state of all processes."""
 
 
 def adopt_orphans() -> None:
@@ -45,10 +46,11 @@ def kill_descendants(patience: float = 0.0) -> None:
         return
     import psutil  # slow to import, and seldom needed
 
-    me, waited = psutil.Process(), 0.0
+    me, waited, pause = psutil.Process(), 0.0, _PAUSE
     while waited < patience and (found := me.children(recursive=True)):
-        psutil.wait_procs(found, timeout=_PAUSE)
-        waited += _PAUSE
+        psutil.wait_procs(found, timeout=pause)
+        waited += pause
+        pause = min(2 * pause, _LONGEST_PAUSE)
     for _ in range(_ROUNDS):
         found = me.children(recursive=True)
         if not found:

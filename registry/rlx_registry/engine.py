@@ -2,6 +2,7 @@
 
 import hashlib
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any, Literal, Protocol
 
 from sqlalchemy import Column, Connection, Engine, Table, func, select, text
@@ -21,6 +22,8 @@ __all__ = [
     "build_upsert",
     "select_backend",
 ]
+
+_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 class Backend(Protocol):
@@ -63,12 +66,17 @@ def select_backend(url: str) -> Backend:
 
 def build_insert_if_absent(connection: Connection, table: Table) -> Any:
     """Returns an INSERT that skips rows already present."""
-    return _build_insert(connection, table).on_conflict_do_nothing()
+    return _INSERTS[connection.dialect.name](table).on_conflict_do_nothing()
 
 
 def build_upsert(connection: Connection, table: Table) -> Any:
     """Returns an INSERT that overwrites the row with the same primary key."""
-    statement = _build_insert(connection, table)
+    return _build_upsert(connection.dialect.name, table)
+
+
+@cache  # making it costs more than running it
+def _build_upsert(dialect: str, table: Table) -> Any:
+    statement = _INSERTS[dialect](table)
     fresh = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=fresh)
 
@@ -92,8 +100,3 @@ def advance_sequence(connection: Connection, column: "Column[int]", number: int)
         statement = text(f"SELECT setval({sequence}, greatest(:number, {last}))")
         names = {"table": column.table.name, "column": column.name}
         connection.execute(statement, {**names, "number": number})
-
-
-def _build_insert(connection: Connection, table: Table) -> Any:
-    kinds = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-    return kinds[connection.dialect.name](table)

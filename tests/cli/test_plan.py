@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,22 @@ CPU_SECONDS = 10
 HUB_SECONDS = 10
 """More where data come from the hub and answers are mathematics: two packages to import."""
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
+PLANS = """
+import contextlib, io, json, resource, sys
+from rlx.cli import main
+
+def measure():
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+for path, page in zip(sys.argv[1::2], sys.argv[2::2]):
+    before, out, err = measure(), io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["plan", path, "--json", "--html", page])
+    seconds = measure() - before
+    print(json.dumps([path, code, out.getvalue(), err.getvalue(), seconds]), flush=True)
+"""
+"""One process for all experiments, since the imports cost more than most plans."""
 GUEST = '''
 from rlx.plugin import reward
 
@@ -32,10 +49,10 @@ def broken(sample):
 '''
 
 
-def rlx(folder, *arguments, **environment):
+def rlx(folder, *arguments, program=MAIN, **environment):
     """One `rlx` in a home of its own, where no model is."""
     return subprocess.run(
-        [sys.executable, "-c", MAIN, *map(str, arguments)],
+        [sys.executable, "-c", program, *map(str, arguments)],
         cwd=folder,
         env={
             **os.environ,
@@ -51,15 +68,23 @@ def rlx(folder, *arguments, **environment):
     )
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_experiment_is_planned(path, tmp_path):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = rlx(tmp_path, "plan", path, "--json", "--html", "out/plan.html")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """What `rlx plan` says of every experiment, with its page, by the experiment's path."""
+    folder = tmp_path_factory.mktemp("plans")
+    pages = {path: folder / "out" / f"{n}.html" for n, path in enumerate(EXPERIMENTS)}
+    done = rlx(folder, *chain(*pages.items()), program=PLANS)
     assert done.returncode == 0, done.stderr
+    lines = map(json.loads, done.stdout.splitlines())
+    return {Path(path): (*found, pages[Path(path)]) for path, *found in lines}
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_is_planned(path, planned):
+    code, out, err, used, page = planned[path]
+    assert code == 0, err
     assert used < CPU_SECONDS + HUB_SECONDS * ("hub:" in path.read_text())
-    said = json.loads(done.stdout)
+    said = json.loads(out)
     assert said["ok"] and said["exit_code"] == 0
     assert [f for f in said["findings"] if f["severity"] == "error"] == []
     for phase in said["phases"]:
@@ -68,8 +93,8 @@ def test_every_experiment_is_planned(path, tmp_path):
     stands_in = "kind: pretrained" in path.read_text()
     assert bool(said["notes"]) == stands_in
     assert all(phase["memory"]["total"] > 0 for phase in said["phases"]), "no files are needed"
-    assert (tmp_path / "out" / "plan.html").read_text().startswith("<!doctype html>")
-    assert not (tmp_path / "home").exists()
+    assert page.read_text().startswith("<!doctype html>")
+    assert not (page.parents[1] / "home").exists()
 
 
 @pytest.mark.parametrize("path", [RLCR, KG], ids=lambda path: path.stem)

@@ -123,7 +123,7 @@ def sources(spec):
 
 
 def faults(spec):
-    vocabulary = choose_vocabulary(spec.model, lambda: sources(spec))
+    vocabulary = choose_vocabulary(spec, resolve_plugins(spec))
     dialogue = build_vocabulary_dialogue(vocabulary)
     return list(find_text_faults(sources(spec), dialogue, spec.model.max_position, 100))
 
@@ -133,10 +133,10 @@ def test_the_default_follows_the_task(english):
         task={"plugin": "countdown", "number_range": [1, 20], "target_range": [1, 99]},
         rewards={"turn": {"accuracy": {"plugin": "countdown.verify", "turn": "answer"}}},
     )
-    chosen = choose_vocabulary(countdown.model, lambda: sources(countdown))
+    chosen = choose_vocabulary(countdown, resolve_plugins(countdown))
     assert chosen.digest == Vocabulary.load_shipped("arithmetic").digest
     first, second = (
-        choose_vocabulary(spec.model, lambda spec=spec: sources(spec))
+        choose_vocabulary(spec, resolve_plugins(spec))
         for spec in (english(seed=0), english(seed=7))
     )
     assert first.digest == second.digest  # runs of several seeds share it

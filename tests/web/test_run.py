@@ -63,7 +63,7 @@ def test_a_warm_start_shows_its_loss_and_how_far_it_is(empty, registry):
     run = submit(registry, status="running")
     recorder = Recorder(registry, run, keep_bodies=False)
     for step, loss in ((1, 3.5), (2, 2.25), (3, 1.5)):
-        recorder.warm_start(step, 9, loss)
+        recorder.warm_start({step: loss}, 9)
     page = empty.page("/runs/1")
     assert "Phase warm start 3/9" in page.cells()
     (section,) = empty.twin("/runs/1")["sections"]

@@ -4,14 +4,13 @@
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import RlxError
 from rlx.model import (
     TextFault,
-    TextSource,
     build_vocabulary_dialogue,
     choose_vocabulary,
     find_text_faults,
@@ -59,10 +58,13 @@ def _find_faults(
     most = MANY if thorough else FEW
     if isinstance(spec.model, TinyModelSpec):
         sources = list_text_sources(spec, plugins)
-        found = _find_tiny_faults(spec.model, sources, most, sample=most)
-        if found and not thorough:  # a tokenizer that was chosen by few texts may be another
-            found = _find_tiny_faults(spec.model, sources, most, sample=MANY)
-        yield from found
+        for sample in (most, MANY):  # a tokenizer that was chosen by few texts may be another
+            dialogue = build_vocabulary_dialogue(choose_vocabulary(spec, plugins, sample))
+            longest = spec.model.max_position
+            found = list(find_text_faults(sources, dialogue, longest, most))
+            if not found or sample == MANY:
+                yield from found
+                return
     elif thorough:
         from rlx.model import find_local_context_length, load_local_dialogue
 
@@ -70,13 +72,6 @@ def _find_faults(
         if pretrained is not None:
             longest = find_local_context_length(spec.model)
             yield from find_text_faults(list_text_sources(spec, plugins), pretrained, longest, most)
-
-
-def _find_tiny_faults(
-    model: TinyModelSpec, sources: Sequence[TextSource], most: int, sample: int
-) -> list[TextFault]:
-    dialogue = build_vocabulary_dialogue(choose_vocabulary(model, lambda: sources, sample))
-    return list(find_text_faults(sources, dialogue, model.max_position, most))
 
 
 def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]:

@@ -2,7 +2,7 @@
 
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault
-from rlx.model import Vocabulary, choose_vocabulary, list_text_sources
+from rlx.model import Vocabulary, choose_vocabulary
 from rlx.spec import CLOSED_VOCABULARIES, ExperimentSpec, TinyModelSpec
 
 __all__ = ["choose_run_vocabulary"]
@@ -18,7 +18,7 @@ def choose_run_vocabulary(spec: ExperimentSpec, plugins: ExperimentPlugins) -> V
     if not isinstance(spec.model, TinyModelSpec) or spec.from_checkpoint is not None:
         return None
     try:
-        chosen = choose_vocabulary(spec.model, lambda: list_text_sources(spec, plugins))
+        chosen = choose_vocabulary(spec, plugins)
     except (OSError, ImportError) as error:
         if spec.model.tokenizer is None:
             return None  # as if it had been left out before there was a choice

@@ -6,6 +6,8 @@ Nothing here imports transformers for a tiny model.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from itertools import chain
 from typing import cast
 
 from rlx.discovery import ExperimentPlugins, resolve_plugins
@@ -87,38 +89,58 @@ def list_text_sources(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[
 # Choosing a tokenizer ----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The texts of an experiment, which are read only if no equal experiment's have been."""
+
+    experiment: str
+    sample: int
+    list_sources: Callable[[], Sequence[TextSource]] = field(compare=False)
+
+
 def choose_vocabulary(
-    model: TinyModelSpec, sources: Callable[[], Sequence[TextSource]], sample: int = SAMPLE
+    spec: ExperimentSpec, plugins: ExperimentPlugins, sample: int = SAMPLE
 ) -> Vocabulary:
     """Returns the tokenizer of a tiny model, trained on the experiment's texts if necessary.
 
     The texts do not depend on the experiment's seed, so that runs of several seeds share it.
 
     Args:
-        model: the `model:` section.
-        sources: returns the phases; called only if the tokenizer depends on their texts.
+        spec: an experiment with a tiny model.
+        plugins: those of the experiment.
         sample: problems, and demonstrations, of each task that are read. A run's tokenizer is
             that of the default.
 
     Raises:
         EnvironmentFault: the tokenizer's folder is missing or damaged.
     """
+    model = cast(TinyModelSpec, spec.model)
     if model.tokenizer not in (None, "train"):
         return load_vocabulary(model)
-    texts = list(
-        dict.fromkeys(text for source in sources() for text in _list_texts(source, sample))
+    experiment = f"{plugins.compute_digest(spec)} {plugins.list_records()}"
+    sources = partial(list_text_sources, spec, plugins)
+    return _choose_by_texts(_Shown(experiment, sample, sources), model.tokenizer is None)
+
+
+@lru_cache(maxsize=8)  # a submission asks three times, each member of a group again
+def _choose_by_texts(shown: _Shown, may_be_closed: bool) -> Vocabulary:
+    first, *others = shown.list_sources()  # a warm start's demonstrations are those of the first
+    found = chain(
+        _list_prompts(first, shown.sample),
+        _list_demonstrations(first, shown.sample),
+        *(_list_prompts(source, shown.sample) for source in others),
     )
-    if model.tokenizer is None:
-        for name in CLOSED_VOCABULARIES:
-            closed = Vocabulary.load_shipped(name)
-            if all(closed.unk_token_id not in closed.encode(text) for text in texts):
-                return closed
+    texts = list(dict.fromkeys(found))
+    for name in CLOSED_VOCABULARIES if may_be_closed else ():
+        closed = Vocabulary.load_shipped(name)
+        if all(closed.unk_token_id not in closed.encode(text) for text in texts):
+            return closed
     return Vocabulary.train(texts)
 
 
-def _list_texts(source: TextSource, sample: int) -> Iterator[str]:
-    """Yields the texts that a model reads and writes: prompts, and demonstrations if it has any."""
-    spec = source.spec.model_copy(update={"seed": 0})
+def _list_prompts(source: TextSource, sample: int) -> Iterator[str]:
+    """Yields what a model reads in one phase."""
+    spec = source.spec
     dialogue = build_vocabulary_dialogue(Vocabulary.build_bytes())
     yield spec.rollout.system
     drawn: list[tuple[Task, Split, int]] = [
@@ -132,11 +154,18 @@ def _list_texts(source: TextSource, sample: int) -> Iterator[str]:
             yield problem.system
             for turn in spec.rollout.turn_specs.values():
                 yield fill_turn_template(dialogue, turn.template, problem)
-    if spec.model.warm_start is not None:
-        player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
-        for number in range(sample):
-            for ids in player.list_parts(dialogue, number):
-                yield from _CONTROL.split(dialogue.decode_tokens(ids))
+
+
+def _list_demonstrations(source: TextSource, sample: int) -> Iterator[str]:
+    """Yields what a model reads and writes in a warm start's demonstrations, if it has any."""
+    if source.spec.model.warm_start is None:
+        return
+    spec = source.spec.model_copy(update={"seed": 0})
+    dialogue = build_vocabulary_dialogue(Vocabulary.build_bytes())
+    player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
+    for number in range(sample):
+        for ids in player.list_parts(dialogue, number):
+            yield from _CONTROL.split(dialogue.decode_tokens(ids))
 
 
 # Checks ------------------------------------------------------------------------------------------

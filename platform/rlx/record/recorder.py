@@ -160,10 +160,17 @@ class Recorder:
         """Records how long it took to record a step, which is only known afterwards."""
         self._put(self._registry.results.add_metrics, step, seconds)
 
-    def warm_start(self, done: int, total: int, loss: float) -> None:
-        """Records the loss of a step of the warm start, at its own number, and how far it is."""
-        self._put(self._registry.results.add_metrics, done, {"warm_start/loss": loss})
-        self.phase(f"warm start {done}/{total}")
+    def warm_start(self, losses: Mapping[int, float], total: int) -> None:
+        """Records losses of the warm start, at the numbers of its steps, and how far it is."""
+
+        def write() -> None:
+            with self._registry.write_atomically():
+                for done, loss in losses.items():
+                    values = {"warm_start/loss": loss}
+                    self._registry.results.add_metrics(self._run_id, done, values)
+                self._registry.update_run(self._run_id, phase=f"warm start {max(losses)}/{total}")
+
+        retry_registry_call(write)
 
     def phase(self, name: str) -> None:
         """Records that a phase has begun."""

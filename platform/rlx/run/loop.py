@@ -194,14 +194,11 @@ def _start_model(
 
     def report_warm_start(done: int, total: int, loss: float) -> None:
         progress.show(Progress("warm start", done, total, f"loss {loss:.3f}"))
-        record_warm_start_step(done, total, loss)
+        if recorder and _is_point(done, total, WARM_START_POINTS):
+            recorder.warm_start({done: loss}, total)
         trained.append(done)
         if recorder and _is_point(done, total, WARM_START_LINES):
             print(f"warm start  step {done}/{total}  loss {loss:.3f}", flush=True)
-
-    def record_warm_start_step(done: int, total: int, loss: float) -> None:
-        if recorder and _is_point(done, total, WARM_START_POINTS):
-            recorder.warm_start(done, total, loss)
 
     def report_damage(message: str) -> None:
         if recorder:
@@ -222,9 +219,11 @@ def _start_model(
     if recorder and started:
         sha256 = compute_manifest_digest(started)
         if not trained:  # an earlier run did
-            losses = read_warm_start_losses(started)
-            for number, loss in enumerate(losses, start=1):
-                record_warm_start_step(number, len(losses), loss)
+            losses = dict(enumerate(read_warm_start_losses(started), start=1))
+            total = len(losses)
+            points = {n: x for n, x in losses.items() if _is_point(n, total, WARM_START_POINTS)}
+            if points:
+                recorder.warm_start(points, total)
             print(f"warm start  {len(losses)} steps of an earlier run are reused", flush=True)
         recorder.phase("before training")
         message = f"begins with warm start {started.name}"

@@ -166,10 +166,10 @@ def _load_vocabulary(
     spec: ExperimentSpec, model: TinyModelSpec, plugins: ExperimentPlugins
 ) -> "tuple[Vocabulary, str]":
     """The tokenizer of a tiny model, or one that stands in where its texts are missing."""
-    from rlx.model import Vocabulary, choose_vocabulary, list_text_sources, load_vocabulary
+    from rlx.model import Vocabulary, choose_vocabulary, load_vocabulary
 
     try:
-        return choose_vocabulary(model, lambda: list_text_sources(spec, plugins)), ""
+        return choose_vocabulary(spec, plugins), ""
     except (OSError, ImportError, ValueError) as error:  # the plan of the problems reports it
         if model.tokenizer is None:
             return load_vocabulary(model), ""
