@@ -90,7 +90,7 @@ def list_text_sources(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _ExperimentTexts:
     """The texts of an experiment, which are read only if no equal experiment's have been."""
 
     experiment: str
@@ -119,16 +119,17 @@ def choose_vocabulary(
         return load_vocabulary(model)
     experiment = f"{plugins.compute_digest(spec)} {plugins.list_records()}"
     sources = partial(list_text_sources, spec, plugins)
-    return _choose_by_texts(_Shown(experiment, sample, sources), model.tokenizer is None)
+    return _choose_by_texts(_ExperimentTexts(experiment, sample, sources), model.tokenizer is None)
 
 
 @lru_cache(maxsize=8)  # a submission asks three times, each member of a group again
-def _choose_by_texts(shown: _Shown, may_be_closed: bool) -> Vocabulary:
-    first, *others = shown.list_sources()  # a warm start's demonstrations are those of the first
+def _choose_by_texts(experiment: _ExperimentTexts, may_be_closed: bool) -> Vocabulary:
+    # A warm start's demonstrations are those of the first.
+    first, *others = experiment.list_sources()
     found = chain(
-        _list_prompts(first, shown.sample),
-        _list_demonstrations(first, shown.sample),
-        *(_list_prompts(source, shown.sample) for source in others),
+        _list_prompts(first, experiment.sample),
+        _list_demonstrations(first, experiment.sample),
+        *(_list_prompts(source, experiment.sample) for source in others),
     )
     texts = list(dict.fromkeys(found))
     for name in CLOSED_VOCABULARIES if may_be_closed else ():
