@@ -3,14 +3,16 @@
 import os
 import shutil
 import socket
-import subprocess
-import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from patience import LIMIT, stop_process
+import uvicorn
+from patience import LIMIT
+
+from rlx_web import Access, create_app
 
 __all__ = ["Tabs", "Visit", "browser", "draw_sections", "served"]
 
@@ -61,31 +63,23 @@ def browser() -> Iterator[Any]:
             opened.close()
 
 
-SERVE = """
-import os, socket, uvicorn
-from rlx_web import Access, create_app
-config = uvicorn.Config(
-    create_app(os.environ["SERVED"], Access(token=None)), log_level="warning", lifespan="off"
-)
-uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(os.environ["LISTENING"]))])
-"""
-
-
 @contextmanager
 def served(url: str) -> Iterator[str]:
-    """The address of the dashboard of a registry, which a process of its own serves."""
+    """The address of the dashboard of a registry, which a thread serves."""
+    config = uvicorn.Config(
+        create_app(url, Access(token=None)), log_level="warning", lifespan="off"
+    )
+    server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        given = {"SERVED": url, "LISTENING": str(listening.fileno())}
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVE],
-            env={**os.environ, **given},
-            pass_fds=[listening.fileno()],
-        )
-    try:
-        yield f"http://127.0.0.1:{port}"  # who connects before it serves waits in line
-    finally:
-        stop_process(process)
+        serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{port}"  # who connects before it serves waits in line
+        finally:
+            server.should_exit = True
+            serving.join(LIMIT)
+            assert not serving.is_alive(), "somebody still waits for an answer"
 
 
 DRAW = """async () => {

@@ -21,7 +21,7 @@ from patience import LIMIT
 __all__ = ["Pollers", "Stretch", "polling", "writing"]
 
 EVERY = 5.0
-"""Seconds between two looks of one client, as of the pages."""
+"""Seconds between two looks of a page."""
 METRICS = 60
 ROWS, TOKENS = 64, 20
 
@@ -127,12 +127,14 @@ class Pollers:
     """Clients that look at a run and at all runs, as pages that are open do.
 
     Attributes:
+        every: seconds between two looks of one client.
         seconds: of every answer.
         wrong: whatever was no answer.
     """
 
     served: Dashboard
     run: str
+    every: float = EVERY
     seconds: list[float] = field(default_factory=list)
     bytes: int = 0
     points: int = 0
@@ -153,7 +155,7 @@ class Pollers:
                     self.points + sum(map(len, news["points"].values())),
                 )
                 event = news["events"][-1]["id"] if news["events"] else event
-            wait = max(0.0, EVERY - (time.monotonic() - began))
+            wait = max(0.0, self.every - (time.monotonic() - began))
 
     def _ask(self, path: str) -> dict[str, Any] | None:
         began = time.monotonic()
@@ -178,11 +180,13 @@ class Pollers:
 
 
 @contextmanager
-def polling(served: Dashboard, run: str, clients: int = 20) -> Iterator[Pollers]:
+def polling(
+    served: Dashboard, run: str, clients: int = 20, every: float = EVERY
+) -> Iterator[Pollers]:
     """Lets clients poll, evenly spread over the time between two looks."""
-    pollers = Pollers(served, run)
+    pollers = Pollers(served, run, every)
     threads = [
-        threading.Thread(target=pollers.look, args=(EVERY * number / clients,))
+        threading.Thread(target=pollers.look, args=(every * number / clients,))
         for number in range(clients)
     ]
     for thread in threads:

@@ -19,6 +19,7 @@ from shown import silence, submit
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
+from rlx.cli import main
 from rlx.cli.serving import choose_address
 from rlx_web import Access
 from rlx_web.access import HEADERS, AccessGuard
@@ -362,10 +363,11 @@ def command(folder, *arguments, **environment):
         (["--no-token"], {"RLX_WEB_TOKEN": TOKEN}, "--no-token and a token: leave out one"),
     ],
 )
-def test_a_token_is_of_some_length(filled, arguments, environment, said):
-    process = command(filled, *arguments, **environment)
-    out, err = process.communicate(timeout=LIMIT)
-    assert process.returncode == 2
+def test_a_token_is_of_some_length(filled, monkeypatch, capsys, arguments, environment, said):
+    for name, value in {"RLX_HOME": str(filled), **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["web", *arguments]) == 2
+    out, err = capsys.readouterr()
     assert said in err and out == ""
     assert "Traceback" not in err
 

@@ -13,12 +13,14 @@ CORPUS = [
     (entry["name"], entry["text"] * entry.get("times", 1))
     for entry in map(json.loads, Path(__file__).with_name("hostile.jsonl").read_text().splitlines())
 ]
-SEVERAL = 10
-"""Texts in one field, where they are short: each has a registry of its own without a browser."""
+SEVERAL = 16
+"""Texts in one field, where they are short: fewer share a registry without a browser."""
+HUGE = 50_000
+"""Characters of a huge line: without a browser it has them all."""
 SHORT = [text for _, text in CORPUS if len(text) < 2000]
 TEXTS = {
     **{str(n): " ".join(SHORT[n : n + SEVERAL]) for n in range(0, len(SHORT), SEVERAL)},
-    "a huge line": dict(CORPUS)["a huge line"],
+    "a huge line": dict(CORPUS)["a huge line"][:HUGE],
 }
 PAGES = (
     "/",

@@ -16,6 +16,16 @@ CORPUS = {
     entry["name"]: entry["text"] * entry.get("times", 1)
     for entry in map(json.loads, Path(__file__).with_name("hostile.jsonl").read_text().splitlines())
 }
+SEVERAL = 3
+"""Texts in one field, where they are short."""
+SHORT = [name for name, text in CORPUS.items() if len(text) < 2000]
+TEXTS = {
+    ", ".join(names): " ".join(CORPUS[name] for name in names)
+    for names in (
+        *(SHORT[n : n + SEVERAL] for n in range(0, len(SHORT), SEVERAL)),
+        *([name] for name in CORPUS if name not in SHORT),
+    )
+}
 PAGES = [
     "/",
     "/runs/r-0001",
@@ -43,9 +53,9 @@ class Hostile:
         self.pages = {path: self.client.page(path) for path in PAGES}
 
 
-@pytest.fixture(scope="module", params=CORPUS)
+@pytest.fixture(scope="module", params=TEXTS)
 def hostile(request, tmp_path_factory):
-    return Hostile(CORPUS[request.param], tmp_path_factory.mktemp("hostile"))
+    return Hostile(TEXTS[request.param], tmp_path_factory.mktemp("hostile"))
 
 
 @pytest.fixture(scope="session")

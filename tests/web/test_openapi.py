@@ -10,7 +10,7 @@ from shown import shown
 from rlx_registry import Registry
 from rlx_web import Access, create_app
 
-EXAMPLES = 40
+EXAMPLES = 15
 """Of every route: what takes long is making them up."""
 KNOWN = {"ref": "r-0001", "step": 3, "row": 0, "path": "run.log"}
 TWINS = {

@@ -5,7 +5,9 @@ from pollers import polling, writing
 
 from rlx_registry import Registry
 
-ALONE, POLLED = 2.0, 6.0
+EVERY = 2.0
+"""Seconds between two looks of one page."""
+ALONE, POLLED = 0.5, 3.0
 """Seconds that the run writes; `tests/benchmarks/dashboard_polling.py` says what polling costs."""
 
 
@@ -13,7 +15,7 @@ def test_a_run_at_full_speed_never_waits_for_twenty_pages_that_poll(tmp_path):
     url = f"sqlite:///{tmp_path}/registry.db"
     with writing(url, tmp_path / "run") as writer, dashboard(url) as served:
         alone = writer.write(ALONE)
-        with polling(served, writer.run) as pollers:
+        with polling(served, writer.run, every=EVERY) as pollers:
             polled = writer.write(POLLED)
         assert polled.steps
         assert pollers.wrong == []
