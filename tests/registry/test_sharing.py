@@ -43,7 +43,7 @@ from rlx_registry import Registry
 url, start, number = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 with Registry.open(url) as registry:
     time.sleep(max(0, start - time.time()))
-    for step in range(60):
+    for step in range(25):
         registry.results.add_metrics("1", step, {f"m{number}": step, "shared": number})
         registry.heartbeat("1")
         registry.results.metrics("1")
@@ -60,11 +60,11 @@ def test_concurrent_writers_wait_their_turn_and_one_wins_the_transition(blank):
         assert registry.run("1").attempt == 1
         series = registry.results.metrics("1")
         assert {name: len(points) for name, points in series.items()} == {
-            **{f"m{i}": 60 for i in range(4)},
-            "shared": 60,
+            **{f"m{i}": 25 for i in range(4)},
+            "shared": 25,
         }
         rows = registry.results.metric_rows_after("1", 0, 1000)
-        assert len({row.seq for row in rows}) == len(rows) == 300
+        assert len({row.seq for row in rows}) == len(rows) == 125
 
 
 CLAIM = """
@@ -81,19 +81,19 @@ with Registry.open(url) as registry:
 
 def test_every_waiting_run_is_claimed_by_one_process(url):
     with Registry.open(url) as registry:
-        for seed in range(60):
+        for seed in range(30):
             registry.submit(digest="d", seed=seed, **SUBMISSION)
-        registry.transition("60", ["submitted"], "running")
-        registry.transition("59", ["submitted"], "stopped")
-        registry.transition("58", ["submitted"], "running")
-        registry.transition("58", ["running"], "lost")
+        registry.transition("30", ["submitted"], "running")
+        registry.transition("29", ["submitted"], "stopped")
+        registry.transition("28", ["submitted"], "running")
+        registry.transition("28", ["running"], "lost")
         found = processes(CLAIM, [(url, time.time() + 1.0)] * 4)
         claimed = sorted(run for words in found for run in words[::3])
-        assert claimed == [f"r-{i:04d}" for i in range(1, 59)]
+        assert claimed == [f"r-{i:04d}" for i in range(1, 29)]
         assert {status for words in found for status in words[1::3]} == {"running"}
-        assert [registry.run(run).attempt for run in claimed] == [1] * 57 + [2]
+        assert [registry.run(run).attempt for run in claimed] == [1] * 27 + [2]
         assert registry.claim(["submitted"]) is None
-        assert registry.claim(["stopped"], "running").id == "r-0059"
+        assert registry.claim(["stopped"], "running").id == "r-0029"
 
 
 def test_threads_share_a_registry(blank):
