@@ -92,8 +92,8 @@ def test_every_control_can_be_reached_by_tab_and_has_a_name(wide):
              window.reached = new Set(); window.unseen = [];
              addEventListener("focusin", ({ target }) => {
                if (target.matches(controls)) reached.add(target);
-               if (["0px", ""].includes(getComputedStyle(target).outlineWidth))
-                 unseen.push(target.outerHTML);
+               const { outlineStyle, outlineWidth } = getComputedStyle(target);
+               if (outlineStyle === "none" || outlineWidth === "0px") unseen.push(target.outerHTML);
              });
            }""",
         CONTROLS,
