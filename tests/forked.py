@@ -8,6 +8,9 @@ group, open files, folder, environment and command line, also where other proces
 starts, made before anything runs in it. That of a supervisor makes one copy, the ranks of the first
 attempt: supervisors wait for what is left of an attempt, and kill it.
 
+A worker of vLLM that pytest itself starts is a copy of a helper of its own, which has vLLM; that of
+a rank is a new interpreter.
+
 Copies share the seed of `hash`, and what libraries read from the environment when imported. Where
 that or the start itself is under test, use `cold_starts`. Only `pytest --forks` makes copies.
 """
@@ -47,6 +50,8 @@ MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 SUPERVISOR = "rlx.launch.supervisor"
 STARTED = (SUPERVISOR, "rlx.launch.rank", "torch.distributed.run")
 """What rlx itself starts, with `python -m`, and torchrun with `python -u -m`."""
+ENGINES = ("rlx.sampler.vllm_worker", "forgetful_vllm_worker")
+"""Workers of vLLM, which start nothing themselves."""
 PACKAGES = ("rlx", "rlx_registry", "rlx_web", "rlx_plugins", "rlx_gyms")
 """Where a path has other versions of these, starts are cold."""
 HUB = ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT")
@@ -65,6 +70,8 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 _execute, _spawn = subprocess._fork_exec, multiprocessing.util.spawnv_passfds
 _imported_in = dict(os.environ)
 _helper: socket.socket | None = None
+_engines: socket.socket | None = None
+"""The helper for workers of vLLM, which only the first process has."""
 _session = os.getsid(0)
 """Of the helper; what it starts is in this session or in one of its own."""
 _asking = threading.Lock()
@@ -100,6 +107,9 @@ def _start(args: Sequence[Any], *options: Any) -> int:
     (executables, _, kept, cwd, env, stdin, _, _, stdout, _, stderr, _, error) = options[:13]
     new_session, group, *identity, prepare = options[14:21]
     words = [os.fsdecode(word) for word in args]
+    if _is_engine(words) and prepare is None and env is not None:
+        files = {0: stdin, 1: 1, 2: 2, **{file: file for file in kept if file != error}}
+        return _ask_engines(words, files, dict(os.fsdecode(v).split("=", 1) for v in env))
     plain = prepare is None and list(kept) == [error] and group == -1
     plain = plain and all(value in (None, -1) for value in identity) and _has_helper()
     if not (plain and os.fsencode(sys.executable) in executables and _is_rlx(words)):
@@ -110,6 +120,22 @@ def _start(args: Sequence[Any], *options: Any) -> int:
         return int(_execute(args, *options))
     files = {own: own if given < 0 else given for own, given in enumerate((stdin, stdout, stderr))}
     return _ask_helper(words, files, os.fsdecode(cwd or Path.cwd()), environment, new_session)
+
+
+def _is_engine(words: Sequence[str]) -> bool:
+    """Whether it is a worker of vLLM that can be a copy: in pytest itself."""
+    how, what = _program(words)[:2]
+    return how == "-m" and what in ENGINES and __name__ != "__main__"
+
+
+def _ask_engines(
+    words: Sequence[str], files: Mapping[int, int], environment: Mapping[str, str]
+) -> int:
+    """Starts a worker of vLLM; the helper has the environment of the first."""
+    global _engines
+    with _asking:
+        _engines = _engines or _make_helper("engines", environment)
+    return _ask(_engines, words, files, os.fsdecode(Path.cwd()), environment, os.getpgrp())
 
 
 def _start_spawned(path: bytes, args: Sequence[Any], passed: Iterable[int]) -> int:
@@ -149,17 +175,30 @@ def _ask_helper(
 ) -> int:
     """Has the helper start something; `files` are this process's own, by what they become."""
     global _helper
+    with _asking:
+        _helper = _helper or _make_helper()
+    environment = os.environ if environment is None else environment
+    return _ask(_helper, words, files, cwd, environment, None if new_session else os.getpgrp())
+
+
+def _ask(
+    helper: socket.socket,
+    words: Sequence[str],
+    files: Mapping[int, int],
+    cwd: str,
+    environment: Mapping[str, str],
+    group: int | None,
+) -> int:
     request = {
         "words": words,
         "files": list(files),
         "cwd": cwd,
-        "environment": dict(os.environ if environment is None else environment),
-        "group": None if new_session else os.getpgrp(),
+        "environment": dict(environment),
+        "group": group,
     }
     with _asking:
-        _helper = _helper or _make_helper()
-        socket.send_fds(_helper, [json.dumps(request).encode()], list(files.values()))
-        return int(_helper.recv(64))
+        socket.send_fds(helper, [json.dumps(request).encode()], list(files.values()))
+        return int(helper.recv(64))
 
 
 def _has_helper() -> bool:
@@ -172,11 +211,13 @@ def _has_helper() -> bool:
     return _helper is None or not select.select([_helper], [], [], 0)[0]
 
 
-def _make_helper() -> socket.socket:
+def _make_helper(
+    libraries: str = "rlx", environment: Mapping[str, str] = _imported_in
+) -> socket.socket:
     """Starts the first helper, which ends with this process."""
     ours, theirs = _make_sockets()
-    environment = {**_imported_in, **SINGLE, "DS_ACCELERATOR": "cpu", "_ROOM": "-" * ROOM}
-    command = [sys.executable, __file__, str(theirs.fileno()), "-" * ROOM]
+    environment = {**environment, **SINGLE, "DS_ACCELERATOR": "cpu", "_ROOM": "-" * ROOM}
+    command = [sys.executable, __file__, str(theirs.fileno()), libraries, "-" * ROOM]
     child = subprocess.Popen(
         command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
     )
@@ -226,6 +267,21 @@ def _import_libraries() -> None:
 
     _ = mlflow, matplotlib.pyplot, torch, rlx, join_ranks, Recorder, run_experiment, Registry
     _ = deepspeed, pyarrow, rich, scipy
+
+
+def _import_engine() -> None:
+    from rlx.importing import speed_up_imports
+
+    with speed_up_imports():
+        import vllm.v1.worker.cpu_worker
+        from vllm import LLM
+
+        import rlx.sampler.vllm_worker
+
+    _ = vllm, LLM, rlx
+
+
+def _require_one_thread() -> None:
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, "a library has started threads, which a copy would lack"
 
@@ -283,6 +339,8 @@ def _become(request: dict[str, Any], files: Sequence[int], alike: int) -> NoRetu
     how, what, *rest = _program(words)[:-3]
     if what.startswith(SPAWNED):
         _forget_workers()
+    elif what in ENGINES:
+        _patch(_execute, _spawn)
     else:
         most = 1 if what == SUPERVISOR else None
         _session, _helper = os.getsid(0), _fork_own_helper((*files, alike), most)
@@ -410,7 +468,11 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     os.setpgid(0, 0)
-    _import_libraries()
+    if sys.argv[2] == "engines":
+        _import_engine()
+    else:
+        _import_libraries()
+    _require_one_thread()
     gc.freeze()
     fork_rlx()
     _serve(socket.socket(fileno=int(sys.argv[1])))

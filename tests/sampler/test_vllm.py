@@ -158,14 +158,14 @@ def test_untied_weights_and_experts_arrive_where_vllm_has_no_such_adapters(reque
 
 def test_the_most_likely_tokens_are_those_of_generate(policy, sampler, requests):
     asked = [CompletionRequest(r.context, None, (5,)) for r in requests]
-    ours = sample(sampler, asked, TurnSpec(top_k=1))
+    ours = sample(sampler, asked, TurnSpec(top_k=1, max_new_tokens=48))
     for request, (completion,) in zip(asked, ours, strict=True):
         ids = torch.tensor([request.context])
         theirs = policy.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
-            max_new_tokens=256,
+            max_new_tokens=48,
             eos_token_id=list(policy.end_ids),
             pad_token_id=0,
         )

@@ -135,16 +135,25 @@ def select_worker_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]
 
 
 def build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[str, str]:
-    """Returns the worker's environment: one process, no network, little logging."""
+    """Returns the worker's environment: one process, no network, little logging.
+
+    On a CPU nothing is compiled: the model is run eagerly there, and for one small function of its
+    own vLLM would have every worker call a C++ compiler, for more seconds than all else takes.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}
-    return inherited | {
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(runner.threads),
-        "PYTHONWARNINGS": "ignore",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_LOGGING_LEVEL": "ERROR" if device.type == "cpu" else "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    eager = {"TORCH_COMPILE_DISABLE": "1"} if device.type == "cpu" else {}
+    return (
+        inherited
+        | eager
+        | {
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": str(runner.threads),
+            "PYTHONWARNINGS": "ignore",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_LOGGING_LEVEL": "ERROR" if device.type == "cpu" else "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+    )
