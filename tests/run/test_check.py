@@ -99,20 +99,72 @@ def registry(home_of_its_own):
         yield opened
 
 
+@pytest.fixture(scope="module")
+def pool():
+    """Scores whatever is recorded here."""
+    with RewardPool(workers=1, memory_mb=512) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def made_once(pool, tmp_path_factory):
+    """Homes with the record of one run each, by the function that makes it."""
+    homes = {}
+
+    def get(make):
+        if make not in homes:
+            home = tmp_path_factory.mktemp("made")
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setenv("RLX_HOME", str(home))
+                patched.delenv("RLX_REGISTRY", raising=False)
+                with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+                    homes[make] = home, make(registry, pool)
+        return homes[make]
+
+    return get
+
+
+@contextmanager
+def copy_made(made, home):
+    """Opens the registry of a copy of such a home, which a test may change."""
+    original, (run, *more) = made
+    shutil.copytree(original, home)
+    with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+        registry.update_run(run.id, directory=home / "runs" / run.id)
+        yield registry, registry.run(run.id), *more
+
+
+@pytest.fixture
+def probed(made_once, home_of_its_own):
+    """A registry, a run that was probed, and how many samples a probe has."""
+    with copy_made(made_once(record_probes), home_of_its_own) as found:
+        yield found
+
+
+@pytest.fixture
+def plain(made_once, home_of_its_own):
+    """A registry and a run of one step."""
+    with copy_made(made_once(record_plain), home_of_its_own) as found:
+        yield found
+
+
 # Records made here --------------------------------------------------------------------------------
 
 
-def recorded(registry, experiment, sets):
+def recorded(registry, pool, experiment, sets):
     """A run whose phases have one step each, all of it real but models and sampler."""
     overrides = [f"{path}={json.dumps(value)}" for path, value in sets.items()]
     read, plugins = check_file(EXPERIMENTS / experiment, overrides)
     run, _ = submit_run(registry, read, plugins, again=True)
-    with RewardPool(workers=1, memory_mb=512) as pool:
-        for step, phase in enumerate(read.spec.phases, start=1):
-            parts = build_recipe(read.spec.resolve_phase_spec(phase))
-            table, statistics = one_step(parts, step, pool)
-            add(registry, run, step, table, {"phase": phase.name, **statistics})
+    for step, phase in enumerate(read.spec.phases, start=1):
+        parts = build_recipe(read.spec.resolve_phase_spec(phase))
+        table, statistics = one_step(parts, step, pool)
+        add(registry, run, step, table, {"phase": phase.name, **statistics})
     return run
+
+
+def record_plain(registry, pool):
+    return (recorded(registry, pool, "countdown.yaml", SMALL),)
 
 
 def add(registry, run, step, table, statistics):
@@ -206,12 +258,12 @@ def checked(run, *arguments, capsys):
     ("estimators", "more"),
     [(ESTIMATORS, {}), (CRITICS, {"critic": {}, "estimator": {"name": "gae"}})],
 )
-def test_a_record_of_every_estimator_holds(estimators, more, registry, capsys):
+def test_a_record_of_every_estimator_holds(estimators, more, registry, pool, capsys):
     phases = [
         {"name": name, "steps": 1, "set": {"estimator": {"name": name}, **sets}}
         for name, sets in estimators.items()
     ]
-    run = recorded(registry, "countdown.yaml", {**SMALL, **WHOLE, **more, "phases": phases})
+    run = recorded(registry, pool, "countdown.yaml", {**SMALL, **WHOLE, **more, "phases": phases})
     code, found, said = checked(run, capsys=capsys)
     assert [i["first"] for i in found.values() if not i["holds"]] == []
     assert (code, said["holds"], said["unchecked"]) == (0, True, [])
@@ -223,18 +275,21 @@ def test_a_record_of_every_estimator_holds(estimators, more, registry, capsys):
     assert {name for name, i in found.items() if not i["checked"]} == none
 
 
-@pytest.mark.parametrize("second", ["none", "prompt_scale", "prompt_renorm", "ema_scale"])
-def test_a_record_of_two_turns_holds(second, registry, capsys):
-    joint = [{"name": "joint", "steps": 1}]
-    sets = {**SMALL, "phases": joint, "estimator.second_level": second}
-    code, found, _ = checked(recorded(registry, "rlcr.yaml", sets), capsys=capsys)
-    assert [i["first"] for i in found.values() if not i["holds"]] == []
-    assert code == 0
-    assert (found["equal_scores"]["checked"] > 0) == (second != "prompt_renorm")
+def test_a_record_of_two_turns_holds(registry, pool, capsys):
+    levels = ["none", "prompt_scale", "prompt_renorm", "ema_scale"]
+    phases = [
+        {"name": level, "steps": 1, "set": {"estimator.second_level": level}} for level in levels
+    ]
+    run = recorded(registry, pool, "rlcr.yaml", {**SMALL, "phases": phases})
+    for step, level in enumerate(levels, start=1):
+        code, found, _ = checked(run, "--step", f"{step}", capsys=capsys)
+        assert [i["first"] for i in found.values() if not i["holds"]] == []
+        assert code == 0
+        assert (found["equal_scores"]["checked"] > 0) == (level != "prompt_renorm")
 
 
 @pytest.mark.parametrize(("baseline", "count"), [("label", 1), ("siblings", 4)])
-def test_a_record_with_expected_scores_holds(baseline, count, registry, capsys):
+def test_a_record_with_expected_scores_holds(baseline, count, registry, pool, capsys):
     sets = {
         **SMALL,
         "phases": [{"name": "joint", "steps": 1}],
@@ -242,7 +297,7 @@ def test_a_record_with_expected_scores_holds(baseline, count, registry, capsys):
         "estimator.confidence.baseline": baseline,
         "loss.expected": {"span": "confidence", "of": "accuracy"},
     }
-    code, found, _ = checked(recorded(registry, "rlcr.yaml", sets), capsys=capsys)
+    code, found, _ = checked(recorded(registry, pool, "rlcr.yaml", sets), capsys=capsys)
     assert [i["first"] for i in found.values() if not i["holds"]] == []
     assert code == 0
     assert found["group_means"]["checked"] > 0
@@ -360,13 +415,13 @@ def test_what_was_changed_is_found_and_named(name, copy, finished, capsys):
     assert first["stored"] != first["expected"]
     if name in ("advantages", "token_rewards"):
         assert first["token"] is not None and found[name]["violated"] == 1
-    assert main(["check", run.id]) == 1
+    assert main(["check", run.id, "--step", "3"]) == 1
     shown = capsys.readouterr().out
     assert re.search(rf"✗ +{name} ", shown) and "step 3, tree" in shown
 
 
-def test_a_changed_score_of_a_whole_rollout_is_found(registry, capsys):
-    run = recorded(registry, "countdown.yaml", {**SMALL, **WHOLE})
+def test_a_changed_score_of_a_whole_rollout_is_found(registry, pool, capsys):
+    run = recorded(registry, pool, "countdown.yaml", {**SMALL, **WHOLE})
 
     def change(stored):
         (place, entries), *_ = stored.rewards.rollouts.items()
@@ -389,22 +444,21 @@ PROBE = {
 }
 
 
-def probed(registry, sets=()):
+def record_probes(registry, pool):
     """A run of one step and two probes, after 0 and 1 steps; all of it real but the model."""
-    run = recorded(registry, "countdown.yaml", {**SMALL, **WHOLE, **PROBE, **dict(sets)})
+    run = recorded(registry, pool, "countdown.yaml", {**SMALL, **WHOLE, **PROBE})
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
     parts = build_recipe(spec)
-    with RewardPool(workers=1, memory_mb=512) as pool:
-        means = ProbeContext(
-            plan=limit_to_one_answer(parts.plan),
-            sampler=Sayings(),
-            speech=Characters(),
-            task=parts.task,
-            rewards=parts.rewards,
-            correct="_accuracy",
-            pool=pool,
-        )
-        found = probe_problems(spec.probe, means, spec.seed, None, lambda _: None)
+    means = ProbeContext(
+        plan=limit_to_one_answer(parts.plan),
+        sampler=Sayings(),
+        speech=Characters(),
+        task=parts.task,
+        rewards=parts.rewards,
+        correct="_accuracy",
+        pool=pool,
+    )
+    found = probe_problems(spec.probe, means, spec.seed, None, lambda _: None)
     recorder = Recorder(registry, run.id, keep_bodies=True)
     for step, label in ((0, "before"), (1, "after")):
         told = build_probe_records(found, spec.probe, spec.seed, step)
@@ -432,8 +486,8 @@ def probe_changed(registry, run, step, change):
             )
 
 
-def test_a_record_of_probes_holds(registry, capsys):
-    run, samples = probed(registry)
+def test_a_record_of_probes_holds(probed, capsys):
+    _, run, samples = probed
     code, found, said = checked(run, capsys=capsys)
     assert [i["first"] for i in found.values() if not i["holds"]] == []
     assert (code, said["steps"]) == (0, [1])
@@ -464,8 +518,8 @@ def fields_of(record):
         (fields_of, "reward score"),
     ],
 )
-def test_a_changed_sample_of_a_probe_is_found_and_named(change, what, registry, capsys):
-    run, _ = probed(registry)
+def test_a_changed_sample_of_a_probe_is_found_and_named(change, what, probed, capsys):
+    registry, run, _ = probed
     records = read_body(probe_file(run, 1)).to_pylist()
     place = max(i for i, r in enumerate(records) if r["rewards"][0]["raw"] > 0)
     probe_changed(registry, run, 1, lambda records: change(records[place]))
@@ -481,16 +535,16 @@ def test_a_changed_sample_of_a_probe_is_found_and_named(change, what, registry, 
     assert re.search(r"✗ +probe_scores ", capsys.readouterr().out)
 
 
-def test_a_probe_that_is_not_the_one_recorded_is_said(registry, capsys):
-    run, samples = probed(registry)
+def test_a_probe_that_is_not_the_one_recorded_is_said(probed, capsys):
+    _, run, samples = probed
     probe_file(run, 0).write_bytes(b"nothing")
     code, found, _ = checked(run, capsys=capsys)
     assert code == 1 and "probes/step_000000" in found["bodies"]["first"][0]["what"]
     assert found["probe_scores"]["checked"] == samples * 4
 
 
-def test_a_probe_of_another_version_is_refused(registry, capsys):
-    run, _ = probed(registry)
+def test_a_probe_of_another_version_is_refused(probed, capsys):
+    registry, run, _ = probed
     path = probe_file(run, 1)
     sha256, _ = write_body(path, read_body(path).drop_columns(["share"]))
     for e in registry.results.evaluations(run.id, "probe/"):
@@ -506,16 +560,16 @@ def test_a_probe_of_another_version_is_refused(registry, capsys):
 # What cannot be checked ---------------------------------------------------------------------------
 
 
-def test_a_body_that_is_not_the_one_recorded_is_said(registry, capsys):
-    run = recorded(registry, "countdown.yaml", SMALL)
+def test_a_body_that_is_not_the_one_recorded_is_said(plain, capsys):
+    registry, run = plain
     body = registry.results.rollout_body(run.id, 1)
     (Path(run.directory) / body.path).write_bytes(b"nothing")
     code, found, _ = checked(run, capsys=capsys)
     assert code == 1 and "was recorded as" in found["bodies"]["first"][0]["stored"]
 
 
-def test_plugins_that_have_changed_or_gone_are_said(registry, capsys):
-    run = recorded(registry, "countdown.yaml", SMALL)
+def test_plugins_that_have_changed_or_gone_are_said(plain, capsys):
+    registry, run = plain
     with registry.database.open_writer() as connection:
         plugins = json.dumps([{**p, "version": "0.0"} for p in run.plugins])
         spec = json.dumps(run.spec).replace('"countdown.verify"', '"countdown.gone"')
@@ -536,8 +590,8 @@ def test_plugins_that_have_changed_or_gone_are_said(registry, capsys):
         (["--step", "0"], "Invalid value"),
     ],
 )
-def test_a_step_that_is_not_there_is_wrong_usage(arguments, words, registry, capsys):
-    run = recorded(registry, "countdown.yaml", SMALL)
+def test_a_step_that_is_not_there_is_wrong_usage(arguments, words, plain, capsys):
+    _, run = plain
     assert main(["check", run.id, *arguments]) == 2
     assert words in capsys.readouterr().err
 
