@@ -43,13 +43,20 @@ def findings(function, inputs, outputs, **options):
 @pytest.mark.parametrize("name", ["golden", *PEERS])
 def test_every_shipped_record_is_ok(name):
     file = FOLDER / f"{name}.json"
-    command = [sys.executable, "-m", "rlx.testing.golden", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = CliRunner().invoke(main, [str(file)])
     count = len(read_golden_records(file).examples)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-3000:]
+    assert (done.exit_code, done.stderr) == (0, ""), done.stdout[-3000:]
     assert count >= 50
     assert f"{count} records" in done.stdout and "0 differs, 0 unknown" in done.stdout
     assert done.stdout.count("got ") >= count
+
+
+def test_the_runner_is_a_module(tmp_path):
+    (tmp_path / "records.json").write_text(json.dumps(RECORD))
+    command = [sys.executable, "-m", "rlx.testing.golden", str(tmp_path / "records.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 records; outputs: 1 ok" in done.stdout
 
 
 def test_functions_are_listed_with_what_they_take():
