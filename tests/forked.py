@@ -5,8 +5,8 @@ imports them once, and what tests start begins as a copy of it: the command line
 and the rank that this starts. A copy gets what a new interpreter would get: its parent, process
 group, open files, folder, environment and command line, also where other processes read them, in
 /proc. Nothing of rlx has run in the helper, and each copy has a helper of its own for what it
-starts, made before anything runs in it. That of a supervisor makes one copy, the ranks of the first
-attempt: supervisors wait for what is left of an attempt, and kill it.
+starts, made before anything runs in it and hidden from it: supervisors wait for what is left of an
+attempt, and kill it.
 
 A worker of vLLM that pytest itself starts is a copy of a helper of its own, which has vLLM; that of
 a rank is a new interpreter.
@@ -21,7 +21,6 @@ import fcntl
 import gc
 import importlib
 import io
-import itertools
 import json
 import multiprocessing.process
 import multiprocessing.util
@@ -47,8 +46,10 @@ __all__ = ["cold_starts", "fork_rlx"]
 
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 """How tests start the command line."""
-SUPERVISOR = "rlx.launch.supervisor"
-STARTED = (SUPERVISOR, "rlx.launch.rank", "torch.distributed.run")
+STARTED = (
+    *("rlx.launch.supervisor", "rlx.launch.rank", "torch.distributed.run"),
+    *("rlx.launch.multi_node", "rlx.launch.node"),
+)
 """What rlx itself starts, with `python -m`, and torchrun with `python -u -m`."""
 ENGINES = ("rlx.sampler.vllm_worker", "forgetful_vllm_worker")
 """Workers of vLLM, which start nothing themselves."""
@@ -202,10 +203,7 @@ def _ask(
 
 
 def _has_helper() -> bool:
-    """Whether what this process starts can be a copy, in this process's session.
-
-    A supervisor's helper ends with the first attempt; the next is cold.
-    """
+    """Whether what this process starts can be a copy: it is in its session, its helper lives."""
     if os.getsid(0) != _session:
         return False
     return _helper is None or not select.select([_helper], [], [], 0)[0]
@@ -286,9 +284,9 @@ def _require_one_thread() -> None:
     assert threads == 1, "a library has started threads, which a copy would lack"
 
 
-def _serve(asked: socket.socket, most: int | None = None) -> None:
-    """Makes copies until whoever asks for them has ended, at most so many."""
-    for _ in itertools.count() if most is None else range(most):
+def _serve(asked: socket.socket) -> None:
+    """Makes copies until whoever asks for them has ended. They return from here."""
+    while True:
         message, files, _, _ = socket.recv_fds(asked, MESSAGE, FILES)
         if not message:
             os._exit(0)
@@ -303,7 +301,6 @@ def _serve(asked: socket.socket, most: int | None = None) -> None:
         os.read(ready, 1)  # until others see what was asked for, or it has ended
         os.close(ready)
         asked.send(str(pid).encode())
-    os._exit(0)
 
 
 def _clone() -> int:
@@ -342,8 +339,7 @@ def _become(request: dict[str, Any], files: Sequence[int], alike: int) -> NoRetu
     elif what in ENGINES:
         _patch(_execute, _spawn)
     else:
-        most = 1 if what == SUPERVISOR else None
-        _session, _helper = os.getsid(0), _fork_own_helper((*files, alike), most)
+        _session, _helper = os.getsid(0), _fork_own_helper((*files, alike))
         _patch(_start, _start_spawned)
     if request["group"] is not None:
         os.setpgid(0, request["group"])
@@ -359,16 +355,30 @@ def _become(request: dict[str, Any], files: Sequence[int], alike: int) -> NoRetu
     _end(_run(how, what))
 
 
-def _fork_own_helper(files: Iterable[int], most: int | None) -> socket.socket:
+def _fork_own_helper(files: Iterable[int]) -> socket.socket:
     ours, theirs = _make_sockets()
-    if os.fork() == 0:
+    helper = os.fork()
+    if helper == 0:
         ours.close()
         for file in files:
             os.close(file)
         os.setpgid(0, 0)  # out of reach of what is sent to the copy's group
-        _serve(theirs, most)
+        _serve(theirs)
     theirs.close()
+    _hide_helper(helper)
     return ours
+
+
+def _hide_helper(helper: int) -> None:
+    """Keeps it from a copy that kills all its descendants, as a supervisor after an attempt."""
+    import psutil
+
+    list_children = psutil.Process.children
+
+    def list_others(process: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        return [child for child in list_children(process, recursive) if child.pid != helper]
+
+    psutil.Process.children = list_others  # type: ignore[method-assign]
 
 
 def _forget_workers() -> None:

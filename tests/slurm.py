@@ -108,6 +108,12 @@ class Cluster:
         """Starts a node daemon."""
         self.start(node, "slurmd", "-D", "-N", node)
 
+    def restart_node(self, node: str) -> None:
+        """Starts a lost node's daemon, and waits until no step of before confuses Slurm."""
+        wait_until("all steps to end", lambda: not set(_step_daemons()) - self._others)
+        self.start_node(node)
+        wait_until(f"{node} to be back", self.idle)
+
     def lose_node(self, node: str) -> None:
         """Kills a node's daemon; what it has started knows nothing of that and runs on."""
         daemon = self._daemons.pop(node)

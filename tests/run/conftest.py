@@ -42,20 +42,37 @@ MIRRORED = {
     "evaluation.problems": 30,
 }
 SMALL = {**MIRRORED, "tracking.mlflow": "null", "tracking.pictures": "false"}
+BRIEF = {**SMALL, "evaluation.problems": 4}
+UNHURRIED = {"rewards.turn.unhurried": "{plugin: unhurried, turn: answer, seconds: 0.01}"}
+"""Gives whoever watches a run some tenths of a second more per step, for no processor time."""
+LONG = {
+    **BRIEF,
+    "phases.0.steps": 100_000,
+    "rewards.turn.unhurried": "{plugin: unhurried, turn: answer, seconds: 0.02}",
+}
+"""Of a run that goes on until something ends it, and leaves the processor idle for most of it."""
 GUEST = '''
+import time
+
 from rlx.plugin import reward
 
 @reward
 def broken(sample):
     """Never works."""
     raise ValueError("the scorer is out of order")
+
+@reward
+def unhurried(sample, *, seconds: float):
+    """Takes its time, for which the ranks wait."""
+    time.sleep(seconds)
+    return 0.0
 '''
 
 
 class Home:
     """A home for runs, and the command line in it."""
 
-    small, mirrored = SMALL, MIRRORED
+    small, mirrored, brief, unhurried, long = SMALL, MIRRORED, BRIEF, UNHURRIED, LONG
 
     def __init__(self, folder):
         self.folder = folder
@@ -67,7 +84,9 @@ class Home:
         info.mkdir(parents=True)
         (guest / "rlx_guest.py").write_text(GUEST)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
-        (info / "entry_points.txt").write_text("[rlx.rewards]\nbroken = rlx_guest:broken\n")
+        (info / "entry_points.txt").write_text(
+            "[rlx.rewards]\nbroken = rlx_guest:broken\nunhurried = rlx_guest:unhurried\n"
+        )
         inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         self.environment = {
             **os.environ,
@@ -153,10 +172,12 @@ class Home:
 
     def stop(self, run_id):
         """Has a run stopped; were it not frozen, it could be done before it is asked."""
-        (rank,) = self.ranks(run_id)
-        self.freeze(rank)
+        ranks = self.ranks(run_id)
+        assert ranks
+        self.freeze(*ranks)
         assert self.rlx("stop", run_id).returncode == 0
-        self.thaw(rank)
+        for rank in ranks:
+            self.thaw(rank)
         self.until(lambda: self.run(run_id).status == "stopped", "it to stop")
 
     def thaw(self, rank):

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from patience import find_free_port, stop_process, wait_until
+from relaying import serve_relays
 
 from rlx.audit.run_comparison import find_run_differences
 
@@ -23,6 +24,7 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 PermitRootLogin yes
+ForceCommand {relay}
 """
 CLIENT = """\
 Host there
@@ -74,13 +76,14 @@ def ssh(tmp_path_factory):
         subprocess.run(making, check=True)
     key = (folder / "host.pub").read_text()
     (folder / "known").write_text(f"[127.0.0.1]:{port} {key}")
-    (folder / "server").write_text(SERVER.format(port=port, folder=folder))
     (folder / "client").write_text(CLIENT.format(port=port, folder=folder))
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd asks for it
-    running = Ssh(folder, daemon)
-    wait_until("sshd to serve", lambda: accepts_connections(running.process, port))
-    yield running
-    stop_process(running.process)
+    with serve_relays(folder) as relay:
+        (folder / "server").write_text(SERVER.format(port=port, folder=folder, relay=relay))
+        running = Ssh(folder, daemon)
+        wait_until("sshd to serve", lambda: accepts_connections(running.process, port))
+        yield running
+        stop_process(running.process)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +92,7 @@ def both(ssh, own_home):
     hostfile = own_home.folder / "hosts"
     hostfile.write_text("# this machine first\nlocalhost slots=1\n\nthere slots=4\n")
     launcher = f"{{kind: hosts, hostfile: {hostfile}, ssh: [-F, {ssh.config}]}}"
-    small = {**own_home.small}
-    return {**small, "runner.ranks": 2, "runner.launcher": launcher}
+    return {"runner.ranks": 2, "runner.launcher": launcher}
 
 
 def commands(home):
@@ -111,9 +113,9 @@ def one(home, *words):
 
 
 def test_two_machines_give_the_numbers_of_one(own_home, both):
-    alone = {**both, "runner.launcher": "local"}
+    alone = {**own_home.brief, "runner.ranks": 2}
     here = own_home.rlx("submit", own_home.yaml, "-q", sets=alone)
-    there = own_home.rlx("submit", own_home.yaml, "-q", "--again", sets=both)
+    there = own_home.rlx("submit", own_home.yaml, "-q", "--again", sets={**alone, **both})
     assert here.returncode == 0, here.stderr
     assert there.returncode == 0, there.stderr
     first, second = here.stdout.strip(), there.stdout.strip()
@@ -125,7 +127,7 @@ def test_two_machines_give_the_numbers_of_one(own_home, both):
 
 
 def test_whatever_ends_no_rank_is_left_and_the_run_goes_on(own_home, both, ssh):
-    sets = {**both, "phases.0.steps": 100_000, "seed": 1}
+    sets = {**own_home.long, **both, "seed": 1}
     run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
 
     def trains(attempt):
@@ -197,7 +199,8 @@ def test_a_host_that_cannot_be_reached(own_home, both, ssh):
     hostfile = own_home.folder / "unreachable"
     hostfile.write_text("localhost slots=1\nthere slots=1\n")
     launcher = f"{{kind: hosts, hostfile: {hostfile}, ssh: [-F, {ssh.config}, -p, '9']}}"
-    sets = {**both, "runner.launcher": launcher, "runner.max_attempts": 1, "seed": 8}
+    sets = {**own_home.brief, **both, "runner.launcher": launcher}
+    sets |= {"runner.max_attempts": 1, "seed": 8}
     done = own_home.rlx("submit", own_home.yaml, sets=sets)
     assert done.returncode == 4, done.stderr
     assert "ssh could not reach there" in done.stderr

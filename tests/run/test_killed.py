@@ -27,9 +27,8 @@ def semaphores(folder):
     return list(Path("/dev/shm").glob(f"sem.{folder.name}-*"))
 
 
-def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home, finished):
-    long = {**home.small, "phases.0.steps": 100_000}
-    long["runner.max_attempts"] = 1
+def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home):
+    long = {**home.long, "runner.max_attempts": 1}
     runs = {}
 
     def submit(name, seed, ranks=1):

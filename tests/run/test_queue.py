@@ -23,7 +23,7 @@ def place(own_home):
 
 
 def sets(home, **named):
-    return {**home.small, **named}
+    return {**home.brief, **named}
 
 
 def submit(home, *options, **named):
@@ -33,8 +33,7 @@ def submit(home, *options, **named):
 
 
 def test_a_second_run_waits_for_the_device_of_the_first(place):
-    long = {"phases.0.steps": 100_000, "seed": 1}
-    first = submit(place, "-d", name="first", **long)
+    first = submit(place, "-d", name="first", **{**place.long, "seed": 1})
     place.until(lambda: place.run(first).step >= 1, "it to train")
     second = submit(place, "-d", name="second")
     place.until(lambda: waiting(place, second), "the second to say that it waits")

@@ -1,18 +1,40 @@
 """Runs as jobs of a real Slurm: whatever happens to a job, the registry says what is true."""
 
 import os
+import shutil
 import signal
+import sys
 
 import pytest
 import slurm
 from patience import LIMIT
+from relaying import serve_relays
 
+from rlx.launch import reconcile_job
+
+SRUN = """\
+#!/bin/sh
+# Has what a job starts on its nodes begin through a relay: with `pytest --forks` as forks.
+options=
+while [ "$1" != {python} ]; do
+  options="$options $1"
+  shift
+done
+exec {srun} $options {relay} "$@"
+"""
 TWO = {"runner.launcher": "{kind: slurm, nodes: 2}", "runner.ranks": 2}
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    with slurm.cluster() as running:
+    with slurm.cluster() as running, serve_relays(running.folder) as relay:
+        commands = running.folder / "bin"
+        commands.mkdir()
+        wrapper = commands / "srun"
+        text = SRUN.format(python=sys.executable, srun=shutil.which("srun"), relay=relay)
+        wrapper.write_text(text)
+        wrapper.chmod(0o755)
+        running.environment["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"
         yield running
 
 
@@ -21,13 +43,21 @@ def there(cluster, own_home, tmp_path_factory):
     """A home whose path has a space in it, and in which Slurm is found."""
     made = type(own_home)(tmp_path_factory.mktemp("a home"))
     made.environment |= cluster.environment
-    yield made
+    with pytest.MonkeyPatch.context() as own:
+        own.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+        yield made
     for pid in made.processes():
         os.kill(pid, signal.SIGKILL)
 
 
 def status(home, run):
     return home.json("status", run)["status"]
+
+
+def status_now(home, run):
+    """What `rlx status` would say, which asks Slurm, without a process for each look."""
+    with home.registry() as registry:
+        return reconcile_job(registry, registry.run(run)).status
 
 
 def reason(home, run):
@@ -40,7 +70,7 @@ def attempts(home, run):
 
 
 def submit(home, **sets):
-    done = home.rlx("submit", home.yaml, "-qd", sets={**home.small, **TWO, **sets})
+    done = home.rlx("submit", home.yaml, "-qd", sets={**home.brief, **TWO, **sets})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -52,12 +82,12 @@ def job_of(home, run):
 
 
 def test_to_the_end_while_others_wait(cluster, there):
-    following = there.begin("submit", there.yaml, sets={**there.small, **TWO})
+    following = there.begin("submit", there.yaml, sets={**there.brief, **TWO})
 
     def runs():
         assert following.poll() is None, following.communicate()
         made = (there.path / "runs" / "r-0001" / "job.json").exists()
-        return made and status(there, "1") == "running"
+        return made and status_now(there, "r-0001") == "running"
 
     there.until(runs, "it to run")
     waiting, cancelled = submit(there, seed=1), submit(there, seed=2)
@@ -66,7 +96,7 @@ def test_to_the_end_while_others_wait(cluster, there):
 
     assert there.rlx("stop", waiting).returncode == 0
     cluster.call("scancel", job_of(there, cancelled))
-    there.until(lambda: status(there, cancelled) == "stopped", "Slurm to be asked")
+    there.until(lambda: status_now(there, cancelled) == "stopped", "Slurm to be asked")
     assert there.run(waiting).status == "stopped"
     assert "was cancelled" in reason(there, cancelled)
     assert cluster.job(job_of(there, waiting))["JobState"] == "CANCELLED"
@@ -81,7 +111,7 @@ def test_to_the_end_while_others_wait(cluster, there):
 
 def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
     there.until(cluster.idle, "both nodes")
-    run = submit(there, **{"phases.0.steps": 100_000, "seed": 3})
+    run = submit(there, **{**there.long, "seed": 3})
 
     def trains(attempt):
         before = there.run(run)
@@ -93,7 +123,7 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
 
     there.until(lambda: trains(1), "it to train")
     cluster.call("scontrol", "requeue", job_of(there, run))
-    there.until(lambda: status(there, run) == "queued", "it to wait again")
+    there.until(lambda: status_now(there, run) == "queued", "it to wait again")
     assert "Slurm requeued job" in reason(there, run)
     kept = there.run(run).step
     cluster.start_requeued_job(job_of(there, run))
@@ -101,11 +131,11 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
     assert there.run(run).step > kept
 
     cluster.lose_node("n2")
-    there.until(lambda: status(there, run) == "queued", "the node to be missed")
+    there.until(lambda: status_now(there, run) == "queued", "the node to be missed")
     there.until(lambda: not there.processes(), "ranks on the lost node to leave")
-    cluster.start_node("n2")
+    cluster.restart_node("n2")
     cluster.start_requeued_job(job_of(there, run))
-    there.until(lambda: status(there, run) == "running", "it to go on")
+    there.until(lambda: there.run(run).status == "running", "it to go on")
     third = there.run(run).attempt
     there.until(lambda: trains(third), "it to train")
 
@@ -117,7 +147,7 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
     assert there.rlx("resume", run, "-dq").returncode == 0
     there.until(lambda: trains(third + 1), "it to go on")
     cluster.call("scancel", job_of(there, run))
-    there.until(lambda: status(there, run) == "stopped", "it to stop")
+    there.until(lambda: there.run(run).status == "stopped", "it to stop")
     assert "Slurm ended job" in reason(there, run)
     there.until(lambda: not there.processes(), "every process to end")
     there.until(cluster.idle, "Slurm to be rid of it")
@@ -125,7 +155,7 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
 
 def test_a_job_that_slurm_refuses(there):
     asked = {**TWO, "runner.launcher": "{kind: slurm, nodes: 2, options: {partition: none}}"}
-    done = there.rlx("submit", there.yaml, sets={**there.small, **asked, "seed": 4})
+    done = there.rlx("submit", there.yaml, sets={**there.brief, **asked, "seed": 4})
     assert done.returncode == 4
     assert "sbatch rejected" in done.stderr
     assert "partition" in done.stderr
