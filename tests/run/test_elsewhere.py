@@ -23,12 +23,12 @@ FIRST = {
     "critic": "{learning_rate: 1e-3}",
     "credit": "{use_kl_in_reward: true, kl_adaptive: {target: 0.05, horizon: 100000}}",
 }
-TWO = {"runner.ranks": 2, "runner.zero_stage": 3, "phases.1.steps": 16}
-LAST = {"first": 8, "second": 20}
+TWO = {"runner.ranks": 2, "runner.zero_stage": 3, "phases.1.steps": 8}
+LAST = {"first": 8, "second": 12}
 
 
 def submit(home, *options, **sets):
-    done = home.rlx("submit", home.yaml, "-q", *options, sets={**home.small, **FIRST, **sets})
+    done = home.rlx("submit", home.yaml, "-q", *options, sets={**home.brief, **FIRST, **sets})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -97,8 +97,7 @@ def test_what_records_and_checkpoints_took_is_recorded(own_home, first):
 def test_a_run_on_two_ranks_that_is_stopped_goes_on_to_the_same_numbers(own_home, first, second):
     run_id = submit(own_home, "-d", "--again", **TWO, from_checkpoint=f"{first}@4")
     own_home.until(lambda: own_home.run(run_id).step >= 6, "it to train")
-    assert own_home.rlx("stop", run_id).returncode == 0
-    own_home.until(lambda: own_home.run(run_id).status == "stopped", "it to stop")
+    own_home.stop(run_id)
     assert own_home.rlx("resume", run_id, "-q").returncode == 0
     assert "continues after step" in events(own_home, run_id)["resumed"]
     with own_home.registry() as registry:
@@ -106,16 +105,16 @@ def test_a_run_on_two_ranks_that_is_stopped_goes_on_to_the_same_numbers(own_home
 
 
 def test_a_fork_of_a_fork_needs_neither(own_home, second):
-    settings = {"runner.zero_stage": 2, "phases.1.steps": 18}
+    settings = {"runner.zero_stage": 2, "phases.1.steps": 10}
     third = submit(own_home, "-d", **settings, from_checkpoint=f"{second}@latest")
     whole = own_home.run(third).spec["from_checkpoint"]
     moved = root(own_home, second) / "checkpoints"
     moved.rename(moved.with_name("gone"))
     own_home.until(lambda: own_home.run(third).ended, "it to end")
     moved.with_name("gone").rename(moved)
-    assert whole == f"{second}@20"
+    assert whole == f"{second}@12"
     assert own_home.run(third).status == "finished"
-    assert min(series(own_home, third)["rewards/accuracy/mean"]) == 21
+    assert min(series(own_home, third)["rewards/accuracy/mean"]) == 13
 
 
 @pytest.mark.parametrize("which", LAST)
@@ -166,7 +165,7 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 def test_what_does_not_fit_is_said_at_its_line(own_home, first, what):
     sets, origin, said = WRONG[what]
-    said_so = {**own_home.small, **FIRST, **sets, "from_checkpoint": origin.format(first)}
+    said_so = {**own_home.brief, **FIRST, **sets, "from_checkpoint": origin.format(first)}
     read = read_spec(own_home.yaml, [f"{path}={value}" for path, value in said_so.items()])
     with own_home.registry() as registry, pytest.raises(InvalidSpec) as refused:
         pin_checkpoint(registry, read)
@@ -179,7 +178,7 @@ def test_a_damaged_origin_is_refused_before_anything_is_recorded(own_home, first
     state = root(own_home, first) / "checkpoints" / "step_000002" / "state.json"
     sound, before = state.read_text(), recorded(own_home)
     state.write_text(sound.replace('"step": 2', '"step": 3'))
-    overrides = {**own_home.small, **FIRST, "from_checkpoint": f"{first}@2"}
+    overrides = {**own_home.brief, **FIRST, "from_checkpoint": f"{first}@2"}
     done = own_home.rlx("submit", own_home.yaml, "-q", sets=overrides)
     state.write_text(sound)
     assert done.returncode == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE = 40  # more than a loaded machine needs to import torch
+PATIENCE = 20  # more than a loaded machine needs for a step
 
 
 def events(home, run_id):
@@ -26,7 +26,7 @@ def shown(home, run_id):
 
 @pytest.fixture(scope="module")
 def run_id(own_home):
-    sets = {**own_home.small, "phases.0.steps": 100_000, "runner.hang_after": PATIENCE}
+    sets = {**own_home.long, "runner.hang_after": PATIENCE}
     done = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets)
     assert done.returncode == 0, done.stderr
     run_id = done.stdout.strip()

@@ -51,7 +51,7 @@ def read_failures(home, run_id):
 
 
 def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_home, cluster):
-    sets = {**own_home.small, "model.warm_start.steps": 10, "evaluation.problems": 4}
+    sets = {**own_home.brief, "model.warm_start.steps": 10}
     sets |= {"phases.1.steps": 8, "runner.ranks": 2, "runner.checkpoint": "{every: 1}"}
     here = own_home.rlx("submit", own_home.yaml, "-q", sets=sets)
     assert here.returncode == 0, here.stderr
@@ -82,7 +82,7 @@ def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_
 
 
 def test_a_cluster_of_the_runs_own_ends_with_it_and_leaves_nothing(own_home):
-    sets = {**own_home.small, "runner.launcher": "ray", "seed": 1}
+    sets = {**own_home.brief, "runner.launcher": "ray", "seed": 1}
     run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
     (rank, *_) = own_home.until(lambda: find_processes(own_home, "rlx.launch.rank"), "its rank")
     os.kill(rank.ppid(), signal.SIGKILL)  # its actor

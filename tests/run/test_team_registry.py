@@ -31,7 +31,7 @@ def home(own_home, url):
 
 
 def begin(home, **named):
-    sets = {**home.small, **named}
+    sets = {**home.brief, **named}
     done = home.rlx("submit", home.yaml, "-qd", "--again", sets=sets)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -48,7 +48,7 @@ def wait(home, url, run_id, condition, what):
 
 
 def test_a_server_that_is_restarted_ends_no_run(home, team, url):
-    runs = [begin(home, **{"phases.1.steps": 12}) for _ in range(2)]
+    runs = [begin(home, **{"phases.1.steps": 6}, **home.unhurried) for _ in range(2)]
     wait(home, url, runs[1], lambda run: run.step >= 2, "it to train")
     team.stop(signal.SIGQUIT)  # in the middle of whatever is being written
     time.sleep(3)  # scenario: the server is away
@@ -80,22 +80,13 @@ def test_the_password_is_seen_nowhere(home, url):
             assert PASSWORD.encode() not in Path(folder, name).read_bytes(), name
 
 
-@pytest.mark.timeout(3600)  # three runs and more
+@pytest.mark.timeout(3600)  # two runs and more
 def test_kills_at_random_moments_on_postgresql(home, team):
     fresh = team.url(team.create())
-    done = home.rlx(
-        "verify-resume",
-        home.yaml,
-        "--kills",
-        1,
-        "--at-once",
-        2,
-        "--registry",
-        fresh,
-        sets=home.mirrored,
-        seconds=3400,
-    )
+    trial = ("verify-resume", home.yaml, "--kills", 1, "--seed", 47, "--registry", fresh)
+    sets = {**home.mirrored, "evaluation.problems": 4}
+    done = home.rlx(*trial, sets=sets, seconds=3400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 killed runs have the same numbers as the uninterrupted run" in done.stdout
     equal = re.search(r"MLflow has the registry's points of (\d+) of (\d+) runs", done.stdout)
-    assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 3, done.stdout
+    assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 2, done.stdout
