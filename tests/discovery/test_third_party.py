@@ -62,7 +62,7 @@ SMALL = {
     "rollout.prompts_per_step": 4,
     "rollout.num_generations_answer": 4,
     "rollout.num_generations_confidence": 3,
-    "evaluation.problems": 30,
+    "evaluation.problems": 6,
     "tracking.mlflow": "null",
     "tracking.pictures": "false",
 }
@@ -93,7 +93,7 @@ def installed_into(tmp_path_factory):
 def rlx(installed_into, tmp_path):
     """The command line, beside those distributions."""
 
-    def call(*arguments, sets=()):
+    def call(*arguments, sets=(), home=tmp_path / "home"):
         overrides = [f"--set={path}={value}" for path, value in dict(sets).items()]
         return subprocess.run(
             [sys.executable, "-c", MAIN, *map(str, arguments), *overrides],
@@ -101,7 +101,7 @@ def rlx(installed_into, tmp_path):
             env={
                 **os.environ,
                 "PYTHONPATH": str(installed_into),
-                "RLX_HOME": str(tmp_path / "home"),
+                "RLX_HOME": str(home),
                 "CUDA_VISIBLE_DEVICES": "",
             },
             stdin=subprocess.DEVNULL,
@@ -190,12 +190,13 @@ def test_a_run_uses_its_rewards_estimator_and_mask(rlx, tmp_path):
 # A game with a task, an environment and rewards ---------------------------------------------------
 
 GAME = {
+    **{name: value for name, value in SMALL.items() if name.startswith("model.")},
     "model.warm_start.steps": 60,
     "model.warm_start.batch_size": 16,
     "phases.0.steps": 3,
     "rollout.prompts_per_step": 4,
     "rollout.num_generations": 4,
-    "evaluation.problems": 20,
+    "evaluation.problems": 6,
     "tracking.mlflow": "null",
     "tracking.pictures": "false",
     "rewards.turn.tidy": "{plugin: few_errors, key: wasted, turn: '*', weight: 0.1}",
@@ -214,13 +215,19 @@ def test_the_game_keeps_its_promises(rlx):
     assert "Its turns are guess, unclear." in done.stdout
 
 
+@pytest.fixture(scope="module")
+def players(tmp_path_factory):
+    """A home in which a warm start is made once."""
+    return tmp_path_factory.mktemp("players")
+
+
 @pytest.mark.parametrize("credit", CREDIT)
-def test_a_game_is_played_to_its_end(credit, rlx, tmp_path):
+def test_a_game_is_played_to_its_end(credit, rlx, players):
     sets = {**GAME, **CREDIT[credit]}
-    done = rlx("submit", GUESS / "guess.yaml", sets=sets)
+    done = rlx("submit", GUESS / "guess.yaml", "-q", sets=sets, home=players)
     assert done.returncode == 0, done.stderr
-    with Registry.open(f"sqlite:///{tmp_path}/home/registry.db", read_only=True) as registry:
-        (run,) = registry.runs()
+    with Registry.open(f"sqlite:///{players}/registry.db", read_only=True) as registry:
+        run = registry.run(done.stdout.strip())
         series = registry.results.metrics(run.id)
         suites = {(e.suite, e.step) for e in registry.results.evaluations(run.id)}
     theirs = {(p["kind"], p["name"]) for p in run.plugins if p["distribution"] == "rlx-guess"}
@@ -235,7 +242,7 @@ def test_a_game_is_played_to_its_end(credit, rlx, tmp_path):
         assert [step for step, _ in series[f"rewards/{name}/mean"]] == [1, 2, 3]
     assert max(value for _, value in series["environment/turns_max"]) == 3
     assert 0 < dict(series["environment/token_share"])[1] < 1
-    checked = json.loads(rlx("check", run.id, "--json").stdout)
+    checked = json.loads(rlx("check", run.id, "--json", home=players).stdout)
     assert checked["holds"] and not checked["unchecked"]
     counts = {identity["name"]: identity["checked"] for identity in checked["identities"]}
     assert counts["observations"] and counts["turns"] and counts["rewarded"]
