@@ -12,6 +12,7 @@ from .errors import (
     SchemaError,
 )
 from .idle_steps import IDLE_STEPS
+from .index_rows import add_index_column
 from .journal_import import find_journal
 from .mlflow_links import MLFLOW_START_PAGE, MlflowLink, find_mlflow_charts, find_mlflow_link
 from .plugin_records import fill_plugin_options, find_changed_plugins
@@ -107,6 +108,7 @@ __all__ = [
     "StatusChange",
     "TokenStream",
     "TreeRecord",
+    "add_index_column",
     "build_arrow_type",
     "delete_rollout_records",
     "delete_run_records",

@@ -73,7 +73,11 @@ def record_change(
 
 
 def apply_change(connection: Connection, key: int, change: RunChange) -> Mapping[str, Any]:
-    """Applies a change to a run; returns the numbers that the database assigned.
+    """Applies a change to a run.
+
+    Returns:
+        What its journal line has instead: numbers that the database assigned, and None for what is
+        in another file.
 
     Raises:
         TypeError: the change lacks a field or has an unknown one.
@@ -214,8 +218,10 @@ def _write_step_rollouts(
     sha256: str,
     bytes: int,
     statistics: Mapping[str, Any],
-    index: Sequence[Mapping[str, Any]],
-) -> None:
+    index: Sequence[Mapping[str, Any]] | None,
+    in_body: bool = False,
+) -> Mapping[str, Any] | None:
+    """Writes a step's rollouts; a journal leaves out the index that their file has."""
     place, table = {"run_id": key, "step": step}, models.rollout
     body = {
         "path": check_relative_path(path),
@@ -227,6 +233,7 @@ def _write_step_rollouts(
     connection.execute(delete(table).where(table.c.run_id == key, table.c.step == step))
     if index:
         connection.execute(insert(table), [{**row, **place} for row in index])
+    return {"index": None} if in_body else None
 
 
 def _delete_rollout_rows(connection: Connection, key: int, at: float) -> None:

@@ -1,7 +1,7 @@
 """Restores runs from their journals, for instance after the registry was lost."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -15,7 +15,8 @@ from rlx_registry import models
 from rlx_registry.changes import KINDS, SETTABLE, RunChange, apply_change, check_relative_path
 from rlx_registry.column_values import AnyText
 from rlx_registry.engine import advance_sequence
-from rlx_registry.errors import JournalError
+from rlx_registry.errors import BodyError, JournalError
+from rlx_registry.index_rows import read_index_rows
 from rlx_registry.journal import NAME, UNFINISHED
 from rlx_registry.snapshot import SUBMITTED
 
@@ -120,10 +121,13 @@ def import_journal(
     if found is not None:
         return int(found), False, ()
     key = _insert_run(connection, run)
+    changes = list(_order_changes(connection, journal.changes))
+    lasting = _find_lasting_rollouts(changes)
     refused = [
         problem
-        for change in _order_changes(connection, journal.changes)
-        if (problem := _apply_journal_change(connection, key, change))
+        for change in changes
+        if _has_index(change) or change.line in lasting
+        if (problem := _apply_journal_change(connection, key, change, folder))
     ]
     living = [change.at for change in journal.changes if change.kind in SIGNS_OF_LIFE]
     last = {"directory": str(folder), "heartbeat": max(living, default=run.at)}
@@ -227,11 +231,43 @@ def _matches_type_hint(value: object, hint: Any) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
-def _apply_journal_change(connection: Connection, key: int, change: JournalChange) -> str | None:
+def _find_lasting_rollouts(changes: Iterable[JournalChange]) -> set[int]:
+    """Returns the lines of rollouts that were neither removed nor recorded again later."""
+    lines: dict[object, int] = {}
+    for change in changes:
+        if change.kind == "rollouts_removed":
+            lines.clear()
+        elif change.kind == "rollouts":
+            lines[change.fields["step"]] = change.line
+    return set(lines.values())
+
+
+def _fill_index(change: JournalChange, folder: Path) -> JournalChange:
+    """Completes a change whose index is in the file of its step's rollouts.
+
+    Raises:
+        BodyError: the file is missing, is not the one recorded, or has no valid index.
+    """
+    if _has_index(change):
+        return change
+    path, sha256 = folder / str(change.fields["path"]), str(change.fields["sha256"])
+    return replace(change, fields={**change.fields, "index": read_index_rows(path, sha256)})
+
+
+def _has_index(change: JournalChange) -> bool:
+    """Whether a change can be applied as it is in the journal."""
+    return change.kind != "rollouts" or change.fields["index"] is not None
+
+
+def _apply_journal_change(
+    connection: Connection, key: int, change: JournalChange, folder: Path
+) -> str | None:
     """Applies a change; returns why it is left out if it does not fit the tables."""
     try:
         with connection.begin_nested():
-            apply_change(connection, key, change)
+            apply_change(connection, key, _fill_index(change, folder))
+    except BodyError as error:
+        return f"line {change.line}: the rollouts of step {change.fields['step']}: {error}"
     except (OperationalError, InternalError):  # the database itself, not this line
         raise
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, sele
 from rlx_registry import models, schema
 from rlx_registry.database import Database, format_run_id, get_run_keys
 from rlx_registry.idle_steps import count_idle_steps
+from rlx_registry.index_rows import INDEX_FIELDS
 from rlx_registry.records import (
     LIVING,
     EvaluationRecord,
@@ -22,7 +23,7 @@ from rlx_registry.records import (
     RunRow,
     Status,
 )
-from rlx_registry.results import INDEX_FIELDS, build_index_record
+from rlx_registry.results import build_index_record
 from rlx_registry.states import has_status
 
 __all__ = ["EXACT", "Curve", "Queries", "RolloutQuery"]

@@ -7,7 +7,6 @@ Only events are append-only.
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,9 +16,9 @@ from rlx_registry import models
 from rlx_registry.changes import check_relative_path, get_transaction_changes, record_change
 from rlx_registry.database import Database
 from rlx_registry.errors import NotFoundError
+from rlx_registry.index_rows import INDEX_FIELDS, build_index_row, replace_non_finite
 from rlx_registry.records import (
     LABELS,
-    PREVIEW_LENGTH,
     ArtifactRecord,
     BodyRecord,
     CheckpointRecord,
@@ -29,12 +28,10 @@ from rlx_registry.records import (
     RolloutIndex,
 )
 
-__all__ = ["INDEX_FIELDS", "NONFINITE", "RunResults", "build_index_record"]
+__all__ = ["NONFINITE", "RunResults", "build_index_record"]
 
 NONFINITE = "health/nonfinite"
 """Metric that counts the non-finite values of a step."""
-
-INDEX_FIELDS = tuple(RolloutIndex.__dataclass_fields__)
 
 
 class RunResults:
@@ -128,7 +125,7 @@ class RunResults:
             "kind": kind,
             "level": level,
             "message": message,
-            "payload": _replace_non_finite(payload),
+            "payload": replace_non_finite(payload),
         }
         with self._database.open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "event", **row)
@@ -159,7 +156,7 @@ class RunResults:
         if label not in LABELS:
             raise ValueError(f"label {label!r} is not one of {', '.join(LABELS)}")
         row = {"step": step, "label": label, "suite": suite, "n": n}
-        row |= {"metrics": _replace_non_finite(metrics), "payload": _replace_non_finite(payload)}
+        row |= {"metrics": replace_non_finite(metrics), "payload": replace_non_finite(payload)}
         with self._database.open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "evaluation", **row)
 
@@ -232,15 +229,21 @@ class RunResults:
         bytes: int,
         statistics: Mapping[str, Any],
         index: Sequence[RolloutIndex],
+        in_body: bool = False,
     ) -> None:
         """Records a step's rollouts: the path of their file, and one index row per trained row.
+
+        Args:
+            in_body: the file has the index as a column, as `add_index_column` adds it, so the
+                journal leaves it out.
 
         Raises:
             ValueError: a reward or an advantage is not finite (absent rewards are None), or the
                 path is outside the run's directory.
         """
-        rows = [_index_row(item) for item in index]
-        body = {"sha256": sha256, "bytes": bytes, "statistics": _replace_non_finite(statistics)}
+        rows = [build_index_row(item) for item in index]
+        body = {"sha256": sha256, "bytes": bytes, "statistics": replace_non_finite(statistics)}
+        body |= {"in_body": True} if in_body else {}
         with self._database.open_run_writer(run_id) as (connection, key):
             body["path"] = _get_relative_path(connection, key, path)
             record_change(connection, key, "rollouts", None, step=step, **body, index=rows)
@@ -273,30 +276,6 @@ class RunResults:
             if row is None:
                 raise NotFoundError(f"{run_id} has no rollouts of step {step}")
             return BodyRecord(*row)
-
-
-def _replace_non_finite(value: Any) -> Any:
-    """Replaces non-finite numbers by None at any depth, because JSON has no NaN."""
-    if isinstance(value, Mapping):
-        return {str(key): _replace_non_finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_non_finite(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _index_row(item: RolloutIndex) -> dict[str, Any]:
-    row = dict(zip(INDEX_FIELDS, attrgetter(*INDEX_FIELDS)(item), strict=True))
-    for name in ("reward", "advantage"):
-        if row[name] is not None and not math.isfinite(row[name]):
-            raise ValueError(f"row {item.row}: {name} is {row[name]}")
-    row["rewards"], row["scores"] = (
-        _replace_non_finite(item.rewards),
-        _replace_non_finite(item.scores),
-    )
-    row["preview"] = item.preview[:PREVIEW_LENGTH]
-    return row
 
 
 def build_index_record(row: Row[Any]) -> RolloutIndex:

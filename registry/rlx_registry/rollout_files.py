@@ -13,7 +13,14 @@ from rlx_registry.rollout_records import TreeRecord, check_tree_record
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["read_body", "read_trees", "search_body_trees", "sync_to_disk", "write_body"]
+__all__ = [
+    "read_body",
+    "read_body_column",
+    "read_trees",
+    "search_body_trees",
+    "sync_to_disk",
+    "write_body",
+]
 
 GROUP = 2**21
 """Uncompressed bytes of a row group, the unit that a reader of one tree has to decode."""
@@ -65,6 +72,19 @@ def read_body(path: Path | str, sha256: str | None = None) -> "pyarrow.Table":
 
     with _open_body(Path(path), sha256) as source:
         return parquet.read_table(source)
+
+
+def read_body_column(path: Path | str, sha256: str | None, name: str) -> list[Any]:
+    """Reads one column of a table written by `write_body`.
+
+    Raises:
+        BodyError: as `read_body`, or there is no such column.
+    """
+    from pyarrow import parquet
+
+    with _open_body(Path(path), sha256) as source:
+        found: list[Any] = parquet.read_table(source, columns=[name]).column(name).to_pylist()
+        return found
 
 
 def read_trees(path: Path | str, sha256: str | None, trees: Collection[int]) -> list[TreeRecord]:

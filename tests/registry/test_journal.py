@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 
+import pyarrow
 import pytest
 from filled import fill
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +17,17 @@ from schemas import kind_of, rows
 from sqlalchemy import update
 
 from rlx.cli import main
-from rlx_registry import DeviceRequest, JournalError, Registry, journal, models
+from rlx_registry import (
+    DeviceRequest,
+    JournalError,
+    Registry,
+    RolloutIndex,
+    add_index_column,
+    delete_rollout_records,
+    journal,
+    models,
+    write_body,
+)
 from rlx_registry.changes import KINDS
 
 SUBMISSION = {
@@ -245,6 +256,91 @@ def test_a_line_that_the_tables_refuse_is_left_out_alone(home, url, empty, impor
     for line, kind in enumerate(("rollouts", "moved", "set"), number):
         assert f"left out: line {line}: its '{kind}' does not fit the registry: " in said
     assert everything(empty) == {"r-0003": before}
+
+
+def record(registry, folder, step, *rows):
+    """Records a step's rollouts, one tree per preview, whose file has the index."""
+    index = [
+        RolloutIndex(
+            row=row,
+            parent_row=None,
+            tree=row,
+            group=0,
+            turn="answer",
+            problem_id="p",
+            reward=0.5,
+            rewards={"accuracy": None},
+            advantage=-0.25,
+            n_tokens=3,
+            finish_reason="stop",
+            preview=preview,
+        )
+        for row, preview in enumerate(rows)
+    ]
+    table = add_index_column(pyarrow.table({"tree": list(range(len(rows)))}), index)
+    path = folder / "rollouts" / f"{step}.parquet"
+    sha256, size = write_body(path, table)
+    registry.results.add_rollouts(
+        "1",
+        step,
+        path=path,
+        sha256=sha256,
+        bytes=size,
+        statistics={},
+        index=index,
+        in_body=True,
+    )
+
+
+def test_the_index_is_read_from_the_files_of_rollouts(home, url, empty, imported):
+    folder = home / "runs" / "r-0001"
+    with Registry.open(url) as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+        registry.update_run("1", directory=str(folder))
+        for step in (1, 2, 3):
+            record(registry, folder, step, "first", "half \ud800 a character, NUL \0 and \u202e")
+        record(registry, folder, 2, "the step was taken again after a resume")
+        before = told(registry, "1")
+    assert all(line["with"].get("index") is None for line in lines(folder))
+    assert imported(empty, folder)[0] == 0
+    assert everything(empty) == {"r-0001": before}
+
+
+def test_files_of_rollouts_that_are_lost_or_changed_are_named(home, url, empty, imported):
+    folder = home / "runs" / "r-0001"
+    with Registry.open(url) as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+        registry.update_run("1", directory=str(folder))
+        for step in (1, 2, 3):
+            record(registry, folder, step, "a")
+        before = told(registry, "1")
+    (folder / "rollouts" / "1.parquet").unlink()
+    shutil.copy(folder / "rollouts" / "3.parquet", folder / "rollouts" / "2.parquet")
+    with (folder / "rollouts" / "2.parquet").open("ab") as file:
+        file.write(b"more")
+    code, said = imported(empty, folder)
+    assert code == 0
+    assert "the rollouts of step 1: cannot read body 1.parquet: No such file" in said
+    assert "the rollouts of step 2: body 2.parquet was recorded as" in said
+    now = everything(empty)["r-0001"]
+    for kept in ("index", "bodies"):
+        assert now.pop(kept) == {3: before.pop(kept)[3]}
+    assert now == before
+
+
+def test_rollouts_that_were_removed_are_not_missed(home, url, empty, imported):
+    folder = home / "runs" / "r-0001"
+    with Registry.open(url) as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+        registry.update_run("1", directory=str(folder))
+        record(registry, folder, 1, "a")
+        registry.transition("1", ["submitted"], "stopped")
+        delete_rollout_records(registry, "1")
+        before = told(registry, "1")
+    (folder / "rollouts" / "1.parquet").unlink()
+    code, said = imported(empty, folder)
+    assert code == 0 and "left out" not in said
+    assert everything(empty) == {"r-0001": before}
 
 
 def test_a_journal_that_begins_with_nonsense_makes_nothing(home, url, empty, imported):

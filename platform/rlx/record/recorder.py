@@ -10,7 +10,7 @@ from rlx.record.retry import retry_registry_call
 from rlx.record.rollouts import Role, TrainedRows, add_piece_column, rollout_index, rollout_table
 from rlx.reward import RewardTable
 from rlx.rollout import Pieces, RolloutTree
-from rlx_registry import Registry, write_body
+from rlx_registry import Registry, add_index_column, write_body
 
 __all__ = ["Recorder"]
 
@@ -65,10 +65,11 @@ class Recorder:
         """
         body: dict[str, Any] | None = None
         if self._keeps_rollouts(step):
+            index = rollout_index(trees, table, rows)
             whole = add_piece_column(rollout_table(trees, table, rows, roles), trees, pieces)
-            sha256, size = write_body(path, whole)
+            sha256, size = write_body(path, add_index_column(whole, index))
             body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
-            body["index"] = rollout_index(trees, table, rows)
+            body |= {"index": index, "in_body": True}
         retry_registry_call(lambda: self._write_step(step, figures, body))
 
     def _keeps_rollouts(self, step: int) -> bool:
