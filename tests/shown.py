@@ -159,6 +159,7 @@ def steps(registry: Registry, run_id: str, folder: Path, text: str, bodies: bool
             folder / f"rollouts/{step}.parquet", roles,
             pieces=lambda ids: [f"{text}\n" if i == 4 else f"<{i}>" for i in ids],
         )  # fmt: skip
+    recorder.finish_step()
 
 
 def _spec(text: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from .errors import (
     SchemaError,
 )
 from .idle_steps import IDLE_STEPS
-from .index_rows import add_index_column
+from .index_rows import INDEX_COLUMN, add_index_column
 from .journal_import import find_journal
 from .mlflow_links import MLFLOW_START_PAGE, MlflowLink, find_mlflow_charts, find_mlflow_link
 from .plugin_records import fill_plugin_options, find_changed_plugins
@@ -65,6 +65,7 @@ __all__ = [
     "ENDED",
     "HEARTBEAT_LIMIT",
     "IDLE_STEPS",
+    "INDEX_COLUMN",
     "MLFLOW_START_PAGE",
     "STATUSES",
     "STREAMS",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 __all__ = [
+    "INDEX_COLUMN",
     "INDEX_FIELDS",
     "add_index_column",
     "build_index_row",
@@ -26,7 +27,7 @@ __all__ = [
     "replace_non_finite",
 ]
 
-COLUMN = "index"
+INDEX_COLUMN = "index"
 """Column with the entries of a tree's rows, each as JSON."""
 INDEX_FIELDS = tuple(RolloutIndex.__dataclass_fields__)
 
@@ -40,7 +41,7 @@ def add_index_column(table: "pyarrow.Table", index: Sequence[RolloutIndex]) -> "
         entries.setdefault(item.tree, []).append(encode_plain_json(build_index_row(item)))
     column = [entries.get(tree, []) for tree in table.column("tree").to_pylist()]
     return table.append_column(
-        pyarrow.field(COLUMN, pyarrow.list_(pyarrow.string())),
+        pyarrow.field(INDEX_COLUMN, pyarrow.list_(pyarrow.string())),
         pyarrow.array(column, type=pyarrow.list_(pyarrow.string())),
     )
 
@@ -54,7 +55,7 @@ def read_index_rows(path: Path | str, sha256: str | None) -> list[dict[str, Any]
     try:
         rows = [
             json.loads(entry)
-            for entries in read_body_column(path, sha256, COLUMN)
+            for entries in read_body_column(path, sha256, INDEX_COLUMN)
             for entry in entries
         ]
         if any(row.keys() != set(INDEX_FIELDS) for row in rows):

@@ -129,6 +129,7 @@ def _record(folder: Path, rows: int, tokens: int) -> dict[str, list[float]]:
                     at, {"train/loss": 0.5}, trees, rewards, trained, {"phase": "joint"}, path,
                     pieces=sampled.pieces,
                 )  # fmt: skip
+                recorder.finish_step()
 
             cost = 1e3 * spent(record).cpu
             if step > 1:  # the first writes tables and imports what the others have

@@ -389,7 +389,26 @@ def test_every_nth_step_is_stored_and_the_last(tmp_path):
         for step in range(1, 7):
             path = tmp_path / "rollouts" / f"{step}.parquet"
             recorder.step(step, {"x": step}, trees, rewards, rows, {}, path, pieces=sampled.pieces)
+        recorder.finish_step()
         assert registry.results.rollout_steps(run.id) == [1, 4, 6]
         assert registry.results.metrics(run.id)["x"] == [(n, n) for n in range(1, 7)]
         assert registry.run(run.id).step == 6
     assert {p.stem for p in (tmp_path / "rollouts").iterdir()} == {"1", "4", "6"}
+
+
+def test_a_step_that_cannot_be_written_is_raised_by_the_next_call(tmp_path):
+    trees, rewards, rows = sampled.sampled(8, 4, np.random.default_rng(0))
+    with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
+        run, _ = registry.submit(
+            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
+        )
+        registry.update_run(run.id, directory=tmp_path)
+        recorder = Recorder(registry, run.id, keep_bodies=True)
+        (tmp_path / "rollouts").write_text("a file where a folder should be")
+        path = tmp_path / "rollouts" / "1.parquet"
+        recorder.step(1, {"x": 1}, trees, rewards, rows, {}, path, pieces=sampled.pieces)
+        with pytest.raises(OSError, match="rollouts"):
+            recorder.event("note", "later")
+        assert registry.results.events(run.id) == [] and registry.run(run.id).step == 0
+        recorder.event("note", "it has been said once")
+        assert len(registry.results.events(run.id)) == 1

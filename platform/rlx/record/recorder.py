@@ -1,6 +1,12 @@
-"""Write a run's results to the registry during training."""
+"""Write a run's results to the registry during training.
 
+A step is written by a thread while the next one is sampled. Every other write waits for it, so the
+registry has a run's results in their order, and no checkpoint of a step that is not recorded.
+"""
+
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,7 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """The only writer of a run's results.
+    """The only writer of a run's results. What fails to write a step is raised by the next call.
 
     Args:
         registry: open for writing.
@@ -38,6 +44,8 @@ class Recorder:
         self._run_id = run_id
         self._keep_bodies = keep_bodies
         self._every, self._last = every, last
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
+        self._step: Future[None] | None = None
 
     def step(
         self,
@@ -52,7 +60,9 @@ class Recorder:
         *,
         pieces: Pieces,
     ) -> None:
-        """Records one training step. The body is written first, so no index row lacks its body.
+        """Begins to record one training step, and how long that took.
+
+        The body is written first, so no index row lacks its body.
 
         Args:
             step: step number, from 1.
@@ -63,6 +73,29 @@ class Recorder:
             path: path of the body.
             pieces: converts token ids to the text of each token.
         """
+        self.finish_step()
+        rollouts = (trees, table, rows, statistics, path, roles, pieces)
+        self._step = self._thread.submit(self._record_step, step, figures, *rollouts)
+
+    def finish_step(self) -> None:
+        """Waits until the newest step is recorded, and raises what failed."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.result()
+
+    def _record_step(
+        self,
+        step: int,
+        figures: Mapping[str, float],
+        trees: Sequence[RolloutTree],
+        table: RewardTable,
+        rows: TrainedRows,
+        statistics: Mapping[str, Any],
+        path: Path,
+        roles: Sequence[Role] | None,
+        pieces: Pieces,
+    ) -> None:
+        began = time.perf_counter()
         body: dict[str, Any] | None = None
         if self._keeps_rollouts(step):
             index = rollout_index(trees, table, rows)
@@ -71,6 +104,8 @@ class Recorder:
             body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
             body |= {"index": index, "in_body": True}
         retry_registry_call(lambda: self._write_step(step, figures, body))
+        seconds = {"perf/record_s": time.perf_counter() - began}
+        retry_registry_call(lambda: self._registry.results.add_metrics(self._run_id, step, seconds))
 
     def _keeps_rollouts(self, step: int) -> bool:
         return self._keep_bodies and ((step - 1) % self._every == 0 or step == self._last)
@@ -153,12 +188,13 @@ class Recorder:
 
     def list_checkpoint_digests(self) -> dict[int, str]:
         """Digests of the recorded checkpoints, by step."""
+        self.finish_step()
         return retry_registry_call(
             lambda: {c.step: c.sha256 for c in self._registry.results.checkpoints(self._run_id)}
         )
 
     def record_durations(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Records how long it took to record a step, which is only known afterwards."""
+        """Records how long a part of a step took, which is only known afterwards."""
         self._put(self._registry.results.add_metrics, step, seconds)
 
     def warm_start(self, losses: Mapping[int, float], total: int) -> None:
@@ -171,6 +207,7 @@ class Recorder:
                     self._registry.results.add_metrics(self._run_id, done, values)
                 self._registry.update_run(self._run_id, phase=f"warm start {max(losses)}/{total}")
 
+        self.finish_step()
         retry_registry_call(write)
 
     def phase(self, name: str) -> None:
@@ -182,4 +219,5 @@ class Recorder:
         self._put(self._registry.results.add_event, kind, message, payload or None, level=level)
 
     def _put(self, write: Callable[..., None], *arguments: Any, **named: Any) -> None:
+        self.finish_step()
         retry_registry_call(lambda: write(self._run_id, *arguments, **named))

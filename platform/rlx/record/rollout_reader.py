@@ -23,6 +23,7 @@ from rlx.record.rollouts import (
 )
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, Segment, Span, join_spans
+from rlx_registry import INDEX_COLUMN
 
 __all__ = ["StoredStep", "read_step"]
 
@@ -54,8 +55,8 @@ def read_step(table: pa.Table) -> StoredStep:
     Raises:
         RegistryError: the columns differ, because another version of rlx wrote the table.
     """
-    if PIECES.name in table.column_names:
-        table = table.drop_columns([PIECES.name])
+    unused = {PIECES.name, INDEX_COLUMN}.intersection(table.column_names)
+    table = table.drop_columns(sorted(unused))
     table = _add_missing_columns(table)
     if not table.schema.equals(SCHEMA):
         raise RegistryError(

@@ -63,6 +63,8 @@ def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
     """
     if at.controllers is None:
         raise ValueError("nothing has been trained yet")
+    if context.recorder:
+        context.recorder.finish_step()  # or a resumed run would lack the record of this step
     context.prefetcher.finish(context)
     context.progress.show_activity("checkpoint")
     began = time.perf_counter()

@@ -265,8 +265,6 @@ def _record_training_step(
 ) -> None:
     if context.recorder is None:
         return
-    context.progress.show_activity("commit")
-    began = time.perf_counter()
     trees, table = rollouts.trees, rollouts.table
     roles: list[Role] = [
         "filtered" if t in rollouts.filtered else "trained" for t in range(len(trees))
@@ -287,7 +285,6 @@ def _record_training_step(
         roles,
         pieces=build_piece_splitter(context.policy.dialogue),
     )
-    context.recorder.record_durations(step, {"perf/record_s": time.perf_counter() - began})
 
 
 def _build_step_statistics(
