@@ -95,7 +95,7 @@ def make_pipe(path):
 
 
 def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken):
-    run_id = begin(home, **{"runner.hang_after": 20})
+    run_id = begin(home, **{"runner.hang_after": 40})
     home.until(lambda: home.run(run_id).step >= 3, "it to train")
     folder = Path(home.run(run_id).directory)
     pipe = folder / "progress.tmp"  # a rank that opens it waits for a reader
@@ -105,7 +105,7 @@ def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken):
     home.until(lambda: home.run(run_id).status == "finished", "it to finish")
     with home.registry() as registry:
         told = [e.message for e in registry.results.events(run_id) if e.kind == "attempt_failed"]
-    assert len(told) == 1 and "no progress for 20 s" in told[0]
+    assert len(told) == 1 and "no progress for 40 s" in told[0]
     assert unlike(home, unbroken, run_id) == []
 
 

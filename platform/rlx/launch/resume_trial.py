@@ -35,6 +35,8 @@ RAY_VICTIMS = ("actor", "raylet", "driver")
 has started or joined the cluster."""
 ENDS = ("finished", "failed", "stopped")
 RLX = (sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())")
+FIRST_ROWS = 1000
+"""Metric values of a run that are looked through for its warm start, which come first."""
 PATIENCE = 1800.0
 """Seconds that a run may take; without a limit, a run lost for good would block forever."""
 LOOK = 0.02
@@ -303,12 +305,17 @@ class _KillTrial:
                     yield rank.parents()[RAY_VICTIMS.index(victim)].pid
 
     def _wait_for_end(self, run_id: str) -> float:
-        """Waits until the run ends; returns the seconds since a worker took it."""
+        """Waits until the run ends; returns the seconds since a worker took it.
+
+        A warm start that the run trained does not count: later runs load it.
+        """
         with self._registry() as registry:
             self._wait(registry, run_id, lambda run: run.status in ENDS)
             taken = next(c.at for c in registry.history(run_id) if c.after == "submitted")
             run = registry.run(run_id)
-        return (run.ended or taken) - taken
+            rows = registry.results.metric_rows_after(run_id, 0, limit=FIRST_ROWS)
+        trained = [row.at for row in rows if row.name == "warm_start/loss"] or [taken]
+        return (run.ended or taken) - taken - (max(trained) - min(trained))
 
     def _wait(self, registry: Registry, run_id: str, until: Callable[[RunRecord], bool]) -> None:
         stopwatch = Stopwatch(longest=1.0)  # a pause of this process does not count
