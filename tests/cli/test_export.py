@@ -108,7 +108,8 @@ def record(folder):
             root = folder / "home" / "runs" / run.id
             (root / "rollouts").mkdir(parents=True)
             registry.update_run(run.id, directory=root)
-            Recorder(registry, run.id, keep_bodies=keep_bodies).step(
+            recorder = Recorder(registry, run.id, keep_bodies=keep_bodies)
+            recorder.step(
                 1,
                 {},
                 [tree],
@@ -118,6 +119,7 @@ def record(folder):
                 root / "rollouts" / "step_1.parquet",
                 pieces=build_piece_splitter(None),
             )
+            recorder.finish_step()
         return batch
 
     (folder / "home").mkdir()
