@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlx_registry import Registry, RunRecord, read_body
+from rlx_registry import INDEX_COLUMN, Registry, RunRecord, read_body
 
 __all__ = ["find_run_differences"]
 
@@ -114,7 +114,14 @@ def _compare_rollouts(registry: Registry, first: RunRecord, second: RunRecord) -
 
 
 def _drop_later_fields(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Tables of a step without what an earlier version did not store of segments and rows."""
+    """Tables of a step without what an earlier version did not store of segments and rows.
+
+    The column of the index goes too: the registry has it, and it is compared there.
+    """
+    tables = [
+        table.drop_columns([INDEX_COLUMN]) if INDEX_COLUMN in table.column_names else table
+        for table in tables
+    ]
     for name in ("segments", "rows"):
         kinds = [table.schema.field(name).type for table in tables]
         earlier = min(kinds, key=lambda kind: kind.value_type.num_fields)
