@@ -49,8 +49,9 @@ MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 STARTED = (
     *("rlx.launch.supervisor", "rlx.launch.rank", "torch.distributed.run"),
     *("rlx.launch.multi_node", "rlx.launch.node"),
+    *("measure_checkpoints", "measure_learner"),
 )
-"""What rlx itself starts, with `python -m`, and torchrun with `python -u -m`."""
+"""What rlx and tests start, with `python -m`, and torchrun with `python -u -m`."""
 ENGINES = ("rlx.sampler.vllm_worker", "forgetful_vllm_worker")
 """Workers of vLLM, which start nothing themselves."""
 PACKAGES = ("rlx", "rlx_registry", "rlx_web", "rlx_plugins", "rlx_gyms")

@@ -109,16 +109,19 @@ class Cluster:
         """Starts a node daemon."""
         self.start(node, "slurmd", "-D", "-N", node)
 
-    def restart_node(self, node: str) -> None:
-        """Starts a lost node's daemon, and waits until the node is back.
+    def restart_node(self, node: str, job_id: str) -> None:
+        """Starts a lost node's daemon; once the node is back, a requeued job starts.
 
         The daemon registers twice. Whatever has been given the node when it says the second time
-        that it runs no job would wait for it for ever.
+        that it runs no job would wait for it for ever, so the job is held until then.
         """
+        self.call("scontrol", "hold", job_id)
         wait_until("all steps to end", lambda: not set(_step_daemons()) - self._others)
         self.start_node(node)
         wait_until(f"{node} to be back", self.idle)
         time.sleep(5)  # scenario
+        self.call("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+        self.call("scontrol", "release", job_id)
 
     def lose_node(self, node: str) -> None:
         """Kills a node's daemon; what it has started knows nothing of that and runs on."""

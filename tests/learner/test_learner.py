@@ -7,15 +7,16 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from forked import cold_starts
 from patience import stop_process
 
 from rlx.learner import learning_rate
 from rlx.spec import OptimizerSpec
 
-MEASURE = Path(__file__).with_name("measure_learner.py")
 STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
 DEALT = {
     1: {"whole": [[5]], "several": [[1, 1, 1, 2]], "cut": [[1, 1, 1, 1, 1, 1]]},
@@ -33,12 +34,14 @@ if not ON_GPU:
 def start(ranks, folder):
     """Starts measuring. One rank must do without any compiler: nothing is on its path."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", str(MEASURE), str(folder / "measured.json")]
-    environment = {**os.environ, **QUIET}
-    if ranks == 1 and not ON_GPU:  # there, Triton compiles kernels
+    command += [f"--nproc-per-node={ranks}", "-m", "measure_learner"]
+    command += [str(folder / "measured.json")]
+    environment = {**os.environ, **QUIET, "PYTHONPATH": str(Path(__file__).parent)}
+    alone = ranks == 1 and not ON_GPU  # there, Triton compiles kernels
+    if alone:
         environment["PATH"] = str(folder / "no-programs-here")
         environment["TORCH_EXTENSIONS_DIR"] = str(folder / "no-extensions-here")
-    with (folder / "log").open("w") as log:
+    with (folder / "log").open("w") as log, cold_starts() if alone else nullcontext():
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 

@@ -17,7 +17,6 @@ from rlx.errors import RlxError
 from rlx.learner.universal import convert_checkpoints, load_consolidated_weights
 from rlx.sealing import MANIFEST, check_sealed_folder
 
-MEASURE = Path(__file__).with_name("measure_checkpoints.py")
 SAVED = ["0-whole", "1-whole", "2-whole", "3-whole", "1-adapters", "3-adapters"]
 FRESH = ["3-whole", "1-adapters"]
 GOES_ON = [(saved, "carried") for saved in SAVED] + [(saved, "fresh") for saved in FRESH]
@@ -28,12 +27,13 @@ QUIET["CUDA_VISIBLE_DEVICES"] = ""  # converting checkpoints is the CPU's work
 def both(folder, what):
     """One rank and two, side by side: what they take is mostly time to start."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    environment = {**os.environ, **QUIET, "PYTHONPATH": str(Path(__file__).parent)}
     processes = []
     for ranks in (1, 2):
         with (folder / f"log-{what}-{ranks}").open("w") as log:
-            arguments = [f"--nproc-per-node={ranks}", str(MEASURE), str(folder), what]
+            arguments = [f"--nproc-per-node={ranks}", "-m", "measure_checkpoints"]
             process = subprocess.Popen(
-                [*command, *arguments], env={**os.environ, **QUIET}, stdout=log, stderr=log
+                [*command, *arguments, str(folder), what], env=environment, stdout=log, stderr=log
             )
         processes.append(process)
     codes = [process.wait() for process in processes]

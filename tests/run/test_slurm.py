@@ -133,8 +133,7 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
     cluster.lose_node("n2")
     there.until(lambda: status_now(there, run) == "queued", "the node to be missed")
     there.until(lambda: not there.processes(), "ranks on the lost node to leave")
-    cluster.restart_node("n2")
-    cluster.start_requeued_job(job_of(there, run))
+    cluster.restart_node("n2", job_of(there, run))
     there.until(lambda: there.run(run).status == "running", "it to go on")
     third = there.run(run).attempt
     there.until(lambda: trains(third), "it to train")

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.row_report import RowAccount, TokenLine
@@ -55,6 +56,12 @@ def render_plan_page(report: PlanReport, row_numbers: Sequence[Sequence[int]]) -
         report: the plan.
         row_numbers: for every phase, the rows whose prompts are drawn.
     """
+    phases = [_build_phase_page(*pair) for pair in zip(report.phases, row_numbers, strict=True)]
+    return _load_template().render(report=report, phases=phases)
+
+
+@cache
+def _load_template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -65,9 +72,7 @@ def render_plan_page(report: PlanReport, row_numbers: Sequence[Sequence[int]]) -
         "safe_text": escape_unprintable,
         "zip": lambda one, other: list(zip(one, other, strict=True)),
     }
-    template = environment.from_string(files("rlx.plan").joinpath("page.html").read_text("utf-8"))
-    phases = [_build_phase_page(*pair) for pair in zip(report.phases, row_numbers, strict=True)]
-    return template.render(report=report, phases=phases)
+    return environment.from_string(files("rlx.plan").joinpath("page.html").read_text("utf-8"))
 
 
 def _build_phase_page(phase: PhaseReport, row_numbers: Sequence[int]) -> PhasePage:
