@@ -26,6 +26,7 @@ Results = Mapping[tuple[str, str], Mapping[int, Result]]
 PAGE = ROOT / "docs" / "shelf.md"
 TEMPLATE = Path(__file__).with_name("page.md")
 REFERENCE = "centred"
+SEEDS = 5
 EDGE = 0.05
 """Confidences at most so far from 0 or 1 are at the edge."""
 
@@ -146,11 +147,13 @@ def format_table(lines: Iterable[Sequence[str]]) -> str:
 
 
 def describe_missing(results: Results, task: str) -> str:
-    """Names the ways without results, and without an experiment for the task."""
+    """Names the ways without results, without an experiment for the task, and with few seeds."""
     without = [w.label for w in WAYS if w.find_spec(task) and not results[task, w.name]]
     unwritten = [w.label for w in WAYS if not w.find_spec(task)]
     said = [f"Not trained yet: {'; '.join(without)}."] if without else []
     said += [f"No experiment yet: {'; '.join(unwritten)}."] if unwritten else []
+    few = [w.label for w in WAYS if 0 < len(results[task, w.name]) < SEEDS]
+    said += [f"Fewer than {SEEDS} seeds yet: {'; '.join(few)}."] if few else []
     return " ".join(said) or "Nothing is missing."
 
 
