@@ -73,9 +73,17 @@ class Recorder:
             path: path of the body.
             pieces: converts token ids to the text of each token.
         """
+
+        def write_rollouts() -> dict[str, Any]:
+            index = rollout_index(trees, table, rows)
+            whole = add_piece_column(rollout_table(trees, table, rows, roles), trees, pieces)
+            sha256, size = write_body(path, add_index_column(whole, index))
+            body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
+            return {**body, "index": index, "in_body": True}
+
         self.finish_step()
-        rollouts = (trees, table, rows, statistics, path, roles, pieces)
-        self._step = self._thread.submit(self._record_step, step, figures, *rollouts)
+        write = write_rollouts if self._keeps_rollouts(step) else None
+        self._step = self._thread.submit(self._record_step, step, figures, write)
 
     def finish_step(self) -> None:
         """Waits until the newest step is recorded, and raises what failed."""
@@ -87,22 +95,10 @@ class Recorder:
         self,
         step: int,
         figures: Mapping[str, float],
-        trees: Sequence[RolloutTree],
-        table: RewardTable,
-        rows: TrainedRows,
-        statistics: Mapping[str, Any],
-        path: Path,
-        roles: Sequence[Role] | None,
-        pieces: Pieces,
+        write_rollouts: Callable[[], dict[str, Any]] | None,
     ) -> None:
         began = time.perf_counter()
-        body: dict[str, Any] | None = None
-        if self._keeps_rollouts(step):
-            index = rollout_index(trees, table, rows)
-            whole = add_piece_column(rollout_table(trees, table, rows, roles), trees, pieces)
-            sha256, size = write_body(path, add_index_column(whole, index))
-            body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
-            body |= {"index": index, "in_body": True}
+        body = None if write_rollouts is None else write_rollouts()
         retry_registry_call(lambda: self._write_step(step, figures, body))
         seconds = {"perf/record_s": time.perf_counter() - began}
         retry_registry_call(lambda: self._registry.results.add_metrics(self._run_id, step, seconds))
