@@ -27,6 +27,7 @@ PAGE = ROOT / "docs" / "shelf.md"
 TEMPLATE = Path(__file__).with_name("page.md")
 REFERENCE = "centred"
 SEEDS = 5
+"""Seeds that each way is to have."""
 EDGE = 0.05
 """Confidences at most so far from 0 or 1 are at the edge."""
 

@@ -258,6 +258,12 @@ def test_a_line_that_the_tables_refuse_is_left_out_alone(home, url, empty, impor
     assert everything(empty) == {"r-0003": before}
 
 
+def submit(registry, folder):
+    """Submits a first run with this folder."""
+    registry.submit(digest="d", seed=0, **SUBMISSION)
+    registry.update_run("1", directory=str(folder))
+
+
 def record(registry, folder, step, *rows):
     """Records a step's rollouts, one tree per preview, whose file has the index."""
     index = [
@@ -295,8 +301,7 @@ def record(registry, folder, step, *rows):
 def test_the_index_is_read_from_the_files_of_rollouts(home, url, empty, imported):
     folder = home / "runs" / "r-0001"
     with Registry.open(url) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
-        registry.update_run("1", directory=str(folder))
+        submit(registry, folder)
         for step in (1, 2, 3):
             record(registry, folder, step, "first", "half \ud800 a character, NUL \0 and \u202e")
         record(registry, folder, 2, "the step was taken again after a resume")
@@ -309,8 +314,7 @@ def test_the_index_is_read_from_the_files_of_rollouts(home, url, empty, imported
 def test_files_of_rollouts_that_are_lost_or_changed_are_named(home, url, empty, imported):
     folder = home / "runs" / "r-0001"
     with Registry.open(url) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
-        registry.update_run("1", directory=str(folder))
+        submit(registry, folder)
         for step in (1, 2, 3):
             record(registry, folder, step, "a")
         before = told(registry, "1")
@@ -331,8 +335,7 @@ def test_files_of_rollouts_that_are_lost_or_changed_are_named(home, url, empty, 
 def test_rollouts_that_were_removed_are_not_missed(home, url, empty, imported):
     folder = home / "runs" / "r-0001"
     with Registry.open(url) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
-        registry.update_run("1", directory=str(folder))
+        submit(registry, folder)
         record(registry, folder, 1, "a")
         registry.transition("1", ["submitted"], "stopped")
         delete_rollout_records(registry, "1")
