@@ -10,6 +10,8 @@ Everything computes on the CPU with real values. Below autograd every operation 
   `global` also the waits of other threads. What a capture "computes" is undone or overwritten with
   NaN, so a result that is read before the first replay shows.
 
+A module that is moved there gets new parameters, so tied ones are tied no more.
+
 It does not show: kernels that CUDA lacks for a dtype or shape, memory (also memory that a graph
 uses after its owner has freed it), order between streams, flex attention, NCCL, and speed.
 """

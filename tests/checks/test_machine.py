@@ -229,12 +229,18 @@ def full(path=None):
 
 def test_a_disk_too_small_for_the_checkpoints_is_warned_of(monkeypatch):
     file = Path(__file__).parents[2] / "experiments" / "rlcr_1.5b.yaml"
-    read, _ = check_file(file, ())
-    monkeypatch.setattr(machine, "free_bytes", lambda _: 60 << 30)
-    (warning,) = machine._find_small_disk(read.spec, Path("/home"))
-    assert warning.message.startswith("checkpoints of 20 GB need about 66 GB with keep: 2, but ")
-    monkeypatch.setattr(machine, "free_bytes", lambda _: 70 << 30)
-    assert not [*machine._find_small_disk(read.spec, Path("/home"))]
+
+    def warnings(free, *overrides):
+        monkeypatch.setattr(machine, "free_bytes", lambda _: free << 30)
+        read, _ = check_file(file, overrides)
+        return [found.message for found in machine._find_small_disk(read.spec, Path("/home"))]
+
+    (message,) = warnings(60)
+    assert message.startswith("3 checkpoints of 20 GB and the trained model need about 66 GB, but ")
+    assert not warnings(70)
+    assert not warnings(60, "phases.0.steps=20"), "the run writes but two"
+    assert not warnings(10, "runner.checkpoint.every=0")
+    assert len(warnings(5, "runner.checkpoint.every=0")) == 1
 
 
 def test_a_sampler_without_memory_is_told_to_decode_fewer_rows(monkeypatch):

@@ -79,3 +79,5 @@ def write_qwen(folder: Path, size: str, device: str) -> None:
     model.generation_config.eos_token_id = SPECIAL.index("<|im_end|>")
     model.save_pretrained(folder)
     build_tokenizer(shape.vocabulary).save_pretrained(folder)
+    del model
+    torch.cuda.empty_cache()  # a run in another process needs the memory

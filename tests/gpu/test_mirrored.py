@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from babblers import use_flash
 from mirrored_gpu import CUDA, mirror_gpu, mutate
 
 from rlx.checks import read_spec
@@ -18,8 +19,9 @@ from rlx.learner import Critic, Learner, Ranks, build_learner_with_reference, ch
 from rlx.learner.forms import CachedForm, GroupedForm, PlainForm
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
-from rlx.model import build_policy
+from rlx.model import build_policy, warm_start_policy
 from rlx.plugin import Problem
+from rlx.recipe import build_recipe
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.run.loop import run_experiment
 from rlx.run.stop_request import StopRequest
@@ -41,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from shapes import Shape, train_batch
 
 CPU = torch.device("cpu")
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 MODEL = TinyModelSpec(
     hidden_size=64, heads=4, kv_heads=2, head_dim=32, layers=2, intermediate_size=96
 )
@@ -148,6 +151,31 @@ def test_critic_and_reference(gpu):
     assert stats.kl_loss == pytest.approx(0, abs=1e-3)
 
 
+def test_a_warm_start_is_that_of_the_cpu(gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 30, 1 << 30))
+    sizes = ("model.hidden_size=32", "model.heads=1", "model.kv_heads=1", "model.layers=1")
+    sizes += ("model.intermediate_size=32", "model.warm_start.steps=3")
+    spec = read_spec(EXPERIMENTS / "quick.yaml", [*sizes]).spec
+
+    def train(device):
+        policy, losses = build_policy(spec.model, 0), []
+        task = build_recipe(spec).demonstrations
+        warm_start_policy(
+            *(policy, spec, task, tmp_path, lambda step, steps, loss: losses.append(loss)),
+            device=device,
+        )
+        assert {p.device.type for p in policy.model.parameters()} == {"cpu"}
+        return losses
+
+    there, here = train(CUDA), train(CPU)
+    assert len(there) == len(here) == 3, "results of another kind of device are not reused"
+    assert there[0] == pytest.approx(here[0], rel=1e-5)
+    # A model that is moved to the mirror, unlike one on a GPU, has untied embeddings from then on.
+    assert there == pytest.approx(here, rel=5e-3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 10, 1 << 30))
+    assert train(CUDA) == [], "too little memory: trained on the CPU, as before"
+
+
 # The sampler -------------------------------------------------------------------------------------
 
 
@@ -162,22 +190,25 @@ def draw(device, dtype=torch.float32, **options):
     return sampler.description, [s.token_ids for s in turns], [p for s in turns for p in s.logprobs]
 
 
-def test_captured_steps_draw_what_the_cpu_draws(gpu):
-    description, tokens, logprobs = draw(CUDA)
-    assert description == "compact decoder, shared ancestors, captured steps"
+@pytest.mark.parametrize("flash", [False, True], ids=["products", "flash attention"])
+def test_captured_steps_draw_what_the_cpu_draws(gpu, flash):
+    with use_flash(wanted=flash):
+        description, tokens, logprobs = draw(CUDA)
+    assert description.endswith("captured steps" + " with flash attention" * flash)
     assert gpu.graphs and gpu.replays > 20
     _, expected, likely = draw(CPU)
     assert tokens == expected
     assert logprobs == pytest.approx(likely, abs=1e-4)
 
 
-def test_a_step_waits_only_to_look_for_finished_rows(gpu):
+@pytest.mark.parametrize("flash", [False, True], ids=["products", "flash attention"])
+def test_a_step_waits_only_to_look_for_finished_rows(gpu, flash):
     """Waits by line: one look in four steps, and what is left when rows finish."""
-    draw(CUDA, end_ids=())  # 80 + 10 steps, and those of the trial
+    with use_flash(wanted=flash):
+        draw(CUDA, end_ids=())  # 80 + 10 steps, and those of the trial
+    rooms = ("sampler/captured", "sampler/shared_", "sampler/flash_", "plain_decoder")
     in_steps = {
-        line: count
-        for line, count in gpu.waits.items()
-        if "sampler/captured" in line or "sampler/shared_" in line or "plain_decoder" in line
+        line: count for line, count in gpu.waits.items() if any(room in line for room in rooms)
     }
     assert not in_steps
     looks = [n for line, n in gpu.waits.items() if line.startswith("rlx/sampler/transformers_eng")]
@@ -273,8 +304,7 @@ def test_a_whole_run(gpu, monkeypatch, tmp_path, name):
     monkeypatch.setattr("rlx.run.loop.resume_run", lambda _: None)
     monkeypatch.setattr("rlx.run.loop.is_checkpoint_due", lambda *_, **__: False)
     monkeypatch.setattr(Learner, "export", lambda *_: None)
-    file = Path(__file__).parents[2] / "experiments" / f"{name}.yaml"
-    spec = read_spec(file, [*SMALL, *RUNS[name].split()]).spec
+    spec = read_spec(EXPERIMENTS / f"{name}.yaml", [*SMALL, *RUNS[name].split()]).spec
     folder = RunFolder(tmp_path / "run")
     folder.root.mkdir()
     run_experiment(spec, folder, Ranks(0, 1, CUDA), None, StopRequest())

@@ -27,7 +27,8 @@ QUIET["CUDA_VISIBLE_DEVICES"] = ""  # converting checkpoints is the CPU's work
 def both(folder, what):
     """One rank and two, side by side: what they take is mostly time to start."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    environment = {**os.environ, **QUIET, "PYTHONPATH": str(Path(__file__).parent)}
+    roots = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **QUIET, "PYTHONPATH": roots.rstrip(os.pathsep)}
     processes = []
     for ranks in (1, 2):
         with (folder / f"log-{what}-{ranks}").open("w") as log:

@@ -18,7 +18,7 @@ PROFILES = sorted(
     for path in EXPERIMENTS.rglob("*.yaml")
     if re.search(r"^model: .*kind: pretrained", path.read_text(), re.MULTILINE)
 )
-USABLE = {80: 78, 141: 139}
+USABLE = {24: 22, 80: 78, 141: 139}
 """GiB that torch finds on a GPU, by the GB in its name."""
 ROOM, ROOM_WITH_VLLM = 0.92, 0.95
 """What a plan may fill: fragments, the driver and NCCL need some too. vLLM keeps to its share."""

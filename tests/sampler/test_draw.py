@@ -13,6 +13,16 @@ from rlx.spec import TurnSpec
 LOGITS = torch.log(torch.tensor([[0.4, 0.05, 0.3, 0.05, 0.2]]))
 
 
+@pytest.fixture(params=[None, 2, 5], ids=["whole", "blocks of 2", "blocks of 5"])
+def _by_blocks(request):
+    """A token is found in the whole vocabulary, or in a block of it."""
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param is not None:
+            patched.setattr("rlx.sampler.draw.LARGE", 0)
+            patched.setattr("rlx.sampler.draw.BLOCK", request.param)
+        yield
+
+
 def probabilities(**sampling):
     return compute_sampling_logprobs(LOGITS, TurnSpec(**sampling)).exp()[0].tolist()
 
@@ -64,6 +74,7 @@ def test_logprobs_are_float32_of_any_logits():
 # Drawing -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_by_blocks")
 @pytest.mark.parametrize(
     "sampling", [{}, {"top_k": 2}, {"top_p": 0.75}, {"temperature": 0.5, "top_k": 3, "top_p": 0.9}]
 )
@@ -76,6 +87,7 @@ def test_evenly_spread_numbers_are_shared_out_by_probability(sampling):
     assert (shares[logprobs[0] == -math.inf] == 0).all()
 
 
+@pytest.mark.usefixtures("_by_blocks")
 @given(
     logits=st.lists(st.floats(-80, 80, width=32), min_size=2, max_size=12),
     forbidden=st.sets(st.integers(0, 11)),

@@ -119,13 +119,15 @@ def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]
     shape = load_model_shape(spec.model) if isinstance(spec.model, PretrainedModelSpec) else None
     if shape is None:  # tiny models need little
         return
-    each, keep = estimate_checkpoint_bytes(spec, shape), spec.runner.checkpoint.keep
-    need = (keep + 1) * each + 4 * shape.parameters  # one is written before the oldest is removed
+    each, rule = estimate_checkpoint_bytes(spec, shape), spec.runner.checkpoint
+    # One is written before the oldest is removed.
+    most = min(rule.keep + 1, -(-spec.steps // rule.every)) if rule.every else 0
+    need = most * each + 4 * shape.parameters
     if (free := free_bytes(folder)) < need:
         yield Diagnostic(
             kind="machine",
-            message=f"checkpoints of {format_disk_space(each)} need about "
-            f"{format_disk_space(need)} with keep: {keep}, but {format_path(folder)} has "
+            message=f"{most} checkpoints of {format_disk_space(each)} and the trained model need "
+            f"about {format_disk_space(need)}, but {format_path(folder)} has "
             f"{format_disk_space(free)} free",
             path=("runner", "checkpoint", "keep"),
             helps=("set RLX_HOME to a folder on a larger disk, or keep fewer checkpoints",),

@@ -86,14 +86,17 @@ class _TokenLogprobs(torch.autograd.Function):
             hidden, weight, bias, temperatures, states, tokens, logsumexp, entropy
         )
         ctx.chunk = chunk
+        ctx.set_materialize_grads(False)  # the entropy rarely has a gradient
         return chosen - logsumexp[states], entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """∂ log p(t) / ∂z = 1[t] - p and ∂H / ∂z = -p · (log p + H), by chunks."""
         hidden, weight, bias, temperatures, states, tokens, logsumexp, entropy = ctx.saved_tensors
         of_logprobs, of_entropy = gradients
         to_hidden, to_weight, to_bias = ctx.needs_input_grad[:3]
+        if of_logprobs is None:
+            of_logprobs = torch.zeros(len(tokens), device=hidden.device)
         each = torch.zeros_like(logsumexp).index_add_(0, states, of_logprobs)
         d_hidden = torch.zeros(hidden.shape, device=hidden.device) if to_hidden else None
         d_weight = torch.empty_like(weight) if to_weight else None
@@ -102,10 +105,13 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(start, start + z.shape[1])
             is_here, column = _locate_tokens(tokens, start, z)
             z -= logsumexp[:, None]
-            p = z.exp()
-            # -p · (each + of_entropy · (log p + H))
-            z.add_(entropy[:, None]).mul_(of_entropy[:, None]).add_(each[:, None])
-            gradient = p.mul_(z).neg_()
+            if of_entropy is None:
+                gradient = z.exp_().mul_(-each[:, None])
+            else:
+                p = z.exp()
+                # -p · (each + of_entropy · (log p + H))
+                z.add_(entropy[:, None]).mul_(of_entropy[:, None]).add_(each[:, None])
+                gradient = p.mul_(z).neg_()
             gradient.index_put_((states, column), of_logprobs * is_here, accumulate=True)
             gradient = gradient.div_(temperatures[:, None]).to(weight.dtype)
             if d_hidden is not None:
@@ -125,7 +131,7 @@ def _iterate_logits(
     for start in range(0, len(weight), chunk):
         part = slice(start, start + chunk)
         logits = functional.linear(hidden, weight[part], None if bias is None else bias[part])
-        yield start, logits.float() / temperatures[:, None]
+        yield start, logits / temperatures[:, None]  # float32, as the temperatures are
 
 
 def _locate_tokens(tokens: Tensor, start: int, z: Tensor) -> tuple[Tensor, Tensor]:

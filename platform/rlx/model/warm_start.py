@@ -44,6 +44,11 @@ LOSSES = "losses.json"
 """The loss of every step, in the folder of a result."""
 
 IGNORED = -100
+CPU = torch.device("cpu")
+COPIES = 4
+"""Float32 copies of the weights that training holds: weights, gradient, and AdamW's moments."""
+SHARE = 0.6
+"""Fraction of a device's free memory that they may take; the rest is for activations."""
 
 
 def warm_start_policy(
@@ -54,11 +59,13 @@ def warm_start_policy(
     progress: Progress,
     environment: Environment | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    device: torch.device = CPU,
 ) -> Path | None:
     """Trains `policy` on the task's demonstrations, or loads the same result from the cache.
 
     The cache key covers everything that affects the result: model, task options and code,
-    templates, seed, and the library's version. Training mutates `policy.model` in place.
+    templates, seed, kind of device, and the library's version. Training mutates `policy.model` in
+    place.
 
     Args:
         policy: freshly built; its weights are overwritten.
@@ -68,6 +75,8 @@ def warm_start_policy(
         progress: called after every step.
         environment: responds to the demonstrations' turns; None if the schedule has none.
         tell: called with a message if the cached result is damaged.
+        device: trains here if it has enough memory, otherwise on the CPU. The model ends on the
+            CPU.
 
     Returns:
         The folder of the cached result, or None without a warm start.
@@ -76,7 +85,8 @@ def warm_start_policy(
     if warm is None:
         return None
     stage = DemonstrationPlayer(spec, task, environment)
-    folder = cache / _compute_stage_digest(stage, policy)
+    device = device if _fits(policy, device) else CPU
+    folder = cache / _compute_stage_digest(stage, policy, device)
     if folder.exists():
         try:
             check_sealed_folder(folder)
@@ -92,7 +102,7 @@ def warm_start_policy(
         losses.append(loss)
         progress(step, steps, loss)
 
-    _train_policy(policy, warm, stage, record_loss)
+    _train_policy(policy, warm, stage, record_loss, device)
     _save_policy(policy, folder, losses)
     return folder
 
@@ -141,7 +151,16 @@ def _remove_folder(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy) -> str:
+def _fits(policy: Policy, device: torch.device) -> bool:
+    """Whether training fits on a device beside what is there."""
+    if device.type == "cpu":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    weights = sum(parameter.numel() for parameter in policy.model.parameters())
+    return bool(COPIES * 4 * weights < SHARE * free)
+
+
+def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy, device: torch.device) -> str:
     spec = stage.spec
     resolved = spec.dump_resolved()
     if resolved["model"]["warm_start"]["demonstrations"] is None:
@@ -172,6 +191,8 @@ def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy) -> str:
     }
     if policy.matmul.library != "torch":  # whose results have had no name
         inputs["matmul"] = policy.matmul.library
+    if device.type != "cpu":
+        inputs["device"] = device.type
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:20]
 
 
@@ -190,9 +211,14 @@ def _compute_source_digest(module: str) -> str:
 
 
 def _train_policy(
-    policy: Policy, warm: WarmStart, stage: DemonstrationPlayer, progress: Progress
+    policy: Policy,
+    warm: WarmStart,
+    stage: DemonstrationPlayer,
+    progress: Progress,
+    device: torch.device,
 ) -> None:
-    model = policy.model.eval()  # dropout would draw from the global random generator
+    # Dropout would draw from the global random generator.
+    model = policy.model.to(device).eval()
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=warm.learning_rate,
@@ -202,7 +228,8 @@ def _train_policy(
     for step in range(warm.steps):
         for group in optimizer.param_groups:
             group["lr"] = warm.learning_rate * _compute_rate_factor(step, warm)
-        ids, labels = _build_demonstration_batch(policy.dialogue, stage, warm, step)
+        batch = _build_demonstration_batch(policy.dialogue, stage, warm, step)
+        ids, labels = (tokens.to(device) for tokens in batch)
         logits = model(input_ids=ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
@@ -213,6 +240,7 @@ def _train_policy(
         optimizer.step()
         progress(step + 1, warm.steps, float(loss.detach()))
     optimizer.zero_grad()  # otherwise the first training step would add this gradient to its own
+    model.to(CPU)
 
 
 def _compute_rate_factor(step: int, warm: WarmStart) -> float:

@@ -210,7 +210,7 @@ def _start_model(
     start = partial(
         warm_start_policy,
         *(policy, spec, recipe.demonstrations, cache, report_warm_start),
-        *(recipe.environment, report_damage),
+        *(recipe.environment, report_damage, ranks.device),
     )
     started = start() if ranks.is_first else None
     ranks.barrier()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlx.sampler.flash_steps import FlashStepAttention
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.shared_attention import StepAttention
 from rlx.sampler.shared_cache import AncestorLevel, RowSuffixes
@@ -33,6 +34,7 @@ class CapturedSteps:
         levels: ancestor levels, each with the index of every row's ancestor.
         suffix: row suffixes; new columns are filled in place.
         read: tokens read so far per row, ancestors included.
+        flash: use `FlashStepAttention`, whose cost does not depend on `until`.
 
     Attributes:
         until: number of suffix columns that can be filled.
@@ -44,10 +46,17 @@ class CapturedSteps:
         levels: Sequence[tuple[AncestorLevel, list[int]]],
         suffix: RowSuffixes,
         read: list[int],
+        *,
+        flash: bool = False,
     ) -> None:
-        self.until = min(suffix.room, (suffix.longest // COLUMNS + 1) * COLUMNS)
         self._decoder = decoder
-        self._attention = StepAttention(decoder, levels, suffix, read, self.until)
+        self._attention: StepAttention | FlashStepAttention
+        if flash:
+            self.until = suffix.room
+            self._attention = FlashStepAttention(decoder, levels, suffix, read)
+        else:
+            self.until = min(suffix.room, (suffix.longest // COLUMNS + 1) * COLUMNS)
+            self._attention = StepAttention(decoder, levels, suffix, read, self.until)
         self._tokens = torch.zeros(
             len(read), dtype=torch.int64, device=decoder.template_tensor.device
         )

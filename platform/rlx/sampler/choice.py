@@ -11,6 +11,7 @@ from rlx.errors import SpecError
 from rlx.model import do_windows_show, find_window, narrow_windows
 from rlx.sampler.cache import TransformersDecoder
 from rlx.sampler.captured import WARM_UP
+from rlx.sampler.flash_steps import can_use_flash
 from rlx.sampler.plain_decoder import PlainDecoder, unknown_part
 from rlx.sampler.reread import RereadingDecoder
 from rlx.sampler.rows import Decoder
@@ -44,10 +45,14 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
     if why is None:
         plain = SharingDecoder(PlainDecoder(model), captures=False)
         if (why := _find_decoder_fault(model, plain)) is None:
-            captures = model.device.type in CAPTURED
-            captured = SharingDecoder(PlainDecoder(model), captures=True) if captures else plain
-            not_captured = _find_decoder_fault(model, captured) if captures else None
-            return lambda: SharingDecoder(PlainDecoder(model), captures, not_captured)
+            if model.device.type not in CAPTURED:
+                return lambda: SharingDecoder(PlainDecoder(model))
+            flash = SharingDecoder(PlainDecoder(model), captures=True, flash=True)
+            if can_use_flash(PlainDecoder(model)) and _find_decoder_fault(model, flash) is None:
+                return lambda: SharingDecoder(PlainDecoder(model), captures=True, flash=True)
+            captured = SharingDecoder(PlainDecoder(model), captures=True)
+            fault = _find_decoder_fault(model, captured)
+            return lambda: SharingDecoder(PlainDecoder(model), captures=True, why_not=fault)
     return choose_own_decoder(model, f"it has {why}")
 
 

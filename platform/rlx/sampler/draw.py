@@ -17,6 +17,11 @@ __all__ = [
     "sample_uniforms",
 ]
 
+LARGE = 8192
+"""Tokens of a vocabulary above which a token is found by blocks of the vocabulary."""
+BLOCK = 256
+"""Tokens per block."""
+
 
 def compute_sampling_logprobs(logits: Tensor, sampling: TurnSpec) -> Tensor:
     """Returns the log-probabilities of the distribution that is sampled from.
@@ -31,7 +36,10 @@ def compute_sampling_logprobs(logits: Tensor, sampling: TurnSpec) -> Tensor:
     Returns:
         `[R, V]` float32 nats; -inf for tokens that cannot be sampled.
     """
-    logprobs = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
+    logits = logits.float()
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    logprobs = torch.log_softmax(logits, dim=-1)
     if sampling.top_k:
         least = logprobs.topk(min(sampling.top_k, logprobs.shape[-1])).values[:, -1:]
         logprobs = logprobs.masked_fill(logprobs < least, -torch.inf)
@@ -62,10 +70,32 @@ def sample_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
         `[R]` int64 tokens, each with probability above 0; the last token for a row of NaN, which
         `require_finite_logits` reports without a device synchronization per token.
     """
+    count = logprobs.shape[-1]
+    uniform = uniform.to(logprobs.device)[:, None]
+    if count > LARGE:
+        return _sample_by_blocks(logprobs, uniform).clamp_(max=count - 1)
     mass = logprobs.double().exp().cumsum(dim=-1)
-    threshold = uniform.to(mass.device)[:, None] * mass[:, -1:]
-    token = torch.searchsorted(mass, threshold, right=True).squeeze(-1)
-    return token.clamp_(max=mass.shape[-1] - 1)
+    token = torch.searchsorted(mass, uniform * mass[:, -1:], right=True).squeeze(-1)
+    return token.clamp_(max=count - 1)
+
+
+def _sample_by_blocks(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """Finds the block of tokens, then the token: the mass of all is summed, but not cumulated."""
+    rows, count = logprobs.shape
+    blocks = -(-count // BLOCK)
+    mass = logprobs.new_zeros(rows, blocks * BLOCK)
+    torch.exp(logprobs, out=mass[:, :count])
+    by_block = mass.view(rows, blocks, BLOCK)
+    sums = by_block.sum(dim=-1, dtype=torch.float64)
+    until = sums.cumsum(dim=-1)
+    threshold = uniform * until[:, -1:]
+    block = torch.searchsorted(until, threshold, right=True).clamp_(max=blocks - 1)
+    within = by_block.gather(1, block[..., None].expand(-1, 1, BLOCK))[:, 0].double().cumsum(dim=-1)
+    rest = threshold - (until - sums).gather(1, block)
+    # Rounding may leave a rest outside the block, where tokens without mass could be met.
+    rest = torch.minimum(rest.clamp_(min=0), within[:, -1:] * (1 - 2.0**-52))
+    token = torch.searchsorted(within, rest, right=True).clamp_(max=BLOCK - 1)
+    return (block * BLOCK + token).squeeze(-1)
 
 
 def require_finite_logits(logprobs: Iterable[Sequence[float]]) -> None:

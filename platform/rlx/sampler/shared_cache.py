@@ -15,7 +15,7 @@ class AncestorLevel:
     """Ancestors of one depth.
 
     Attributes:
-        keys: `[layers, kv_heads, N, width, L]`, the fastest layout for products with queries.
+        keys: `[layers, kv_heads, N, width, L]`; the layout in memory is the decoder's choice.
         values: `[layers, kv_heads, N, L, width]`.
         lengths: tokens of each ancestor; columns beyond them are finite padding.
     """

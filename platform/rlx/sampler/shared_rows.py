@@ -26,21 +26,30 @@ class SharingDecoder:
         decoder: computes the model.
         captures: use `CapturedSteps` for decoding steps.
         why_not: why steps cannot be captured; None if they can.
+        flash: use `FlashStepAttention` for captured steps.
     """
 
     def __init__(
-        self, decoder: PlainDecoder, captures: bool = False, why_not: str | None = None
+        self,
+        decoder: PlainDecoder,
+        captures: bool = False,
+        why_not: str | None = None,
+        *,
+        flash: bool = False,
     ) -> None:
         self.name = "the plain decoder"
         self._decoder, self._captures = decoder, captures and why_not is None
+        self._flash = flash and self._captures
         steps = f", steps not captured: {why_not}" if why_not else ", captured steps" * captures
-        self.description = f"compact decoder, shared ancestors{steps}"
+        attention = " with flash attention" * self._flash
+        self.description = f"compact decoder, shared ancestors{steps}{attention}"
 
     def start(self, rows: int) -> "SharedRows":
         """See `rlx.sampler.rows.Decoder`."""
         d = self._decoder
         empty = d.template_tensor.new_empty(d.layers, d.kv_heads, rows, 0, d.width)
-        return SharedRows(d, [], RowSuffixes(empty, empty, [0] * rows), captures=self._captures)
+        suffixes = RowSuffixes(empty, empty, [0] * rows)
+        return SharedRows(d, [], suffixes, captures=self._captures, flash=self._flash)
 
 
 class SharedRows:
@@ -53,8 +62,9 @@ class SharedRows:
         suffix: RowSuffixes,
         *,
         captures: bool,
+        flash: bool,
     ) -> None:
-        self._decoder, self._captures = decoder, captures
+        self._decoder, self._captures, self._flash = decoder, captures, flash
         self._levels = levels  # each with the index of every row's ancestor
         self._suffix = suffix
         self._attention: StepAttention | None = None
@@ -112,7 +122,9 @@ class SharedRows:
 
     def _captured_step(self, tokens: Tensor) -> Tensor:
         if self._captured is None or self._captured.until == self._suffix.longest:
-            self._captured = CapturedSteps(self._decoder, self._levels, self._suffix, self._read)
+            self._captured = CapturedSteps(
+                self._decoder, self._levels, self._suffix, self._read, flash=self._flash
+            )
         return self._captured.step(tokens)
 
     def _make_room(self, needed: int, more: int) -> None:
@@ -126,18 +138,17 @@ class SharedRows:
     def fork(self, copies: Sequence[int], room: int) -> Self:
         """See `DialogueRows`."""
         suffix, longest = self._suffix, self._suffix.longest
-        level = AncestorLevel(
-            suffix.keys[:, :, :, :longest].transpose(-1, -2).contiguous(),
-            suffix.values[:, :, :, :longest].contiguous(),
-            suffix.lengths,
-        )
+        keys = suffix.keys[:, :, :, :longest]
+        # The layout in memory that attention reads fastest: flash attention's, or that of products.
+        keys = keys.contiguous().mT if self._flash else keys.mT.contiguous()
+        level = AncestorLevel(keys, suffix.values[:, :, :, :longest].contiguous(), suffix.lengths)
         levels = [(above, [places[c] for c in copies]) for above, places in self._levels]
         layers, heads, _, _, width = suffix.keys.shape
         shape = layers, heads, len(copies), room, width
         keys, values = (suffix.keys.new_empty(shape) for _ in range(2))
         new = RowSuffixes(keys, values, [0] * len(copies))
         levels.append((level, list(copies)))
-        return type(self)(self._decoder, levels, new, captures=self._captures)
+        return self._rebuild(levels, new)
 
     def select(self, rows: Sequence[int], room: int) -> Self:
         """See `DialogueRows`."""
@@ -149,7 +160,7 @@ class SharedRows:
         lengths = [suffix.lengths[r] - n for r, n in zip(rows, excess, strict=True)]
         kept = RowSuffixes.gather_rows([(suffix, row) for row in rows], lengths, 0)
         levels = [(level, [places[row] for row in rows]) for level, places in self._levels]
-        return type(self)(self._decoder, levels, kept, captures=self._captures)
+        return self._rebuild(levels, kept)
 
     @classmethod
     def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
@@ -167,4 +178,8 @@ class SharedRows:
                     [(lv, at[row]) for (lv, at), (_, row) in zip(ancestors, places, strict=True)]
                 )
             )
-        return cls(first._decoder, levels, suffix, captures=first._captures)
+        return first._rebuild(levels, suffix)
+
+    def _rebuild(self, levels: list[tuple[AncestorLevel, list[int]]], suffix: RowSuffixes) -> Self:
+        """The same decoder with other dialogues."""
+        return type(self)(self._decoder, levels, suffix, captures=self._captures, flash=self._flash)
