@@ -437,7 +437,10 @@ REPLACED: dict[str, Any] = {
     "set_device": _set_device,
     "synchronize": lambda *_: GPU.wait("synchronize"),
     "empty_cache": lambda: None,
+    "mem_get_info": lambda *_: (60 << 30, 80 << 30),
     "max_memory_allocated": lambda *_: 0,
+    "max_memory_reserved": lambda *_: 0,
+    "memory_stats": lambda *_: {},
     "reset_peak_memory_stats": lambda *_: None,
     "get_device_name": lambda *_: "mirror",
 }

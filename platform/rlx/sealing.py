@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +63,8 @@ def seal_folder(folder: Path) -> None:
 def write_manifest(folder: Path) -> None:
     """Writes the digests of a folder's files into it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    write_canonical_json(
-        folder / MANIFEST, {str(path.relative_to(folder)): _compute_sha256(path) for path in files}
-    )
+    names = [str(path.relative_to(folder)) for path in files]
+    write_canonical_json(folder / MANIFEST, dict(zip(names, _compute_digests(files), strict=True)))
 
 
 def write_canonical_json(path: Path, content: Any) -> None:
@@ -89,8 +90,9 @@ def check_sealed_folder(folder: Path, sha256: str | None = None) -> None:
     there = {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} - {MANIFEST}
     if odd := sorted(there.symmetric_difference(manifest)):
         raise CheckpointError(f"{odd[0]} is {'missing' if odd[0] in manifest else 'no part of it'}")
-    for name, digest in manifest.items():
-        if _compute_sha256(folder / name) != digest:
+    found = _compute_digests(folder / name for name in manifest)
+    for (name, digest), now in zip(manifest.items(), found, strict=True):
+        if now != digest:
             raise CheckpointError(f"{name} has changed since it was written")
     if sha256 is not None and _compute_sha256(folder / MANIFEST) != sha256:
         raise CheckpointError(f"its {MANIFEST} is not the recorded one")
@@ -157,6 +159,12 @@ def _read_manifest(folder: Path) -> dict[str, str]:
     if not isinstance(manifest, dict):
         raise CheckpointError(f"its {MANIFEST} lists no files")
     return manifest
+
+
+def _compute_digests(files: Iterable[Path]) -> list[str]:
+    """Hashes files side by side: a large model's ranks write a file of many gigabytes each."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(_compute_sha256, files))
 
 
 def _compute_sha256(path: Path) -> str:

@@ -29,6 +29,9 @@ SHAPES = {
         intermediate=128,
     ),
 }
+MEAN_LENGTH = 400
+"""Tokens after which a turn ends, on average: so that rows leave their batch, as those of a real
+model do."""
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -76,7 +79,8 @@ def write_qwen(folder: Path, size: str, device: str) -> None:
     """Writes weights in bfloat16, configuration and tokenizer."""
     shape = SHAPES[size]
     model = build_qwen(shape, device, torch.bfloat16)
-    model.generation_config.eos_token_id = SPECIAL.index("<|im_end|>")
+    last = range(shape.vocabulary - shape.vocabulary // MEAN_LENGTH, shape.vocabulary)
+    model.generation_config.eos_token_id = [SPECIAL.index("<|im_end|>"), *last]
     model.save_pretrained(folder)
     build_tokenizer(shape.vocabulary).save_pretrained(folder)
     del model

@@ -22,9 +22,9 @@ SHORT = {
     "tracking.mlflow": "null",
     "tracking.pictures": "false",
     "phases.0.steps": "3",
-    "evaluation.problems": "16",
+    "evaluation.problems": "500",  # that after training is the largest batch of all
     "evaluation.every": "0",
-    "runner.checkpoint.every": "2",
+    "runner.checkpoint.every": "3",
     "runner.checkpoint.keep": "1",
 }
 REHEARSAL = {

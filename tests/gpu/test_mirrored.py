@@ -152,7 +152,6 @@ def test_critic_and_reference(gpu):
 
 
 def test_a_warm_start_is_that_of_the_cpu(gpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 30, 1 << 30))
     sizes = ("model.hidden_size=32", "model.heads=1", "model.kv_heads=1", "model.layers=1")
     sizes += ("model.intermediate_size=32", "model.warm_start.steps=3")
     spec = read_spec(EXPERIMENTS / "quick.yaml", [*sizes]).spec
@@ -230,6 +229,29 @@ def waits_beside(gpu):
     return failures
 
 
+def test_memory_is_made_free_before_a_capture(gpu, monkeypatch):
+    """A capture cannot do it, and a run of a real model captures some fifty graphs in a step."""
+    emptied, fails = [], []
+
+    def record(self):
+        if fails:
+            raise fails.pop()
+        return recorded(self)
+
+    recorded = CapturedSteps._record
+    monkeypatch.setattr(CapturedSteps, "_record", record)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(gpu.graphs)))
+    monkeypatch.setattr("rlx.sampler.transformers_engine.give_memory_back", lambda _: None)
+    description, *_ = draw(CUDA)
+    assert description.endswith("captured steps") and not emptied
+    fails.append(torch.OutOfMemoryError("CUDA out of memory"))
+    assert draw(CUDA)[0].endswith("captured steps") and len(emptied) == 1
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 30, 80 << 30))
+    before, count = len(emptied), len(gpu.graphs)
+    draw(CUDA)
+    assert len(emptied) - before == len(gpu.graphs) - count > 2
+
+
 def test_another_thread_trains_during_captures(gpu):
     failures = waits_beside(gpu)
     description, *_ = draw(CUDA)
@@ -241,7 +263,7 @@ def test_another_thread_trains_during_captures(gpu):
 MOVES = [
     (RankMicroBatches, "__iter__", ".to(self._ranks.device)", "", update),
     (PackedBatch, "gather_targets", ".to(self.rows.device)", "", update),
-    (_TransformersSession, "generate", ".to(logits.device)", "", draw),
+    (_TransformersSession, "_sample_batch", ".to(logits.device)", "", draw),
     (_DecodingLoop, "_drop", "self._counts)\n", "self._counts.cpu())\n", draw),
 ]
 CAPTURES = [
@@ -252,8 +274,8 @@ CAPTURES = [
         "self._bias[self._rows, self._seen.shared + self._columns] = 0",
     ),
     (CapturedSteps, "_step", "attention.longest", "int(attention.positions.max()) + 1"),
-    (CapturedSteps, "_capture", 'capture_error_mode="thread_local"', ""),
-    (CapturedSteps, "_capture", "torch.cuda.stream(stream)", "torch.cuda.stream(None)"),
+    (CapturedSteps, "_record", 'capture_error_mode="thread_local"', ""),
+    (CapturedSteps, "_record", "torch.cuda.stream(stream)", "torch.cuda.stream(None)"),
     (CapturedSteps, "step", "self._graph.replay()", "pass"),
 ]
 

@@ -85,7 +85,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         if isinstance(error, RuntimeError) and "CUDA out of memory" in str(error):
             return True
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
     return False
 
 

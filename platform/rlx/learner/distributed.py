@@ -18,7 +18,9 @@ __all__ = ["Ranks", "join_ranks"]
 
 T = TypeVar("T")
 
-TIMEOUT = datetime.timedelta(minutes=10)
+TIMEOUT = datetime.timedelta(hours=6)
+"""Maximum wait of a rank for the others. It is long, since the first rank may train a warm start or
+hash a checkpoint meanwhile; `runner.hang_after` ends a run that makes no progress."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ micro-batch, since under ZeRO stage 3 every call gathers weights from all ranks.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -18,6 +19,9 @@ from rlx.learner.attention import GROUPED, AttentionBlocks
 from rlx.learner.pack import PackedBatch
 
 __all__ = ["CachedForm", "FlexForm", "ForwardForm", "GroupedForm", "OutputReader", "PlainForm"]
+
+RECOMPILATIONS = 64
+"""Kinds of inputs for which flex attention may be compiled; some six are expected."""
 
 
 class OutputReader(Protocol):
@@ -70,6 +74,14 @@ class GroupedForm:
         )
 
 
+@cache
+def _expect_recompilations() -> None:
+    """After too many shapes, flex attention would silently compute all scores of a micro-batch."""
+    import torch._dynamo.config as compilation  # takes a second, and only a GPU needs it
+
+    compilation.recompile_limit = RECOMPILATIONS
+
+
 class FlexForm:
     """Block-sparse flex attention; torch has no CPU backward pass for it."""
 
@@ -80,6 +92,7 @@ class FlexForm:
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `ForwardForm`."""
+        _expect_recompilations()
         length = -(-len(packed) // self._TILE) * self._TILE
         more = (0, length - len(packed))
         alone = torch.arange(len(packed), length, device=packed.ends.device) + 1

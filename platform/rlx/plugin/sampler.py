@@ -53,6 +53,12 @@ class SamplerPlugin(StrictModel, Plugin):
         return None
 
     @property
+    def dialogues_at_once(self) -> int | None:
+        """Dialogues that go through all their turns together, so that no more caches are kept from
+        turn to turn; None: all of a step."""
+        return None
+
+    @property
     def max_drift(self) -> float | None:
         """Maximum mean difference, in nats, between the engine's log-probabilities and the
         learner's under the same weights; None: 0.001 in float32, 0.1 in bfloat16."""

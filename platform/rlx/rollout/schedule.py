@@ -7,6 +7,7 @@ single-turn schedule has one level and a two-turn schedule has two; the tree fol
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import prod
 from operator import mul
 
 from rlx.plugin import Problem, Schedule, TurnLevel, find_answer_level
@@ -94,6 +95,13 @@ class RolloutPlan:
         """Maximum number of turns, or rollouts with an environment, of one problem."""
         rows: Iterator[int] = accumulate((level.count for level in self.levels), mul)
         return sum(rows) * self.trees_per_prompt
+
+    @property
+    def continued_per_prompt(self) -> int:
+        """Maximum number of dialogues of one problem that go on after a turn; 0 with one turn."""
+        if self.talk is not None:
+            return self.talk.count * self.talk.players
+        return prod(level.count for level in self.levels[:-1]) if len(self.levels) > 1 else 0
 
     def copy_with_siblings(self, most: int) -> "RolloutPlan":
         """Returns a copy with at most so many turns below every turn; 1 leaves one rollout."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from rlx.batch import build_token_batch, list_batch_rows
@@ -261,14 +261,31 @@ def _own_share(
     mine = slice(context.ranks.rank, None, context.ranks.count)
     host = build_environment_host(recipe, context.pool)
     tell("generation")
+    own, own_seeds, trees = problems[mine], seeds[mine], []
+    at_once = _count_problems_at_once(plan, context.spec.sampler.dialogues_at_once)
     with context.sampler.session() as session:
-        trees = sample_rollout_trees(
-            plan, problems[mine], seeds[mine], session, context.policy.dialogue, host
-        )
+        for part in _split_evenly(len(own), at_once):
+            trees += sample_rollout_trees(
+                plan, own[part], own_seeds[part], session, context.policy.dialogue, host
+            )
     sampled = time.perf_counter()
     tell("scoring")
     table = score_rollouts(trees, recipe.rewards, context.pool)
     return RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
+
+
+def _count_problems_at_once(plan: RolloutPlan, dialogues: int | None) -> int | None:
+    """Problems whose dialogues go through all turns together; None for all."""
+    if dialogues is None or not plan.continued_per_prompt:
+        return None
+    return max(1, dialogues // plan.continued_per_prompt)
+
+
+def _split_evenly(count: int, most: int | None) -> list[slice]:
+    """Splits so many items into the fewest parts of at most `most`, of about the same size."""
+    parts = 1 if most is None else -(-count // most)
+    starts = [count * part // parts for part in range(parts + 1)]
+    return [slice(start, stop) for start, stop in pairwise(starts)]
 
 
 def _gather_shares(

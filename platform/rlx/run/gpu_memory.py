@@ -12,7 +12,8 @@ class GpuPeaks:
         device: the rank's device.
 
     Attributes:
-        figures: by the metric's name, GiB that torch had allocated at the peak of the stage.
+        figures: by the metric's name, GiB that torch had allocated at the peak of the stage, GiB
+            that it held in reserve with them, and how often it had to empty its cache.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,5 +26,9 @@ class GpuPeaks:
         """Ends a stage, and begins the next one."""
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
+            held = torch.cuda.max_memory_reserved(self._device)
+            retries = torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0)
             self.figures[f"perf/memory_{stage}_gib"] = peak / 2**30
+            self.figures[f"perf/memory_reserved_{stage}_gib"] = held / 2**30
+            self.figures["perf/memory_retries"] = float(retries)
             torch.cuda.reset_peak_memory_stats(self._device)

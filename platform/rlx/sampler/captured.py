@@ -7,6 +7,7 @@ and masked. A shape is captured only after a few steps, since short-lived shapes
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ COLUMNS = 64
 """Columns per shape: more columns waste computation, fewer need more captures."""
 WARM_UP = 4
 """Steps with a shape before it is captured."""
+ROOM = 2 << 30
+"""Free bytes of a GPU below which PyTorch's cache is given back before a capture. In a capture that
+is forbidden, and each one takes memory that only this makes available again."""
 CAPTURING = threading.Lock()
 """Held during a capture: a process captures one graph at a time."""
 
@@ -77,20 +81,31 @@ class CapturedSteps:
         return self._logits
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """Records one step without computing it.
-
-        Another thread may train meanwhile, so only this thread's calls may not break the capture.
-        `torch.cuda.graph` would synchronize and empty the memory cache, and a failed capture would
-        leave the thread on the capturing stream.
-        """
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        """Records one step without computing it."""
         self._angles = self._decoder.angles  # keeps the tensor alive while the graph uses it
-        with CAPTURING, torch.cuda.stream(stream):
+        with CAPTURING:
+            if torch.cuda.mem_get_info(self._tokens.device)[0] < ROOM:
+                torch.cuda.empty_cache()
+            try:
+                return self._record()
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                return self._record()
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        """Another thread may train meanwhile, so only this thread's calls may not break the
+        capture. `torch.cuda.graph` would synchronize and always empty the memory cache, and a
+        failed capture would leave the thread on the capturing stream."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 self._logits = self._step()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # what follows from the first error
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph
 
     def _step(self) -> Tensor:

@@ -37,6 +37,12 @@ LOOK_EVERY = 4
 sampled after a row has finished are discarded."""
 
 
+def give_memory_back(device: torch.device) -> None:
+    """Empties PyTorch's cache of a GPU's memory, so that what comes next gets it in one piece."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 class TransformersSampler:
     """Samples completions; owns its own copy of the weights.
 
@@ -68,9 +74,14 @@ class TransformersSampler:
             for name, weight in weights.items():
                 own[name].copy_(weight)
 
+    def release(self) -> None:
+        """See `rlx.sampler.release_memory`."""
+        give_memory_back(self._model.device)
+
     @contextmanager
     def session(self) -> Iterator["_TransformersSession"]:
         """Opens a session; its caches are dropped when it closes."""
+        self.release()
         session = _TransformersSession(self._decoders, self._policy, self._max_rows)
         try:
             yield session
@@ -176,6 +187,7 @@ class _TransformersSession:
             SpecError: a dialogue could outgrow the model.
         """
         require_context_room(requests, sampling, self.context_length)
+        give_memory_back(self._policy.model.device)
         longest = max((len(r.context) for r in requests), default=0) + sampling.max_new_tokens
         extends = all(request.extends is not None for request in requests)
         if not self._is_beyond and not self._decoders.covers(longest):
@@ -191,20 +203,40 @@ class _TransformersSession:
         kept = CompletionRows()
         completions: list[Completion] = []
         for number, batch in enumerate(batches):
-            self._kept.retain({n for later in batches[number:] for n in later.extended})
-            rows, logits = self._read_contexts(batch, forks, sampling.max_new_tokens)
-            noise = sample_uniforms(batch.seeds, sampling.max_new_tokens).to(logits.device)
-            decoding = _DecodingLoop(self._policy, sampling, rows, noise, keeps=keeps)
-            sampled = decoding.run(logits)
+            later = {n for later in batches[number + 1 :] for n in later.extended}
+            sampled, places = self._sample_batch(batch, sampling, later, forks=forks, keeps=keeps)
             completions += sampled
             if not keeps:
                 continue
             before = [len(batch.contexts[copy][1]) - 1 for copy in batch.copies]
             read = [n + len(c.token_ids) for n, c in zip(before, sampled, strict=True)]
-            kept.add(decoding.places, read)
+            kept.add(places, read)
         self._kept = kept
         ready = iter(completions)
         return [tuple(next(ready) for _ in request.seeds) for request in requests]
+
+    def _sample_batch(
+        self,
+        batch: _CompletionBatch,
+        sampling: TurnSpec,
+        later: set[int],
+        *,
+        forks: bool,
+        keeps: bool,
+    ) -> tuple[list[Completion], list[tuple[DialogueRows, int]]]:
+        """Samples the completions of one batch; returns them and where their caches are kept.
+
+        Args:
+            later: completions whose caches later batches extend; all others are dropped as soon as
+                this batch has copied what it extends.
+        """
+        rows, logits = self._read_contexts(batch, forks, sampling.max_new_tokens)
+        self._kept.retain(later)
+        noise = sample_uniforms(batch.seeds, sampling.max_new_tokens).to(logits.device)
+        decoding = _DecodingLoop(self._policy, sampling, rows, noise, keeps=keeps)
+        del rows  # so that rows that leave the batch free their memory
+        sampled = decoding.run(logits)
+        return sampled, [decoding.places[number] for number in range(len(sampled) * keeps)]
 
     def _parts(
         self, requests: Sequence[CompletionRequest]
@@ -253,7 +285,7 @@ class _DecodingLoop:
         keeps: whether the KV caches of finished rows are kept.
 
     Attributes:
-        places: after `run`, the batch and row that hold each completion's KV cache, if it is kept.
+        places: the batch and row that hold the KV cache of each finished completion, if it is kept.
     """
 
     def __init__(
@@ -282,7 +314,7 @@ class _DecodingLoop:
         self._searched: list[list[int]] = [[] for _ in range(count)]  # tokens, for stop strings
         self._lengths = [0] * count
         self._ended = [False] * count
-        self.places: list[tuple[DialogueRows, int]] = [(rows, 0)] * count
+        self.places: dict[int, tuple[DialogueRows, int]] = {}
 
     def run(self, logits: Tensor) -> list[Completion]:
         """Samples completions, starting from the logits of their first tokens, `[R, V]`."""

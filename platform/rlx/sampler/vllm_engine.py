@@ -161,6 +161,7 @@ class VllmSampler:
 
     def _start_worker(self) -> tuple[WorkerProcess, int]:
         """Starts a worker; returns it with the maximum dialogue length in tokens."""
+        torch.cuda.empty_cache()  # on a GPU, vLLM needs all of its share at once
         folder, _ = self._folders
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
@@ -214,8 +215,7 @@ class VllmSampler:
     def _load_published_weights(self) -> None:
         """Wakes the worker, if it sleeps, and sends the weights, and the adapter if it has one."""
         if self.is_asleep:
-            # What this process holds in reserve would be missing where vLLM allocates its own.
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # as in `_start_worker`
         self._ask(LOAD, "take the learner's weights")
         self.is_asleep = False
         if self._adapter is not None:

@@ -134,6 +134,9 @@ def select_worker_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]
     return {"CUDA_VISIBLE_DEVICES": names[number]}
 
 
+SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
 def build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[str, str]:
     """Returns the worker's environment: one process, no network, little logging.
 
@@ -141,10 +144,11 @@ def build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[s
     own vLLM would have every worker call a C++ compiler, for more seconds than all else takes.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}
-    eager = {"TORCH_COMPILE_DISABLE": "1"} if device.type == "cpu" else {}
+    # On a GPU vLLM would choose another model runner than on a CPU, where rlx is tested.
+    by_device = {"TORCH_COMPILE_DISABLE": "1"} if device.type == "cpu" else SAME_RUNNER
     return (
         inherited
-        | eager
+        | by_device
         | {
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": str(runner.threads),

@@ -87,7 +87,8 @@ class VllmWorker:
             max_num_seqs=settings["max_rows"],
             block_size=BLOCK,
             enable_prefix_caching=True,
-            enable_chunked_prefill=False,  # incompatible with per-request seeds
+            # Per-request seeds are not compatible with it on a CPU; on a GPU vLLM needs it.
+            enable_chunked_prefill=not on_cpu,
             async_scheduling=False,
             enforce_eager=on_cpu,
             enable_sleep_mode=self._sleeps,

@@ -18,6 +18,10 @@ class TransformersSamplerSpec(SamplerPlugin):
 
     engine: Literal["transformers"] = "transformers"
 
+    @property
+    def dialogues_at_once(self) -> int | None:
+        return self.max_rows
+
 
 class VllmSamplerSpec(SamplerPlugin):
     """Samples with vLLM, in a separate process for every rank."""

@@ -27,6 +27,12 @@ test compares them."""
 # Tokens ------------------------------------------------------------------------------------------
 
 
+COPIES = 1.5
+"""Copies of a context's keys and values while it becomes an ancestor of several rows."""
+COMPACTED = 1.75
+"""Copies of a batch's own keys and values while the quarter of its rows that ended leaves it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTokens:
     """Tokens of one turn level in a step; with an environment, of one turn number.
@@ -327,6 +333,44 @@ def _compute_engine_bytes(
     }
 
 
+def count_cached_tokens(
+    levels: Sequence[LevelTokens], ranks: float, max_rows: int, *, compacts: bool = True
+) -> float:
+    """Tokens whose keys and values one rank's sampler holds at most, with turns at their limit.
+
+    `max_rows` dialogues go through all turns together. While the sampler decodes a batch of so many
+    turns, it keeps the caches of all that go on; what a batch continues is copied, so that it can
+    grow.
+
+    Args:
+        levels: turn levels, first turn first.
+        ranks: number of samplers.
+        max_rows: rows decoded together.
+        compacts: whether some turns end early, so that batches are made smaller.
+    """
+    copies = COMPACTED if compacts else 1.0
+    going_on = max((level.turns / ranks for level in levels[:-1]), default=0.0)
+    ranks *= max(1.0, going_on / max_rows)  # the dialogues that are there at once
+    peak = rows = own = shared = 0.0  # rows that are kept, their own tokens, and their ancestors'
+    for level in levels:
+        contexts, turns = level.openings / ranks, level.turns / ranks
+        length = own + level.opening
+        kept, before = rows * own + shared, rows * own
+        forks = turns > contexts or not rows
+        rows = turns if forks else max(rows, turns)
+        part = min(1.0, max_rows / rows)
+        if forks:  # a context becomes an ancestor, whose keys change their layout
+            shared += contexts * length
+            read, own = part * contexts * length, float(level.at_most)
+            batch = max(COPIES * read + part * rows * own, read + copies * part * rows * own)
+        else:
+            own = length + level.at_most
+            batch = copies * part * rows * own
+        ended = 0.0 if level is levels[-1] else rows * own + shared + part * before
+        peak = max(peak, kept + batch, ended)
+    return peak
+
+
 def _compute_sampler_bytes(
     spec: ExperimentSpec, shape: ModelShape, tokens: TokenBudget, width: int
 ) -> dict[str, int]:
@@ -342,9 +386,9 @@ def _compute_sampler_bytes(
         return parts | {"the sampler's cache": spec.sampler.cache_bytes}
     most = max(level.turns for level in tokens.levels)
     rows = min(spec.sampler.max_rows, -(-most // spec.runner.ranks))
-    length = min(tokens.longest, shape.positions or tokens.longest)
     each = shape.layers * 2 * shape.kv_heads * shape.head_dim * width
+    cached = count_cached_tokens(tokens.levels, spec.runner.ranks, spec.sampler.max_rows)
     return parts | {
-        "the sampler's cache": int(rows * length) * each,
+        "the sampler's cache": int(cached) * each,
         "logits of a decoding step": DECODING * 4 * rows * shape.vocabulary,
     }

@@ -1,0 +1,78 @@
+"""The plan's tokens in the sampler's cache against the memory that sampling takes."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlx.model import build_policy
+from rlx.rollout import CompletionRequest
+from rlx.sampler import TransformersSampler
+from rlx.spec import TinyModelSpec, TurnSpec
+from rlx.trial.budget import LevelTokens, count_cached_tokens
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from fake_memory import LiveBytes
+
+MODEL = TinyModelSpec(
+    hidden_size=32, heads=2, kv_heads=2, head_dim=64, layers=4, intermediate_size=32
+)
+TOKEN = 4 * 2 * 2 * 64 * 4
+"""Bytes of a token's keys and values, in float32."""
+PROMPTS = 4
+NEAR = 0.12
+"""Attention scores and activations, which are small beside a large cache, come on top."""
+CASES = {
+    "one turn": ([(4, 40, 120)], 64),
+    "one turn, in two batches": ([(4, 80, 400)], 8),
+    "two turns": ([(4, 50, 160), (3, 10, 60)], 64),
+    "two turns, in parts": ([(4, 50, 160), (3, 10, 60)], 8),
+    "a dialogue": ([(4, 40, 80), (1, 10, 80), (1, 10, 80)], 64),
+    "a dialogue, in parts": ([(4, 40, 80), (1, 10, 80), (1, 10, 80), (1, 10, 80)], 4),
+}
+"""Copies, tokens of the opening and of the turn for each level; rows per batch."""
+
+
+def measure_tokens(turns, max_rows, prompts, end_ids=()):
+    """Peak memory of sampling, in tokens of the cache; without ends every turn is as long as it
+    may be."""
+    policy = replace(build_policy(MODEL, 0), end_ids=end_ids)
+    sampler = TransformersSampler(policy, max_rows=max_rows, device=torch.device("cpu"))
+    contexts = [(None, (5 + n,) * turns[0][1]) for n in range(prompts)]
+    live = LiveBytes()
+    with live, sampler.session() as session:
+        for number, (copies, _, limit) in enumerate(turns):
+            is_last = number == len(turns) - 1
+            requests = [
+                CompletionRequest(context, extends, tuple(range(n, n + copies)), is_last=is_last)
+                for n, (extends, context) in enumerate(contexts)
+            ]
+            drawn = session.generate(requests, TurnSpec(max_new_tokens=limit))
+            question = (7,) * (0 if is_last else turns[number + 1][1])
+            above = [context for _, context in contexts for _ in range(copies)]
+            flat = [completion for completions in drawn for completion in completions]
+            contexts = [
+                (n, context + completion.token_ids + question)
+                for n, (context, completion) in enumerate(zip(above, flat, strict=True))
+            ]
+    return live.peak / TOKEN
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_cache_takes_what_is_planned(case):
+    turns, max_rows = CASES[case]
+    levels, above = [], PROMPTS
+    for copies, opening, limit in turns:
+        sizes = {"opening": opening, "made_up": 0.0, "at_most": limit}
+        levels.append(LevelTokens(kind="turn", turns=above * copies, openings=above, **sizes))
+        above *= copies
+    # A run samples as many prompts together as have `max_rows` dialogues.
+    prompts = min(PROMPTS, max_rows // turns[0][0]) if len(turns) > 1 else PROMPTS
+    at_limit = count_cached_tokens(levels, 1, max_rows, compacts=False)
+    assert measure_tokens(turns, max_rows, prompts) == pytest.approx(at_limit, rel=NEAR)
+    planned = count_cached_tokens(levels, 1, max_rows)
+    assert count_cached_tokens(levels, 2, max_rows) <= planned
+    # About one token in thirty ends a turn of random weights.
+    assert measure_tokens(turns, max_rows, prompts, (20, 21, 22)) <= (1 + NEAR) * planned
