@@ -358,7 +358,7 @@ def count_cached_tokens(
         kept, before = rows * own + shared, rows * own
         forks = turns > contexts or not rows
         rows = turns if forks else max(rows, turns)
-        part = min(1.0, max_rows / rows)
+        part = min(1.0, max_rows / max(rows, 1.0))
         if forks:  # a context becomes an ancestor, whose keys change their layout
             shared += contexts * length
             read, own = part * contexts * length, float(level.at_most)
