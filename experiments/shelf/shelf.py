@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "make"))
 from rlx_command import ROOT, rlx
 from shelf_page import write_page
-from ways import TASKS, WAYS, Way
+from ways import SETS, TASKS, WAYS, Way
 
 from rlx_registry import Registry, RunRecord
 
@@ -50,13 +50,14 @@ def main() -> None:
 def train_way(way: Way, task: str, seed: int) -> None:
     """Trains one seed of one way, and stores what came of it, unless it is stored."""
     spec = way.find_spec(task)
-    digest = compute_digest(ROOT / spec)
+    digest = compute_digest(ROOT / spec, SETS.get(task, ()))
     kept = KEPT / f"{task}-{way.name}-{seed}.json.gz"
     if kept.exists() and read_result(kept)["digest"] == digest:
         return
     run = find_run(digest, seed)
     if run is None:
         sets = [f"--set={key}={value}" for key, value in UNTRACKED.items()]
+        sets += [f"--set={override}" for override in SETS.get(task, ())]
         rlx("submit", spec, f"--set=seed={seed}", "--no-rehearsal", *sets)
         run = find_run(digest, seed)
     if run is None:
@@ -66,11 +67,11 @@ def train_way(way: Way, task: str, seed: int) -> None:
     kept.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def compute_digest(spec: Path) -> str:
+def compute_digest(spec: Path, overrides: Sequence[str] = ()) -> str:
     """The digest of an experiment's runs, which does not depend on the seed."""
     from rlx.checks import check_file
 
-    read, plugins = check_file(spec)
+    read, plugins = check_file(spec, overrides)
     return plugins.compute_digest(read.spec)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from rlx_command import ROOT
-from ways import TASKS, WAYS, Way
+from ways import SETS, TASKS, WAYS, Way
 
 from rlx.evaluation import (
     FAINT,
@@ -31,15 +31,17 @@ SEEDS = 5
 EDGE = 0.05
 """Confidences at most so far from 0 or 1 are at the edge."""
 
+URN = {
+    "distance": "mean abs. error",
+    "slope": "slope",
+    "edge": "at 0 or 1",
+    "brier": "Brier",
+    "unparsable": "unreadable",
+    "cpu": "CPU-s",
+}
 BY_TASK: dict[str, dict[str, str]] = {
-    "urn": {
-        "distance": "mean abs. error",
-        "slope": "slope",
-        "edge": "at 0 or 1",
-        "brier": "Brier",
-        "unparsable": "unreadable",
-        "cpu": "CPU-s",
-    },
+    "urn": URN,
+    "misled": URN,
     "countdown": {
         "accuracy": "accuracy",
         "brier": "Brier",
@@ -51,7 +53,7 @@ BY_TASK: dict[str, dict[str, str]] = {
     },
 }
 """Columns of each task's table: figure and head."""
-COMPARED = {"urn": "distance", "countdown": "brier"}
+COMPARED = {"urn": "distance", "misled": "distance", "countdown": "brier"}
 """The figure of each task that is compared with the reference, lower is better."""
 
 
@@ -76,7 +78,7 @@ def compute_figures(task: str, result: Result) -> dict[str, float]:
     found = {key: after.get(key) for key in BY_TASK[task]}
     found["unparsable"] = after["unparsable"] / after["n"]
     found["cpu"] = result["cpu_seconds"]
-    if task == "urn":
+    if BY_TASK[task] is URN:
         true, stated = read_pairs(result)
         found["distance"] = float(np.abs(stated - true).mean())
         found["slope"] = float(np.polyfit(true, stated, 1)[0])
@@ -150,7 +152,7 @@ def format_table(lines: Iterable[Sequence[str]]) -> str:
 def describe_missing(results: Results, task: str) -> str:
     """Names the ways without results, without an experiment for the task, and with few seeds."""
     without = [w.label for w in WAYS if w.find_spec(task) and not results[task, w.name]]
-    unwritten = [w.label for w in WAYS if not w.find_spec(task)]
+    unwritten = [w.label for w in WAYS if not w.find_spec(task) and task not in SETS]
     said = [f"Not trained yet: {'; '.join(without)}."] if without else []
     said += [f"No experiment yet: {'; '.join(unwritten)}."] if unwritten else []
     few = [w.label for w in WAYS if 0 < len(results[task, w.name]) < SEEDS]
