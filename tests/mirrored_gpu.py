@@ -341,6 +341,9 @@ def plain_argument(value: Any) -> Any:
 class MirrorStream:
     """A stream that is not the default one; work on it is in order with everything else."""
 
+    def __init__(self, priority: int = 0) -> None:
+        self.priority = priority
+
     def wait_stream(self, _: "MirrorStream") -> None: ...
     def synchronize(self) -> None:
         GPU.wait("synchronize")

@@ -19,7 +19,12 @@ from rlx.launch.devices import (
     list_device_names,
     torch_build,
 )
-from rlx.launch.failures import convert_to_rlx_error, describe_error, is_disk_full
+from rlx.launch.failures import (
+    convert_to_rlx_error,
+    describe_error,
+    is_disk_full,
+    is_out_of_memory,
+)
 from rlx.launch.packages import Package
 from rlx.sampler.limits import require_context_room
 from rlx.spec import TurnSpec
@@ -252,6 +257,16 @@ def test_a_sampler_without_memory_is_told_to_decode_fewer_rows(monkeypatch):
         require_context_room([], TurnSpec(), 9)
     told = str(convert_to_rlx_error(raised.value))
     assert told.startswith("the GPU ran out of memory while it sampled: lower sampler.max_rows, ")
+
+
+def test_causes_of_each_other_are_no_lack_of_memory():
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__context__ = other, one
+    assert not is_out_of_memory(one)
+    other.__context__ = torch.OutOfMemoryError("CUDA out of memory.")
+    assert is_out_of_memory(one)
+    other.__suppress_context__ = True
+    assert not is_out_of_memory(one)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from pages import Page, dashboard
 
 from rlx.reward import RewardEntry, RewardTable
-from rlx.run.collect import RolloutShare, _gather_shares
+from rlx.run.collect import RolloutShare, _gather_shares, _split_evenly
 
 GUEST = '''
 from typing import ClassVar
@@ -164,3 +164,9 @@ def test_ranks_give_their_trees_back_in_the_order_of_the_problems():
     assert merged.trees == ["0/0", "0/1", "1/0", "1/1", "2/0", "2/1"]
     named = {t: entries["won"].name for (t, _), entries in merged.table.turns.items()}
     assert [named[t] for t in range(6)] == merged.trees
+
+
+def test_problems_are_sampled_in_parts_of_about_the_same_size():
+    assert [list(range(7)[part]) for part in _split_evenly(7, 3)] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert _split_evenly(7, None) == [slice(0, 7)]
+    assert _split_evenly(0, 3) == _split_evenly(0, None) == [slice(0, 0)], "a rank without any"

@@ -79,13 +79,15 @@ def is_disk_full(error: BaseException) -> bool:
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an exception was caused by a GPU without free memory."""
-    while error is not None:
+    seen: set[int] = set()  # a cause may have been raised again because of what it caused
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         kind = type(error)  # torch need not be imported here
         if kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "torch":
             return True
         if isinstance(error, RuntimeError) and "CUDA out of memory" in str(error):
             return True
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 

@@ -47,8 +47,8 @@ IGNORED = -100
 CPU = torch.device("cpu")
 COPIES = 4
 """Float32 copies of the weights that training holds: weights, gradient, and AdamW's moments."""
-SHARE = 0.6
-"""Fraction of a device's free memory that they may take; the rest is for activations."""
+SHARE = 0.5
+"""Fraction of a device's memory that they may take; the rest is for activations."""
 
 
 def warm_start_policy(
@@ -152,12 +152,12 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _fits(policy: Policy, device: torch.device) -> bool:
-    """Whether training fits on a device beside what is there."""
+    """Whether training fits on a device; the same on all ranks, whatever else is there."""
     if device.type == "cpu":
         return True
-    free, _ = torch.cuda.mem_get_info(device)
+    _, memory = torch.cuda.mem_get_info(device)
     weights = sum(parameter.numel() for parameter in policy.model.parameters())
-    return bool(COPIES * 4 * weights < SHARE * free)
+    return bool(COPIES * 4 * weights < SHARE * memory)
 
 
 def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy, device: torch.device) -> str:

@@ -130,7 +130,8 @@ class Schedule(StrictModel, Plugin):
             Called as `f(settings, problems, seeds, session, dialogue)` with the arguments of
             `rlx.rollout.sample_rollout_trees`; returns one `rlx.rollout.RolloutTree` per problem,
             with turns of these kinds and no more than these numbers. `settings` is this object,
-            in an evaluation with another number and another sampling of first turns.
+            in an evaluation with another number and another sampling of first turns. A step may
+            call it several times, each with some of its problems.
     """
 
     counts: ClassVar[Mapping[str, str]] = {}

@@ -98,9 +98,10 @@ class RolloutPlan:
 
     @property
     def continued_per_prompt(self) -> int:
-        """Maximum number of dialogues of one problem that go on after a turn; 0 with one turn."""
+        """Maximum number of dialogues of one problem whose caches are kept after a turn; 0 if none
+        goes on, and in self-play, which keeps none."""
         if self.talk is not None:
-            return self.talk.count * self.talk.players
+            return self.talk.count if self.talk.players == 1 and self.talk.last > 1 else 0
         return prod(level.count for level in self.levels[:-1]) if len(self.levels) > 1 else 0
 
     def copy_with_siblings(self, most: int) -> "RolloutPlan":

@@ -283,7 +283,7 @@ def _count_problems_at_once(plan: RolloutPlan, dialogues: int | None) -> int | N
 
 def _split_evenly(count: int, most: int | None) -> list[slice]:
     """Splits so many items into the fewest parts of at most `most`, of about the same size."""
-    parts = 1 if most is None else -(-count // most)
+    parts = 1 if most is None else max(1, -(-count // most))
     starts = [count * part // parts for part in range(parts + 1)]
     return [slice(start, stop) for start, stop in pairwise(starts)]
 

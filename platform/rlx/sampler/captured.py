@@ -8,6 +8,7 @@ and masked. A shape is captured only after a few steps, since short-lived shapes
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -23,11 +24,18 @@ COLUMNS = 64
 """Columns per shape: more columns waste computation, fewer need more captures."""
 WARM_UP = 4
 """Steps with a shape before it is captured."""
-ROOM = 2 << 30
-"""Free bytes of a GPU below which PyTorch's cache is given back before a capture. In a capture that
-is forbidden, and each one takes memory that only this makes available again."""
 CAPTURING = threading.Lock()
 """Held during a capture: a process captures one graph at a time."""
+
+
+@cache
+def _get_capture_stream() -> torch.cuda.Stream:
+    """The stream of all captures of this process, which captures for one graph at a time.
+
+    It has a priority, and thus a pool, of its own: a new stream of the usual one could be the one
+    on which another thread's ranks communicate.
+    """
+    return torch.cuda.Stream(priority=-1)
 
 
 class CapturedSteps:
@@ -81,23 +89,25 @@ class CapturedSteps:
         return self._logits
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """Records one step without computing it."""
+        """Records one step without computing it.
+
+        PyTorch's cache of memory is given back before: in a capture that is forbidden, and each
+        capture takes memory that only this makes available again.
+        """
         self._angles = self._decoder.angles  # keeps the tensor alive while the graph uses it
         with CAPTURING:
-            if torch.cuda.mem_get_info(self._tokens.device)[0] < ROOM:
-                torch.cuda.empty_cache()
-            try:
+            torch.cuda.empty_cache()
+            with suppress(torch.OutOfMemoryError):
                 return self._record()
-            except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()
-                return self._record()
+            torch.cuda.empty_cache()  # also of what the failed capture has left
+            return self._record()
 
     def _record(self) -> torch.cuda.CUDAGraph:
         """Another thread may train meanwhile, so only this thread's calls may not break the
-        capture. `torch.cuda.graph` would synchronize and always empty the memory cache, and a
-        failed capture would leave the thread on the capturing stream."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        with torch.cuda.stream(stream):
+        capture. `torch.cuda.graph` would synchronize, and a failed capture would leave the thread
+        on the capturing stream."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(_get_capture_stream()):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 self._logits = self._step()

@@ -76,7 +76,8 @@ class RowSuffixes:
             picked = slice(None) if rows == list(range(len(suffix.lengths))) else rows
             put = slice(None) if positions == whole else positions
             for buffer, states in zip(both, (suffix.keys, suffix.values), strict=True):
-                buffer[:, :, put, :taken] = states[:, :, picked, :taken]
+                for new, old in zip(buffer, states, strict=True):  # picking makes one more copy
+                    new[:, put, :taken] = old[:, picked, :taken]
                 buffer[:, :, put, taken:longest] = 0
         return RowSuffixes(both[0], both[1], lengths)
 

@@ -190,6 +190,8 @@ class _TransformersSession:
         give_memory_back(self._policy.model.device)
         longest = max((len(r.context) for r in requests), default=0) + sampling.max_new_tokens
         extends = all(request.extends is not None for request in requests)
+        if self._is_beyond and not extends and self._decoders.covers(longest):
+            self._decoder, self._is_beyond = self._decoders.within(), False  # new dialogues
         if not self._is_beyond and not self._decoders.covers(longest):
             self._decoder, self._is_beyond = self._decoders.beyond(), True
             extends = False  # the caches are of the other decoder
@@ -204,6 +206,7 @@ class _TransformersSession:
         completions: list[Completion] = []
         for number, batch in enumerate(batches):
             later = {n for later in batches[number + 1 :] for n in later.extended}
+            self._kept.retain(later | {*batch.extended})
             sampled, places = self._sample_batch(batch, sampling, later, forks=forks, keeps=keeps)
             completions += sampled
             if not keeps:

@@ -31,6 +31,8 @@ COPIES = 1.5
 """Copies of a context's keys and values while it becomes an ancestor of several rows."""
 COMPACTED = 1.75
 """Copies of a batch's own keys and values while the quarter of its rows that ended leaves it."""
+SET_ASIDE = 0.25
+"""More, if that quarter is kept for a later turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,17 +350,20 @@ def count_cached_tokens(
         max_rows: rows decoded together.
         compacts: whether some turns end early, so that batches are made smaller.
     """
-    copies = COMPACTED if compacts else 1.0
     going_on = max((level.turns / ranks for level in levels[:-1]), default=0.0)
-    ranks *= max(1.0, going_on / max_rows)  # the dialogues that are there at once
+    if going_on:  # whole prompts go through all turns together
+        prompts = levels[0].openings / ranks
+        ranks *= max(1.0, prompts / max(1.0, max_rows // (going_on / prompts)))
     peak = rows = own = shared = 0.0  # rows that are kept, their own tokens, and their ancestors'
     for level in levels:
         contexts, turns = level.openings / ranks, level.turns / ranks
         length = own + level.opening
         kept, before = rows * own + shared, rows * own
-        forks = turns > contexts or not rows
+        forks, last = turns > contexts, level is levels[-1]
+        copies = COMPACTED + SET_ASIDE * (not last) if compacts else 1.0
         rows = turns if forks else max(rows, turns)
-        part = min(1.0, max_rows / max(rows, 1.0))
+        together = max(max_rows, turns / max(contexts, 1.0))  # a context's turns are not split
+        part = min(1.0, together / max(rows, 1.0))
         if forks:  # a context becomes an ancestor, whose keys change their layout
             shared += contexts * length
             read, own = part * contexts * length, float(level.at_most)
@@ -366,7 +371,7 @@ def count_cached_tokens(
         else:
             own = length + level.at_most
             batch = copies * part * rows * own
-        ended = 0.0 if level is levels[-1] else rows * own + shared + part * before
+        ended = 0.0 if last else rows * own + shared + part * before
         peak = max(peak, kept + batch, ended)
     return peak
 
