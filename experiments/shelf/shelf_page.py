@@ -42,6 +42,7 @@ URN = {
 BY_TASK: dict[str, dict[str, str]] = {
     "urn": URN,
     "misled": URN,
+    "longer": URN,
     "countdown": {
         "accuracy": "accuracy",
         "brier": "Brier",
@@ -53,7 +54,7 @@ BY_TASK: dict[str, dict[str, str]] = {
     },
 }
 """Columns of each task's table: figure and head."""
-COMPARED = {"urn": "distance", "misled": "distance", "countdown": "brier"}
+COMPARED = {"urn": "distance", "misled": "distance", "longer": "distance", "countdown": "brier"}
 """The figure of each task that is compared with the reference, lower is better."""
 
 
