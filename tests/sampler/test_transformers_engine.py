@@ -11,6 +11,7 @@ from rlx.errors import DivergedModelError, SpecError
 from rlx.model import Policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
+from rlx.sampler.transformers_engine import _DecodingLoop
 from rlx.spec import TurnSpec
 
 DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
@@ -337,11 +338,17 @@ def test_what_no_later_turn_extends_is_not_kept(policy, requests):
         assert session.generate(below, CONFIDENCE) == last
 
 
-def test_what_is_extended_no_more_is_dropped_while_others_go_on(policy, requests):
-    with sampler(policy, max_rows=6).session() as session:
+def test_what_is_extended_no_more_is_dropped_while_others_go_on(policy, requests, monkeypatch):
+    kept, run = [], _DecodingLoop.run
+
+    def watch(self, logits):
+        kept.append([n for n, place in enumerate(session._kept._places) if place is not None])
+        return run(self, logits)
+
+    with sampler(policy, max_rows=1).session() as session:  # a batch per request
         first = session.generate(requests, ANSWER)
         below = second_turns(policy, requests, first)
-        one = next(request for request in below if request.extends == 3)
-        held = session._kept
-        session.generate([one], CONFIDENCE)
-        assert [n for n, place in enumerate(held._places) if place is not None] == [3]
+        two = [next(r for r in below if r.extends == number) for number in (3, 5)]
+        monkeypatch.setattr(_DecodingLoop, "run", watch)
+        session.generate(two, CONFIDENCE)
+    assert kept == [[5], []], "what is decoded is a copy"
