@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fake_memory import LiveBytes
 
 MODEL = TinyModelSpec(
-    hidden_size=32, heads=8, kv_heads=8, head_dim=64, layers=2, intermediate_size=32
+    hidden_size=32, heads=8, kv_heads=8, head_dim=64, layers=4, intermediate_size=32
 )
-TOKEN = 2 * 2 * 8 * 64 * 4
+TOKEN = 4 * 2 * 8 * 64 * 4
 """Bytes of a token's keys and values, in float32."""
 PROMPTS = 4
 NEAR = 0.12

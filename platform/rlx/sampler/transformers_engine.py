@@ -207,7 +207,7 @@ class _TransformersSession:
         for number, batch in enumerate(batches):
             later = {n for later in batches[number + 1 :] for n in later.extended}
             self._kept.retain(later | {*batch.extended})
-            sampled, places = self._sample_batch(batch, sampling, later, forks=forks, keeps=keeps)
+            sampled, places = self._sample_batch(batch, sampling, later, forks, keeps)
             completions += sampled
             if not keeps:
                 continue
@@ -219,13 +219,7 @@ class _TransformersSession:
         return [tuple(next(ready) for _ in request.seeds) for request in requests]
 
     def _sample_batch(
-        self,
-        batch: _CompletionBatch,
-        sampling: TurnSpec,
-        later: set[int],
-        *,
-        forks: bool,
-        keeps: bool,
+        self, batch: _CompletionBatch, sampling: TurnSpec, later: set[int], forks: bool, keeps: bool
     ) -> tuple[list[Completion], list[tuple[DialogueRows, int]]]:
         """Samples the completions of one batch; returns them and where their caches are kept.
 
