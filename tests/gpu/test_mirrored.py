@@ -25,7 +25,7 @@ from rlx.recipe import build_recipe
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.run.loop import run_experiment
 from rlx.run.stop_request import StopRequest
-from rlx.sampler import TransformersSampler, copy_policy, shared_attention
+from rlx.sampler import TransformersSampler, copy_policy, flash_steps, shared_attention
 from rlx.sampler.captured import CapturedSteps
 from rlx.sampler.shared_attention import StepAttention
 from rlx.sampler.transformers_engine import _DecodingLoop, _TransformersSession
@@ -198,6 +198,17 @@ def test_captured_steps_draw_what_the_cpu_draws(gpu, flash):
     _, expected, likely = draw(CPU)
     assert tokens == expected
     assert logprobs == pytest.approx(likely, abs=1e-4)
+
+
+def test_flash_attention_that_differs_is_named_and_not_used(gpu, monkeypatch):
+    with use_flash():
+        attend = flash_steps.attend_sequences
+        monkeypatch.setattr(
+            flash_steps, "attend_sequences", lambda q, *rest: (0 * q, attend(q, *rest)[1])
+        )
+        description, tokens, _ = draw(CUDA)
+    assert "captured steps, no flash attention: logits that differ" in description
+    assert tokens == draw(CPU)[1]
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["products", "flash attention"])

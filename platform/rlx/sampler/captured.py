@@ -103,9 +103,12 @@ class CapturedSteps:
             return self._record()
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        """Another thread may train meanwhile, so only this thread's calls may not break the
-        capture. `torch.cuda.graph` would synchronize, and a failed capture would leave the thread
-        on the capturing stream."""
+        """Records one step on the stream of captures.
+
+        Another thread may train meanwhile, so only this thread's calls may not break the capture.
+        `torch.cuda.graph` would synchronize, and a failed capture would leave the thread on the
+        capturing stream.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(_get_capture_stream()):
             graph.capture_begin(capture_error_mode="thread_local")

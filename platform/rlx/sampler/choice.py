@@ -47,12 +47,13 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
         if (why := _find_decoder_fault(model, plain)) is None:
             if model.device.type not in CAPTURED:
                 return lambda: SharingDecoder(PlainDecoder(model))
-            flash = SharingDecoder(PlainDecoder(model), captures=True, flash=True)
-            if can_use_flash(PlainDecoder(model)) and _find_decoder_fault(model, flash) is None:
-                return lambda: SharingDecoder(PlainDecoder(model), captures=True, flash=True)
-            captured = SharingDecoder(PlainDecoder(model), captures=True)
-            fault = _find_decoder_fault(model, captured)
-            return lambda: SharingDecoder(PlainDecoder(model), captures=True, why_not=fault)
+            no_flash = None
+            if can_use_flash(PlainDecoder(model)):
+                flash = SharingDecoder(PlainDecoder(model), captures=True, flash=True)
+                if (no_flash := _find_decoder_fault(model, flash)) is None:
+                    return lambda: SharingDecoder(PlainDecoder(model), captures=True, flash=True)
+            fault = _find_decoder_fault(model, SharingDecoder(PlainDecoder(model), captures=True))
+            return lambda: SharingDecoder(PlainDecoder(model), True, fault, no_flash=no_flash)
     return choose_own_decoder(model, f"it has {why}")
 
 

@@ -27,6 +27,7 @@ class SharingDecoder:
         captures: use `CapturedSteps` for decoding steps.
         why_not: why steps cannot be captured; None if they can.
         flash: use `FlashStepAttention` for captured steps.
+        no_flash: why it cannot be used although this GPU has it; None otherwise.
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class SharingDecoder:
         why_not: str | None = None,
         *,
         flash: bool = False,
+        no_flash: str | None = None,
     ) -> None:
         self.name = "the plain decoder"
         self._decoder, self._captures = decoder, captures and why_not is None
         self._flash = flash and self._captures
         steps = f", steps not captured: {why_not}" if why_not else ", captured steps" * captures
         attention = " with flash attention" * self._flash
+        attention += f", no flash attention: {no_flash}" if no_flash else ""
         self.description = f"compact decoder, shared ancestors{steps}{attention}"
 
     def start(self, rows: int) -> "SharedRows":

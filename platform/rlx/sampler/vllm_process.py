@@ -135,6 +135,7 @@ def select_worker_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]
 
 
 SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""Has vLLM use the model runner on a GPU that it uses on a CPU, where rlx is tested with it."""
 
 
 def build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[str, str]:
@@ -144,7 +145,6 @@ def build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[s
     own vLLM would have every worker call a C++ compiler, for more seconds than all else takes.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}
-    # On a GPU vLLM would choose another model runner than on a CPU, where rlx is tested.
     by_device = {"TORCH_COMPILE_DISABLE": "1"} if device.type == "cpu" else SAME_RUNNER
     return (
         inherited
