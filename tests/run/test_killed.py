@@ -75,4 +75,4 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home):
     )  # it may be starting
     home.until(lambda: not home.processes(), "every process to end")
     assert not list(home.path.glob("runs/*/reserve"))
-    assert not any(folder.exists() or semaphores(folder) for folder in folders)
+    assert [folder for folder in folders if folder.exists() or semaphores(folder)] == []

@@ -1,5 +1,6 @@
 """Temporary folders of ranks: what the dead have left is removed, and nobody else's."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,14 @@ def test_what_a_killed_process_left_is_removed_before_the_next(run, other):
     with open_temporary_folder(run):
         assert not left.exists()
         assert not shared.exists()
+
+
+def test_a_killed_process_that_its_parent_has_not_collected_is_no_longer_at_work(run, other):
+    process, left = other
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with open_temporary_folder(run):
+        assert not left.exists()
 
 
 def test_the_folder_of_a_process_at_work_is_left_alone(run, other):

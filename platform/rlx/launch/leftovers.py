@@ -18,9 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from rlx.home import RunFolder
+from rlx.launch.processes import has_ended
 
 __all__ = ["name_semaphores", "open_temporary_folder", "remove_temporary_folder"]
 
@@ -60,7 +59,7 @@ def remove_temporary_folder(run: RunFolder) -> None:
 
 def _remove_abandoned(run: RunFolder) -> None:
     for name in _find_names(run):
-        if not psutil.pid_exists(int(name.split("-")[2])):
+        if has_ended(int(name.split("-")[2])):
             _remove_leftovers(name)
 
 

@@ -16,6 +16,7 @@ from rlx_registry import (
 )
 
 __all__ = [
+    "has_ended",
     "has_lost_supervisor",
     "is_abandoned",
     "is_half_made",
@@ -34,6 +35,14 @@ _PAUSE = 0.01
 def this_machine() -> str:
     """The host name under which the registry records this machine's processes and devices."""
     return socket.gethostname()
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended; it has an entry until its parent collects it."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def is_abandoned(run: RunRecord) -> bool:

@@ -19,15 +19,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import rlx
 from rlx.checkpoint import copy_origin, pin_checkpoint
 from rlx.discovery import ExperimentPlugins
 from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.launch.disk import hold_reserve
 from rlx.launch.failures import convert_to_rlx_error, describe_error
-from rlx.launch.processes import this_machine
+from rlx.launch.processes import has_ended, this_machine
 from rlx.launch.run_vocabulary import choose_run_vocabulary
 from rlx.launch.stored_spec import put_spec
 from rlx.model import Vocabulary
@@ -149,7 +147,7 @@ def _remove_unrecorded(runs: Path) -> None:
     """Removes the folders of this machine's submissions that were killed."""
     for folder in runs.glob(f"{UNRECORDED}{this_machine()}-*"):
         pid = folder.name.removeprefix(f"{UNRECORDED}{this_machine()}-").partition("-")[0]
-        if not psutil.pid_exists(int(pid)):
+        if has_ended(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
