@@ -18,8 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "make"))
 from rlx_command import ROOT, rlx
+from rules import sample_answers
 from shelf_page import write_page
-from ways import SETS, TASKS, WAYS, Way
+from ways import SAMPLED, SETS, TASKS, WAYS, Way
 
 from rlx_registry import Registry, RunRecord
 
@@ -52,7 +53,9 @@ def train_way(way: Way, task: str, seed: int) -> None:
     spec = way.find_spec(task)
     digest = compute_digest(ROOT / spec, SETS.get(task, ()))
     kept = KEPT / f"{task}-{way.name}-{seed}.json.gz"
-    if kept.exists() and read_result(kept)["digest"] == digest:
+    sampled = (task, way.name) in SAMPLED
+    stored = read_result(kept) if kept.exists() else {}
+    if stored.get("digest") == digest and ("samples" in stored or not sampled):
         return
     run = find_run(digest, seed)
     if run is None:
@@ -63,7 +66,8 @@ def train_way(way: Way, task: str, seed: int) -> None:
     if run is None:
         sys.exit(f"{spec}, seed {seed}: no run has finished")
     KEPT.mkdir(exist_ok=True)
-    text = json.dumps({"digest": digest, "seed": seed, **collect_result(run)})
+    result = {"digest": digest, "seed": seed, **collect_result(run)}
+    text = json.dumps(result | ({"samples": sample_answers(run.id)} if sampled else {}))
     kept.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 from rlx_command import ROOT
-from ways import SETS, TASKS, WAYS, Way
+from rules import RULES, Answers, compute_rule_figures
+from ways import SAMPLED, SETS, TASKS, WAYS, Way
 
 from rlx.evaluation import (
     FAINT,
@@ -54,6 +55,13 @@ BY_TASK: dict[str, dict[str, str]] = {
     },
 }
 """Columns of each task's table: figure and head."""
+RULE_FIGURES = {
+    "brier": "Brier",
+    "ece_debiased": "ECE, debiased",
+    "auroc": "AUROC",
+    "within_auroc": "AUROC within kinds",
+}
+"""Columns of the rules' tables."""
 COMPARED = {"urn": "distance", "misled": "distance", "longer": "distance", "countdown": "brier"}
 """The figure of each task that is compared with the reference, lower is better."""
 
@@ -67,10 +75,11 @@ def write_page(results: Results) -> None:
     import jinja2
 
     draw_curves(results, ROOT / "docs" / "shelf")
+    rules = {f"{task}_{way}_rules": build_rule_table(results[task, way]) for task, way in SAMPLED}
     template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), keep_trailing_newline=True)
     tables = {f"{task}_table": build_table(results, task) for task in TASKS}
     missing = {f"{task}_missing": describe_missing(results, task) for task in TASKS}
-    PAGE.write_text(template.render(**tables, **missing), encoding="utf-8")
+    PAGE.write_text(template.render(**tables, **missing, **rules), encoding="utf-8")
 
 
 def compute_figures(task: str, result: Result) -> dict[str, float]:
@@ -115,6 +124,28 @@ def build_table(results: Results, task: str) -> str:
         verdict = way.verdict if task == "urn" else ""
         lines.append([way.label, way.paper, link, str(len(runs)), *cells, gap, verdict])
     return format_table(lines) if len(lines) > 1 else ""
+
+
+def build_rule_table(runs: Mapping[int, Result]) -> str:
+    """One row per rule: what it predicts of one way's answers; empty if none are stored.
+
+    The last column is the difference of its Brier score from that of the stated confidence.
+    """
+    sampled = {
+        seed: Answers.from_stored(run["samples"]) for seed, run in runs.items() if "samples" in run
+    }
+    if not sampled:
+        return ""
+    lines = [["predictor", "seeds", *RULE_FIGURES.values(), "− stated"]]
+    stated: Mapping[int, float] | None = None
+    for rule in RULES:
+        figures = {seed: compute_rule_figures(rule, answers) for seed, answers in sampled.items()}
+        own = {key: [f[key] for f in figures.values() if key in f] for key in RULE_FIGURES}
+        brier = {seed: found["brier"] for seed, found in figures.items()}
+        stated = brier if stated is None else stated
+        cells = [show_mean(values, key) for key, values in own.items()]
+        lines.append([rule.label, str(len(sampled)), *cells, show_gap(brier, stated)])
+    return format_table(lines)
 
 
 def _read_figure(runs: Mapping[int, Result], task: str, key: str) -> dict[int, float]:

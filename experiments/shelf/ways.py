@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SETS", "TASKS", "WAYS", "Way"]
+__all__ = ["SAMPLED", "SETS", "TASKS", "WAYS", "Way"]
 
 SHELF = "experiments/shelf"
 ROOT = Path(__file__).parents[2]
@@ -21,6 +21,8 @@ SOME = {
     "longer": frozenset({"centred", "rlcr"}),
 }
 """Ways of tasks that not all of them are trained on."""
+SAMPLED = {("countdown", "accuracy"), ("countdown", "centred")}
+"""Tasks and ways whose models answer every problem several times, for rules to predict."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from scipy.stats import norm
 from sklearn.isotonic import IsotonicRegression
 
 from rlx.evaluation.corrected import (
-    _halve_problems,
     compute_debiased_ece,
     compute_one_bit_auroc,
     compute_recalibrated_brier,
+    halve_problems,
     recalibrate_confidences,
 )
 from rlx.evaluation.held_out import draw_test_problems
@@ -65,7 +65,7 @@ def test_a_confidence_of_two_values_is_one_bit_and_a_graded_one_is_not():
 def test_each_half_gets_the_map_that_scikit_learn_fits_on_the_other():
     correct, stated = answers(300)
     problems = [str(i // 3) for i in range(300)]
-    half = _halve_problems(problems)
+    half = halve_problems(problems)
     expected = np.zeros(300)
     for test in (half, ~half):
         fit = IsotonicRegression(out_of_bounds="clip").fit(stated[~test], correct[~test])
@@ -88,7 +88,7 @@ def test_the_map_is_fitted_on_other_problems():
     """One problem is always right at .2 and one always wrong at .8: no other problem shows it."""
     correct, stated = [1.0] * 4 + [0.0] * 4, [0.2] * 4 + [0.8] * 4
     halves = ["a"] * 4 + ["d"] * 4
-    assert _halve_problems(halves).tolist() in ([True] * 4 + [False] * 4, [False] * 4 + [True] * 4)
+    assert halve_problems(halves).tolist() in ([True] * 4 + [False] * 4, [False] * 4 + [True] * 4)
     assert compute_recalibrated_brier(correct, stated, halves) == 1.0
     assert compute_recalibrated_brier(correct, stated) == 0.25, "half of each problem shows it"
     assert compute_recalibrated_brier([1, 0], [0.5, 0.5], ["a", "a"]) is None

@@ -35,6 +35,13 @@ def test_a_reliability_diagram_is_a_png_and_an_svg(tmp_path, name):
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
 
 
+def test_equal_figures_give_equal_files(tmp_path):
+    first, again = (
+        draw_reliability_diagram(OVERCONFIDENT, EVEN, tmp_path / folder / "r") for folder in "ab"
+    )
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+
+
 def test_degenerate_evaluations_can_be_drawn(tmp_path):
     png, _ = draw_reliability_diagram(UNREADABLE, OVERCONFIDENT, tmp_path / "r")
     assert painted(png) > 0.02

@@ -5,6 +5,7 @@ from .corrected import (
     compute_debiased_ece,
     compute_one_bit_auroc,
     compute_recalibrated_brier,
+    halve_problems,
     recalibrate_confidences,
 )
 from .distributions import TurnDistribution, draw_distributions
@@ -108,6 +109,7 @@ __all__ = [
     "draw_suite",
     "draw_test_problems",
     "find_correctness_reward",
+    "halve_problems",
     "limit_to_one_answer",
     "read_answers",
     "recalibrate_confidences",

@@ -20,6 +20,7 @@ __all__ = [
     "compute_debiased_ece",
     "compute_one_bit_auroc",
     "compute_recalibrated_brier",
+    "halve_problems",
     "recalibrate_confidences",
 ]
 
@@ -81,6 +82,11 @@ def compute_recalibrated_brier(
     return None if mapped is None else compute_brier(correct, mapped)
 
 
+def halve_problems(problems: Sequence[str]) -> NDArray[np.bool_]:
+    """`[n]` bool the answers to about half of the problems, whatever their order."""
+    return np.array([zlib.crc32(problem.encode()) % 2 == 1 for problem in problems])
+
+
 def recalibrate_confidences(
     correct: ArrayLike, confidence: ArrayLike, problems: Sequence[str] | None = None
 ) -> Floats | None:
@@ -104,7 +110,7 @@ def recalibrate_confidences(
     from scipy.optimize import isotonic_regression
 
     y, c = convert_to_pairs(correct, confidence)
-    half = _halve_answers(y, c) if problems is None else _halve_problems(problems)
+    half = _halve_answers(y, c) if problems is None else halve_problems(problems)
     if half.all() or not half.any():
         return None
     mapped: Floats = np.zeros_like(c)
@@ -113,11 +119,6 @@ def recalibrate_confidences(
         shares = np.bincount(slot, weights=y[~test]) / counts
         mapped[test] = np.interp(c[test], values, isotonic_regression(shares, weights=counts).x)
     return mapped
-
-
-def _halve_problems(problems: Sequence[str]) -> NDArray[np.bool_]:
-    """`[n]` bool the answers to about half of the problems, whatever their order."""
-    return np.array([zlib.crc32(problem.encode()) % 2 == 1 for problem in problems])
 
 
 def _halve_answers(y: Floats, c: Floats) -> NDArray[np.bool_]:

@@ -52,11 +52,14 @@ def style_axes(axes: Any) -> None:
 
 def save_figure(drawn: Any, path: Path) -> tuple[Path, Path]:
     """Writes a figure as `.png` and `.svg`, which replace the suffix of `path`."""
+    from matplotlib import rc_context
+
     stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg"))
     drawn.savefig(png, dpi=160)
     drawn.set_layout_engine("none")  # the first save has computed the layout
-    # No date, so that equal figures give equal files.
-    drawn.savefig(svg, metadata={"Date": None})
+    # No date and no random ids, so that equal figures give equal files.
+    with rc_context({"svg.hashsalt": stem.name}):
+        drawn.savefig(svg, metadata={"Date": None})
     return png, svg
