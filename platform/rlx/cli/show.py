@@ -47,7 +47,8 @@ class _ShownExperiment:
 def show(experiment: str, overrides: tuple[str, ...], as_json: bool, url: str) -> None:
     """Show an experiment, or that of a RUN, in full, each value with its origin.
 
-    An origin is a line of the file, `--set`, `default`, `plugin default`, or `profile NAME`.
+    An origin is a line of the file, `--set`, `default`, `plugin default`, or `profile NAME`;
+    `(auto)` follows it where the value there is `auto`, and what it stands for is shown.
     """
     if RUN_LIKE.fullmatch(experiment) and not Path(experiment).exists():
         if overrides:

@@ -55,6 +55,9 @@ def submit_many(
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group)
         print_text(f"group {name}")
+        chosen = (pair for member in members for pair in member.read.choices.items())
+        for section, choice in dict.fromkeys(chosen):
+            print_text(f"{section} {choice}")
         view = GroupView(registry, name, members, runs)
         ids = list(dict.fromkeys(run.id for run in runs))
         if not returns:

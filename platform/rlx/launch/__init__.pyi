@@ -1,5 +1,11 @@
 from .device_slots import build_device_request, gpus_here
-from .devices import DeviceShortage, diagnose_devices, query_nvidia_driver, torch_build
+from .devices import (
+    DeviceShortage,
+    diagnose_devices,
+    list_device_names,
+    query_nvidia_driver,
+    torch_build,
+)
 from .disk import LITTLE, format_disk_space, free_bytes, hold_reserve
 from .failures import convert_to_rlx_error
 from .hosts import HostsLauncher
@@ -107,6 +113,7 @@ __all__ = [
     "is_supervised",
     "is_supervisor",
     "launch_run",
+    "list_device_names",
     "list_group_runs",
     "list_live_ranks",
     "list_packages",

@@ -98,7 +98,13 @@ from rlx.spec.rollout import (
     TurnSpec,
     TwoTurnRolloutSpec,
 )
-from rlx.spec.sampler import SAMPLERS, SamplerSpec, TransformersSamplerSpec, VllmSamplerSpec
+from rlx.spec.sampler import (
+    SAMPLERS,
+    AutoSamplerSpec,
+    SamplerSpec,
+    TransformersSamplerSpec,
+    VllmSamplerSpec,
+)
 from rlx.spec.suite import OWN_SUITE, SetSpec, SuiteSpec
 from rlx.spec.token_estimator import (
     EnvironmentTokens,
@@ -131,6 +137,7 @@ __all__ = [
     "Aggregate",
     "AllResponse",
     "Alpha",
+    "AutoSamplerSpec",
     "Baseline",
     "ClipCovariance",
     "ConfidenceSpec",

@@ -7,7 +7,13 @@ from pydantic import Field, model_validator
 from rlx.plugin import PluginSection, SamplerPlugin
 from rlx.spec.base import Count
 
-__all__ = ["SAMPLERS", "SamplerSpec", "TransformersSamplerSpec", "VllmSamplerSpec"]
+__all__ = [
+    "SAMPLERS",
+    "AutoSamplerSpec",
+    "SamplerSpec",
+    "TransformersSamplerSpec",
+    "VllmSamplerSpec",
+]
 
 
 class TransformersSamplerSpec(SamplerPlugin):
@@ -89,12 +95,32 @@ class VllmSamplerSpec(SamplerPlugin):
         return self
 
 
+class AutoSamplerSpec(SamplerPlugin):
+    """Takes `transformers` or `vllm`, by what a step is expected to take with each on this machine.
+
+    Reading an experiment replaces it by the settings of that engine, so no run has it.
+    """
+
+    implementation: ClassVar[str] = ""
+
+    engine: Literal["auto"] = "auto"
+
+    def check(self) -> None:
+        raise ValueError(
+            "auto is replaced by an engine when an experiment is read from its file; name one here"
+        )
+
+
 SAMPLERS: Final = PluginSection(
     base=SamplerPlugin,
     group="rlx.samplers",
     kind="sampler",
     key="engine",
-    shipped={"transformers": TransformersSamplerSpec, "vllm": VllmSamplerSpec},
+    shipped={
+        "transformers": TransformersSamplerSpec,
+        "vllm": VllmSamplerSpec,
+        "auto": AutoSamplerSpec,
+    },
     default="transformers",
 )
 

@@ -1,27 +1,47 @@
 from .budget import (
     MemoryEstimate,
-    TokenBudget,
     estimate_memory,
+    estimate_sampling_bytes,
     estimate_update_bytes,
     token_budget,
 )
-from .model_shape import estimate_checkpoint_bytes, load_model_shape
+from .duration import (
+    FILLED,
+    GPUS,
+    Gpu,
+    SamplingWork,
+    estimate_sampling_seconds,
+    estimate_update_seconds,
+    list_expected_levels,
+)
+from .model_shape import ModelShape, estimate_checkpoint_bytes, load_model_shape
 from .phases import group_equal_phases, list_trial_settings, run_phase_trial
 from .stand_ins import EncodingDialogue, PlanSpeech, load_plan_problems, load_speech
 from .synthetic_rollouts import Place, PlanTrial, describe_row_kind, run_trial
+from .token_counts import LevelTokens, TokenBudget
 
 __all__ = [
+    "FILLED",
+    "GPUS",
     "EncodingDialogue",
+    "Gpu",
+    "LevelTokens",
     "MemoryEstimate",
+    "ModelShape",
     "Place",
     "PlanSpeech",
     "PlanTrial",
+    "SamplingWork",
     "TokenBudget",
     "describe_row_kind",
     "estimate_checkpoint_bytes",
     "estimate_memory",
+    "estimate_sampling_bytes",
+    "estimate_sampling_seconds",
     "estimate_update_bytes",
+    "estimate_update_seconds",
     "group_equal_phases",
+    "list_expected_levels",
     "list_trial_settings",
     "load_model_shape",
     "load_plan_problems",

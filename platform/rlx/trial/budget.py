@@ -1,20 +1,23 @@
 """Tokens and memory of one training step: counted where possible, otherwise estimated."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
+from typing import TYPE_CHECKING
 
-from rlx.recipe import Recipe
 from rlx.rollout import NO_PARENT, EnvironmentPlan
 from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.trial.model_shape import ModelShape
-from rlx.trial.synthetic_rollouts import PlanTrial
+from rlx.trial.token_counts import LevelTokens, TokenBudget
+
+if TYPE_CHECKING:  # they import torch, and memory is estimated without a trial too
+    from rlx.recipe import Recipe
+    from rlx.trial.synthetic_rollouts import PlanTrial
 
 __all__ = [
-    "LevelTokens",
     "MemoryEstimate",
-    "TokenBudget",
     "estimate_memory",
+    "estimate_sampling_bytes",
     "estimate_update_bytes",
     "token_budget",
 ]
@@ -35,50 +38,7 @@ SET_ASIDE = 0.25
 """More, if that quarter is kept for a later turn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LevelTokens:
-    """Tokens of one turn level in a step; with an environment, of one turn number.
-
-    Attributes:
-        kind: kind of turn.
-        turns: turns sampled per step; with an environment, as many as the synthetic rollouts have.
-        openings: prompts, questions or observations that precede these turns, per step.
-        opening: mean tokens of one of them.
-        made_up: mean tokens of a synthetic turn.
-        at_most: `max_new_tokens`.
-    """
-
-    kind: str
-    turns: int
-    openings: int
-    opening: float
-    made_up: float
-    at_most: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBudget:
-    """Tokens of one step. Pairs are (with synthetic lengths, upper bound).
-
-    Attributes:
-        levels: turn levels, first turn first.
-        sampled: tokens that the policy samples.
-        rows: tokens the learner would process if every row repeated its own context.
-        shared: tokens the learner processes, with each shared prefix counted once.
-    """
-
-    levels: tuple[LevelTokens, ...]
-    sampled: tuple[float, float]
-    rows: tuple[float, float]
-    shared: tuple[float, float]
-
-    @property
-    def longest(self) -> float:
-        """Tokens of a dialogue with turns at their limit and openings of synthetic length."""
-        return sum(level.opening + level.at_most for level in self.levels)
-
-
-def token_budget(trial: PlanTrial) -> TokenBudget:
+def token_budget(trial: "PlanTrial") -> TokenBudget:
     """Counts the tokens of a step, with turns of synthetic length and with turns at their limit.
 
     Observations have the length that they have in the synthetic rollouts.
@@ -92,7 +52,7 @@ def token_budget(trial: PlanTrial) -> TokenBudget:
     )
 
 
-def _count_level_tokens(trial: PlanTrial) -> Iterator[LevelTokens]:
+def _count_level_tokens(trial: "PlanTrial") -> Iterator[LevelTokens]:
     above = trial.recipe.spec.rollout.prompts_per_step
     for number, level in enumerate(trial.recipe.plan.levels, start=1):
         openings, turns = _list_turn_lengths(trial, number)
@@ -107,7 +67,7 @@ def _count_level_tokens(trial: PlanTrial) -> Iterator[LevelTokens]:
         above *= level.count
 
 
-def _count_dialogue_tokens(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[LevelTokens]:
+def _count_dialogue_tokens(trial: "PlanTrial", talk: EnvironmentPlan) -> Iterator[LevelTokens]:
     """Yields the turns of a rollout, first to last."""
     prompts = trial.recipe.spec.rollout.prompts_per_step
     observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trial, k)[0]]
@@ -127,7 +87,7 @@ def _count_dialogue_tokens(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[
         )
 
 
-def _list_turn_lengths(trial: PlanTrial, number: int) -> tuple[list[int], list[int]]:
+def _list_turn_lengths(trial: "PlanTrial", number: int) -> tuple[list[int], list[int]]:
     """Token counts of the openings and of the synthetic turns with this turn number."""
     pairs = [
         (len(tree.segments[s.parent].token_ids), len(s.token_ids))
@@ -143,7 +103,7 @@ def _compute_mean_length(lengths: Sequence[int]) -> float:
     return mean(lengths) if lengths else 0.0
 
 
-def _add_untrained_tokens(budget: TokenBudget, recipe: Recipe) -> TokenBudget:
+def _add_untrained_tokens(budget: TokenBudget, recipe: "Recipe") -> TokenBudget:
     """Adds tokens that are sampled but not trained on: greedy answers and resampled trees."""
     made_up, at_most = budget.sampled
     if "greedy_scores" in recipe.needs:
@@ -231,7 +191,7 @@ class MemoryEstimate:
         return self.stage_totals[self.largest_stage]
 
 
-def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) -> MemoryEstimate:
+def estimate_memory(trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget) -> MemoryEstimate:
     """Estimates the peak memory of one rank, by stage of a step, with all turns at their limit.
 
     ZeRO shards Adam's moments and the float32 copy from stage 1 on, gradients from stage 2, weights
@@ -240,17 +200,11 @@ def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) ->
     """
     spec, needs = trial.recipe.spec, trial.recipe.needs
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
-    width = 2 if runner.dtype == "bfloat16" else 4
+    width = _get_width(runner)
     learned = shape.parameters if lora is None else shape.adapters(lora)
-    held = _compute_engine_bytes(spec, shape.parameters, learned, width)
-    largest = learned
-    if "values" in needs:
-        engine = _compute_engine_bytes(spec, shape.parameters, shape.parameters, width)
-        held["critic, with gradients and moments"] = sum(engine.values())
-        largest = shape.parameters
-    if "reference_logprobs" in needs and lora is None:
-        held["reference policy"] = width * shape.parameters
-    sampling = _compute_sampler_bytes(spec, shape, tokens, width)
+    largest = shape.parameters if "values" in needs else learned
+    held = _compute_held_bytes(spec, shape, needs)
+    sampling = _compute_sampler_bytes(spec, shape, tokens.levels)
     step = -(-int(tokens.shared[1]) // runner.ranks)
     count = min(runner.micro_batch_tokens, step)
     targets = int(count * min(1.0, tokens.sampled[1] / tokens.shared[1]))
@@ -274,6 +228,19 @@ def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) ->
     )
 
 
+def estimate_sampling_bytes(
+    spec: ExperimentSpec, shape: ModelShape, levels: Sequence[LevelTokens], needs: Collection[str]
+) -> int:
+    """Estimates the bytes that one rank holds while it samples, as `estimate_memory` does.
+
+    Args:
+        levels: turn levels of a step, first turn first.
+        needs: streams that the estimator or the loss reads.
+    """
+    held = _compute_held_bytes(spec, shape, needs)
+    return sum((*held.values(), *_compute_sampler_bytes(spec, shape, levels).values()))
+
+
 def estimate_update_bytes(
     runner: RunnerSpec, shape: ModelShape, tokens: int, targets: int, *, learns_head: bool = True
 ) -> dict[str, int]:
@@ -289,7 +256,7 @@ def estimate_update_bytes(
         targets: tokens whose log-probabilities are wanted.
         learns_head: whether the output layer has a gradient.
     """
-    width = 2 if runner.dtype == "bfloat16" else 4
+    width = _get_width(runner)
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     # Flex attention wants as many heads of keys as of queries, or a power of two.
     keys = narrow if shape.heads & (shape.heads - 1) == 0 else wide
@@ -317,6 +284,26 @@ def _estimate_logit_bytes(runner: RunnerSpec, shape: ModelShape, targets: int, w
 def _share_of(runner: RunnerSpec, count: int, *, since: int) -> int:
     """Bytes of one rank, if ZeRO shards them from stage `since` on."""
     return count // (runner.ranks if runner.zero_stage >= since else 1)
+
+
+def _get_width(runner: RunnerSpec) -> int:
+    """Bytes of a number in the learner's precision."""
+    return 2 if runner.dtype == "bfloat16" else 4
+
+
+def _compute_held_bytes(
+    spec: ExperimentSpec, shape: ModelShape, needs: Collection[str]
+) -> dict[str, int]:
+    """Bytes that are on the device in every stage: learner, critic and reference policy."""
+    width, lora = _get_width(spec.runner), getattr(spec.model, "lora", None)
+    learned = shape.parameters if lora is None else shape.adapters(lora)
+    held = _compute_engine_bytes(spec, shape.parameters, learned, width)
+    if "values" in needs:
+        engine = _compute_engine_bytes(spec, shape.parameters, shape.parameters, width)
+        held["critic, with gradients and moments"] = sum(engine.values())
+    if "reference_logprobs" in needs and lora is None:
+        held["reference policy"] = width * shape.parameters
+    return held
 
 
 def _compute_engine_bytes(
@@ -377,11 +364,12 @@ def count_cached_tokens(
 
 
 def _compute_sampler_bytes(
-    spec: ExperimentSpec, shape: ModelShape, tokens: TokenBudget, width: int
+    spec: ExperimentSpec, shape: ModelShape, levels: Sequence[LevelTokens]
 ) -> dict[str, int]:
     """Bytes that sampling holds: weights, keys and values of the rows that are decoded together at
     maximum length, and their logits. An engine such as vLLM works within the memory that it is
     given."""
+    width = _get_width(spec.runner)
     parts = {"the sampler's copy": width * shape.parameters}
     if spec.sampler.holds_weights_apart and spec.runner.device == "cuda":
         return parts  # the cache takes what else the engine is given
@@ -389,10 +377,10 @@ def _compute_sampler_bytes(
         parts["weights on their way to the sampler"] = width * shape.parameters
     if spec.sampler.cache_bytes is not None:
         return parts | {"the sampler's cache": spec.sampler.cache_bytes}
-    most = max(level.turns for level in tokens.levels)
+    most = max(level.turns for level in levels)
     rows = min(spec.sampler.max_rows, -(-most // spec.runner.ranks))
     each = shape.layers * 2 * shape.kv_heads * shape.head_dim * width
-    cached = count_cached_tokens(tokens.levels, spec.runner.ranks, spec.sampler.max_rows)
+    cached = count_cached_tokens(levels, spec.runner.ranks, spec.sampler.max_rows)
     return parts | {
         "the sampler's cache": int(cached) * each,
         "logits of a decoding step": DECODING * 4 * rows * shape.vocabulary,
