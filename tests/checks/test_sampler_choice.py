@@ -254,6 +254,8 @@ def test_it_is_resolved_when_it_is_read(machine):
     [
         ({"build": CPU}, ["runner.device=auto"], "the run is on the CPU"),
         ({"listing": ""}, ["runner.device=auto"], "the run is on the CPU"),
+        ({"build": TorchBuild("2.13.0", "14.1")}, ["runner.device=auto"], "the run is on the CPU"),
+        ({"build": TorchBuild("2.13.0+rocm7", None, "7.0")}, [], "the speed of a GPU of AMD"),
         ({}, ["runner.device=cpu", "runner.dtype=float32"], "the run is on the CPU"),
         ({"vllm": None}, [], "vLLM is not installed: pip install 'rlx[vllm]' (a step's"),
         ({"vllm": replace(INSTALLED, installed="0.9.0", fits=False)}, [],

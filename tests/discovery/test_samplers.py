@@ -132,7 +132,11 @@ def test_only_what_is_named_is_imported():
 @pytest.mark.parametrize(
     ("value", "says", "code"),
     [
-        ("{engine: ehco}", "must be 'transformers' or 'vllm' or 'auto' or .*did you mean 'echo'", 2),
+        (
+            "{engine: ehco}",
+            "must be 'transformers' or 'vllm' or 'auto' or .*did you mean 'echo'",
+            2,
+        ),
         ("{engine: 3}", "'sampler.engine' must be 'transformers'", 2),
         ("echo", "'sampler' must be a mapping", 2),
         ("{engine: echo, tokne: 1}", "unknown key 'sampler.tokne'.*did you mean 'token'", 2),

@@ -8,7 +8,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlx.launch import list_device_names, list_packages, query_nvidia_driver, torch_build
+from rlx.launch import (
+    diagnose_devices,
+    list_device_names,
+    list_packages,
+    query_nvidia_driver,
+    torch_build,
+)
 from rlx.spec import (
     SAMPLERS,
     AutoSamplerSpec,
@@ -172,16 +178,19 @@ def _describe_case(spec: ExperimentSpec) -> SamplingCase:
 def _find_gpu(runner: RunnerSpec) -> tuple[str, bool]:
     """The GPU that a run would use, by its name in `GPUS` if it is there, and whether it is
     assumed; "" for the CPU."""
-    build = torch_build()
-    if runner.device == "cpu" or (runner.device == "auto" and (build is None or not build.cuda)):
+    build, visible = torch_build(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if runner.device == "cpu" or build is None:
         return "", False
     driver = query_nvidia_driver()
+    if runner.device == "auto" and diagnose_devices(build, driver, visible, 1) is not None:
+        return "", False
+    if build.hip is not None:
+        return "GPU of AMD", False
     listing = driver.listing or "" if driver is not None and driver.works else ""
-    names = list_device_names(listing, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if not names:  # without nvidia-smi, only torch knows
-        return ("", False) if runner.device == "auto" and driver is not None else (ASSUMED, True)
-    known = [name for name in GPUS if name in names[0]]
-    return max(known, key=len, default=names[0]), False
+    names = list_device_names(listing, visible)
+    if not names:  # it may be there: without nvidia-smi, only torch knows
+        return ASSUMED, True
+    return max((one for one in GPUS if one in names[0]), key=len, default=names[0]), False
 
 
 def _list_lacks(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:

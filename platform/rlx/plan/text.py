@@ -127,8 +127,7 @@ def _describe_budget(report: PlanReport) -> str:
     )
     sizes = [phase.memory.total for phase in report.phases if phase.memory is not None]
     memory = f"about {format_memory_size(max(sizes))} per rank" if sizes else "unknown memory"
-    tokens = f"{about:,.0f} to {most:,.0f} sampled tokens"
-    return f"{steps} step{'s' * (steps != 1)}, {tokens}; {memory}"
+    return f"{steps} step{'s' * (steps != 1)}, {about:,.0f} to {most:,.0f} sampled tokens; {memory}"
 
 
 def _join_names(phase: PhaseReport) -> str:
@@ -387,8 +386,7 @@ def _show_memory_budget(phase: PhaseReport, console: Console) -> None:
     parameters = _format_parameter_count(memory.parameters)
     table = _build_summary_table(f"memory per rank, {parameters} parameters", "", "")
     for what, count in memory.parts.items():
-        about = "about " if what in memory.estimated else ""
-        table.add_row(what, f"{about}{format_memory_size(count)}")
+        table.add_row(what, "about " * (what in memory.estimated) + format_memory_size(count))
     for stage, count in memory.stage_totals.items():
         size, style = format_memory_size(count), "bold" * (stage == memory.largest_stage)
         table.add_row(f"at the peak of {stage}", f"about {size}", style=style)
