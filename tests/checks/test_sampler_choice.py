@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +15,9 @@ from rlx.cli import main
 from rlx.errors import EnvironmentFault
 from rlx.launch.devices import NvidiaDriver, TorchBuild
 from rlx.launch.packages import Package
-from rlx.sampler import require_engine
-from rlx.spec import ExperimentSpec
+from rlx.model import build_policy
+from rlx.sampler import open_sampler, require_engine
+from rlx.spec import ExperimentSpec, TinyModelSpec
 from rlx.spec.reading import InvalidSpec
 from rlx.trial import (
     GPUS,
@@ -345,8 +347,17 @@ def test_what_is_not_read_cannot_run():
     spec = ExperimentSpec.model_validate_json(
         json.dumps({**tree, "sampler": {"engine": "auto", "max_rows": 4}}), strict=True
     )
-    with pytest.raises(EnvironmentFault, match="auto is replaced by an engine when"):
+    refusal = "auto is replaced by an engine when"
+    with pytest.raises(EnvironmentFault, match=refusal):
         require_engine(spec.sampler)
+    policy = build_policy(TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1), 0)
+    with pytest.raises(EnvironmentFault, match=refusal):
+        open_sampler(policy, spec.sampler, spec.runner, torch.device("cpu"))
+
+
+def test_it_is_a_plugin_like_others(capsys):
+    assert main(["plugins", "check", "auto"]) == 0
+    assert "promises hold" in capsys.readouterr().out
 
 
 def test_names_near_it_are_offered_and_options_of_engines_refused():

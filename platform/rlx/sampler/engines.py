@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Protocol, TypeGuard
+from typing import NoReturn, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from rlx.rollout import Sampler
 from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.transformers_engine import TransformersSampler
 from rlx.sampler.vllm_engine import VllmSampler, require_vllm
-from rlx.spec import RunnerSpec, SamplerSpec, TransformersSamplerSpec
+from rlx.spec import AutoSamplerSpec, RunnerSpec, SamplerSpec, TransformersSamplerSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "TransformersSampler",
     "VllmSampler",
     "copy_policy",
+    "open_auto",
     "open_sampler",
     "open_transformers",
     "open_vllm",
@@ -139,6 +140,18 @@ def open_vllm(
         yield sampler
     finally:
         sampler.close()
+
+
+def open_auto(
+    policy: Policy, spec: AutoSamplerSpec, runner: RunnerSpec, device: torch.device
+) -> NoReturn:
+    """Refuses: reading an experiment has replaced these settings by those of an engine.
+
+    Raises:
+        EnvironmentFault: always.
+    """
+    require_engine(spec)
+    raise AssertionError("an engine that was not chosen passed its check")
 
 
 def copy_policy(policy: Policy, dtype: torch.dtype) -> Policy:

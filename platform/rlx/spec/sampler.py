@@ -101,7 +101,7 @@ class AutoSamplerSpec(SamplerPlugin):
     Reading an experiment replaces it by the settings of that engine, so no run has it.
     """
 
-    implementation: ClassVar[str] = ""
+    implementation: ClassVar[str] = "rlx.sampler:open_auto"
 
     engine: Literal["auto"] = "auto"
 
