@@ -131,6 +131,32 @@ def test_an_update_is_that_of_the_cpu(gpu, form):
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_batch_is_packed_once_for_all_updates_of_one_loss(monkeypatch):
+    packs = []
+
+    def pack(*args, **options):
+        packs.append(args)
+        return RankMicroBatches(*args, **options)
+
+    monkeypatch.setattr("rlx.learner.learner.RankMicroBatches", pack)
+
+    def learn(updates, *, anew):
+        policy = build_policy(MODEL, 0)
+        learner = Learner(policy, RunnerSpec(), OptimizerSpec(), Ranks(0, 1, CPU))
+        train, found = train_batch(SHAPE, len(policy.tokenizer)), []
+        for loss in updates:
+            found.append(learner.update(train, loss, 1e-2))
+            train = dataclasses.replace(train) if anew else train
+        return found
+
+    first, other = LossSpec(), LossSpec(entropy={"coefficient": 0.1})
+    once = learn([first, first, other], anew=False)
+    assert len(packs) == 2, "the second loss may need other tokens"
+    packs.clear()
+    assert learn([first, first, other], anew=True) == once
+    assert len(packs) == 3
+
+
 def test_critic_and_reference(gpu):
     policy = build_policy(MODEL, 0)
     runner = RunnerSpec(device="cuda", dtype="bfloat16", activation_checkpointing=True)

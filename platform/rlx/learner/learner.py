@@ -3,15 +3,20 @@
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.learner.choice import choose_form, choose_logits
-from rlx.learner.confidences import build_confidence_branches, encode_confidences
+from rlx.learner.confidences import (
+    ConfidenceBranches,
+    build_confidence_branches,
+    encode_confidences,
+)
 from rlx.learner.distributed import Ranks
 from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
 from rlx.learner.forward import PackedPolicy
@@ -49,6 +54,21 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
     return spec.learning_rate * (1 + (spec.final_fraction - 1) * fall)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _PackedUpdate:
+    """A batch in micro-batches, for every update that learns from it.
+
+    Attributes:
+        loss: for which it was packed.
+        share: the micro-batches of this rank.
+        confidences: the branches of stated confidences, if the loss sums over them.
+    """
+
+    loss: LossSpec
+    share: RankMicroBatches
+    confidences: ConfidenceBranches | None
+
+
 class Learner:
     """Owns the trained weights and their optimizer.
 
@@ -77,6 +97,7 @@ class Learner:
         self._model = policy.model
         self._dialogue = policy.dialogue
         self._peak_rate = optimizer.learning_rate
+        self._packed: WeakKeyDictionary[TrainBatch, _PackedUpdate] = WeakKeyDictionary()
         module = PackedPolicy(policy.model.eval()).to(ranks.device)
         if runner.activation_checkpointing:
             module.recompute_layers()
@@ -121,14 +142,10 @@ class Learner:
             SpecError: the tokenizer cannot state the confidences of `loss.expected`.
             ValueError: the loss has a KL penalty but the batch has no reference log-probabilities.
         """
-        confidences = None
-        if train.expected is not None and loss.expected is not None:
-            values, span = train.expected.values, loss.expected.span
-            tokens = encode_confidences(values, span, self._dialogue)
-            confidences = build_confidence_branches(train, tokens)
-        share = self._share(
-            train.batch, train.wanted, None if confidences is None else confidences.branches
-        )
+        packed_update = self._packed.get(train)
+        if packed_update is None or packed_update.loss is not loss:
+            packed_update = self._packed[train] = self._pack(train, loss)
+        share, confidences = packed_update.share, packed_update.confidences
         if not share:
             return None
         sums = UpdateSums()
@@ -159,6 +176,15 @@ class Learner:
             computed_tokens=share.computed_tokens,
             row_tokens=share.row_tokens,
         )
+
+    def _pack(self, train: TrainBatch, loss: LossSpec) -> _PackedUpdate:
+        confidences = None
+        if train.expected is not None and loss.expected is not None:
+            values, span = train.expected.values, loss.expected.span
+            tokens = encode_confidences(values, span, self._dialogue)
+            confidences = build_confidence_branches(train, tokens)
+        branches = None if confidences is None else confidences.branches
+        return _PackedUpdate(loss, self._share(train.batch, train.wanted, branches), confidences)
 
     def _share(
         self, batch: TokenBatch, want: Tensor, branches: Branches | None = None
