@@ -17,8 +17,8 @@ SETS = {
 """Overrides of tasks that have no files of their own. misled: demonstrations hint at the square of
 the share, and there are three times as many steps to get away from it. longer: only the steps."""
 SOME = {
-    "misled": frozenset({"centred", "sigma", "exact", "rlcr", "coca", "dcpo"}),
-    "longer": frozenset({"centred", "rlcr"}),
+    "misled": frozenset({"centred", "sigma", "exact", "rlcr", "coupled", "coca", "dcpo"}),
+    "longer": frozenset({"centred", "rlcr", "coupled"}),
 }
 """Ways of tasks that not all of them are trained on."""
 SAMPLED = {("countdown", "accuracy"), ("countdown", "centred")}
@@ -73,9 +73,9 @@ WAYS = (
     ),
     Way(
         "rlcr",
-        "RLCR as published, gated, one sequence, σ",
-        _arxiv("2507.16806"),
-        "On the line: the group that σ normalises has right and wrong answers.",
+        "RLCR's reward, one sequence, σ",
+        _arxiv("2402.03300"),
+        "On the line in 80 steps; in 240 it leaves the line.",
     ),
     Way(
         "coca",
@@ -91,8 +91,8 @@ WAYS = (
     ),
     Way(
         "coupled",
-        "RLCR in one sequence, gated, centred",
-        _arxiv("2508.11800"),
+        "RLCR as published: one sequence, gated, centred",
+        _arxiv("2507.16806"),
         "Near the line, flatter than with σ.",
     ),
     Way(

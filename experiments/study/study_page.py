@@ -372,7 +372,7 @@ def shown_gap(found: Any) -> str:
     over = found.over
     if over.low is None:
         return f"{over.mean:+.3f}"
-    return f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}] (p {found.p:.2g})"
+    return f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}] (p {found.p:.3g})"
 
 
 def markdown(lines: list[list[str]]) -> str:
