@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ from rlx_registry.rollout_files import sync_to_disk
 __all__ = [
     "MANIFEST",
     "CheckpointError",
+    "ComputeDigests",
     "check_sealed_folder",
     "clear_staging_folder",
+    "compute_digests",
     "compute_manifest_digest",
     "copy_sealed_folder",
     "get_staging_folder",
+    "list_files",
     "seal_folder",
     "sync_folder",
     "write_canonical_json",
@@ -29,6 +32,9 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 PART = ".part"
+
+
+ComputeDigests = Callable[[Iterable[Path]], list[str]]
 
 
 class CheckpointError(RlxError):
@@ -53,18 +59,46 @@ def clear_staging_folder(folder: Path) -> Path:
     return aside
 
 
-def seal_folder(folder: Path) -> None:
-    """Writes the staging folder's manifest, syncs it to disk, and renames it to `folder`."""
+def seal_folder(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """Writes the staging folder's manifest, syncs it to disk, and renames it to `folder`.
+
+    Args:
+        folder: the sealed folder.
+        known: digests of files that have been computed already, by their path in the folder.
+
+    Raises:
+        CheckpointError: a file whose digest is known is not there.
+    """
     aside = get_staging_folder(folder)
-    write_manifest(aside)
+    write_manifest(aside, known)
     _move_into_place(aside, folder)
 
 
-def write_manifest(folder: Path) -> None:
-    """Writes the digests of a folder's files into it."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = [str(path.relative_to(folder)) for path in files]
-    write_canonical_json(folder / MANIFEST, dict(zip(names, _compute_digests(files), strict=True)))
+def write_manifest(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """Writes the digests of a folder's files into it.
+
+    Args:
+        folder: without a manifest.
+        known: as in `seal_folder`.
+
+    Raises:
+        CheckpointError: a file whose digest is known is not there.
+    """
+    digests = dict(known or {})
+    there = list_files(folder)
+    if missing := sorted(digests.keys() - set(there)):
+        raise CheckpointError(
+            f"{missing[0]} was written by another rank, but is not in {folder}: its folder must be "
+            "on a disk that all machines of the run share"
+        )
+    rest = [name for name in there if name not in digests]
+    found = compute_digests(folder / name for name in rest)
+    write_canonical_json(folder / MANIFEST, digests | dict(zip(rest, found, strict=True)))
+
+
+def list_files(folder: Path) -> list[str]:
+    """Paths of all files in a folder and its subfolders, relative to it, in order."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def write_canonical_json(path: Path, content: Any) -> None:
@@ -77,10 +111,17 @@ def compute_manifest_digest(folder: Path) -> str:
     return _compute_sha256(folder / MANIFEST)
 
 
-def check_sealed_folder(folder: Path, sha256: str | None = None) -> None:
+def check_sealed_folder(
+    folder: Path, sha256: str | None = None, compute: ComputeDigests | None = None
+) -> None:
     """Verifies every file against the manifest, and the manifest against `sha256` if given.
 
     Symbolic links are refused, so no file outside the folder is ever read.
+
+    Args:
+        folder: the sealed folder.
+        sha256: recorded digest of the manifest.
+        compute: computes digests of files, as `compute_digests`, which is used if None.
 
     Raises:
         CheckpointError: a file is missing, changed, not in the manifest, or a symbolic link.
@@ -90,7 +131,7 @@ def check_sealed_folder(folder: Path, sha256: str | None = None) -> None:
     there = {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} - {MANIFEST}
     if odd := sorted(there.symmetric_difference(manifest)):
         raise CheckpointError(f"{odd[0]} is {'missing' if odd[0] in manifest else 'no part of it'}")
-    found = _compute_digests(folder / name for name in manifest)
+    found = (compute or compute_digests)(folder / name for name in manifest)
     for (name, digest), now in zip(manifest.items(), found, strict=True):
         if now != digest:
             raise CheckpointError(f"{name} has changed since it was written")
@@ -161,8 +202,15 @@ def _read_manifest(folder: Path) -> dict[str, str]:
     return manifest
 
 
-def _compute_digests(files: Iterable[Path]) -> list[str]:
-    """Hashes files side by side: a large model's ranks write a file of many gigabytes each."""
+def compute_digests(files: Iterable[Path]) -> list[str]:
+    """Hashes files side by side: a large model's ranks write a file of many gigabytes each.
+
+    Returns:
+        SHA-256 of each file, in hex.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(_compute_sha256, files))
 

@@ -1,3 +1,4 @@
+from .digests import find_by_shared_hashing
 from .fork import copy_origin, pin_checkpoint
 from .store import (
     LATEST,
@@ -23,6 +24,7 @@ __all__ = [
     "convert_checkpoint",
     "copy_checkpoint",
     "copy_origin",
+    "find_by_shared_hashing",
     "find_newest_checkpoint",
     "list_checkpoint_steps",
     "load_checkpoint",

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx import __version__
+from rlx.checkpoint.digests import hash_written_files
 from rlx.sealing import (
     CheckpointError,
+    ComputeDigests,
     check_sealed_folder,
     clear_staging_folder,
     compute_manifest_digest,
@@ -133,7 +135,7 @@ def write_checkpoint(
     keep: int,
     in_flight: bytes | None = None,
 ) -> SavedCheckpoint | None:
-    """Writes a checkpoint and removes old ones; every rank must call it.
+    """Writes a checkpoint and removes old ones; every rank must call it, and hashes its files.
 
     Args:
         root: folder of the run's checkpoints.
@@ -146,6 +148,9 @@ def write_checkpoint(
 
     Returns:
         The checkpoint on rank 0; None on other ranks.
+
+    Raises:
+        CheckpointError: rank 0 does not find what another rank has written.
     """
     folder = root / folder_name(state.step)
     aside = get_staging_folder(folder)
@@ -156,12 +161,13 @@ def write_checkpoint(
     if critic is not None:
         critic.save(aside / CRITIC)
     ranks.barrier()
+    digests = hash_written_files(aside, ranks)
     if not ranks.is_first:
         return None
     write_canonical_json(aside / STATE, asdict(state))
     if in_flight is not None:
         (aside / IN_FLIGHT).write_bytes(in_flight)
-    seal_folder(folder)
+    seal_folder(folder, digests)
     there = list_checkpoint_steps(root)
     later = [step for step in there if step > state.step]  # rejected when the run resumed
     old = [step for step in there if step <= state.step][keep:]
@@ -184,7 +190,10 @@ def list_checkpoint_steps(root: Path) -> list[int]:
 
 
 def find_newest_checkpoint(
-    root: Path, recorded: Recorded, tell: Callable[[str], None]
+    root: Path,
+    recorded: Recorded,
+    tell: Callable[[str], None],
+    compute: ComputeDigests | None = None,
 ) -> Path | None:
     """The newest undamaged checkpoint; None if there is none.
 
@@ -192,11 +201,12 @@ def find_newest_checkpoint(
         root: folder of the run's checkpoints.
         recorded: their digests in the registry.
         tell: called with a message for every checkpoint that is rejected.
+        compute: as in `check_sealed_folder`.
     """
     for step in list_checkpoint_steps(root):
         folder = root / folder_name(step)
         try:
-            check_sealed_folder(folder, recorded.get(step))
+            check_sealed_folder(folder, recorded.get(step), compute)
         except CheckpointError as error:
             tell(f"checkpoint {folder.name} is not used: {error}")
         else:

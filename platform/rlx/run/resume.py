@@ -4,6 +4,7 @@ import io
 import pickle
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rlx.checkpoint import (
     CheckpointError,
     RunState,
     convert_checkpoint,
+    find_by_shared_hashing,
     find_newest_checkpoint,
     load_checkpoint,
     read_in_flight_bytes,
@@ -21,6 +23,7 @@ from rlx.errors import RlxError
 from rlx.run.collect import ScoredTrees, StepRollouts
 from rlx.run.controller_state import ControllerState
 from rlx.run.training_context import TrainingContext
+from rlx.sealing import ComputeDigests
 from rlx.spec import ExperimentSpec
 
 __all__ = ["ResumePoint", "checkpoint_run", "is_checkpoint_due", "resume_run"]
@@ -107,9 +110,7 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
         CheckpointError: the checkpoint of the other run is damaged, or another version of rlx wrote
             the rollouts in flight.
     """
-    found, *_ = context.ranks.gather(
-        _find_resume_checkpoint(context) if context.ranks.is_first else None
-    )
+    found = find_by_shared_hashing(partial(_find_resume_checkpoint, context), context.ranks)
     if found is None:
         return None
     state, forked = read_state(found), found.parent == context.folder.origin
@@ -135,7 +136,7 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
     return ResumePoint(state.step, state.cursor, state.learned, number, done, controllers, forked)
 
 
-def _find_resume_checkpoint(context: TrainingContext) -> Path | None:
+def _find_resume_checkpoint(context: TrainingContext, compute: ComputeDigests) -> Path | None:
     """Finds the checkpoint to resume from; only rank 0 calls it."""
 
     def report_refusal(what: str) -> None:
@@ -144,9 +145,9 @@ def _find_resume_checkpoint(context: TrainingContext) -> Path | None:
             print(what, flush=True)
 
     recorded = context.recorder.list_checkpoint_digests() if context.recorder else {}
-    found = find_newest_checkpoint(context.folder.checkpoints, recorded, report_refusal)
+    found = find_newest_checkpoint(context.folder.checkpoints, recorded, report_refusal, compute)
     if found is None and context.spec.from_checkpoint is not None:
-        found = find_newest_checkpoint(context.folder.origin, {}, report_refusal)
+        found = find_newest_checkpoint(context.folder.origin, {}, report_refusal, compute)
         if found is None:
             raise CheckpointError(
                 f"the copy of {context.spec.from_checkpoint} in {context.folder.origin} is "

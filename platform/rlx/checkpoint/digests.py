@@ -1,0 +1,86 @@
+"""Digests of a checkpoint's files, computed by all ranks: each hashes what it has written.
+
+A rank finds its own files in its machine's memory; those of others it would have to read again.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from rlx.sealing import CheckpointError, ComputeDigests, compute_digests, list_files
+from rlx_registry.rollout_files import sync_to_disk
+
+if TYPE_CHECKING:
+    from rlx.learner import Ranks
+
+__all__ = ["find_by_shared_hashing", "hash_written_files"]
+
+Found = TypeVar("Found")
+
+OF_RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_")
+"""How the names of DeepSpeed's files of one rank begin; rank 0 writes all others."""
+
+
+def hash_written_files(folder: Path, ranks: "Ranks") -> dict[str, str]:
+    """Syncs and hashes the files of a folder, each by the rank that wrote it; every rank calls it
+    when all have written.
+
+    Returns:
+        SHA-256 in hex by path in the folder; the same on every rank.
+
+    Raises:
+        CheckpointError: a rank cannot read its files; raised on every rank.
+    """
+    own = [folder / name for name in list_files(folder) if _is_own(name, ranks)]
+    for path in own:
+        sync_to_disk(path)
+    found = _merge(ranks.gather(_try_digests(own)))
+    return {str(path.relative_to(folder)): digest for path, digest in found.items()}
+
+
+def find_by_shared_hashing(find: Callable[[ComputeDigests], Found], ranks: "Ranks") -> Found:
+    """Returns on every rank what `find` returns on rank 0; the others hash their share of the files
+    whose digests it asks for."""
+    if not ranks.is_first:
+        while (wanted := ranks.gather(None)[0]) is not None:
+            ranks.gather(_try_digests(path for path in wanted if _is_own(path.name, ranks)))
+        return cast("list[Found]", ranks.gather(None))[0]
+
+    def compute_together(files: Iterable[Path]) -> list[str]:
+        wanted = list(files)
+        ranks.gather(wanted)
+        own = [path for path in wanted if _is_own(path.name, ranks)]
+        digests = _merge(ranks.gather(_try_digests(own)))
+        return [digests[path] for path in wanted]
+
+    try:
+        found = find(compute_together)
+    finally:
+        ranks.gather(None)
+    return ranks.gather(found)[0]
+
+
+def _is_own(name: str, ranks: "Ranks") -> bool:
+    """Whether this rank has written a file; each is some rank's own, also after their number has
+    changed."""
+    named = OF_RANK.match(Path(name).name)
+    return (int(named[1]) % ranks.count if named else 0) == ranks.rank
+
+
+def _try_digests(files: Iterable[Path]) -> dict[Path, str] | CheckpointError:
+    """Digests by file, or why one cannot be read, for the other ranks."""
+    paths = list(files)
+    try:
+        return dict(zip(paths, compute_digests(paths), strict=True))
+    except CheckpointError as error:
+        return error
+
+
+def _merge(shares: Sequence[dict[Path, str] | CheckpointError]) -> dict[Path, str]:
+    merged: dict[Path, str] = {}
+    for share in shares:
+        if isinstance(share, CheckpointError):
+            raise share
+        merged |= share
+    return merged

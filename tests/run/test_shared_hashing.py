@@ -1,0 +1,216 @@
+"""Checkpoints hashed by every rank for its part, on gloo ranks that are forks of this process."""
+
+import json
+import multiprocessing
+import os
+import signal
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlx import sealing
+from rlx.checkpoint import digests
+from rlx.checkpoint.store import RunState, find_newest_checkpoint, write_checkpoint
+from rlx.learner import Ranks
+from rlx.sealing import MANIFEST, CheckpointError, check_sealed_folder, compute_manifest_digest
+
+STATE_OF = {
+    "cursor": 40,
+    "learned": 5,
+    "phase": 1,
+    "done": 2,
+    "beta": None,
+    "states": {},
+    "critic": 0,
+    "ranks": 2,
+    "zero_stage": 2,
+    "dtype": "float32",
+    "digest": "d" * 16,
+}
+WEIGHTS = "mp_rank_00_model_states.pt"
+FOREVER = timedelta(seconds=60)
+
+
+class Engines:
+    """Writes files under DeepSpeed's names: rank 0 the weights, every rank its moments."""
+
+    def __init__(self, ranks, step):
+        self.ranks, self.step = ranks, step
+
+    def save(self, folder):
+        folder.mkdir(exist_ok=True)
+        if self.ranks.is_first:
+            (folder / WEIGHTS).write_bytes(bytes([self.step]) * 1000)
+        moments = f"bf16_zero_pp_rank_{self.ranks.rank}_mp_rank_00_optim_states.pt"
+        (folder / moments).write_bytes(bytes([self.ranks.rank]) * 500)
+
+
+def write(root, step, ranks):
+    state, engine = RunState(step=step, **STATE_OF), Engines(ranks, step)
+    return write_checkpoint(root, state, engine, engine, ranks, keep=2)
+
+
+def work(what, folder, rank, count):
+    store = dist.FileStore(str(folder / "meeting"), count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=FOREVER)
+    try:
+        done = what(folder, Ranks(rank, count, torch.device("cpu")))
+    except CheckpointError as error:
+        done = f"CheckpointError: {error}"
+    (folder / f"done-{rank}.json").write_text(json.dumps(done))
+    dist.barrier()
+    os._exit(0)  # what pytest registered for its own end is not for its copies
+
+
+def on_ranks(what, folder, count=2):
+    """Calls `what` on every rank; returns what each has returned, None where it was killed."""
+    folder.mkdir(exist_ok=True)
+    for left in (*folder.glob("done-*"), *folder.glob("meeting")):
+        left.unlink()
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=work, args=(what, folder, r, count)) for r in range(count)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    files = [folder / f"done-{rank}.json" for rank in range(count)]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+def hash_and_note(folder, ranks, do):
+    """The files that this rank hashes while something is done, by name."""
+    hashed, plain = [], sealing._compute_sha256
+
+    def note(path):
+        hashed.append(str(Path(path).relative_to(Path(path).parents[1])))
+        return plain(path)
+
+    sealing._compute_sha256 = note
+    do(folder, ranks)
+    return sorted(hashed)
+
+
+def write_two(folder, ranks):
+    for step in (5, 10):
+        write(folder, step, ranks)
+
+
+def find(folder, ranks):
+    said = []
+
+    def find_here(compute):
+        return find_newest_checkpoint(folder, {}, said.append, compute)
+
+    found = digests.find_by_shared_hashing(find_here, ranks)
+    return [found and found.name, said]
+
+
+@pytest.fixture
+def root(tmp_path):
+    on_ranks(write_two, tmp_path / "root")
+    return tmp_path / "root"
+
+
+def moments(part, rank):
+    return f"{part}/bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+
+
+def test_every_rank_hashes_what_it_has_written(tmp_path):
+    note = partial(hash_and_note, do=partial(lambda f, r, step: write(f, step, r), step=5))
+    first, second = on_ranks(note, tmp_path / "root")
+    own = [*(f"{part}/{WEIGHTS}" for part in ("critic", "policy"))]
+    own += [moments(part, 0) for part in ("critic", "policy")]
+    assert [name for name in first if name.startswith(("policy", "critic"))] == sorted(own)
+    assert second == [moments(part, 1) for part in ("critic", "policy")]
+
+
+def test_the_manifest_is_the_one_that_a_single_rank_writes(root):
+    sealed = root / "step_000010"
+    check_sealed_folder(sealed)
+    digest, manifest = compute_manifest_digest(sealed), (sealed / MANIFEST).read_bytes()
+    assert len(json.loads(manifest)) == 7
+    (sealed / MANIFEST).unlink()
+    sealing.write_manifest(sealed)
+    assert (sealed / MANIFEST).read_bytes() == manifest
+    assert compute_manifest_digest(sealed) == digest
+
+
+def test_every_rank_verifies_its_part_and_all_go_on_from_the_same(root):
+    assert on_ranks(find, root) == [["step_000010", []], ["step_000010", []]]
+    first, second = on_ranks(partial(hash_and_note, do=find), root)
+    assert second == [moments(part, 1) for part in ("critic", "policy")]
+    assert moments("policy", 0) in first and moments("policy", 1) not in first
+
+
+@pytest.mark.parametrize("name", [moments("policy", 1), moments("critic", 0), f"policy/{WEIGHTS}"])
+def test_a_file_that_any_rank_finds_damaged_is_named(root, name):
+    file = root / "step_000010" / name
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    first, second = on_ranks(find, root)
+    why = f"checkpoint step_000010 is not used: {name} has changed since it was written"
+    assert first == ["step_000005", [why]]
+    assert second == ["step_000005", []]
+
+
+def test_another_number_of_ranks_verifies_every_file(root):
+    alone, *_ = on_ranks(partial(hash_and_note, do=find), root, count=1)
+    shares = on_ranks(partial(hash_and_note, do=find), root, count=3)
+    assert sorted(name for share in shares for name in share) == alone
+
+
+def vanish(folder, ranks):
+    """Rank 0 does not see what the other has written."""
+    plain = sealing.list_files
+    if ranks.is_first:
+        sealing.list_files = lambda at: [n for n in plain(at) if n != moments("policy", 1)]
+    return write(folder, 15, ranks)
+
+
+def test_a_file_that_rank_0_does_not_see_is_no_part_of_a_checkpoint(root):
+    first, _ = on_ranks(vanish, root)
+    assert first.startswith(f"CheckpointError: {moments('policy', 1)} was written by another rank")
+    assert not (root / "step_000015").exists()
+    assert on_ranks(find, root)[0] == ["step_000010", []]
+
+
+def break_reading(folder, ranks):
+    if ranks.rank == 1:
+        plain = digests.compute_digests
+
+        def compute(files):
+            list(map(Path.unlink, files))
+            return plain(files)
+
+        digests.compute_digests = compute
+    return write(folder, 15, ranks)
+
+
+def test_what_one_rank_cannot_read_ends_all(root):
+    ends = on_ranks(break_reading, root)
+    assert all("cannot be read: No such file" in end for end in ends)
+    assert on_ranks(find, root)[0] == ["step_000010", []]
+
+
+def die(folder, ranks, mortal):
+    def kill(_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if ranks.rank == mortal:
+        digests.compute_digests = kill
+    return write(folder, 15, ranks)
+
+
+@pytest.mark.parametrize("mortal", [0, 1])
+def test_a_rank_that_is_killed_while_it_hashes_leaves_the_checkpoint_before(root, mortal):
+    on_ranks(partial(die, mortal=mortal), root)
+    assert (root / "step_000015.part-0").is_dir()
+    assert on_ranks(find, root) == [["step_000010", []], ["step_000010", []]]
+    on_ranks(lambda folder, ranks: bool(write(folder, 15, ranks)), root)
+    assert on_ranks(find, root)[1] == ["step_000015", []]
+    assert not list(root.glob("*.part-*"))
