@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +167,76 @@ def test_the_samplers_twin_has_the_learners_precision(checkpoint):
     assert {b.dtype for b in copied.model.buffers()} == {torch.float32}
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     assert same(dict(loaded.named_parameters()), weights(copied))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_of_the_training_precision_are_those_that_float32_is_rounded_to(
+    checkpoint, tmp_path, stored
+):
+    folder, _ = checkpoint
+    shutil.copytree(folder, tmp_path / "stored")
+    AutoModelForCausalLM.from_pretrained(folder, dtype=stored).save_pretrained(tmp_path / "stored")
+    spec = PretrainedModelSpec(path=str(tmp_path / "stored"))
+    rounded = build_policy(spec, 0, dtype=torch.bfloat16).model
+    whole = build_policy(spec, 0).model
+    for (name, a), (other, b) in zip(
+        rounded.named_parameters(), whole.named_parameters(), strict=True
+    ):
+        assert name == other and a.dtype == torch.bfloat16
+        assert torch.equal(a, b.to(torch.bfloat16))
+    for a, b in zip(rounded.buffers(), whole.buffers(), strict=True):
+        assert torch.equal(a, b) and a.dtype == b.dtype
+
+
+def test_buffers_that_would_be_rounded_too_are_those_of_float32(tmp_path):
+    """Gemma scales its embeddings by a buffer, the root of their width."""
+    speaks = tokenizer(STYLES["chatml"])
+    config = Gemma2Config(
+        vocab_size=len(speaks),
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        eos_token_id=speaks.eos_token_id,
+    )
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    speaks.save_pretrained(tmp_path)
+    spec = PretrainedModelSpec(path=str(tmp_path))
+    rounded = build_policy(spec, 0, dtype=torch.bfloat16).model
+    assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
+    buffers = dict(rounded.named_buffers())
+    assert float(buffers["model.embed_tokens.embed_scale"]) == pytest.approx(48**0.5, rel=1e-7)
+    for name, buffer in build_policy(spec, 0).model.named_buffers():
+        assert torch.equal(buffers[name], buffer)
+
+
+def test_a_tiny_model_is_rounded_too():
+    rounded, whole = build_policy(SMALL, 3, dtype=torch.bfloat16), build_policy(SMALL, 3)
+    expected = {name: weight.to(torch.bfloat16) for name, weight in weights(whole).items()}
+    assert same(weights(rounded), expected)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of mappings")
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_ranks_share_the_memory_of_weights_in_the_stored_precision(checkpoint, tmp_path, wanted):
+    folder, _ = checkpoint
+    shutil.copytree(folder, tmp_path / "stored")
+    file = tmp_path / "stored" / "model.safetensors"
+    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    rounded.save_pretrained(file.parent)
+    policy = build_policy(PretrainedModelSpec(path=str(file.parent)), 0, dtype=wanted)
+    mapped = [
+        range(*(int(end, 16) for end in line.split()[0].split("-")))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(str(file))
+    ]
+    found = {
+        any(parameter.data_ptr() in part for part in mapped)
+        for parameter in policy.model.parameters()
+    }
+    assert found == {wanted == torch.bfloat16}
 
 
 @pytest.mark.parametrize(

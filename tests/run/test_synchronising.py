@@ -31,8 +31,8 @@ class Plain:
     def __init__(self, policy):
         self.model = policy.model
 
-    def weights(self):
-        return dict(self.model.named_parameters())
+    def iterate_weights(self):
+        return self.model.named_parameters()
 
     @torch.no_grad()
     def logprobs(self, batch, want):
@@ -151,7 +151,8 @@ def test_bfloat16_is_judged_by_the_mean(scale, passes):
     m = machinery(policy, spec, Bfloat16Noise(scale))
     m.spec.runner = RunnerSpec(dtype="bfloat16")
     m.learner = SimpleNamespace(
-        weights=dict, logprobs=lambda batch, want: torch.zeros(batch.token_ids.shape)
+        iterate_weights=lambda: iter(()),
+        logprobs=lambda batch, want: torch.zeros(batch.token_ids.shape),
     )
     if passes:
         synchronize_sampler(m)

@@ -6,7 +6,13 @@ import torch
 from rlx.errors import EnvironmentFault
 from rlx.model import build_policy
 from rlx.rollout import CompletionRequest
-from rlx.sampler import open_sampler, require_engine, vllm_engine
+from rlx.sampler import (
+    TransformersSampler,
+    load_weights,
+    open_sampler,
+    require_engine,
+    vllm_engine,
+)
 from rlx.spec import RunnerSpec, TinyModelSpec, TransformersSamplerSpec, TurnSpec, VllmSamplerSpec
 
 CPU = torch.device("cpu")
@@ -35,3 +41,30 @@ def test_the_policy_stays_as_it_is(dtype):
         assert said() != first
     for name, weight in policy.model.named_parameters():
         assert torch.equal(weight, before[name]), name
+
+
+def test_an_engine_that_cannot_take_weights_one_by_one_gets_all_at_once():
+    class Whole:
+        def load(self, weights):
+            self.loaded = weights
+
+    pairs = {"a": torch.zeros(1), "b": torch.ones(2)}
+    whole = Whole()
+    load_weights(whole, iter(pairs.items()))
+    assert whole.loaded == pairs
+
+
+def test_our_own_engine_takes_weights_as_they_come():
+    policy = build_policy(TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1), 0)
+    sampler = TransformersSampler(policy, max_rows=2, device=torch.device("cpu"))
+    own = dict(policy.model.named_parameters())
+    left = list(own)
+
+    def draw():
+        for name in own:
+            assert all((own[n] == 3).all() == (n not in left) for n in own)
+            yield name, torch.full_like(own[name], 3.0)
+            left.remove(name)
+
+    load_weights(sampler, draw())
+    assert not left

@@ -37,9 +37,8 @@ def write_weights(
 
     disable_progress_bar()
     dtype = getattr(torch, read_state(checkpoint).dtype)
-    policy = adapt_policy(build_policy(spec.model, spec.seed, tokenizer), spec.model, spec.seed)
-    for parameter in policy.model.parameters():  # not buffers: positions need float32
-        parameter.data = parameter.data.to(dtype)
+    policy = build_policy(spec.model, spec.seed, tokenizer, dtype=dtype)
+    adapt_policy(policy, spec.model, spec.seed)
     try:
         PackedPolicy(policy.model).load_state_dict(load_consolidated_weights(checkpoint / POLICY))
     except RuntimeError as error:

@@ -2,12 +2,14 @@
 
 The name of an architecture is not enough (sliding windows, attention sinks and soft caps are
 options of some), and an unsuitable form would be silently wrong. So the outputs and gradients of
-each form are compared with those of plain rows on a few random trees.
+each form are compared with those of plain rows on a few random trees. They are those of a copy of
+the model's first layers in float32, since the whole model may not fit on the device.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +20,19 @@ from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, Pl
 from rlx.learner.forward import PackedModule, PackedPolicy
 from rlx.learner.pack import PackedBatch, collate_trees, pack_trees
 from rlx.learner.vocabulary import CHUNK
-from rlx.model import OneDnnLinear, do_windows_show, find_window, narrow_windows
+from rlx.model import (
+    OneDnnLinear,
+    copy_model,
+    do_windows_show,
+    find_window,
+    keep_first_layers,
+    narrow_windows,
+)
 from rlx.spec import RunnerSpec
 
 __all__ = ["WHOLE_LOGITS", "FormChoice", "choose_form", "choose_logits"]
+
+AnyModule = TypeVar("AnyModule", bound=PackedModule)
 
 WHOLE_LOGITS = 2 << 30
 """Logits of a micro-batch with more bytes than this in float32 are computed by chunks of the
@@ -33,7 +44,7 @@ FORMS: dict[str, tuple[ForwardForm, ...]] = {
 }
 """By device type, fastest first. Plain rows are the reference."""
 
-NEAR = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+NEAR = 1e-4
 """Maximum relative L2 distance of outputs; about 100 times the rounding error."""
 
 NARROW = 16
@@ -67,8 +78,8 @@ def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
     """Tries the forms of a device, and makes the module use the first that fits.
 
     Args:
-        module: on the rank's device, not yet sharded.
-        ranks: all ranks use the same form.
+        module: not yet sharded, on any device.
+        ranks: all ranks use the same form; each tries them on its device.
 
     Returns:
         The choice, the same on every rank.
@@ -77,22 +88,29 @@ def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
         SpecError: the model cannot compute plain rows either.
     """
     forms = FORMS[ranks.device.type]
-    module.use(forms[-1])
-    has_windows = find_window(module.model.config) is not None
-    hidden = has_windows and not do_windows_show(module.model, NARROW)
-    with narrow_windows(module.model, NARROW) if has_windows else nullcontext():
-        refused = _list_refused_forms(module, forms[:-1], hidden=hidden)
+    trial = _copy_first_layers(module, ranks.device)
+    trial.use(forms[-1])
+    has_windows = find_window(trial.model.config) is not None
+    hidden = has_windows and not do_windows_show(trial.model, NARROW)
+    with narrow_windows(trial.model, NARROW) if has_windows else nullcontext():
+        refused = _list_refused_forms(trial, forms[:-1], hidden=hidden)
     refused_by_rank = ranks.gather(refused)
     most = max(refused_by_rank, key=len)
     module.use(forms[len(most)])
     return FormChoice(forms[len(most)], tuple(most))
 
 
+def _copy_first_layers(module: AnyModule, device: torch.device) -> AnyModule:
+    """Copies the first layers of a module, at least one of every kind, for a trial in float32."""
+    with keep_first_layers(module):
+        return copy_model(module, device, torch.float32)
+
+
 def choose_logits(module: PackedPolicy, runner: RunnerSpec, ranks: Ranks) -> str:
     """Makes a policy compute its logits by chunks of the vocabulary, if they are large.
 
     Args:
-        module: on the rank's device, not yet sharded; it has a form.
+        module: not yet sharded, on any device; it has a form.
         runner: tokens of a micro-batch, ZeRO stage.
         ranks: all ranks decide alike.
 
@@ -102,29 +120,28 @@ def choose_logits(module: PackedPolicy, runner: RunnerSpec, ranks: Ranks) -> str
     vocabulary = module.model.config.get_text_config().vocab_size
     if runner.micro_batch_tokens * vocabulary * 4 <= WHOLE_LOGITS:
         return ""
-    faults = ranks.gather(_find_chunk_fault(module, runner))
+    faults = ranks.gather(_find_chunk_fault(module, runner, ranks.device))
     fault = next(filter(None, faults), "")
     module.chunks_logits = not fault
     return f"whole logits: {fault}" if fault else f"logits by chunks of {CHUNK} tokens"
 
 
-def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec) -> str:
+def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec, device: torch.device) -> str:
     """Explains why logits cannot be computed by chunks; empty if they can."""
     if runner.zero_stage == 3:
         return "zero_stage 3 shards the output layer"
     if type(module.model.get_output_embeddings()) not in (nn.Linear, OneDnnLinear):
         return "the output layer is not a plain matrix"
-    expected = _compute_trial_logprobs(module)
-    module.chunks_logits = True
+    trial = _copy_first_layers(module, device)
+    expected = _compute_trial_logprobs(trial)
+    trial.chunks_logits = True
     try:
-        found = _compute_trial_logprobs(module)
+        found = _compute_trial_logprobs(trial)
     except Exception as error:  # noqa: BLE001  (a model may fail in any way)
         return _describe_error(error)
-    finally:
-        module.chunks_logits = False
     for what, a, b in zip(("results", "gradients"), found, expected, strict=True):
         distance, length = float((a - b).norm()), float(b.norm())
-        if not distance <= NEAR.get(module.model.dtype, NEAR[torch.bfloat16]) * length:
+        if not distance <= NEAR * length:
             return f"{what} differ from those of whole logits by {distance:.1g} of {length:.1g}"
     return ""
 
@@ -178,7 +195,7 @@ def _find_form_fault(module: PackedModule, form: ForwardForm, expected: tuple[Te
         return _describe_error(error)
     for what, a, b in zip(("outputs", "gradients"), found, expected, strict=False):
         distance, length = float((a - b).norm()), float(b.norm())
-        if not distance <= NEAR.get(a.dtype, NEAR[torch.bfloat16]) * length:
+        if not distance <= NEAR * length:
             return f"{what} differ from those of plain rows by {distance:.1g} of {length:.1g}"
     return ""
 

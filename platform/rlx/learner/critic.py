@@ -1,6 +1,5 @@
 """The critic: a copy of the policy's model with a value head, trained by its own engine."""
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from rlx.learner.forward import PackedValues
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
 from rlx.loss import value_loss
-from rlx.model import Policy, is_adapted
+from rlx.model import Policy, copy_model, is_adapted, keep_first_layers, share_model
 from rlx.seeding import derive_seed
 from rlx.spec import CriticSpec, RunnerSpec
 from rlx.train_batch import TrainBatch
@@ -84,11 +83,13 @@ class Critic:
         self._clip = spec.value_clip
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
-        decoder = _copy_decoder(policy)
+        decoder = _share_decoder(policy)
         module = PackedValues(decoder, _compute_hidden_size(decoder), derive_seed(seed, "critic"))
+        if runner.zero_stage < 3:  # which would copy each rank's part of the shared weights
+            module = copy_model(module, ranks.device)
         if runner.activation_checkpointing:
             module.recompute_layers()
-        self._merges = choose_form(module.to(ranks.device), ranks).form.merges
+        self._merges = choose_form(module, ranks).form.merges
         self._engine = TrainingEngine(
             module,
             spec,
@@ -178,8 +179,9 @@ def _compute_explained_variance(unexplained: float, returns: Tensor) -> float | 
     return 1 - unexplained / float(returns.double().var(correction=0))
 
 
-def _copy_decoder(policy: Policy) -> PreTrainedModel:
-    """Returns a trainable copy of the model without its language-model head."""
+def _share_decoder(policy: Policy) -> PreTrainedModel:
+    """Returns the model without its language-model head, trainable, as a second module with the
+    same weights."""
     decoder: PreTrainedModel | None = policy.model.get_decoder()
     if decoder is None or decoder is policy.model:
         kind = policy.model.config.model_type
@@ -187,12 +189,13 @@ def _copy_decoder(policy: Policy) -> PreTrainedModel:
             f"critic: a model of kind {kind!r} has no separate decoder that could take a value "
             "head; choose an estimator that needs no critic, or another model"
         )
-    return copy.deepcopy(decoder).requires_grad_().eval()
+    return share_model(decoder).requires_grad_().eval()
 
 
 @torch.no_grad()
 def _compute_hidden_size(decoder: PreTrainedModel) -> int:
-    """Returns the size of the last hidden state, from a forward pass over one token, since
-    configurations have no common name for it."""
-    token = torch.zeros(1, 1, dtype=torch.int64)
-    return int(decoder(input_ids=token, use_cache=False).last_hidden_state.shape[-1])
+    """Returns the size of the last hidden state, from a forward pass over one token through the
+    first layers, since configurations have no common name for it."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=decoder.device)
+    with keep_first_layers(decoder):
+        return int(decoder(input_ids=token, use_cache=False).last_hidden_state.shape[-1])

@@ -16,6 +16,7 @@ from rlx.learner.distributed import Ranks
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
 from rlx.learner.universal import frozen_value
+from rlx.model import convert_weights
 from rlx.spec import CriticSpec, OptimizerSpec, RunnerSpec
 
 with hide_packages("mlflow"):  # DeepSpeed's autotuner would import it, which takes most of a second
@@ -47,7 +48,8 @@ class TrainingEngine:
     """Owns trained weights and their optimizer. A process may have several engines.
 
     Args:
-        module: moved to the rank's device. Parameters without `requires_grad` are frozen.
+        module: on any device, in any precision; see `_place_weights`. Parameters without
+            `requires_grad` are frozen.
         spec: settings of AdamW, and the maximum gradient norm.
         runner: ZeRO stage, precision.
         ranks: from `join_ranks`.
@@ -68,13 +70,15 @@ class TrainingEngine:
         self._section = section
         self._runner = runner
         self._ranks = ranks
-        self._module = module.to(ranks.device)
+        self._module = module
         self._module.zero_grad()  # drop gradients from before this engine
+        config = _build_deepspeed_config(runner, spec, ranks)
+        _place_weights(module, runner, ranks.device, config)
         learned = [p for p in self._module.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(
             model=self._module,
             optimizer=make_optimizer(learned, spec),
-            config=_build_deepspeed_config(runner, spec, ranks),
+            config=config,
             dist_init_required=False,
         )
         # No dropout: the gradient must be that of exactly the policy that sampled.
@@ -184,6 +188,25 @@ class TrainingEngine:
             return parameter.detach()
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=None):
             return parameter.detach().clone()
+
+
+def _place_weights(
+    module: nn.Module, runner: RunnerSpec, device: torch.device, config: dict[str, Any]
+) -> None:
+    """Moves a module to the rank's device in the precision of training, one weight at a time.
+
+    Under ZeRO stage 3 a rank keeps its part of every weight: no more than one whole weight is on
+    the device at a time. The float32 weights that Adam updates are made from those in the precision
+    of training, by DeepSpeed, whatever the precision of the module was before.
+    """
+    dtype = getattr(torch, runner.dtype)
+    convert_weights(module, dtype)
+    if runner.zero_stage < 3:
+        module.to(device)
+        return
+    deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=dtype)
+    for buffer in module.buffers():
+        buffer.data = buffer.data.to(device)
 
 
 def _build_deepspeed_config(runner: RunnerSpec, spec: AdamSpec, ranks: Ranks) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -34,7 +34,7 @@ from rlx.model import (
     adapter_weights,
     base_weights,
     disable_adapters,
-    merged_weights,
+    iterate_merged_weights,
     save_adapter,
 )
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
@@ -98,7 +98,7 @@ class Learner:
         self._dialogue = policy.dialogue
         self._peak_rate = optimizer.learning_rate
         self._packed: WeakKeyDictionary[TrainBatch, _PackedUpdate] = WeakKeyDictionary()
-        module = PackedPolicy(policy.model.eval()).to(ranks.device)
+        module = PackedPolicy(policy.model.eval())
         if runner.activation_checkpointing:
             module.recompute_layers()
         chosen = choose_form(module, ranks)
@@ -230,7 +230,14 @@ class Learner:
     def weights(self) -> Mapping[str, Tensor]:
         """Returns full weights under the plain model's parameter names, with adapters merged, on
         every rank."""
-        return merged_weights(self._model, self._engine.gather_parameter)
+        return dict(self.iterate_weights())
+
+    def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights of `weights`; every rank must take all of them.
+
+        Under ZeRO stage 3 each is gathered when it is due, so that the device holds one at a time.
+        """
+        return iterate_merged_weights(self._model, self._engine.gather_parameter)
 
     def base_weights(self) -> Mapping[str, Tensor]:
         """Returns full weights under the plain model's parameter names, without what adapters add,
@@ -248,7 +255,8 @@ class Learner:
         The weights of an adapted model are merged, and its adapter is also written separately; see
         `write_model`.
         """
-        weights, adapter = self.weights(), self.adapter()
+        weights = {n: w.cpu() for n, w in self.iterate_weights() if self._ranks.is_first}
+        adapter = self.adapter()
         if self._ranks.is_first:
             aside = folder.with_name(f"{folder.name}.part")
             shutil.rmtree(aside, ignore_errors=True)
@@ -265,7 +273,7 @@ def write_model(
 
     Args:
         policy: must have adapters if the trained policy has.
-        weights: from `merged_weights`.
+        weights: from `Learner.weights`.
         adapter: from `adapter_weights`; unless empty, written in peft's format to the subfolder
             `adapter`.
         folder: created if missing.

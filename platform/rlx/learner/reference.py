@@ -1,7 +1,6 @@
 """The reference policy for KL: a frozen copy of the initial policy, or the model without its
 adapters."""
 
-import copy
 from typing import ClassVar, Protocol
 
 import torch
@@ -14,7 +13,7 @@ from rlx.learner.forward import PackedPolicy
 from rlx.learner.learner import Learner
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
-from rlx.model import Policy, is_adapted
+from rlx.model import Policy, copy_model, is_adapted
 from rlx.spec import OptimizerSpec, RunnerSpec
 
 __all__ = ["AdapterFreeBase", "FrozenCopy", "ReferencePolicy", "build_learner_with_reference"]
@@ -48,12 +47,10 @@ class FrozenCopy:
     def __init__(self, policy: Policy, runner: RunnerSpec, ranks: Ranks) -> None:
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
-        model = copy.deepcopy(policy.model).eval().requires_grad_(False)
-        self._module = PackedPolicy(model).to(ranks.device)
+        model = copy_model(policy.model, ranks.device, getattr(torch, runner.dtype))
+        self._module = PackedPolicy(model.eval().requires_grad_(False))
         self._merges = choose_form(self._module, ranks).form.merges
         choose_logits(self._module, runner.model_copy(update={"zero_stage": 0}), ranks)
-        for parameter in model.parameters():  # buffers are not converted: positions need float32
-            parameter.data = parameter.data.to(getattr(torch, runner.dtype))
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """`[B, T]` nats, as `Learner.logprobs`."""

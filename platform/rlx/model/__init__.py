@@ -11,6 +11,7 @@ from rlx.importing import speed_up_imports
 
 if TYPE_CHECKING:
     from rlx.model.build import Policy, build_policy
+    from rlx.model.copies import convert_weights, copy_model, keep_first_layers, share_model
     from rlx.model.dialogue import ChatDialogue, PlainDialogue
     from rlx.model.files import check_model_files, compute_model_fingerprint
     from rlx.model.lora import (
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         disable_adapters,
         find_target_layers,
         is_adapted,
+        iterate_merged_weights,
         merged_weights,
         save_adapter,
     )
@@ -72,6 +74,8 @@ __all__ = [
     "choose_vocabulary",
     "compute_linear",
     "compute_model_fingerprint",
+    "convert_weights",
+    "copy_model",
     "disable_adapters",
     "do_windows_show",
     "find_local_context_length",
@@ -81,6 +85,8 @@ __all__ = [
     "find_window",
     "folder_dialogue",
     "is_adapted",
+    "iterate_merged_weights",
+    "keep_first_layers",
     "list_text_sources",
     "load_local_dialogue",
     "load_vocabulary",
@@ -89,6 +95,7 @@ __all__ = [
     "pretrained_tokenizer",
     "read_warm_start_losses",
     "save_adapter",
+    "share_model",
     "tiny_tokenizer",
     "warm_start_policy",
 ]
@@ -97,6 +104,10 @@ _HOME = {
     "StoredForm": "stored_weights",
     "Policy": "build",
     "build_policy": "build",
+    "convert_weights": "copies",
+    "copy_model": "copies",
+    "keep_first_layers": "copies",
+    "share_model": "copies",
     "ChatDialogue": "dialogue",
     "PlainDialogue": "dialogue",
     "check_model_files": "files",
@@ -107,6 +118,7 @@ _HOME = {
     "disable_adapters": "lora",
     "find_target_layers": "lora",
     "is_adapted": "lora",
+    "iterate_merged_weights": "lora",
     "merged_weights": "lora",
     "save_adapter": "lora",
     "OneDnnLinear": "matmul",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 import transformers
@@ -21,6 +22,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlx.errors import EnvironmentFault, SpecError
+from rlx.model.copies import convert_weights
 from rlx.model.dialogue import ModelDialogue
 from rlx.model.files import first_line, model_folder
 from rlx.model.matmul import TORCH, MatmulChoice, apply_matmul
@@ -57,7 +59,7 @@ class Policy:
     """A language model with its tokenizer and dialogue format.
 
     Attributes:
-        model: the transformers model, in float32 on the CPU until a learner or sampler moves it.
+        model: the transformers model, on the CPU until a learner or sampler moves it.
         tokenizer: the model's tokenizer, saved with every export.
         dialogue: encodes and decodes dialogues.
         end_ids: tokens that end a turn.
@@ -88,14 +90,20 @@ def build_policy(
     seed: int,
     tokenizer: Path | None = None,
     matmul: MatmulChoice | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Policy:
     """Builds the model, before any warm start.
+
+    Weights that are stored in the wanted precision are not read but mapped: the processes of a
+    machine share the memory of the files, and a page is copied only where it is written.
 
     Args:
         spec: the `model:` section.
         seed: seed of a tiny model's random weights.
         tokenizer: folder of a tiny model's tokenizer, as for `load_vocabulary`.
         matmul: library that multiplies matrices on the CPU; None for torch.
+        dtype: of the parameters. Weights are rounded once, to the numbers to which those of a
+            float32 model would be rounded later.
 
     Raises:
         SpecError: a pretrained model is of a kind that rlx cannot train.
@@ -104,8 +112,9 @@ def build_policy(
     policy = (
         _build_tiny_policy(spec, seed, tokenizer)
         if isinstance(spec, TinyModelSpec)
-        else _load_pretrained_policy(spec)
+        else _load_pretrained_policy(spec, dtype)
     )
+    convert_weights(policy.model, dtype)
     if matmul is None:
         return policy
     apply_matmul(policy.model, matmul)
@@ -136,19 +145,12 @@ def _build_tiny_policy(spec: TinyModelSpec, seed: int, folder: Path | None) -> P
     return _assemble_policy(model, tokenizer, chat_template=False)
 
 
-def _load_pretrained_policy(spec: PretrainedModelSpec) -> Policy:
+def _load_pretrained_policy(spec: PretrainedModelSpec, dtype: torch.dtype) -> Policy:
     folder = model_folder(spec)
     try:
         config = _load_model_config(folder, spec.path)
         tokenizer = pretrained_tokenizer(folder)
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=_choose_attention(config),
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        model, loading = _load_weights(folder, config, dtype)
     except LOADING_ERRORS as error:
         raise EnvironmentFault(
             f"model.path: transformers {transformers.__version__} cannot load {spec.path!r} "
@@ -161,6 +163,28 @@ def _load_pretrained_policy(spec: PretrainedModelSpec) -> Policy:
         )
     policy = _assemble_policy(model, tokenizer, chat_template=spec.chat_template)
     return replace(policy, lora=spec.lora)
+
+
+def _load_weights(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Loads a model with parameters of a dtype, and returns what transformers says about it.
+
+    Buffers are float32 whatever the dtype. A few models, such as Gemma, would round theirs too:
+    these are loaded in float32, and their parameters are rounded then.
+    """
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=_choose_attention(config),
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    floats = {b.dtype for b in model.buffers() if b.is_floating_point()}
+    if floats <= {torch.float32}:
+        return model, loading
+    return _load_weights(folder, config, torch.float32)
 
 
 def _load_model_config(folder: Path, path: str) -> PreTrainedConfig:

@@ -36,6 +36,7 @@ __all__ = [
     "disable_adapters",
     "find_target_layers",
     "is_adapted",
+    "iterate_merged_weights",
     "merged_weights",
     "save_adapter",
 ]
@@ -172,22 +173,34 @@ def base_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[s
 
 
 def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:
-    """Returns weights under the plain model's parameter names, W + alpha / rank · B A.
+    """Returns all weights of `iterate_merged_weights`."""
+    return dict(iterate_merged_weights(model, whole))
+
+
+def iterate_merged_weights(
+    model: PreTrainedModel, whole: Whole = Tensor.detach
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields weights under the plain model's parameter names, W + alpha / rank · B A.
 
     The sum is computed in float32 and rounded once, to the dtype of W.
 
     Args:
         model: adapted or plain.
-        whole: called for every parameter, in the same order on every rank.
+        whole: called for every parameter, in the same order on every rank, when its weight is due.
     """
-    weights = base_weights(model, whole)
-    for name, layer in _find_adapted_layers(model).items():
-        a, b = (whole(side).float() for side in _get_lora_matrices(layer))
-        added = layer.scaling[NAME] * (b @ a)
-        plain = weights[f"{name}.weight"]
-        added = added.T if layer.fan_in_fan_out else added
-        weights[f"{name}.weight"] = (plain.float() + added).to(plain.dtype)
-    return weights
+    layers = _find_adapted_layers(model)
+    adapters = {id(p) for layer in layers.values() for p in _get_lora_matrices(layer)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in adapters:
+            continue
+        plain, weight = name.replace(".base_layer.", "."), whole(parameter)
+        layer = layers.get(plain.removesuffix(".weight")) if plain.endswith(".weight") else None
+        if layer is not None:
+            a, b = (whole(side).float() for side in _get_lora_matrices(layer))
+            added = layer.scaling[NAME] * (b @ a)
+            added = added.T if layer.fan_in_fan_out else added
+            weight = (weight.float() + added).to(weight.dtype)
+        yield plain, weight
 
 
 def _get_lora_matrices(layer: Linear) -> tuple[nn.Parameter, nn.Parameter]:

@@ -115,7 +115,7 @@ def read_warm_start_losses(folder: Path) -> list[float]:
 
 
 def _load_policy(policy: Policy, folder: Path) -> None:
-    """Loads a checked result.
+    """Replaces the weights by those of a checked result, whose file stays mapped.
 
     Raises:
         CheckpointError: another run removes it meanwhile.
@@ -124,7 +124,9 @@ def _load_policy(policy: Policy, folder: Path) -> None:
         cached = type(policy.model).from_pretrained(folder, dtype=torch.float32)
     except OSError as error:
         raise CheckpointError(f"it cannot be loaded: {error}") from error
-    policy.model.load_state_dict(cached.state_dict())
+    own = dict(policy.model.named_parameters())
+    for name, parameter in cached.named_parameters():
+        own[name].data = parameter.data
 
 
 def _save_policy(policy: Policy, folder: Path, losses: Sequence[float]) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
+import torch
+
 from rlx.errors import RewardError
 from rlx.evaluation import (
     compute_held_out_metrics,
@@ -23,6 +25,7 @@ from rlx.model import (
     Policy,
     adapt_policy,
     build_policy,
+    convert_weights,
     read_warm_start_losses,
     warm_start_policy,
 )
@@ -186,7 +189,11 @@ def _start_model(
     """Builds the policy and warm-starts it; rank 0 trains the warm start and the others load it."""
     progress.show_activity("model")
     matmul = keep_matmul(folder, ranks)
-    policy = build_policy(spec.model, spec.seed, folder.tokenizer, matmul)
+    dtype = getattr(torch, spec.runner.dtype)
+    trains = spec.model.warm_start is not None  # in float32; its result is rounded
+    policy = build_policy(
+        *(spec.model, spec.seed, folder.tokenizer, matmul), torch.float32 if trains else dtype
+    )
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)
 
@@ -216,6 +223,7 @@ def _start_model(
     ranks.barrier()
     if not ranks.is_first:
         start()
+    convert_weights(policy.model, dtype)
     if recorder and started:
         sha256 = compute_manifest_digest(started)
         if not trained:  # an earlier run did

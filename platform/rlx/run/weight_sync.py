@@ -16,7 +16,7 @@ from rlx.kl import kl_terms
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Completion, CompletionRequest, RolloutTree, Segment
 from rlx.run.run_context import RunContext
-from rlx.sampler import SamplerDrift, SamplingEngine, takes_adapter
+from rlx.sampler import SamplerDrift, SamplingEngine, load_weights, takes_adapter
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
 
@@ -79,7 +79,7 @@ def _load_weights(context: RunContext, *, base: bool) -> None:
     # Ranks gather parameters together, so all load the same ones.
     everywhere = all(context.ranks.gather(takes_adapter(sampler)))
     if not (everywhere and takes_adapter(sampler)):
-        sampler.load(learner.weights())
+        load_weights(sampler, learner.iterate_weights())
         return
     if base:
         sampler.load(learner.base_weights())

@@ -1,6 +1,5 @@
 """Opens the sampling engine of an experiment, behind one protocol."""
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from rlx.discovery import import_implementation
 from rlx.errors import EnvironmentFault
-from rlx.model import Policy
+from rlx.model import Policy, copy_model
 from rlx.rollout import Sampler
 from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.transformers_engine import TransformersSampler
@@ -25,6 +24,7 @@ __all__ = [
     "TransformersSampler",
     "VllmSampler",
     "copy_policy",
+    "load_weights",
     "open_auto",
     "open_sampler",
     "open_transformers",
@@ -71,6 +71,18 @@ def takes_adapter(sampler: SamplingEngine) -> TypeGuard[AdaptableEngine]:
     An engine need not have the attribute `takes_adapter`; then it loads merged weights.
     """
     return bool(getattr(sampler, "takes_adapter", False))
+
+
+def load_weights(sampler: SamplingEngine, weights: Iterator[tuple[str, Tensor]]) -> None:
+    """Loads weights as they come, so that no more than one beside the engine's own is in memory.
+
+    An engine need not have the method `load_each`; then it gets all of them at once.
+    """
+    load_each = getattr(sampler, "load_each", None)
+    if load_each is None:
+        sampler.load(dict(weights))
+    else:
+        load_each(weights)
 
 
 def release_memory(sampler: SamplingEngine) -> None:
@@ -126,7 +138,7 @@ def open_transformers(
     policy: Policy, spec: TransformersSamplerSpec, runner: RunnerSpec, device: torch.device
 ) -> Iterator[SamplingEngine]:
     """See `open_sampler`."""
-    own = copy_policy(policy, getattr(torch, runner.dtype))
+    own = copy_policy(policy, getattr(torch, runner.dtype), device)
     yield TransformersSampler(own, max_rows=spec.max_rows, device=device)
 
 
@@ -154,9 +166,6 @@ def open_auto(
     raise AssertionError("an engine that was not chosen passed its check")
 
 
-def copy_policy(policy: Policy, dtype: torch.dtype) -> Policy:
-    """Returns a copy of the policy with its parameters in another precision."""
-    model = copy.deepcopy(policy.model)
-    for parameter in model.parameters():  # buffers are not converted: positions need float32
-        parameter.data = parameter.data.to(dtype)
-    return replace(policy, model=model)
+def copy_policy(policy: Policy, dtype: torch.dtype, device: torch.device | None = None) -> Policy:
+    """Returns a copy of the policy with its parameters in another precision, on another device."""
+    return replace(policy, model=copy_model(policy.model, device, dtype))

@@ -4,7 +4,7 @@ Each distinct context is read once and forked into its completions. Finished row
 The KV cache of a completion is kept until the session's next call, if that may continue it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -69,9 +69,13 @@ class TransformersSampler:
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copies the learner's weights, by name; tied weights may be listed once or twice."""
+        self.load_each(weights.items())
+
+    def load_each(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies the learner's weights as they come; see `load_weights`."""
         own = dict(self._model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
-            for name, weight in weights.items():
+            for name, weight in weights:
                 own[name].copy_(weight)
 
     def release(self) -> None:

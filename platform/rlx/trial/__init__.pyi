@@ -1,6 +1,5 @@
 from .budget import (
     MemoryEstimate,
-    estimate_memory,
     estimate_sampling_bytes,
     estimate_update_bytes,
     token_budget,
@@ -14,6 +13,7 @@ from .duration import (
     estimate_update_seconds,
     list_expected_levels,
 )
+from .loading import LoadingMemory, estimate_loading, estimate_memory
 from .model_shape import ModelShape, estimate_checkpoint_bytes, load_model_shape
 from .phases import group_equal_phases, list_trial_settings, run_phase_trial
 from .stand_ins import EncodingDialogue, PlanSpeech, load_plan_problems, load_speech
@@ -26,6 +26,7 @@ __all__ = [
     "EncodingDialogue",
     "Gpu",
     "LevelTokens",
+    "LoadingMemory",
     "MemoryEstimate",
     "ModelShape",
     "Place",
@@ -35,6 +36,7 @@ __all__ = [
     "TokenBudget",
     "describe_row_kind",
     "estimate_checkpoint_bytes",
+    "estimate_loading",
     "estimate_memory",
     "estimate_sampling_bytes",
     "estimate_sampling_seconds",

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # they import torch, and memory is estimated without a trial 
 
 __all__ = [
     "MemoryEstimate",
-    "estimate_memory",
     "estimate_sampling_bytes",
+    "estimate_step_memory",
     "estimate_update_bytes",
     "token_budget",
 ]
@@ -191,7 +191,9 @@ class MemoryEstimate:
         return self.stage_totals[self.largest_stage]
 
 
-def estimate_memory(trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget) -> MemoryEstimate:
+def estimate_step_memory(
+    trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget
+) -> MemoryEstimate:
     """Estimates the peak memory of one rank, by stage of a step, with all turns at their limit.
 
     ZeRO shards Adam's moments and the float32 copy from stage 1 on, gradients from stage 2, weights
@@ -205,8 +207,7 @@ def estimate_memory(trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget) 
     largest = shape.parameters if "values" in needs else learned
     held = _compute_held_bytes(spec, shape, needs)
     sampling = _compute_sampler_bytes(spec, shape, tokens.levels)
-    step = -(-int(tokens.shared[1]) // runner.ranks)
-    count = min(runner.micro_batch_tokens, step)
+    count = min(runner.micro_batch_tokens, -(-int(tokens.shared[1]) // runner.ranks))
     targets = int(count * min(1.0, tokens.sampled[1] / tokens.shared[1]))
     update = estimate_update_bytes(runner, shape, count, targets, learns_head=lora is None)
     if runner.zero_stage:
@@ -231,7 +232,7 @@ def estimate_memory(trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget) 
 def estimate_sampling_bytes(
     spec: ExperimentSpec, shape: ModelShape, levels: Sequence[LevelTokens], needs: Collection[str]
 ) -> int:
-    """Estimates the bytes that one rank holds while it samples, as `estimate_memory` does.
+    """Estimates the bytes that one rank holds while it samples, as `estimate_step_memory` does.
 
     Args:
         levels: turn levels of a step, first turn first.

@@ -56,6 +56,11 @@ class ModelShape:
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * layer + self.hidden
 
+    @property
+    def largest(self) -> int:
+        """Number of elements of the largest parameter."""
+        return max(self.vocabulary * self.hidden, *(a * b for a, b in self.linears.values()))
+
     def adapters(self, lora: Lora) -> int:
         """Number of parameters of LoRA adapters."""
         every = "all-linear" in lora.targets
@@ -72,6 +77,10 @@ _SIZES: Mapping[str, Mapping[str, Any]] = {
     "3B": {**_QWEN, "hidden": 2048, "layers": 36, "heads": 16, "intermediate": 11_008},
     "7B": {**_LARGE_QWEN, "hidden": 3584, "layers": 28, "heads": 28, "intermediate": 18_944}
     | {"kv_heads": 4},
+    "14B": {**_LARGE_QWEN, "hidden": 5120, "layers": 48, "heads": 40, "intermediate": 13_824}
+    | {"kv_heads": 8},
+    "32B": {**_LARGE_QWEN, "hidden": 5120, "layers": 64, "heads": 40, "intermediate": 27_648}
+    | {"kv_heads": 8},
 }
 KNOWN = {
     f"Qwen/Qwen2.5-{size}{kind}": ModelShape(

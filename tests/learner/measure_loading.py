@@ -1,0 +1,257 @@
+"""Loads a model on every rank that torchrun started, and compares it with plain loading.
+
+    python -m torch.distributed.run --standalone --nproc-per-node N measure_loading.py FOLDER
+
+Plain loading is in float32 and as a whole; DeepSpeed rounds and shards what it is given. Here
+weights come in the precision of training, and under ZeRO stage 3 one by one. `test_loading.py`
+judges.
+"""
+
+import dataclasses
+import gc
+import json
+import re
+import sys
+from contextlib import contextmanager
+from itertools import starmap
+from pathlib import Path
+from unittest.mock import patch
+
+from rlx.importing import speed_up_imports
+
+with speed_up_imports():
+    import deepspeed
+    import torch
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+    from measure_learner import (
+        DEVICE,
+        LORA,
+        LOSS,
+        MODEL,
+        USUAL,
+        copied,
+        critic_weights,
+        train_batch,
+    )
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_flatten
+
+    from rlx.learner import Critic, Learner, build_learner_with_reference, engine, join_ranks
+    from rlx.learner import learner as learner_module
+    from rlx.model import adapt_policy, build_policy, convert_weights, copy_model
+    from rlx.sampler import TransformersSampler, copy_policy
+    from rlx.sampler.engines import load_weights
+    from rlx.spec import CriticSpec, PretrainedModelSpec, RunnerSpec, TinyModelSpec
+
+RATE = 1e-3
+LARGE = TinyModelSpec(
+    hidden_size=512, heads=8, kv_heads=4, head_dim=64, layers=6, intermediate_size=1536
+)
+"""Its weights are large beside all else that a process makes meanwhile."""
+STORED = ("float32", "bfloat16")
+CASES = [
+    *((stage, "bfloat16", stored, "whole") for stage in range(4) for stored in STORED),
+    *((stage, "bfloat16", "bfloat16", "adapters") for stage in range(4)),
+    *((3, "float32", "float32", what) for what in ("whole", "adapters")),
+]
+"""ZeRO stage, precision of training, precision of the files, what learns."""
+
+
+@contextmanager
+def plain_loading():
+    """The engine gets a whole float32 model on its device, and DeepSpeed does the rest."""
+    with patch.object(engine, "_place_weights", lambda module, _, device, __: module.to(device)):
+        yield
+
+
+def load(folder, dtype, what):
+    spec = PretrainedModelSpec(path=str(folder), lora=LORA if what == "adapters" else None)
+    return adapt_policy(build_policy(spec, 0, dtype=dtype), spec, 0)
+
+
+def take_step(policy, runner, ranks, train):
+    """Weights before and after a step, and its figures."""
+    learner = Learner(policy, runner, USUAL, ranks)
+    before = copied(learner.weights())
+    figures = dataclasses.asdict(learner.update(train, LOSS, RATE))
+    return before, figures, copied(learner.weights()), copied(learner.adapter())
+
+
+def compare(case, ranks, train, folder):
+    """Whether loading one by one changes nothing."""
+    stage, dtype, stored, what = case
+    source = folder / stored
+    runner = RunnerSpec(zero_stage=stage, dtype=dtype, device=DEVICE, micro_batch_tokens=84)
+    with plain_loading():
+        policy = load(source, torch.float32, what)
+        expected = take_step(policy, runner, ranks, train)
+    found = take_step(load(source, getattr(torch, dtype), what), runner, ranks, train)
+    read = load(source, torch.float32, "whole").model
+    convert_weights(read, getattr(torch, dtype))
+    return {
+        "before": same(found[0], expected[0]),
+        "read": same(found[0], dict(read.named_parameters())),
+        "figures": found[1] == expected[1],
+        "after": same(found[2], expected[2]) and same(found[3], expected[3]),
+        "learned": not same(found[0], found[2]),
+    }
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def compare_critic(stage, ranks, train, folder):
+    """A critic and a reference beside the learner, from one set of weights."""
+    runner = RunnerSpec(zero_stage=stage, dtype="bfloat16", device=DEVICE, micro_batch_tokens=84)
+    ends = []
+    for dtype, around in ((torch.float32, plain_loading), (torch.bfloat16, no_change)):
+        with around():
+            policy = load(folder / "bfloat16", dtype, "whole")
+            critic = Critic(policy, runner, CriticSpec(value_clip=None), ranks, 0)
+            learner, reference = build_learner_with_reference(policy, runner, USUAL, ranks)
+        critic.update(train, RATE)
+        learned = same(copied(learner.weights()), copied(dict(read_parameters(folder))))
+        learner.update(train, LOSS, RATE)
+        logprobs = reference.logprobs(train.batch, train.mask)
+        ends.append((learned, logprobs, copied(learner.weights()), critic_weights(critic)))
+    (untouched, *plain), (still, *found) = ends
+    return {
+        "the critic leaves the policy alone": untouched and still,
+        "reference": torch.equal(found[0], plain[0]),
+        "policy": same(found[1], plain[1]),
+        "critic": same(found[2], plain[2]),
+    }
+
+
+@contextmanager
+def no_change():
+    yield
+
+
+def read_parameters(folder):
+    return load(folder / "bfloat16", torch.bfloat16, "whole").model.named_parameters()
+
+
+def count_whole_weights(ranks, folder):
+    """How many weights are whole at most while a model is sharded, and while it is sent to a
+    sampler."""
+    runner = RunnerSpec(zero_stage=3, dtype="bfloat16", device=DEVICE)
+    policy = load(folder / "bfloat16", torch.bfloat16, "whole")
+    copy = copy_policy(policy, torch.bfloat16, ranks.device)
+    shard, begun, most = deepspeed.zero.Init._zero_init_param, [], []
+
+    def count(self, parameter):
+        begun.append(parameter)
+        most.append(sum(p.numel() > 0 for p in begun))
+        shard(self, parameter)
+
+    with patch.object(deepspeed.zero.Init, "_zero_init_param", count):
+        learner = Learner(policy, runner, USUAL, ranks)
+    sampler = TransformersSampler(copy, max_rows=4, device=ranks.device)
+    weights = copied(learner.weights())
+    with torch.no_grad():
+        for parameter in copy.model.parameters():
+            parameter.zero_()
+    held = []
+
+    def look(name, weight):
+        held.append(sum(p.numel() > 0 for p in policy.model.parameters()))
+        return name, weight
+
+    load_weights(sampler, starmap(look, learner.iterate_weights()))
+    return {
+        "parameters": len(begun),
+        "while it is sharded": max(most),
+        "while it is sent": max(held),
+        "sent": same(weights, dict(copy.model.named_parameters())),
+    }
+
+
+def save_models(folder):
+    for dtype in STORED:
+        build_policy(MODEL, 0, dtype=getattr(torch, dtype)).save(folder / dtype)
+    build_policy(LARGE, 0, dtype=torch.bfloat16).save(folder / "large")
+
+
+def read_private_bytes():
+    """Memory of this process that is no file's; Linux counts it. Pages of torch.empty that were
+    never written are not in it."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) << 10
+
+
+class PrivatePeak(TorchDispatchMode):
+    """The most private memory after any operation with a large result."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = self.peak = read_private_bytes()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if any(isinstance(t, torch.Tensor) and t.nbytes >= 1 << 18 for t in tree_flatten(out)[0]):
+            self.peak = max(self.peak, read_private_bytes())
+        return out
+
+    def take(self):
+        """Bytes since this began, at the peak since the last call."""
+        peak, self.peak = self.peak - self.start, read_private_bytes()
+        return peak
+
+
+def measure_memory(stage, ranks, folder):
+    """Private bytes at the peak of each moment of loading; here the device is the host.
+
+    The whole copy that a device gets under stages 1 and 2 is made beforehand.
+    """
+    runner = RunnerSpec(zero_stage=stage, dtype="bfloat16", device=DEVICE)
+    gc.collect()
+    measure, found = PrivatePeak(), {}
+
+    def noting(name, function):
+        def call(*arguments, **options):
+            result = function(*arguments, **options)
+            found.setdefault(name, measure.take())
+            return result
+
+        return call
+
+    def note(owner, name, moment):
+        return patch.object(owner, name, noting(moment, getattr(owner, name)))
+
+    with (
+        measure,
+        note(learner_module, "choose_form", "trial of forms"),
+        note(engine, "_place_weights", "weights, one by one"),
+        note(BF16_Optimizer, "_flatten_dense_tensors_aligned", "weights in a row"),
+        note(DeepSpeedZeroOptimizer, "flatten_dense_tensors_aligned", "weights in a row"),
+    ):
+        policy = load(folder / "large", torch.bfloat16, "whole")
+        found["host"] = measure.take()
+        if stage < 3:
+            policy = dataclasses.replace(policy, model=copy_model(policy.model))
+        Learner(policy, runner, USUAL, ranks)
+        found["optimizer"] = measure.take()
+    return found
+
+
+def main(folder):
+    ranks = join_ranks(RunnerSpec(device=DEVICE))
+    if ranks.is_first:
+        save_models(folder)
+    ranks.barrier()
+    train = train_batch(0, build_policy(MODEL, 0).model)
+    found = {
+        "cases": {repr(case): compare(case, ranks, train, folder) for case in CASES},
+        "critics": {s: compare_critic(s, ranks, train, folder) for s in range(4)},
+        "whole": count_whole_weights(ranks, folder),
+        "memory": {s: measure_memory(s, ranks, folder) for s in (1, 2, 3)},
+    }
+    if ranks.is_first:
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
