@@ -125,6 +125,28 @@ def compare_critic(stage, ranks, train, folder):
     }
 
 
+def compare_references(dtype, ranks, train, folder):
+    """How far a sharded reference is from a whole one, after the policy has learned; and what of
+    it a rank holds."""
+    found = []
+    for stage in (1, 3):
+        runner = RunnerSpec(zero_stage=stage, dtype=dtype, device=DEVICE, micro_batch_tokens=84)
+        policy = load(folder / dtype, getattr(torch, dtype), "whole")
+        learner, reference = build_learner_with_reference(policy, runner, USUAL, ranks)
+        before = reference.logprobs(train.batch, train.mask)
+        learner.update(train, LOSS, RATE)
+        found.append((before, reference.logprobs(train.batch, train.mask)))
+    (whole, _), (sharded, later) = found
+    held = [getattr(p, "ds_tensor", p).numel() for p in reference._module.parameters()]
+    every = sum(p.numel() for p in load(folder / dtype, torch.float32, "whole").model.parameters())
+    return {
+        "apart": float((sharded - whole).abs().max()),
+        "unchanged": torch.equal(later, sharded),
+        "learned": not torch.equal(learner.logprobs(train.batch, train.mask), sharded),
+        "part": sum(held) / every,
+    }
+
+
 @contextmanager
 def no_change():
     yield
@@ -246,6 +268,7 @@ def main(folder):
     found = {
         "cases": {repr(case): compare(case, ranks, train, folder) for case in CASES},
         "critics": {s: compare_critic(s, ranks, train, folder) for s in range(4)},
+        "references": {dtype: compare_references(dtype, ranks, train, folder) for dtype in STORED},
         "whole": count_whole_weights(ranks, folder),
         "memory": {s: measure_memory(s, ranks, folder) for s in (1, 2, 3)},
     }

@@ -25,7 +25,7 @@ with patch.object(deepspeed.runtime.compiler, "compile", lambda: lambda function
     # DeepSpeed imports this to check for the Muon optimizer; unpatched, that loads a compiler.
     import deepspeed.runtime.zero.muon.muon_optimizer
 
-__all__ = ["AdamSpec", "MakeOptimizer", "TrainingEngine", "build_adamw"]
+__all__ = ["AdamSpec", "MakeOptimizer", "TrainingEngine", "build_adamw", "shard_frozen_module"]
 
 AdamSpec = OptimizerSpec | CriticSpec
 MakeOptimizer = Callable[[Iterable[nn.Parameter], AdamSpec], torch.optim.Optimizer]
@@ -207,6 +207,27 @@ def _place_weights(
     deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=dtype)
     for buffer in module.buffers():
         buffer.data = buffer.data.to(device)
+
+
+def shard_frozen_module(module: nn.Module, runner: RunnerSpec, ranks: Ranks) -> Callable[..., Any]:
+    """Shards a module that is not trained, under ZeRO stage 3.
+
+    Args:
+        module: without gradients, on any device, in any precision; its weights may be those of
+            another module that is not sharded yet, which keeps them.
+        runner: precision.
+        ranks: from `join_ranks`.
+
+    Returns:
+        The module's forward, which every rank must call equally often.
+    """
+    config = _build_deepspeed_config(runner, OptimizerSpec(), ranks)
+    config["zero_optimization"] = {"stage": 3}
+    _place_weights(module, runner, ranks.device, config)
+    engine, *_ = deepspeed.initialize(model=module, config=config, dist_init_required=False)
+    module.eval()
+    forward: Callable[..., Any] = engine
+    return forward
 
 
 def _build_deepspeed_config(runner: RunnerSpec, spec: AdamSpec, ranks: Ranks) -> dict[str, Any]:

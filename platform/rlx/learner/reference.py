@@ -9,11 +9,12 @@ from torch import Tensor
 from rlx.batch import TokenBatch
 from rlx.learner.choice import choose_form, choose_logits
 from rlx.learner.distributed import Ranks
+from rlx.learner.engine import shard_frozen_module
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.learner import Learner
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
-from rlx.model import Policy, copy_model, is_adapted
+from rlx.model import Policy, copy_model, is_adapted, share_model
 from rlx.spec import OptimizerSpec, RunnerSpec
 
 __all__ = ["AdapterFreeBase", "FrozenCopy", "ReferencePolicy", "build_learner_with_reference"]
@@ -39,7 +40,8 @@ class FrozenCopy:
     Args:
         policy: must not have a learner yet, which may shard or round its weights; not modified.
         runner: precision and micro-batch size.
-        ranks: each rank holds a full copy on its device and computes its share of the rows.
+        ranks: each rank computes its share of the rows. It holds a full copy on its device; under
+            ZeRO stage 3 its part of every weight.
     """
 
     description: ClassVar[str] = "a frozen copy of the policy from the start of training"
@@ -47,10 +49,13 @@ class FrozenCopy:
     def __init__(self, policy: Policy, runner: RunnerSpec, ranks: Ranks) -> None:
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
-        model = copy_model(policy.model, ranks.device, getattr(torch, runner.dtype))
-        self._module = PackedPolicy(model.eval().requires_grad_(False))
-        self._merges = choose_form(self._module, ranks).form.merges
-        choose_logits(self._module, runner.model_copy(update={"zero_stage": 0}), ranks)
+        dtype, is_sharded = getattr(torch, runner.dtype), runner.zero_stage == 3
+        model = policy.model
+        model = share_model(model) if is_sharded else copy_model(model, ranks.device, dtype)
+        module = PackedPolicy(model.eval().requires_grad_(False))
+        self._merges = choose_form(module, ranks).form.merges
+        choose_logits(module, runner, ranks)
+        self._module = shard_frozen_module(module, runner, ranks) if is_sharded else module
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """`[B, T]` nats, as `Learner.logprobs`."""

@@ -303,7 +303,7 @@ def _compute_held_bytes(
         engine = _compute_engine_bytes(spec, shape.parameters, shape.parameters, width)
         held["critic, with gradients and moments"] = sum(engine.values())
     if "reference_logprobs" in needs and lora is None:
-        held["reference policy"] = width * shape.parameters
+        held["reference policy"] = _share_of(spec.runner, width * shape.parameters, since=3)
     return held
 
 
