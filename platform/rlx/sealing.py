@@ -86,7 +86,8 @@ def write_manifest(folder: Path, known: Mapping[str, str] | None = None) -> None
     """
     digests = dict(known or {})
     there = list_files(folder)
-    if missing := sorted(digests.keys() - set(there)):
+    # By name: the listing of a network disk may be older than a file.
+    if missing := [name for name in sorted(digests) if not (folder / name).is_file()]:
         raise CheckpointError(
             f"{missing[0]} was written by another rank, but is not in {folder}: its folder must be "
             "on a disk that all machines of the run share"

@@ -246,6 +246,10 @@ def test_it_is_resolved_when_it_is_read(machine):
     assert found.origins["sampler.gpu_memory_utilization"] == "default"
     assert found.spec.digest == read("kg_7b", "sampler.engine=vllm").spec.digest
     assert read("kg_7b", "sampler.engine=vllm").choices == {}
+    for profile, engine in (("rlcr_1.5b", "transformers"), ("kg_7b", "vllm")):  # with its defaults
+        unset, written = (read(profile, f"sampler={{engine: {e}}}") for e in ("auto", engine))
+        assert unset.spec.sampler.engine == engine
+        assert unset.spec.digest == written.spec.digest
     own = read("rlcr_1.5b")
     assert own.spec.sampler.engine == "transformers"
     assert own.spec.digest == read_spec(EXPERIMENTS / "rlcr_1.5b.yaml").spec.digest
@@ -278,6 +282,10 @@ def test_an_engine_whose_plan_does_not_fit_is_not_chosen(machine):
     crowded = read("kg_3b", "runner.ranks=1", "sampler.max_rows=32").choices["sampler"]
     assert crowded.startswith("transformers, because a rank is planned to hold ")
     assert "GiB while vllm samples, and the GPU has 78 (a step's" in crowded
+    large = ("model.path=Qwen/Qwen2.5-32B", "runner.ranks=16", "runner.zero_stage=3")
+    huge = read("kg_7b", *large).choices["sampler"]
+    assert "vLLM's share of the GPU's memory cannot hold the weights" in huge
+    assert huge.startswith("transformers, because ")
     many = read("rlcr_1.5b", "sampler.max_rows=2048", "rollout.answer.max_new_tokens=2048")
     assert many.spec.sampler.engine == "vllm"
     lack = "GiB while transformers samples, and the GPU has 78 (a step's"
@@ -293,9 +301,20 @@ def test_no_gpu_here_is_taken_for_an_h100_elsewhere(machine):
     assert "H100 (no GPU is seen here)" in found.choices["sampler"]
 
 
-def test_the_largest_name_that_fits_a_gpu_is_its(machine):
-    machine(listing=H100.replace("H100 80GB HBM3", "A100-SXM4-40GB"))
-    assert sampler_choice._find_gpu(read("kg_7b").spec.runner) == ("A100-SXM4-40GB", False)
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("A100-SXM4-40GB", "A100-SXM4-40GB"),
+        ("A100-SXM4-80GB", "A100"),
+        ("H200", "H200"),
+        ("GH200 480GB", "NVIDIA GH200 480GB"),
+        ("GeForce RTX 4090", "4090"),
+        ("GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 Laptop GPU"),
+    ],
+)
+def test_the_largest_name_that_fits_a_gpu_is_its(machine, name, gpu):
+    machine(listing=H100.replace("H100 80GB HBM3", name))
+    assert sampler_choice._find_gpu(read("kg_7b").spec.runner) == (gpu, False)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +341,8 @@ def test_the_page_names_the_profiles_that_take_vllm(machine):
         gpu = "GeForce RTX 4090" if "24 GB" in path.read_text() else "H100 80GB HBM3"
         machine(listing=H100.replace("H100 80GB HBM3", gpu))
         spec = read_spec(path)
-        assert "auto" in spec.origins["sampler.engine"]
+        compared = "3b" in path.stem or path.parent.name == "gpu"
+        assert ("auto" in spec.origins["sampler.engine"]) == (not compared)
         if spec.spec.sampler.engine == "vllm":
             taking.add(str(path.relative_to(EXPERIMENTS).with_suffix("")))
     assert taking == set(re.findall(r"`(.*?)`", line))

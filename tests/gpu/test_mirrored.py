@@ -4,7 +4,9 @@
 """
 
 import dataclasses
+import gc
 import sys
+import weakref
 from pathlib import Path
 from unittest.mock import patch
 
@@ -155,6 +157,31 @@ def test_a_batch_is_packed_once_for_all_updates_of_one_loss(monkeypatch):
     packs.clear()
     assert learn([first, first, other], anew=True) == once
     assert len(packs) == 3
+
+
+def test_a_trial_leaves_nothing_behind(monkeypatch):
+    """Not even until the garbage collector comes: DeepSpeed needs the memory next."""
+    tried = []
+
+    def copy_model(*args):
+        copied = choice_copy(*args)
+        tried.extend(map(weakref.ref, copied.parameters()))
+        return copied
+
+    choice_copy = choice.copy_model
+    monkeypatch.setattr(choice, "copy_model", copy_model)
+    policy = build_policy(MODEL, 0)
+    runner = RunnerSpec(activation_checkpointing=True)
+    gc.collect()
+    gc.disable()
+    try:
+        learner = Learner(policy, runner, OptimizerSpec(), Ranks(0, 1, CPU))
+        critic = Critic(policy, runner, CriticSpec(), Ranks(0, 1, CPU), 0)
+        left = [one for one in tried if one() is not None]
+    finally:
+        gc.enable()
+    assert len(tried) > 10 and not left
+    assert learner.chosen and critic
 
 
 def test_critic_and_reference(gpu):

@@ -17,11 +17,14 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
 )
 
 from rlx.checks import read_spec
 from rlx.errors import SpecError
 from rlx.model import build_policy, find_window
+from rlx.model.build import _load_weights
 from rlx.sampler import copy_policy
 from rlx.spec import PretrainedModelSpec, TinyModelSpec
 
@@ -210,6 +213,18 @@ def test_buffers_that_would_be_rounded_too_are_those_of_float32(tmp_path):
     assert float(buffers["model.embed_tokens.embed_scale"]) == pytest.approx(48**0.5, rel=1e-7)
     for name, buffer in build_policy(spec, 0).model.named_buffers():
         assert torch.equal(buffers[name], buffer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_buffer_that_is_never_float32_is_loaded_once_or_twice(tmp_path, dtype):
+    config = RecurrentGemmaConfig(
+        num_hidden_layers=3, vocab_size=64, hidden_size=32, intermediate_size=64, lru_width=32,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+    )  # fmt: skip
+    RecurrentGemmaForCausalLM(config).save_pretrained(tmp_path)
+    build_policy(SMALL, 0).tokenizer.save_pretrained(tmp_path)
+    model, _ = _load_weights(tmp_path, config, dtype)
+    assert model.model.normalizer.dtype == torch.bfloat16
 
 
 def test_a_tiny_model_is_rounded_too():

@@ -52,6 +52,15 @@ def test_frozen_weights_are_neither_put_in_a_row_nor_copied_to_float32():
     assert frozen.device["optimizer"] == 2 * SHAPE.parameters + 10**7
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_optimizer_in_the_hosts_memory_is_none_of_the_device(stage):
+    runner = RunnerSpec(zero_stage=stage, dtype="bfloat16", ranks=8)
+    offloaded = runner.model_copy(update={"offload_optimizer": True})
+    usual, less = (estimate_loading(one, SHAPE, 8 * 10**7) for one in (runner, offloaded))
+    saved = usual.device["optimizer"] - less.device["optimizer"]
+    assert saved == (8 if stage == 3 else 4) * 10**7
+
+
 def test_weights_in_another_precision_are_private():
     for dtype, stored, width in (("bfloat16", 4, 2), ("float32", 2, 4)):
         runner = RunnerSpec(dtype=dtype, ranks=8)

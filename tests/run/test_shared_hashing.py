@@ -164,15 +164,33 @@ def test_another_number_of_ranks_verifies_every_file(root):
     assert sorted(name for share in shares for name in share) == alone
 
 
-def vanish(folder, ranks):
-    """Rank 0 does not see what the other has written."""
+def list_late(folder, ranks):
+    """Rank 0 is shown an older listing of a network disk, without what the other has written."""
     plain = sealing.list_files
     if ranks.is_first:
         sealing.list_files = lambda at: [n for n in plain(at) if n != moments("policy", 1)]
+    return bool(write(folder, 15, ranks))
+
+
+def test_a_listing_that_comes_late_leaves_no_file_out(root):
+    assert on_ranks(list_late, root)[0]
+    assert on_ranks(find, root)[0] == ["step_000015", []]
+
+
+def vanish(folder, ranks):
+    """Rank 0 does not have what the other has written."""
+    plain = sealing.list_files
+
+    def list_without(at):
+        (at / moments("policy", 1)).unlink()
+        return plain(at)
+
+    if ranks.is_first:
+        sealing.list_files = list_without
     return write(folder, 15, ranks)
 
 
-def test_a_file_that_rank_0_does_not_see_is_no_part_of_a_checkpoint(root):
+def test_a_file_that_rank_0_does_not_have_is_no_part_of_a_checkpoint(root):
     first, _ = on_ranks(vanish, root)
     assert first.startswith(f"CheckpointError: {moments('policy', 1)} was written by another rank")
     assert not (root / "step_000015").exists()

@@ -30,12 +30,10 @@ def hash_written_files(folder: Path, ranks: "Ranks") -> dict[str, str]:
         SHA-256 in hex by path in the folder; the same on every rank.
 
     Raises:
-        CheckpointError: a rank cannot read its files; raised on every rank.
+        CheckpointError, OSError: a rank cannot read or sync its files; raised on every rank.
     """
     own = [folder / name for name in list_files(folder) if _is_own(name, ranks)]
-    for path in own:
-        sync_to_disk(path)
-    found = _merge(ranks.gather(_try_digests(own)))
+    found = _merge(ranks.gather(_try_digests(own, sync=True)))
     return {str(path.relative_to(folder)): digest for path, digest in found.items()}
 
 
@@ -68,19 +66,23 @@ def _is_own(name: str, ranks: "Ranks") -> bool:
     return (int(named[1]) % ranks.count if named else 0) == ranks.rank
 
 
-def _try_digests(files: Iterable[Path]) -> dict[Path, str] | CheckpointError:
-    """Digests by file, or why one cannot be read, for the other ranks."""
+def _try_digests(
+    files: Iterable[Path], *, sync: bool = False
+) -> dict[Path, str] | CheckpointError | OSError:
+    """Digests by file, or why one cannot be synced or read, for the other ranks."""
     paths = list(files)
     try:
+        for path in paths if sync else ():
+            sync_to_disk(path)
         return dict(zip(paths, compute_digests(paths), strict=True))
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         return error
 
 
-def _merge(shares: Sequence[dict[Path, str] | CheckpointError]) -> dict[Path, str]:
+def _merge(shares: Sequence[dict[Path, str] | CheckpointError | OSError]) -> dict[Path, str]:
     merged: dict[Path, str] = {}
     for share in shares:
-        if isinstance(share, CheckpointError):
+        if isinstance(share, CheckpointError | OSError):
             raise share
         merged |= share
     return merged

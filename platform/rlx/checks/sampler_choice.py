@@ -5,8 +5,10 @@ whoever resumes or rescores it. Nothing here imports torch or vLLM.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from rlx.launch import (
     diagnose_devices,
@@ -136,7 +138,9 @@ def resolve_sampler(read: LoadedSpec) -> LoadedSpec:
     if not isinstance(auto, AutoSamplerSpec):
         return read
     choice = choose_engine(_describe_case(read.spec))
-    chosen = SAMPLERS.validate_section({**auto.model_dump(), "engine": choice.engine})
+    chosen = SAMPLERS.validate_section(
+        {**auto.model_dump(exclude_unset=True), "engine": choice.engine}
+    )
     spec = read.spec.model_copy(update={"sampler": chosen})
     resolved = LoadedSpec.from_document(read.path, read.document, spec)
     origins = {**resolved.origins, "sampler.engine": f"{read.origins['sampler.engine']} (auto)"}
@@ -166,6 +170,8 @@ def _describe_case(spec: ExperimentSpec) -> SamplingCase:
     )
     share = VllmSamplerSpec().gpu_memory_utilization * GPUS[gpu].memory
     crowded = {} if assumed else dict(_find_crowding(spec, [work for _, work in works], gpu))
+    if share <= works[0][1].weights:
+        crowded["vllm"] = "vLLM's share of the GPU's memory cannot hold the weights"
     return SamplingCase(
         gpu=gpu,
         assumed=assumed,
@@ -190,7 +196,12 @@ def _find_gpu(runner: RunnerSpec) -> tuple[str, bool]:
     names = list_device_names(listing, visible)
     if not names:  # it may be there: without nvidia-smi, only torch knows
         return ASSUMED, True
-    return max((one for one in GPUS if one in names[0]), key=len, default=names[0]), False
+    return max(filter(partial(_is_named, names[0]), GPUS), key=len, default=names[0]), False
+
+
+def _is_named(name: str, gpu: str) -> bool:
+    """Whether `nvidia-smi` calls this GPU so: a GH200 is no H200, a laptop's has less memory."""
+    return bool(re.search(rf"(?<!\w){gpu}(?!\w)", name)) and "Laptop" not in name
 
 
 def _list_lacks(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:

@@ -58,6 +58,10 @@ def submit_many(
         chosen = (pair for member in members for pair in member.read.choices.items())
         for section, choice in dict.fromkeys(chosen):
             print_text(f"{section} {choice}")
+        if len({one.read.spec.sampler.engine for one in members if one.read.choices}) > 1:
+            print_text(
+                "! members sample with different engines: name one, to compare like with like"
+            )
         view = GroupView(registry, name, members, runs)
         ids = list(dict.fromkeys(run.id for run in runs))
         if not returns:

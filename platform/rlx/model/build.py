@@ -182,8 +182,9 @@ def _load_weights(
         output_loading_info=True,
     )
     floats = {b.dtype for b in model.buffers() if b.is_floating_point()}
-    if floats <= {torch.float32}:
+    if dtype == torch.float32 or floats <= {torch.float32}:
         return model, loading
+    del model
     return _load_weights(folder, config, torch.float32)
 
 

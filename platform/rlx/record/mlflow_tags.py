@@ -132,7 +132,8 @@ def _build_varied_tags(run: RunRecord) -> dict[str, str]:
     return {
         legal_key(f"rlx.varied.{path}"): redact_passwords(_format_param(value))[:TAG_LIMIT]
         for path, value in list_leaf_values(run.settings)
-        if origins.get(path) == "--set" and path.partition(".")[0] not in _NOT_VARIED
+        if origins.get(path) in ("--set", "--set (auto)")
+        and path.partition(".")[0] not in _NOT_VARIED
     }
 
 

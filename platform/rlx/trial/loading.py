@@ -70,11 +70,12 @@ def estimate_loading(
         stored_width: bytes of a weight in the model's files.
     """
     width = 2 if runner.dtype == "bfloat16" else 4
+    adam = 0 if runner.offload_optimizer else learned  # parameters whose float32 copy is made here
     whole, part = width * shape.parameters, width * -(-shape.parameters // runner.ranks)
     device = {"trial of forms": _estimate_trial_bytes(runner, shape)}
     if runner.zero_stage == 3:
         device["weights, one by one"] = part + width * shape.largest
-        device["optimizer"] = part + 8 * learned // runner.ranks + width * BUCKET
+        device["optimizer"] = part + 8 * adam // runner.ranks + width * BUCKET
     else:
         device["weights, one by one"] = whole
         device["weights in a row"] = whole + width * learned * (runner.zero_stage > 0)
@@ -82,8 +83,8 @@ def estimate_loading(
             whole
             + {
                 0: 4 * learned,
-                1: 4 * learned // runner.ranks + 4 * learned,
-                2: 8 * learned // runner.ranks,
+                1: 4 * adam // runner.ranks + 4 * learned,
+                2: 4 * (adam + learned) // runner.ranks,
             }[runner.zero_stage]
         )
     return LoadingMemory(
