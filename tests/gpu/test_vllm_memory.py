@@ -60,7 +60,7 @@ def sample(sampler, context=(1, 2, 3)):
 def test_it_sleeps_and_wakes_once_per_step(told):
     policy, sampler = open_sampler()
     learner = SimpleNamespace(
-        weights=lambda: dict(policy.model.named_parameters()),
+        iterate_weights=lambda: iter(dict(policy.model.named_parameters()).items()),
         logprobs=lambda batch, want: torch.where(want, -1.0, 0.0),
     )
     context = SimpleNamespace(
