@@ -30,7 +30,7 @@ from rlx.evaluation import (
     recalibrate_confidences,
 )
 
-__all__ = ["RULES", "SAMPLES", "Answers", "Rule", "compute_rule_figures", "sample_answers"]
+__all__ = ["RULES", "Answers", "Rule", "compute_rule_figures", "sample_answers"]
 
 PROBLEMS, SAMPLES = 600, 8
 """Held-out problems, and answers to each."""

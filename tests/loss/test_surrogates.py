@@ -245,4 +245,5 @@ def test_gmpo_weighs_every_row_alike(batch):
         losses.expand(4, -1), mask, torch.zeros(4).long(), aggregate=spec.aggregate
     )
     per_row = [losses[rows == row][0].item() for row in set(rows.tolist())]
-    assert total.item() == pytest.approx(mean(per_row), rel=1e-5, abs=1e-7)
+    # Rows may cancel, so the distance is relative to the largest of them.
+    assert total.item() == pytest.approx(mean(per_row), rel=0, abs=1e-6 * max(map(abs, per_row)))

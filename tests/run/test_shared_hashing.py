@@ -32,7 +32,7 @@ STATE_OF = {
     "digest": "d" * 16,
 }
 WEIGHTS = "mp_rank_00_model_states.pt"
-FOREVER = timedelta(seconds=60)
+PATIENCE = timedelta(minutes=10)
 
 
 class Engines:
@@ -56,7 +56,7 @@ def write(root, step, ranks):
 
 def work(what, folder, rank, count):
     store = dist.FileStore(str(folder / "meeting"), count)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=FOREVER)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:
         done = what(folder, Ranks(rank, count, torch.device("cpu")))
     except CheckpointError as error:
@@ -162,6 +162,18 @@ def test_another_number_of_ranks_verifies_every_file(root):
     alone, *_ = on_ranks(partial(hash_and_note, do=find), root, count=1)
     shares = on_ranks(partial(hash_and_note, do=find), root, count=3)
     assert sorted(name for share in shares for name in share) == alone
+
+
+def refuse(folder, ranks):
+    def find_nothing(compute):
+        compute([folder / "step_000010" / "policy" / WEIGHTS])
+        raise CheckpointError("it is damaged")
+
+    return digests.find_by_shared_hashing(find_nothing, ranks)
+
+
+def test_what_the_first_rank_refuses_ends_all(root):
+    assert on_ranks(refuse, root) == ["CheckpointError: it is damaged"] * 2
 
 
 def list_late(folder, ranks):

@@ -39,11 +39,15 @@ def hash_written_files(folder: Path, ranks: "Ranks") -> dict[str, str]:
 
 def find_by_shared_hashing(find: Callable[[ComputeDigests], Found], ranks: "Ranks") -> Found:
     """Returns on every rank what `find` returns on rank 0; the others hash their share of the files
-    whose digests it asks for."""
+    whose digests it asks for.
+
+    Raises:
+        CheckpointError: `find` raised it; raised on every rank.
+    """
+    found: Found | CheckpointError | None = None
     if not ranks.is_first:
         while (wanted := ranks.gather(None)[0]) is not None:
             ranks.gather(_try_digests(path for path in wanted if _is_own(path.name, ranks)))
-        return cast("list[Found]", ranks.gather(None))[0]
 
     def compute_together(files: Iterable[Path]) -> list[str]:
         wanted = list(files)
@@ -52,11 +56,16 @@ def find_by_shared_hashing(find: Callable[[ComputeDigests], Found], ranks: "Rank
         digests = _merge(ranks.gather(_try_digests(own)))
         return [digests[path] for path in wanted]
 
-    try:
-        found = find(compute_together)
-    finally:
+    if ranks.is_first:
+        try:
+            found = find(compute_together)
+        except CheckpointError as error:
+            found = error
         ranks.gather(None)
-    return ranks.gather(found)[0]
+    outcome = ranks.gather(found)[0]
+    if isinstance(outcome, CheckpointError):
+        raise outcome
+    return cast("Found", outcome)
 
 
 def _is_own(name: str, ranks: "Ranks") -> bool:

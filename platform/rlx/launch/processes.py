@@ -38,7 +38,7 @@ def this_machine() -> str:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended; it has an entry until its parent collects it."""
+    """Whether a process has ended, also if its parent has not collected it yet (a zombie)."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

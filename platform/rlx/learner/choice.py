@@ -6,9 +6,8 @@ each form are compared with those of plain rows on a few random trees. They are 
 the model's first layers in float32, since the whole model may not fit on the device.
 """
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -89,32 +88,28 @@ def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
         SpecError: the model cannot compute plain rows either.
     """
     forms = FORMS[ranks.device.type]
-    with _copy_first_layers(module, ranks.device) as trial:
-        trial.use(forms[-1])
-        has_windows = find_window(trial.model.config) is not None
-        hidden = has_windows and not do_windows_show(trial.model, NARROW)
-        with narrow_windows(trial.model, NARROW) if has_windows else nullcontext():
-            refused = _list_refused_forms(trial, forms[:-1], hidden=hidden)
-        del trial
+    trial = _copy_first_layers(module, ranks.device)
+    trial.use(forms[-1])
+    has_windows = find_window(trial.model.config) is not None
+    hidden = has_windows and not do_windows_show(trial.model, NARROW)
+    with narrow_windows(trial.model, NARROW) if has_windows else nullcontext():
+        refused = _list_refused_forms(trial, forms[:-1], hidden=hidden)
     refused_by_rank = ranks.gather(refused)
     most = max(refused_by_rank, key=len)
     module.use(forms[len(most)])
     return FormChoice(forms[len(most)], tuple(most))
 
 
-@contextmanager
-def _copy_first_layers(module: AnyModule, device: torch.device) -> Iterator[AnyModule]:
+def _copy_first_layers(module: AnyModule, device: torch.device) -> AnyModule:
     """Copies the first layers of a module, at least one of every kind, for a trial in float32.
 
-    When the trial has dropped the copy its memory is free: layers that are recomputed refer to
-    themselves, and would stay until the garbage collector comes.
+    The layers of the copy keep their activations, so nothing refers to itself, and the memory is
+    free as soon as the copy is dropped.
     """
     with keep_first_layers(module):
-        copied = [copy_model(module, device, torch.float32)]
-    try:
-        yield copied.pop()
-    finally:
-        gc.collect()
+        copied = copy_model(module, device, torch.float32)
+    copied.keep_activations()
+    return copied
 
 
 def choose_logits(module: PackedPolicy, runner: RunnerSpec, ranks: Ranks) -> str:
@@ -143,14 +138,13 @@ def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec, device: torch.de
         return "zero_stage 3 shards the output layer"
     if type(module.model.get_output_embeddings()) not in (nn.Linear, OneDnnLinear):
         return "the output layer is not a plain matrix"
-    with _copy_first_layers(module, device) as trial:
-        expected = _compute_trial_logprobs(trial)
-        trial.chunks_logits = True
-        try:
-            found = _compute_trial_logprobs(trial)
-        except Exception as error:  # noqa: BLE001  (a model may fail in any way)
-            return _describe_error(error)
-        del trial
+    trial = _copy_first_layers(module, device)
+    expected = _compute_trial_logprobs(trial)
+    trial.chunks_logits = True
+    try:
+        found = _compute_trial_logprobs(trial)
+    except Exception as error:  # noqa: BLE001  (a model may fail in any way)
+        return _describe_error(error)
     for what, a, b in zip(("results", "gradients"), found, expected, strict=True):
         distance, length = float((a - b).norm()), float(b.norm())
         if not distance <= NEAR * length:

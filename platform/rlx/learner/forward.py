@@ -52,6 +52,12 @@ class PackedModule(nn.Module, ABC):
         for layer in layers:  # transformers' own option would need training mode, thus dropout
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
+    def keep_activations(self) -> None:
+        """Undoes `recompute_layers`."""
+        for module in self.model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                vars(module).pop("forward", None)
+
     def use(self, form: ForwardForm) -> None:
         """Selects the form of all further calls."""
         attention = form.attention or self._own

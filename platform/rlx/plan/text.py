@@ -74,9 +74,8 @@ def show_plan(
         console: the output console.
         full: print what follows the verdict too: rows, groups, tokens and memory.
     """
-    head = Text.assemble((f"{escape_unprintable(report.name)}", "bold"))
-    head.append(f"  {escape_unprintable(report.file)}  spec {report.digest}, seed {report.seed}")
-    console.print(head)
+    rest = f"  {escape_unprintable(report.file)}  spec {report.digest}, seed {report.seed}"
+    console.print(Text.assemble((escape_unprintable(report.name), "bold"), rest))
     console.print(_build_verdict(report))
     for note in report.notes:
         console.print(Text(f"placeholder: {escape_unprintable(note)}", "yellow"))
@@ -386,7 +385,8 @@ def _show_memory_budget(phase: PhaseReport, console: Console) -> None:
     parameters = _format_parameter_count(memory.parameters)
     table = _build_summary_table(f"memory per rank, {parameters} parameters", "", "")
     for what, count in memory.parts.items():
-        table.add_row(what, "about " * (what in memory.estimated) + format_memory_size(count))
+        about = "about " if what in memory.estimated else ""
+        table.add_row(what, f"{about}{format_memory_size(count)}")
     for stage, count in memory.stage_totals.items():
         size, style = format_memory_size(count), "bold" * (stage == memory.largest_stage)
         table.add_row(f"at the peak of {stage}", f"about {size}", style=style)

@@ -77,7 +77,7 @@ class SharedRows:
         return len(self._suffix.lengths)
 
     @property
-    def _read(self) -> list[int]:
+    def _lengths(self) -> list[int]:
         """Tokens read so far per row, ancestors included."""
         read = list(self._suffix.lengths)
         for level, places in self._levels:
@@ -92,11 +92,11 @@ class SharedRows:
         suffix.blank(suffix.longest + width)
         attention = PrefillAttention(self._decoder, self._levels, suffix, [len(f) for f in fresh])
         device = self._decoder.template_tensor.device
-        before = torch.tensor(self._read, device=device)
+        before = torch.tensor(self._lengths, device=device)
         hidden = self._decoder.compute_hidden_states(
             torch.tensor([token for row in fresh for token in row], device=device),
             before[attention.rows] + attention.columns,
-            max(self._read) + width,
+            max(self._lengths) + width,
             attention,
         )
         ends = torch.tensor([len(f) for f in fresh], device=device).cumsum(0) - 1
@@ -115,7 +115,9 @@ class SharedRows:
 
     def _plain_step(self, tokens: Tensor) -> Tensor:
         if self._attention is None:
-            self._attention = StepAttention(self._decoder, self._levels, self._suffix, self._read)
+            self._attention = StepAttention(
+                self._decoder, self._levels, self._suffix, self._lengths
+            )
         attention = self._attention
         attention.advance()
         hidden = self._decoder.compute_hidden_states(
@@ -126,7 +128,7 @@ class SharedRows:
     def _captured_step(self, tokens: Tensor) -> Tensor:
         if self._captured is None or self._captured.until == self._suffix.longest:
             self._captured = CapturedSteps(
-                self._decoder, self._levels, self._suffix, self._read, flash=self._flash
+                self._decoder, self._levels, self._suffix, self._lengths, flash=self._flash
             )
         return self._captured.step(tokens)
 
