@@ -49,7 +49,7 @@ MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 STARTED = (
     *("rlx.launch.supervisor", "rlx.launch.rank", "torch.distributed.run"),
     *("rlx.launch.multi_node", "rlx.launch.node"),
-    *("measure_checkpoints", "measure_learner", "measure_loading"),
+    *("measure_checkpoints", "measure_learner"),
 )
 """What rlx and tests start, with `python -m`, and torchrun with `python -u -m`."""
 ENGINES = ("rlx.sampler.vllm_worker", "forgetful_vllm_worker")

@@ -229,8 +229,7 @@ def measure_memory(stage, ranks, folder):
     The whole copy that a device gets under stages 1 and 2 is made beforehand.
     """
     runner = RunnerSpec(zero_stage=stage, dtype="bfloat16", device=DEVICE)
-    for _ in range(3):  # what ends may leave more to collect: a learner of the stage before
-        gc.collect()
+    gc.collect()
     measure, found = PrivatePeak(), {}
 
     def noting(name, function):

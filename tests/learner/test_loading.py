@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import cold_starts
 from patience import stop_process
 
 from rlx.learner import PackedPolicy, choice
@@ -36,7 +37,8 @@ def start(count, folder):
     command += [f"--nproc-per-node={count}", "-m", "measure_loading", str(folder)]
     roots = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **QUIET, "PYTHONPATH": roots.rstrip(os.pathsep)}
-    with (folder / "log").open("w") as log:
+    # A copy would not read how its C library is to give memory back.
+    with (folder / "log").open("w") as log, cold_starts():
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
