@@ -12,6 +12,7 @@ import gc
 import json
 import re
 import sys
+import time
 from contextlib import contextmanager
 from itertools import starmap
 from pathlib import Path
@@ -23,6 +24,7 @@ with speed_up_imports():
     import deepspeed
     import torch
     from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as ZeRO3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
     from measure_learner import (
         DEVICE,
@@ -34,8 +36,7 @@ with speed_up_imports():
         critic_weights,
         train_batch,
     )
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_flatten
+    from torch.profiler import ProfilerActivity, profile
 
     from rlx.learner import Critic, Learner, build_learner_with_reference, engine, join_ranks
     from rlx.learner import learner as learner_module
@@ -198,65 +199,73 @@ def save_models(folder):
 
 
 def read_private_bytes():
-    """Memory of this process that is no file's; Linux counts it. Pages of torch.empty that were
-    never written are not in it."""
+    """Memory of this process that is no file's; Linux counts it."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) << 10
 
 
-class PrivatePeak(TorchDispatchMode):
-    """The most private memory after any operation with a large result."""
+def sum_allocations(events, ends):
+    """The most bytes of tensors at a time, in each of the moments that end then.
 
-    def __init__(self):
-        super().__init__()
-        self.start = self.peak = read_private_bytes()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if any(isinstance(t, torch.Tensor) and t.nbytes >= 1 << 18 for t in tree_flatten(out)[0]):
-            self.peak = max(self.peak, read_private_bytes())
-        return out
-
-    def take(self):
-        """Bytes since this began, at the peak since the last call."""
-        peak, self.peak = self.peak - self.start, read_private_bytes()
-        return peak
+    What PyTorch's allocator was asked for, to the byte, with mapped files and without the heap of
+    the process. Freeing what was there before is not among the events.
+    """
+    sizes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    held, peaks = 0, dict.fromkeys(ends, 0)
+    for moment, end in ends.items():
+        peaks[moment] = held
+        while sizes and sizes[0][0] <= end:
+            held += sizes.pop(0)[1]
+            peaks[moment] = max(peaks[moment], held)
+    return peaks
 
 
 def measure_memory(stage, ranks, folder):
-    """Private bytes at the peak of each moment of loading; here the device is the host.
+    """Bytes of tensors at the peak of each moment of loading, where the device is the host, and
+    private bytes of the process once the files are open.
 
     The whole copy that a device gets under stages 1 and 2 is made beforehand.
     """
     runner = RunnerSpec(zero_stage=stage, dtype="bfloat16", device=DEVICE)
     gc.collect()
-    measure, found = PrivatePeak(), {}
+    ends = {}
 
-    def noting(name, function):
+    def end(moment):
+        ends.setdefault(moment, time.time_ns())
+
+    def note(owner, name, moment, *, before=False):
+        function = getattr(owner, name)
+
         def call(*arguments, **options):
+            if before:
+                end(moment)
             result = function(*arguments, **options)
-            found.setdefault(name, measure.take())
+            end(moment)
             return result
 
-        return call
+        return patch.object(owner, name, call)
 
-    def note(owner, name, moment):
-        return patch.object(owner, name, noting(moment, getattr(owner, name)))
-
+    before = read_private_bytes()
     with (
-        measure,
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as events,
         note(learner_module, "choose_form", "trial of forms"),
         note(engine, "_place_weights", "weights, one by one"),
         note(BF16_Optimizer, "_flatten_dense_tensors_aligned", "weights in a row"),
         note(DeepSpeedZeroOptimizer, "flatten_dense_tensors_aligned", "weights in a row"),
+        # It gathers weights and gives them back, by threads of its own.
+        note(ZeRO3, "create_reduce_and_remove_grad_hooks", "optimizer", before=True),
     ):
         policy = load(folder / "large", torch.bfloat16, "whole")
-        found["host"] = measure.take()
+        private = read_private_bytes() - before
+        end("files")
         if stage < 3:
             policy = dataclasses.replace(policy, model=copy_model(policy.model))
         Learner(policy, runner, USUAL, ranks)
-        found["optimizer"] = measure.take()
-    return found
+        end("optimizer")
+    return {
+        "private": private,
+        **sum_allocations(events.profiler.kineto_results.events(), ends),
+    }
 
 
 def main(folder):

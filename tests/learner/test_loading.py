@@ -10,25 +10,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import cold_starts
 from patience import stop_process
 
 from rlx.learner import PackedPolicy, choice
 from rlx.model import build_policy, copies
 from rlx.spec import RunnerSpec, TinyModelSpec
 from rlx.trial import estimate_loading, load_model_shape, loading
-from rlx.trial.budget import BUCKET
 from rlx.trial.loading import PRIVATE, SHARED
 
 QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 QUIET["CUDA_VISIBLE_DEVICES"] = ""
-QUIET["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed is given back, so that it can be measured
 LARGE = TinyModelSpec(
     hidden_size=512, heads=8, kv_heads=4, head_dim=64, layers=6, intermediate_size=1536
 )
 """As in `measure_loading.py`."""
-NEAR, REUSED = 0.12, 3 << 20
-"""Relative distance of measured memory, and bytes of the process's heap that it may have had."""
+EXACT = 1e-3
+"""Relative distance of memory that is counted: a few small tensors, and parts of equal size."""
 STAGES = pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 
 
@@ -37,8 +34,7 @@ def start(count, folder):
     command += [f"--nproc-per-node={count}", "-m", "measure_loading", str(folder)]
     roots = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **QUIET, "PYTHONPATH": roots.rstrip(os.pathsep)}
-    # A copy would not read how its C library is to give memory back.
-    with (folder / "log").open("w") as log, cold_starts():
+    with (folder / "log").open("w") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
@@ -95,21 +91,18 @@ def test_loading_takes_the_memory_that_is_planned(measured, stage):
     shape, found = load_model_shape(LARGE, 142), measured["memory"][str(stage)]
     runner = RunnerSpec(zero_stage=stage, dtype="bfloat16", ranks=measured["ranks"])
     planned = estimate_loading(runner, shape, shape.parameters)
-    assert found["host"] < 0.1 * planned.host[SHARED], "weights are mapped, not read"
+    assert found["private"] < 0.5 * planned.host[SHARED], "weights are mapped, not read"
     assert planned.host[PRIVATE] == 0
-    whole = 0 if stage == 3 else 2 * shape.parameters  # made before the trial
+    # The files are counted too; under stages 1 and 2, a whole copy was made before the trial.
+    before = stored = 2 * shape.parameters
+    assert found["files"] == pytest.approx(stored, rel=EXACT)
     expected = planned.device["trial of forms"]
-    assert found["trial of forms"] - whole == pytest.approx(expected, rel=0.4), "a rule of thumb"
+    assert found["trial of forms"] - before == pytest.approx(expected, rel=0.4), "a rule of thumb"
     for moment in planned.device.keys() - {"trial of forms"}:
         expected = planned.device[moment]
-        if moment == "optimizer" and stage == 3:
-            expected -= 2 * BUCKET  # nobody writes to it yet
         if moment == "weights, one by one" and stage == 3:
-            expected -= 2 * shape.largest  # on this device, it is a part of the file
-        assert found[moment] == pytest.approx(expected, rel=NEAR, abs=REUSED), (
-            moment,
-            found[moment],
-        )
+            expected += stored - 2 * shape.largest  # here a whole weight is a part of the file
+        assert found[moment] == pytest.approx(expected, rel=EXACT), moment
 
 
 def test_what_the_trial_of_forms_is_planned_with_is_what_it_has():
