@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -158,18 +159,28 @@ def test_what_is_left_of_a_killed_worker_is_a_dead_child(mark):
         wait_until("the worker's child to end with it", lambda: not is_alive(child))
 
 
+@contextmanager
+def paused(processes):
+    """Goes on with every process whatever happens: one that stays paused is waited for."""
+    try:
+        for process in processes:
+            process.suspend()
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
 def test_a_pause_is_not_counted_against_a_deadline(tmp_path):
     deadline, here = 3.0, tmp_path / "go on"
+    others = set(psutil.Process().children(recursive=True))
     with RewardPool(workers=1, memory_mb=256, grace=60) as pool, ThreadPoolExecutor() as threads:
         scored = threads.submit(pool.score, [job(waiting(), str(here), deadline)])
         wait_until("the scorer to wait", Path(f"{here}.waiting").exists)
-        family = psutil.Process().children(recursive=True)
-        for process in family:
-            process.suspend()
-        time.sleep(deadline + 1)  # scenario
-        here.touch()
-        for process in family:
-            process.resume()
+        with paused(set(psutil.Process().children(recursive=True)) - others):
+            time.sleep(deadline + 1)  # scenario
+            here.touch()
         (outcome,) = scored.result()
     assert outcome.fault is None
 
