@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import time
+from collections import deque
 from contextlib import contextmanager
 from itertools import starmap
 from pathlib import Path
@@ -47,9 +48,9 @@ with speed_up_imports():
 
 RATE = 1e-3
 LARGE = TinyModelSpec(
-    hidden_size=512, heads=8, kv_heads=4, head_dim=64, layers=6, intermediate_size=1536
+    hidden_size=256, heads=4, kv_heads=2, head_dim=64, layers=4, intermediate_size=768
 )
-"""Its weights are large beside all else that a process makes meanwhile."""
+"""Its weights are large beside all else that is counted."""
 STORED = ("float32", "bfloat16")
 CASES = [
     *((stage, "bfloat16", stored, "whole") for stage in range(4) for stored in STORED),
@@ -204,18 +205,20 @@ def read_private_bytes():
     return int(found[1]) << 10
 
 
-def sum_allocations(events, ends):
+def sum_allocations(events, ends, mapped):
     """The most bytes of tensors at a time, in each of the moments that end then.
 
-    What PyTorch's allocator was asked for, to the byte, with mapped files and without the heap of
-    the process. Freeing what was there before is not among the events.
+    What PyTorch's allocator was asked for, to the byte, without the heap of the process and without
+    files of these sizes: they are mapped, and threads let them go at some time. Freeing what was
+    there before is not among the events.
     """
     sizes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    held, peaks = 0, dict.fromkeys(ends, 0)
+    asked = deque((at, size) for at, size in sizes if abs(size) not in mapped)
+    held, peaks = 0, {"mapped": sum(size for _, size in sizes if size in mapped)}
     for moment, end in ends.items():
         peaks[moment] = held
-        while sizes and sizes[0][0] <= end:
-            held += sizes.pop(0)[1]
+        while asked and asked[0][0] <= end:
+            held += asked.popleft()[1]
             peaks[moment] = max(peaks[moment], held)
     return peaks
 
@@ -262,10 +265,9 @@ def measure_memory(stage, ranks, folder):
             policy = dataclasses.replace(policy, model=copy_model(policy.model))
         Learner(policy, runner, USUAL, ranks)
         end("optimizer")
-    return {
-        "private": private,
-        **sum_allocations(events.profiler.kineto_results.events(), ends),
-    }
+    mapped = {file.stat().st_size for file in (folder / "large").glob("*.safetensors")}
+    sums = sum_allocations(events.profiler.kineto_results.events(), ends, mapped)
+    return {"private": private, **sums}
 
 
 def main(folder):

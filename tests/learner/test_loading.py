@@ -1,6 +1,6 @@
 """Weights that are loaded one by one, in the precision of training, against plain loading.
 
-`measure_loading.py` measures, on two ranks and on three; here its figures are judged.
+`measure_loading.py` measures, on three ranks; here its figures are judged.
 """
 
 import json
@@ -21,11 +21,11 @@ from rlx.trial.loading import PRIVATE, SHARED
 QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 QUIET["CUDA_VISIBLE_DEVICES"] = ""
 LARGE = TinyModelSpec(
-    hidden_size=512, heads=8, kv_heads=4, head_dim=64, layers=6, intermediate_size=1536
+    hidden_size=256, heads=4, kv_heads=2, head_dim=64, layers=4, intermediate_size=768
 )
 """As in `measure_loading.py`."""
-EXACT = 1e-3
-"""Relative distance of memory that is counted: a few small tensors, and parts of equal size."""
+EXACT, FEW = 1e-3, 1 << 14
+"""Distances of memory that is counted, relative and in bytes: of small tensors and of padding."""
 STAGES = pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 
 
@@ -39,19 +39,15 @@ def start(count, folder):
 
 
 @pytest.fixture(scope="module")
-def measuring(tmp_path_factory):
-    folders = {count: tmp_path_factory.mktemp(f"loading-{count}") for count in (2, 3)}
-    processes = {count: start(count, folder) for count, folder in folders.items()}
-    yield {count: (processes[count], folders[count]) for count in folders}
-    for process in processes.values():
+def measured(tmp_path_factory):
+    """Figures of three ranks: of few weights, all have parts of one size."""
+    ranks, folder = 3, tmp_path_factory.mktemp("loading")
+    process = start(ranks, folder)
+    try:
+        assert process.wait() == 0, (folder / "log").read_text()[-4000:]
+    finally:
         stop_process(process)
-
-
-@pytest.fixture(scope="module", params=[2, 3], ids=["two ranks", "three ranks"])
-def measured(measuring, request):
-    process, folder = measuring[request.param]
-    assert process.wait() == 0, (folder / "log").read_text()[-4000:]
-    return {"ranks": request.param, **json.loads((folder / "found.json").read_text())}
+    return {"ranks": ranks, **json.loads((folder / "found.json").read_text())}
 
 
 def test_every_case_begins_with_the_files_and_takes_the_step_of_plain_loading(measured):
@@ -93,16 +89,16 @@ def test_loading_takes_the_memory_that_is_planned(measured, stage):
     planned = estimate_loading(runner, shape, shape.parameters)
     assert found["private"] < 0.5 * planned.host[SHARED], "weights are mapped, not read"
     assert planned.host[PRIVATE] == 0
-    # The files are counted too; under stages 1 and 2, a whole copy was made before the trial.
-    before = stored = 2 * shape.parameters
-    assert found["files"] == pytest.approx(stored, rel=EXACT)
+    assert found["mapped"] == pytest.approx(planned.host[SHARED], rel=EXACT, abs=FEW)
+    assert found["files"] < FEW
+    before = 0 if stage == 3 else 2 * shape.parameters  # made before the trial
     expected = planned.device["trial of forms"]
     assert found["trial of forms"] - before == pytest.approx(expected, rel=0.4), "a rule of thumb"
     for moment in planned.device.keys() - {"trial of forms"}:
         expected = planned.device[moment]
         if moment == "weights, one by one" and stage == 3:
-            expected += stored - 2 * shape.largest  # here a whole weight is a part of the file
-        assert found[moment] == pytest.approx(expected, rel=EXACT), moment
+            expected -= 2 * shape.largest  # on this device, it is a part of the file
+        assert found[moment] == pytest.approx(expected, rel=EXACT, abs=FEW), moment
 
 
 def test_what_the_trial_of_forms_is_planned_with_is_what_it_has():
