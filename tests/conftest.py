@@ -7,8 +7,10 @@ import pytest
 from forked import fork_rlx
 from hypothesis import settings
 
-# Deadlines per example measure the machine, not the code.
-settings.register_profile("rlx", deadline=None)
+# Deadlines per example measure the machine, not the code. Examples differ from run to run: few at a
+# time find as much over the days; --hypothesis-profile=thorough tries many at once.
+settings.register_profile("rlx", deadline=None, max_examples=25)
+settings.register_profile("thorough", deadline=None, max_examples=500)
 settings.load_profile("rlx")
 
 # What the tests import stays to their end: nobody needs to look for garbage in it.

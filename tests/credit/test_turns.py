@@ -8,7 +8,7 @@ import bound
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from rlx.credit import group_advantages
 from rlx.credit.turns import compute_step_returns
@@ -187,7 +187,6 @@ FAMILY = [
 
 
 @pytest.mark.parametrize(("estimator", "oracle", "own"), FAMILY)
-@settings(deadline=None, max_examples=50)
 @given(data=st.data(), batch=batches())
 def test_agrees_with_a_plain_loop_on_ragged_batches_full_of_nan(
     estimator, oracle, own, data, batch
@@ -199,7 +198,6 @@ def test_agrees_with_a_plain_loop_on_ragged_batches_full_of_nan(
 
 
 @pytest.mark.parametrize(("estimator", "oracle", "own"), FAMILY)
-@settings(deadline=None, max_examples=50)
 @given(data=st.data(), batch=batches())
 def test_rows_may_be_shuffled_and_padded(estimator, oracle, own, data, batch):
     actual = estimator(batch)
@@ -222,7 +220,6 @@ def test_rows_may_be_shuffled_and_padded(estimator, oracle, own, data, batch):
 
 
 @pytest.mark.parametrize(("estimator", "oracle", "own"), FAMILY)
-@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.none() | st.just(0.1), min_size=1, max_size=4),
     st.floats(-10, 10, width=32),
@@ -248,7 +245,6 @@ def test_equal_rollouts_are_exactly_zero_and_float32_stays_float32(
 # Relations ----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=50)
 @given(batches(), st.sampled_from(["pooled", "per_turn"]))
 def test_without_turn_rewards_multi_turn_grpo_is_grpo(batch, statistics):
     x = tensors(batch)
@@ -260,7 +256,6 @@ def test_without_turn_rewards_multi_turn_grpo_is_grpo(batch, statistics):
     torch.testing.assert_close(multiturn(unrewarded, statistics=statistics), expected)
 
 
-@settings(deadline=None, max_examples=50)
 @given(batches())
 def test_pooled_and_per_turn_agree_where_only_one_turn_is_rewarded(batch):
     batch = [{**row, "turns": row["turns"][:1], "states": row["states"][:1]} for row in batch]
@@ -269,7 +264,6 @@ def test_pooled_and_per_turn_agree_where_only_one_turn_is_rewarded(batch):
     )
 
 
-@settings(deadline=None, max_examples=50)
 @given(batches())
 def test_mt_grpo_is_multi_turn_grpo_with_the_first_turn_alone(batch):
     alone = [{**row, "turns": row["turns"][:1], "states": row["states"][:1]} for row in batch]
@@ -278,7 +272,6 @@ def test_mt_grpo_is_multi_turn_grpo_with_the_first_turn_alone(batch):
     )
 
 
-@settings(deadline=None, max_examples=50)
 @given(batches())
 def test_gigpo_without_steps_is_dr_grpo(batch):
     x = tensors(batch)
@@ -288,7 +281,6 @@ def test_gigpo_without_steps_is_dr_grpo(batch):
     torch.testing.assert_close(in_states(batch, omega=0.0), expected)
 
 
-@settings(deadline=None, max_examples=50)
 @given(batches(), st.sampled_from([0.0, 0.5, 1.0]))
 def test_step_returns_run_backwards_and_end_with_the_outcome(batch, gamma):
     x = tensors(batch)
@@ -323,7 +315,6 @@ def leaves(scores, prompts, trees, **options):
     return bound.estimator("tree_grpo", **options)(inputs)[:, 0]
 
 
-@settings(deadline=None, max_examples=50)
 @given(batches(), st.fixed_dictionaries(conventions), st.sampled_from(["std", "center"]))
 def test_tree_grpo_agrees_with_a_plain_loop(batch, how, normalize):
     expected = []
@@ -340,7 +331,6 @@ def test_tree_grpo_agrees_with_a_plain_loop(batch, how, normalize):
     assert actual.tolist() == close(expected)
 
 
-@settings(deadline=None, max_examples=50)
 @given(batches())
 def test_one_tree_per_prompt_doubles_grpo_and_one_leaf_per_tree_is_grpo(batch):
     x = tensors(batch)

@@ -290,7 +290,7 @@ def trees(children):
     return st.one_of(binary, small_power, nested, signed).map("".join)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.recursive(NUMBERS, trees, max_leaves=8))
 def test_wellformed_arithmetic_equals_python(text):
     expected, value = python_value(text), evaluate_equation(text)
@@ -318,7 +318,7 @@ BEFORE = ["", "<think>1+1=2</think>\n", "User: 1\nAssistant: ", answer("1"), "<a
 AFTER = ["", "<|im_end|>", "\n", " Assistant: well", "</answer>", answer(""), "<answer>"]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     equation=st.recursive(NUMBERS, trees, max_leaves=6),
     around=st.tuples(st.sampled_from(BEFORE), st.sampled_from(AFTER)),
@@ -337,7 +337,7 @@ def test_scores_equal_the_literal_reference(watched, equation, around, off, seed
     assert score == literal(watched, response, ground_truth)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(st.one_of(NUMBERS, st.sampled_from(PIECES)), min_size=1, max_size=8).map("".join))
 def test_any_text_is_refused_exactly_where_python_refuses_it(text):
     text = text.strip()
