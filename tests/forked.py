@@ -46,8 +46,11 @@ __all__ = ["cold_starts", "fork_rlx"]
 
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 """How tests start the command line."""
+FORKING = "rlx.launch.fork_server"
+"""Forks ranks and starts nothing else; each of them begins a session, and then has a helper."""
 STARTED = (
     *("rlx.launch.supervisor", "rlx.launch.rank", "torch.distributed.run"),
+    FORKING,
     *("rlx.launch.multi_node", "rlx.launch.node"),
     *("measure_checkpoints", "measure_learner"),
 )
@@ -69,6 +72,7 @@ CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x100
 PR_GET_TID_ADDRESS = 40
 
 _libc = ctypes.PyDLL(None, use_errno=True)
+_set_session = os.setsid
 _execute, _spawn = subprocess._fork_exec, multiprocessing.util.spawnv_passfds
 _imported_in = dict(os.environ)
 _helper: socket.socket | None = None
@@ -339,6 +343,9 @@ def _become(request: dict[str, Any], files: Sequence[int], alike: int) -> NoRetu
         _forget_workers()
     elif what in ENGINES:
         _patch(_execute, _spawn)
+    elif what == FORKING:
+        os.setsid = _begin_session
+        _patch(_start, _start_spawned)
     else:
         _session, _helper = os.getsid(0), _fork_own_helper((*files, alike))
         _patch(_start, _start_spawned)
@@ -354,6 +361,12 @@ def _become(request: dict[str, Any], files: Sequence[int], alike: int) -> NoRetu
     _open_streams()
     sys.argv = [how if how == "-c" else what, *rest]
     _end(_run(how, what))
+
+
+def _begin_session() -> None:
+    global _helper, _session
+    _set_session()
+    _session, _helper = os.getsid(0), _fork_own_helper(())
 
 
 def _fork_own_helper(files: Iterable[int]) -> socket.socket:

@@ -36,23 +36,28 @@ def die_with_parent() -> None:
     _set_process_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def kill_descendants(patience: float = 0.0) -> None:
+def kill_descendants(patience: float = 0.0, spare: int | None = None) -> None:
     """Kills all descendants of this process, and collects those that are its children.
 
     Args:
         patience: seconds in which they may end by themselves, after removing their files.
+        spare: a process that is left alone.
     """
     if not _has_children():
         return
     import psutil  # slow to import, and seldom needed
 
     me, waited, pause = psutil.Process(), 0.0, _PAUSE
-    while waited < patience and (found := me.children(recursive=True)):
+
+    def list_others() -> list[psutil.Process]:
+        return [p for p in me.children(recursive=True) if p.pid != spare]
+
+    while waited < patience and (found := list_others()):
         psutil.wait_procs(found, timeout=pause)
         waited += pause
         pause = min(2 * pause, _LONGEST_PAUSE)
     for _ in range(_ROUNDS):
-        found = me.children(recursive=True)
+        found = list_others()
         if not found:
             return
         for process in found:

@@ -153,7 +153,14 @@ class Home:
         mark, found = self.run(run_id).directory.encode(), []
         for pid in self.processes():
             command = read(f"/proc/{pid}/cmdline").split(b"\0")
-            found += [pid] if mark in command and b"torch.distributed.run" not in command else []
+            starts = b"torch.distributed.run" in command or is_fork_server(pid)
+            found += [pid] if mark in command and not starts else []
+        return found
+
+    def fork_server(self, run_id):
+        """The process that forks the ranks of a run."""
+        pid = self.run(run_id).pid
+        (found,) = [child for child in below(pid) if is_fork_server(child)]
         return found
 
     def freeze(self, *stopped):
@@ -188,6 +195,10 @@ class Home:
     def running(self):
         """Every process of this machine that has not ended."""
         return running()
+
+
+def is_fork_server(pid):
+    return read(f"/proc/{pid}/comm") == b"rlx-forkserver\n"
 
 
 def is_asked_to_end(pid):

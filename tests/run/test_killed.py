@@ -27,7 +27,7 @@ def semaphores(folder):
     return list(Path("/dev/shm").glob(f"sem.{folder.name}-*"))
 
 
-def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home):
+def test_a_killed_rank_a_killed_supervisor_and_a_killed_peer(home):
     long = {**home.long, "runner.max_attempts": 1}
     runs = {}
 
@@ -42,7 +42,7 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home):
 
     for seed, name in enumerate(("no-rank", "no-supervisor")):
         runs[name] = submit(name, seed)
-    runs["no-launcher"] = submit("no-launcher", 2, ranks=2)  # one rank needs none
+    runs["no-peer"] = submit("no-peer", 2, ranks=2)
     for run_id in runs.values():
         home.until(lambda run_id=run_id: home.run(run_id).step > 1, f"{run_id} to train")
 
@@ -52,14 +52,14 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home):
 
     supervisor = home.run(runs["no-supervisor"]).pid
     os.kill(supervisor, signal.SIGKILL)
-    (rank,) = of_run("no-rank")
-    launcher = next(p for p, c in of_run("no-launcher").items() if b"torch.distributed.run" in c)
-    os.kill(launcher, signal.SIGKILL)
+    (rank,), (_, peer) = home.ranks(runs["no-rank"]), home.ranks(runs["no-peer"])
+    os.kill(peer, signal.SIGKILL)
     os.killpg(rank, signal.SIGKILL)  # with what would remove its semaphores
 
     home.until(lambda: home.run(runs["no-rank"]).status == "failed", "the failure to be recorded")
     assert "killed by signal 9 (SIGKILL" in home.run(runs["no-rank"]).reason
-    home.until(lambda: home.run(runs["no-launcher"]).status == "failed", "torchrun to be missed")
+    home.until(lambda: home.run(runs["no-peer"]).status == "failed", "the peer to be missed")
+    assert "killed by signal 9 (SIGKILL" in home.run(runs["no-peer"]).reason
     assert home.rlx("resume", runs["no-supervisor"], "-dq").returncode == 0
     # An attempt sweeps up after earlier ones before it starts its ranks.
     home.until(

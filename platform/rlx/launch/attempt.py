@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,10 +20,11 @@ from rlx.launch.failures import (
     is_disk_full,
 )
 from rlx.launch.hang_watch import HangWatch
-from rlx.launch.launcher import open_launcher
+from rlx.launch.launcher import LocalLauncher, open_launcher
 from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.log_lines import TIMESTAMP
 from rlx.launch.processes import list_live_ranks
+from rlx.launch.rank_group import CommandRanks, ForkServer, RankGroup
 from rlx.launch.signals import SigtermListener
 from rlx.launch.submission import child_environment
 from rlx.spec import ExperimentSpec
@@ -41,15 +41,6 @@ GRACE = 30.0
 """Seconds that ranks have to exit after SIGTERM."""
 PATIENCE = 5.0
 """Seconds that the processes which ranks started have to exit after them."""
-ALONE = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",  # any port: no peer connects
-}
-"""The environment variables that torchrun would set, for a rank started without it."""
 
 
 class AttemptEnd(NamedTuple):
@@ -79,7 +70,7 @@ def build_failed_end(folder: RunFolder, error: Exception) -> AttemptEnd:
 
 
 class Attempt:
-    """The ranks of a run: one process, or several below one launcher.
+    """The ranks of a run, from their start to their end.
 
     Args:
         run_id: id of the run.
@@ -87,6 +78,7 @@ class Attempt:
         folder: its files.
         environment: environment variables of the ranks, in addition to `child_environment`.
         orders: stop and kill requests, polled several times a second.
+        forks: starts the ranks, if they are local and compute on the CPU.
     """
 
     def __init__(
@@ -96,9 +88,10 @@ class Attempt:
         folder: RunFolder,
         environment: Mapping[str, str],
         orders: SigtermListener,
+        forks: ForkServer,
     ) -> None:
         self._run_id, self._spec, self._folder = run_id, spec, folder
-        self._environment, self._orders = environment, orders
+        self._environment, self._orders, self._forks = environment, orders, forks
 
     def run(
         self,
@@ -134,11 +127,11 @@ class Attempt:
         if hung:
             reason = f"no progress for {patience:g} s; the log shows what the ranks were doing"
             return AttemptEnd("failed", reason, again=True)
-        return self._build_attempt_end(ranks.returncode, log_start)
+        return self._build_attempt_end(ranks, log_start)
 
     def _watch(
         self,
-        ranks: "subprocess.Popen[bytes]",
+        ranks: RankGroup,
         beat: Callable[[], None],
         report_pause: Callable[[bool], None],
     ) -> bool:
@@ -149,7 +142,7 @@ class Attempt:
         while ranks.poll() is None and not self._orders.stop:
             beat()
             self._wait(ranks, look)
-            silent = watch.look(ranks.pid)
+            silent = watch.look(ranks.pids)
             if silent > patience and ranks.poll() is None:
                 return True
             if watch.paused != paused:
@@ -157,30 +150,26 @@ class Attempt:
                 report_pause(paused)
         return False
 
-    def _start(self, temporary: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        """Starts the only rank, or the launcher, in its own process group."""
+    def _start(self, temporary: Mapping[str, str]) -> RankGroup:
+        """Starts the ranks, or their launcher, each in its own process group."""
         runner = self._spec.runner
         own = {"OMP_NUM_THREADS": str(runner.threads), "RLX_SUPERVISOR": str(os.getpid())}
+        environment = {**child_environment(), **own, **temporary, **self._environment}
         self._folder.failure.unlink(missing_ok=True)
-        return subprocess.Popen(
-            open_launcher(runner).build_command(self._folder, self._run_id),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={
-                **child_environment(),
-                **own,
-                **temporary,
-                **self._environment,
-                **(ALONE if runner.is_alone else {}),
-            },
-        )
+        launcher = open_launcher(runner)
+        if isinstance(launcher, LocalLauncher):
+            places = launcher.list_places()
+            if launcher.is_on_cpu:
+                return self._forks.start(environment, places)
+            if len(places) == 1:
+                environment |= places[0]
+        command = launcher.build_command(self._folder, self._run_id)
+        return CommandRanks(command, environment, is_rank=runner.is_alone)
 
-    def _wait(self, ranks: "subprocess.Popen[bytes]", seconds: float) -> None:
+    def _wait(self, ranks: RankGroup, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not self._orders.stop:
-            with suppress(subprocess.TimeoutExpired):
-                ranks.wait(timeout=LOOK)
-                return
+        while time.monotonic() < until and not self._orders.stop and ranks.poll() is None:
+            ranks.wait(LOOK)
 
     def _dump_rank_stacks(self) -> None:
         """Makes hung ranks write their stacks to the log."""
@@ -189,27 +178,27 @@ class Attempt:
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(1.0)
 
-    def _end(self, ranks: "subprocess.Popen[bytes]", *, politely: bool) -> None:
+    def _end(self, ranks: RankGroup, *, politely: bool) -> None:
         """Ends the ranks, their launcher and all that they started."""
-        if politely and ranks.poll() is None:
-            ranks.terminate()  # it alone: a launcher passes it on, and what it needs stays
+        if politely and ranks.is_alive():
+            ranks.terminate()  # them alone: a launcher passes it on, and what it needs stays
             waited = Stopwatch(4 * LOOK)
-            while waited.look() < GRACE and not self._orders.kill and ranks.poll() is None:
+            while waited.look() < GRACE and not self._orders.kill and ranks.is_alive():
                 time.sleep(LOOK)
-        with suppress(ProcessLookupError):
-            os.killpg(ranks.pid, signal.SIGKILL)
+        ranks.kill()
         for pid in list_live_ranks(self._folder.root, os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        ranks.wait()
-        kill_descendants(PATIENCE)
+        ranks.collect()
+        kill_descendants(PATIENCE, spare=self._forks.pid)
 
-    def _build_attempt_end(self, code: int | None, log_start: int) -> AttemptEnd:
+    def _build_attempt_end(self, ranks: RankGroup, log_start: int) -> AttemptEnd:
         """How the attempt failed; its part of the log begins at byte `log_start`."""
+        code = ranks.poll()
         log = _read_log_tail(self._folder.log, log_start)
         # torchrun ends the peers of a failed rank with SIGTERM.
         killed = [n for n in re.findall(r"exitcode\s*:\s*-(\d+)", log) if int(n) != signal.SIGTERM]
-        if code is not None and code < 0 and self._spec.runner.is_alone:
+        if code is not None and code < 0 and ranks.is_direct:
             killed = [str(-code)]
         failure_file = self._folder.failure
         failure = json.loads(failure_file.read_text()) if failure_file.exists() else {}

@@ -1,10 +1,12 @@
 """Tells a hang from a pause: how long ranks have run without progress."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from rlx.launch.processes import is_rank
 from rlx.stopwatch import Stopwatch
 
 __all__ = ["HangWatch"]
@@ -33,14 +35,14 @@ class HangWatch:
         self._seen = self._identify_progress()
         self.paused = False
 
-    def look(self, launcher: int) -> float:
+    def look(self, started: Iterable[int]) -> float:
         """Returns the seconds that the ranks have run since their last progress.
 
         Args:
-            launcher: the process that is the rank, or has started the ranks.
+            started: processes that are ranks, or have started the ranks.
         """
         before, self._seen = self._seen, self._identify_progress()
-        self.paused = any(map(_is_stopped, self._list_ranks(launcher)))
+        self.paused = any(map(_is_stopped, self._list_ranks(started)))
         if self._seen != before:
             self._stopwatch.restart()
         elif self.paused:
@@ -57,19 +59,14 @@ class HangWatch:
             return None
         return stat.st_ino, stat.st_mtime_ns
 
-    def _list_ranks(self, launcher: int) -> Iterator[psutil.Process]:
-        try:
-            process = psutil.Process(launcher)
-            family = [process, *process.children(recursive=True)]
-        except psutil.Error:
-            return
-        for process in family:
-            try:
-                command = process.cmdline()
-            except psutil.Error:
-                continue
-            if "rlx.launch.rank" in command and self._mark in command:
-                yield process
+    def _list_ranks(self, started: Iterable[int]) -> Iterator[psutil.Process]:
+        for pid in started:
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                for each in (process, *process.children(recursive=True)):
+                    with suppress(psutil.Error):
+                        if is_rank(each, self._mark):
+                            yield each
 
 
 def _is_stopped(process: psutil.Process) -> bool:

@@ -1,5 +1,6 @@
 """How the ranks of a run are started: one interface for every `runner.launcher`."""
 
+import socket
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,6 +9,7 @@ from typing import ClassVar, NamedTuple, TypedDict
 
 from rlx.discovery import import_implementation
 from rlx.home import RunFolder
+from rlx.launch.devices import query_nvidia_driver, torch_build
 from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.spec.reading import Diagnostic
 from rlx_registry import Status
@@ -20,6 +22,7 @@ __all__ = [
     "NodeOrder",
     "NodeSession",
     "build_torchrun_command",
+    "find_free_port",
     "open_launcher",
 ]
 
@@ -52,12 +55,45 @@ class Launcher(ABC):
 
 
 class LocalLauncher(Launcher):
-    """Starts every rank on the supervisor's machine; a single one without torchrun."""
+    """Starts every rank on the supervisor's machine.
+
+    Ranks that compute on the CPU are forks of a process that has imported their libraries. Those on
+    GPUs are started by torchrun, a single one without it.
+    """
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether no rank will use a GPU: a process that has initialised CUDA cannot be forked."""
+        build = torch_build()
+        has_cuda = build is not None and (build.cuda or build.hip)
+        return self.runner.device == "cpu" or not has_cuda or _has_no_driver()
+
+    def list_places(self) -> list[dict[str, str]]:
+        """The environment variables that torchrun would set, for each rank started without it."""
+        count = self.runner.ranks
+        port = 0 if count == 1 else find_free_port()  # 0 is any: no peer connects
+        return [
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "LOCAL_WORLD_SIZE": str(count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            for rank in range(count)
+        ]
 
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
         if self.runner.is_alone:
             return [sys.executable, "-m", "rlx.launch.rank", str(folder.root), run_id]
         return build_torchrun_command(["--standalone"], self.runner.ranks, folder.root, run_id)
+
+
+def _has_no_driver() -> bool:
+    """Whether this machine certainly has no GPU."""
+    driver = query_nvidia_driver()
+    return driver is not None and driver.listing is None
 
 
 class NodeOrder(TypedDict):
@@ -172,3 +208,10 @@ def build_torchrun_command(
     """The torchrun command for one machine's ranks; `place` holds its rendezvous options."""
     command = [sys.executable, "-m", "torch.distributed.run", *place]
     return [*command, f"--nproc-per-node={ranks}", "-m", "rlx.launch.rank", str(folder), run_id]
+
+
+def find_free_port() -> int:
+    """Returns a port that is free at the moment."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])

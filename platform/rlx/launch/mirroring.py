@@ -15,6 +15,8 @@ __all__ = ["MirrorThread", "get_mlflow_uri", "update_mlflow_mirror"]
 
 EVERY = 10.0
 """Seconds between two deliveries."""
+UNTIL_STEP = 60
+"""Seconds in which the ranks may take a step before MLflow is imported, which would delay them."""
 FINAL_TRIES = 3
 FINAL_SECONDS = 120.0
 """Seconds after the end of a run in which its remaining records must be delivered."""
@@ -70,12 +72,24 @@ class MirrorThread:
             with retry_registry_call(lambda: Registry.open(self._url)) as registry:
                 place = get_rlx_home() / "mlartifacts"
                 mirror = MlflowMirror(registry, self._run_id, self._uri, place)
+                self._await_step(registry)
                 self._deliver(mirror)
                 if not self._left:
                     self._finish(mirror)
         except Exception as error:  # noqa: BLE001  (reported: a mirror must not end a run)
             self._behind = f"MLflow updates stopped: {type(error).__name__}: {error}"
             print_to_log(f"mirror: {self._behind}")
+
+    def _await_step(self, registry: Registry) -> None:
+        """Waits until the ranks train, or the run has ended, but at most `UNTIL_STEP`."""
+
+        def read_step() -> int:
+            return retry_registry_call(lambda: registry.run(self._run_id)).step
+
+        first = read_step()
+        for _ in range(UNTIL_STEP):
+            if self._ended.wait(1.0) or read_step() != first:
+                return
 
     def _deliver(self, mirror: MlflowMirror) -> None:
         """Delivers new records until the run has ended."""

@@ -9,7 +9,6 @@ all sessions are ended.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from rlx.home import RunFolder
-from rlx.launch.launcher import MultiNodeLauncher, NodeOrder, open_launcher
+from rlx.launch.launcher import MultiNodeLauncher, NodeOrder, find_free_port, open_launcher
 from rlx.launch.log_lines import stamp_output
 from rlx.launch.node import STOP, write_end_reason
 from rlx.launch.stored_spec import load_resolved_spec
@@ -97,18 +96,11 @@ def _start_sessions(
         "nodes": 1,
         "ranks": runner.ranks,
         "address": None,
-        "port": _find_free_port(),
+        "port": find_free_port(),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)},
     }
     for session in launcher.list_sessions(order, NODE):
         yield _MachineSession(*session)
-
-
-def _find_free_port() -> int:
-    """Returns a port that is free at the moment."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
 
 
 def _watch_sessions(

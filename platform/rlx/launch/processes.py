@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -21,12 +22,17 @@ __all__ = [
     "is_abandoned",
     "is_half_made",
     "is_job",
+    "is_rank",
     "is_supervised",
     "is_supervisor",
     "list_live_ranks",
     "this_machine",
 ]
 
+_RANKS = {"rlx.launch.rank", "rlx.launch.fork_server"}
+"""Modules on the command lines of ranks; a fork has that of the process it was forked from."""
+_FORK_SERVER = "rlx-forkserver"
+"""Name of that process, as in `rlx.launch.fork_server`."""
 _LOOKS = 200
 _PAUSE = 0.01
 """Looks at a process without a command line, and seconds between them."""
@@ -117,24 +123,29 @@ def is_supervisor(pid: int, run_id: str) -> bool:
     return "rlx.launch.supervisor" in command and run_id in command
 
 
+def is_rank(process: psutil.Process, mark: str) -> bool:
+    """Whether a process is a rank, or the launcher of ranks, and has `mark` on its command line.
+
+    Raises:
+        psutil.Error: it has ended, or is another user's.
+    """
+    command = process.cmdline()
+    is_named = mark in command and not _RANKS.isdisjoint(command)
+    return is_named and process.name() != _FORK_SERVER
+
+
 def list_live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int]:
     """Process ids of a run's live ranks, and of their launcher if they have one.
 
     They are recognised by the run's folder in their command lines, which differs between homes.
-    torchrun puts every rank in its own process group, so a torchrun that is killed leaves its ranks
-    running.
+    Every rank is in its own process group, so one that is killed leaves the others running.
 
     Args:
         supervisor: only the ranks of this supervisor; a later attempt on this machine has others.
     """
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or ()
-        if "rlx.launch.rank" not in command or str(folder) not in command:
-            continue
-        if supervisor is not None:
-            try:
-                if process.environ().get("RLX_SUPERVISOR") != str(supervisor):
-                    continue
-            except psutil.Error:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if not is_rank(process, str(folder)):
                 continue
-        yield process.pid
+            if supervisor in (None, int(process.environ().get("RLX_SUPERVISOR", 0))):
+                yield process.pid

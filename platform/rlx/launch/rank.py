@@ -1,4 +1,5 @@
 """Entry point of one rank: `python -m rlx.launch.rank FOLDER RUN_ID`, directly or under torchrun.
+Forks of `rlx.launch.fork_server` enter here as well.
 
 Only the standard library is imported at module level, because scoring processes are spawned from
 here and import this module again.
@@ -15,6 +16,8 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+__all__ = ["import_libraries", "main", "show_activity", "write_failure"]
+
 SUPERVISOR_EVERY = 2.0
 """Seconds between two checks that the supervisor is alive."""
 
@@ -29,7 +32,7 @@ def main(folder: str, run_id: str) -> int:
     try:
         _run_rank(Path(folder), run_id)
     except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
-        _write_failure(Path(folder), error)  # first: on a full disk, writing the log fails
+        write_failure(Path(folder), error)  # first: on a full disk, writing the log fails
         traceback.print_exc()
         return 1
     return 0
@@ -41,7 +44,7 @@ def _name_semaphores() -> None:
     name_semaphores()
 
 
-def _write_failure(folder: Path, error: Exception) -> None:
+def write_failure(folder: Path, error: Exception) -> None:
     """Writes atomically why this rank failed; the failure of an earlier rank is kept."""
     from rlx.errors import RlxError
     from rlx.home import RunFolder
@@ -88,28 +91,46 @@ def _exit_without_supervisor(supervisor: int, folder: Path) -> None:
     os._exit(1)
 
 
-def _run_rank(folder: Path, run_id: str) -> None:
-    from rlx.home import ATTEMPT, REGISTRY, RunFolder
+def import_libraries(*, on_cpu: bool) -> None:
+    """Imports what a rank needs, which takes longer than all else before its first step."""
     from rlx.importing import speed_up_imports
-    from rlx.launch.stored_spec import load_resolved_spec
-    from rlx.run import ProgressFile
 
-    paths = RunFolder(folder)
-    progress = ProgressFile(paths.progress if os.environ.get("RANK") == "0" else None)
-    progress.show_activity("libraries")
-    spec = load_resolved_spec(paths)
     with speed_up_imports():
         import torch
 
-        if spec.runner.device == "cpu" or not torch.cuda.is_available():
+        if on_cpu or not torch.cuda.is_available():
             os.environ["DS_ACCELERATOR"] = "cpu"
 
         from rlx.learner import join_ranks
-        from rlx.record import Recorder, retry_registry_call
-        from rlx.run import RunStopped, StopRequest, run_experiment
+        from rlx.record import Recorder
+        from rlx.run import run_experiment
         from rlx_registry import Registry
+    _ = join_ranks, Recorder, run_experiment, Registry
 
-    progress.show_activity("ranks")
+
+def show_activity(folder: Path, what: str) -> None:
+    """Shows what the first rank does before it trains."""
+    from rlx.home import RunFolder
+    from rlx.run import ProgressFile
+
+    is_first = os.environ.get("RANK", "0") == "0"
+    ProgressFile(RunFolder(folder).progress if is_first else None).show_activity(what)
+
+
+def _run_rank(folder: Path, run_id: str) -> None:
+    from rlx.home import ATTEMPT, REGISTRY, RunFolder
+    from rlx.launch.stored_spec import load_resolved_spec
+
+    paths = RunFolder(folder)
+    show_activity(folder, "libraries")
+    spec = load_resolved_spec(paths)
+    import_libraries(on_cpu=spec.runner.device == "cpu")
+    from rlx.learner import join_ranks
+    from rlx.record import Recorder, retry_registry_call
+    from rlx.run import RunStopped, StopRequest, run_experiment
+    from rlx_registry import Registry
+
+    show_activity(folder, "ranks")
     ranks, stop = join_ranks(spec.runner), StopRequest()
     if not ranks.is_first:
         with suppress(RunStopped):

@@ -34,6 +34,7 @@ from rlx.launch.jobs import find_job_launcher, list_startable_statuses, restore_
 from rlx.launch.log_lines import stamp_output
 from rlx.launch.mirroring import MirrorThread, print_to_log
 from rlx.launch.processes import this_machine
+from rlx.launch.rank_group import ForkServer
 from rlx.launch.run_access import is_spec_of_run
 from rlx.launch.signals import SigtermListener
 from rlx.launch.stored_spec import load_resolved_spec
@@ -166,7 +167,9 @@ class _Supervisor:
             lambda: self._folder.has_room,
         )
         try:
-            end = self._run_attempts(writer, started)
+            with ForkServer(self._folder, self._run_id) as forks:
+                writer, end = self._run_attempts(writer, started, forks)
+            self._record_end(writer, end)  # once the CPU time of all processes is known
         except BaseException as error:
             mirror.leave()
             if not isinstance(error, FencedError):
@@ -180,12 +183,18 @@ class _Supervisor:
             self._folder.reserve.unlink(missing_ok=True)  # else it has been resumed since
         return 0 if end.status == "finished" else 1
 
-    def _run_attempts(self, writer: Registry, started: StartedAttempt) -> AttemptEnd:
-        """Runs the ranks, retries if that may help, and records how the run ended."""
+    def _run_attempts(
+        self, writer: Registry, started: StartedAttempt, forks: ForkServer
+    ) -> tuple[Registry, AttemptEnd]:
+        """Runs the ranks, and retries if that may help.
+
+        Returns:
+            The writer of the last attempt, and how it ended.
+        """
         number = retry_registry_call(lambda: attempts_used(self._registry, self._run_id))
         while True:
             try:
-                end = self._run_attempt(writer, started)
+                end = self._run_attempt(writer, started, forks)
             except FencedError:
                 raise
             except Exception as error:  # noqa: BLE001  (recorded: a run must not stay "running")
@@ -207,21 +216,22 @@ class _Supervisor:
         launcher = find_job_launcher(self._spec.runner)
         if end.status == "stopped" and launcher and not writer.run(self._run_id).request:
             end = AttemptEnd(*launcher.find_stop_status())
-        self._record_end(writer, end)
-        return end
+        return writer, end
 
     def _restart_attempt(self, writer: Registry, reason: str | None) -> StartedAttempt | None:
         devices = self._devices
         return self._write(lambda: writer.start(self._run_id, {"running"}, reason, devices=devices))
 
-    def _run_attempt(self, writer: Registry, started: StartedAttempt) -> AttemptEnd:
+    def _run_attempt(
+        self, writer: Registry, started: StartedAttempt, forks: ForkServer
+    ) -> AttemptEnd:
         """Runs the ranks once; draws the run's pictures if they have finished."""
         environment = {
             REGISTRY: self._registry.url,
             ATTEMPT: str(started.attempt),
             **build_cuda_environment(started.devices),
         }
-        attempt = Attempt(self._run_id, self._spec, self._folder, environment, self._orders)
+        attempt = Attempt(self._run_id, self._spec, self._folder, environment, self._orders, forks)
         if self._has_completed(writer):  # a lost supervisor had only to record it
             end = AttemptEnd("finished")
         else:
