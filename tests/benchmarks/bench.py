@@ -36,6 +36,7 @@ BENCHMARKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "grpo_outcome": ("credit_kernels", "credit_kernels", ("grpo_outcome", "grpo_per_row")),
     "countdown_score": ("small", "countdown_score", ()),
     "validate_cpu_seconds": ("small", "validate_cpu_seconds", ()),
+    "start_cpu_seconds": ("starts", "start_cpu_seconds", ()),
     "graph": ("graph", "knowledge_graph", ()),
     "registry": ("registry_load", "registry_load", ()),
     "dashboard": ("dashboard_pages", "dashboard_pages", ()),

@@ -84,9 +84,12 @@ between turns; `grpo_per_row` gives one advantage per row and leaves it there.
 
 SMALL = """\
 `countdown_score` scores 1500 well-formed answers, which a scorer of a regex and `eval` can be let
-near; `validate_cpu_seconds` is `rlx validate experiments/rlcr.yaml`, start of Python included. The
-mirror to MLflow is off the path of training: the supervisor sends batches of the registry's values,
-as `mlflow.log_metrics` does.
+near; `validate_cpu_seconds` is `rlx validate experiments/rlcr.yaml`, start of Python included, and
+beside it is what that takes to import Pydantic. `start_cpu_seconds` is of all processes of a run of
+`experiments/quick.yaml` whose warm start is stored: from `rlx submit` to the end of the first step
+with one rank and with two, and from the kill of a rank to its successor's next step. The mirror to
+MLflow is off the path of training: the supervisor imports MLflow after the first step, and sends
+batches of the registry's values, as `mlflow.log_metrics` does.
 """
 
 GRAPH = """\
@@ -143,7 +146,7 @@ SECTIONS = {
         ),
     ),
     "Credit": (CREDIT, ("gae", "gae_gaps", "turn_proportional", "grpo_outcome")),
-    "Scores and starts": (SMALL, ("countdown_score", "validate_cpu_seconds")),
+    "Scores and starts": (SMALL, ("countdown_score", "validate_cpu_seconds", "start_cpu_seconds")),
     "Knowledge graph": (GRAPH, ("graph",)),
     "Registry": (REGISTRY, ("registry",)),
     "Dashboard": (DASHBOARD, ("dashboard",)),

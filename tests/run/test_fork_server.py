@@ -19,10 +19,14 @@ def test_an_attempt_after_the_first_imports_nothing(own_home):
     with cold_starts():
         run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
 
-    def await_attempt(number):
-        step = own_home.run(run).step or 0
-        own_home.until(lambda: own_home.run(run).attempt == number, f"attempt {number}")
-        own_home.until(lambda: (own_home.run(run).step or 0) > step, f"attempt {number} to train")
+    def has_trained(attempt, beyond):
+        record = own_home.run(run)
+        assert record.status in ("submitted", "running"), record.reason
+        return record.attempt == attempt and record.step > beyond
+
+    def await_attempt(attempt):
+        step = own_home.run(run).step
+        own_home.until(lambda: has_trained(attempt, step), f"attempt {attempt} to train")
         ranks = own_home.ranks(run)
         assert len(ranks) == 2
         return own_home.fork_server(run), ranks

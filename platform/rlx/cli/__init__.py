@@ -6,6 +6,7 @@ usage, 130 an interrupt. A traceback is printed only with RLX_DEBUG=1; that of a
 is always saved in a file.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from collections.abc import Sequence
 import rlx
 
 __all__ = ["main"]
+
+COLLECT_AFTER = 50_000
+"""Objects between two searches for garbage. Imports make many, and hardly any becomes garbage."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program name; None takes those of the process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    gc.set_threshold(COLLECT_AFTER)
     _open_streams()
     if arguments == ["--version"]:
         print(f"rlx {rlx.__version__}")

@@ -6,7 +6,7 @@ one rank as JSON; the answer is the rank's process id. It ends when the supervis
 socket, or is gone. A rank is the supervisor's child: the process that forks it ends at once, and
 the supervisor adopts orphans.
 
-Only the standard library is imported at module level, as in `rlx.launch.rank`.
+Hardly anything is imported at module level, as in `rlx.launch.rank`.
 """
 
 import json
@@ -17,13 +17,18 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from rlx.descendants import name_process
+
 NAME, RANK_NAME = "rlx-forkserver", "rlx-rank"
 """What the kernel calls this process and its forks, whose command lines are alike."""
+WITHOUT_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Keeps pyarrow from starting a thread, which a fork would lack. OpenBLAS, which starts threads if
+`runner.threads` is above 1, ends them before a fork by itself."""
 
 
 def main(folder: str, run_id: str) -> int:
     """Forks ranks until the supervisor needs no more; each rank returns from here as well."""
-    _name_process(NAME)
+    name_process(NAME)
     orders = socket.socket(fileno=os.dup(0))
     _close_input()
     from rlx.launch.rank import import_libraries, show_activity, write_failure
@@ -37,7 +42,9 @@ def main(folder: str, run_id: str) -> int:
         write_failure(Path(folder), error)
         traceback.print_exc()
         return 1
-    return run_rank(folder, run_id) if _serve(orders) else 0
+    if _serve(orders):
+        return run_rank(folder, run_id)
+    os._exit(0)  # libraries would print on their way out
 
 
 def _serve(orders: socket.socket) -> bool:
@@ -69,17 +76,13 @@ def _fork_rank(orders: socket.socket) -> bool:
     os.close(reading)
     os.close(writing)
     os.setsid()
-    _name_process(RANK_NAME)
+    name_process(RANK_NAME)
     return True
 
 
 def _close_input() -> None:
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
-
-
-def _name_process(name: str) -> None:
-    Path("/proc/self/comm").write_text(name)
 
 
 if __name__ == "__main__":

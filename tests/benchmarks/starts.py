@@ -1,0 +1,118 @@
+"""What a run costs before it trains: from `rlx submit` on, and from the kill of a rank on."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+from harness import Spent, beside, in_turns, row
+
+from rlx.descendants import adopt_orphans, kill_descendants
+from rlx.home import RunFolder
+from rlx.launch import list_live_ranks
+from rlx.run import read_progress
+
+__all__ = ["start_cpu_seconds"]
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = 5
+LOOK = 0.05
+IMPORTS = "import torch, transformers, deepspeed"
+
+
+def start_cpu_seconds() -> list[dict]:
+    """CPU seconds of all processes of a run whose warm start is stored: with one rank and with two
+    from `rlx submit` to the first step, and from the kill of a rank to its successor's next."""
+    adopt_orphans()
+    with TemporaryDirectory() as home:
+        sides = {
+            "": lambda: _start(Path(home), 1),
+            "2 ranks": lambda: _start(Path(home), 2),
+            "killed rank": lambda: _restart(Path(home)),
+            "imports": _import,
+        }
+        took = in_turns(sides, ROUNDS)
+    baseline = beside(f"`{IMPORTS}`", [t.cpu for t in took.pop("imports")])
+    return [
+        row(
+            f"start_cpu_seconds {name}".strip(),
+            [t.cpu for t in spent],
+            baseline,
+            "CPU s",
+            wall=sorted(t.wall for t in spent)[ROUNDS // 2],
+        )
+        for name, spent in took.items()
+    ]
+
+
+def _import() -> Spent:
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True)
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Spent(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall)
+
+
+def _start(home: Path, ranks: int) -> Spent:
+    before, began = _tree_seconds(), time.perf_counter()
+    _submit(home, ranks)
+    _await_step(home)
+    spent = Spent(_tree_seconds() - before, time.perf_counter() - began)
+    kill_descendants()
+    return spent
+
+
+def _restart(home: Path) -> Spent:
+    """Kills the only rank after its first step."""
+    _submit(home, 1, "--set=tracking.mlflow=null")
+    folder = _await_step(home)
+    before, began = _tree_seconds(), time.perf_counter()
+    for rank in list_live_ranks(folder.root):
+        os.kill(rank, signal.SIGKILL)
+    while _is_training(folder):  # until the next rank says that it starts
+        time.sleep(LOOK)
+    _await_step(home)
+    spent = Spent(_tree_seconds() - before, time.perf_counter() - began)
+    kill_descendants()
+    return spent
+
+
+def _submit(home: Path, ranks: int, *sets: str) -> None:
+    command = [Path(sys.executable).with_name("rlx"), "submit", "experiments/quick.yaml", "--again"]
+    subprocess.run(
+        [*command, "--detach", f"--set=runner.ranks={ranks}", *sets],
+        cwd=ROOT,
+        env={**os.environ, "RLX_HOME": str(home)},
+        check=True,
+        capture_output=True,
+    )
+
+
+def _await_step(home: Path) -> RunFolder:
+    """Waits for the newest run to train; returns its folder."""
+    folder = RunFolder(max((home / "runs").glob("r-*"), key=lambda path: path.stat().st_ctime))
+    while not _is_training(folder):
+        time.sleep(LOOK)
+    return folder
+
+
+def _is_training(folder: RunFolder) -> bool:
+    progress = read_progress(folder.progress)
+    return progress is not None and progress.stage.startswith("training") and progress.done > 0
+
+
+def _tree_seconds() -> float:
+    """CPU seconds of all processes below this one so far, of those that have ended too."""
+    me = psutil.Process()
+    own = me.cpu_times()
+    seconds = own.children_user + own.children_system
+    for process in me.children(recursive=True):
+        try:
+            seconds += sum(process.cpu_times()[:4])
+        except psutil.Error:
+            continue
+    return seconds
