@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
 from functools import partial
 
 import pytest
 from hanging_server import serve_hanging
 from patience import LIMIT, wait_until
 
+from rlx.launch import mirroring
 from rlx.record import MirrorUnavailableError, MlflowMirror
 from rlx.record.time_limit import TimedCaller
 from rlx.stopwatch import Stopwatch
@@ -114,3 +116,28 @@ def test_a_pause_is_no_part_of_a_call(monkeypatch):
     monkeypatch.setattr("rlx.record.time_limit.Stopwatch", watch)
     caller = TimedCaller(60, 60)
     assert [caller.call(jump) for _ in range(3)] == [1000.0 + 86_400 * n for n in (1, 2, 3)]
+
+
+class Untouched:
+    """A mirror that notes when MLflow is first needed."""
+
+    def __init__(self, *_):
+        self.begin = self.needed.set
+
+    def deliver(self):
+        return 0
+
+    catch_up = deliver
+
+
+def test_mlflow_is_not_imported_before_the_first_step(url, registry, run_id, tmp_path, monkeypatch):
+    needed = Untouched.needed = threading.Event()
+    monkeypatch.setattr(mirroring, "MlflowMirror", Untouched)
+    monkeypatch.setenv("RLX_HOME", str(tmp_path))
+    mirror = mirroring.MirrorThread(url, run_id, "sqlite:///mlflow.db", lambda: True)
+    try:
+        assert not needed.wait(3)
+        registry.update_run(run_id, step=1)
+        wait_until("the mirror to begin", needed.is_set)
+    finally:
+        mirror.end()

@@ -5,7 +5,15 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 from forked import cold_starts
+from patience import wait_until
+
+from rlx.home import RunFolder
+from rlx.launch import LocalLauncher
+from rlx.launch.devices import NvidiaDriver, TorchBuild
+from rlx.launch.rank_group import ForkServer
+from rlx.spec import RunnerSpec
 
 
 def seconds(pid):
@@ -52,3 +60,44 @@ def test_an_attempt_after_the_first_imports_nothing(own_home):
 
     own_home.stop(run)
     own_home.until(lambda: not own_home.processes(), "every process to end")
+
+
+def test_one_that_ends_before_it_has_forked_ends_the_attempt(tmp_path):
+    with cold_starts(), ForkServer(RunFolder(tmp_path), "r-1") as forks:
+        ranks = forks.start(os.environ, [{"RANK": "0"}, {"RANK": "1"}])
+        assert ranks.poll() is None and ranks.is_alive()
+        os.kill(forks.pid, signal.SIGKILL)
+        wait_until("it to be missed", lambda: ranks.poll() is not None)
+        assert ranks.poll() == -signal.SIGKILL
+        assert not ranks.is_direct and not ranks.is_alive() and ranks.pids == ()
+
+
+def test_ranks_that_are_to_end_are_not_forked_later(tmp_path):
+    with cold_starts(), ForkServer(RunFolder(tmp_path), "r-1") as forks:
+        ranks = forks.start(os.environ, [{"RANK": "0"}])
+        ranks.terminate()
+        wait_until("it to end", lambda: not ranks.is_alive())
+        ranks.kill()
+        ranks.collect()
+        assert ranks.pids == ()
+
+
+CUDA, WITHOUT = TorchBuild("2.13.0", "12.8"), TorchBuild("2.13.0+cpu", None)
+NO_DRIVER, BROKEN = NvidiaDriver(None, works=False), NvidiaDriver("cannot reach", works=False)
+
+
+@pytest.mark.parametrize(
+    ("device", "build", "driver", "is_on_cpu"),
+    [
+        ("cpu", CUDA, NvidiaDriver("GPU 0: H100", works=True), True),
+        ("auto", WITHOUT, BROKEN, True),
+        ("auto", CUDA, NO_DRIVER, True),
+        ("auto", CUDA, BROKEN, False),
+        ("auto", CUDA, None, False),
+        ("cuda", CUDA, NvidiaDriver("GPU 0: H100", works=True), False),
+    ],
+)
+def test_ranks_that_may_use_a_gpu_are_not_forked(device, build, driver, is_on_cpu, monkeypatch):
+    monkeypatch.setattr("rlx.launch.launcher.torch_build", lambda: build)
+    monkeypatch.setattr("rlx.launch.launcher.query_nvidia_driver", lambda: driver)
+    assert LocalLauncher(RunnerSpec(device=device)).is_on_cpu == is_on_cpu
