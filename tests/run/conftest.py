@@ -308,6 +308,13 @@ def others(home, finished):
     long = {**SMALL, "name": "long", "phases.0.steps": 100_000}
     started = home.rlx("submit", home.yaml, "--detach", sets=long)
     named = wait_until("three runs", lambda: by_name(home, "twins", "failing", "long"))
+    wait_until("the twins to run", lambda: home.run(named["twins"]).status == "running")
+    wait_until(
+        "the twins to report", (home.path / "runs" / named["twins"] / "progress.json").exists
+    )
+    os.killpg(twins.pid, signal.SIGINT)
+    interrupted = ended(twins)
+    status_then = home.run(named["twins"]).status
     hasty = home.rlx("submit", home.yaml, "-qd", sets={**SMALL, "seed": 1}).stdout.strip()
     stopped_early = home.rlx("stop", hasty)
 
@@ -317,13 +324,6 @@ def others(home, finished):
     stopped = home.rlx("stop", named["long"])
     wait_until("the long run to stop", lambda: home.run(named["long"]).status == "stopped")
 
-    wait_until("the twins to run", lambda: home.run(named["twins"]).status == "running")
-    wait_until(
-        "the twins to report", (home.path / "runs" / named["twins"] / "progress.json").exists
-    )
-    os.killpg(twins.pid, signal.SIGINT)
-    interrupted = ended(twins)
-    status_then = home.run(named["twins"]).status
     wait_until("the twins to end", lambda: home.run(named["twins"]).status != "running")
     failed = ended(failing)
     wait_until("every process to end", lambda: not home.processes())
