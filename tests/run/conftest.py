@@ -298,6 +298,8 @@ def own_finished(own_home):
 @pytest.fixture(scope="session")
 def others(home, finished):
     """Several runs at once; by the time they are given out, all have ended."""
+    long = {**SMALL, "name": "long", "phases.0.steps": 100_000}
+    started = home.rlx("submit", home.yaml, "--detach", sets=long)
     twins = home.begin(
         "submit", home.yaml, "--again", sets={**SMALL, "runner.ranks": 2, "name": "twins"}
     )
@@ -305,8 +307,6 @@ def others(home, finished):
     failing = home.begin(
         "submit", home.yaml, sets={**SMALL, "name": "failing", "rewards.turn.guest": guest}
     )
-    long = {**SMALL, "name": "long", "phases.0.steps": 100_000}
-    started = home.rlx("submit", home.yaml, "--detach", sets=long)
     named = wait_until("three runs", lambda: by_name(home, "twins", "failing", "long"))
     wait_until("the twins to run", lambda: home.run(named["twins"]).status == "running")
     wait_until(
