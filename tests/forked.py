@@ -2,11 +2,11 @@
 
 Importing torch, transformers and DeepSpeed costs a rank more than a small run does. A helper
 imports them once, and what tests start begins as a copy of it: the command line, its supervisor,
-and the rank that this starts. A copy gets what a new interpreter would get: its parent, process
-group, open files, folder, environment and command line, also where other processes read them, in
-/proc. Nothing of rlx has run in the helper, and each copy has a helper of its own for what it
-starts, made before anything runs in it and hidden from it: supervisors wait for what is left of an
-attempt, and kill it.
+and the process that forks this one's ranks. A copy gets what a new interpreter would get: its
+parent, process group, open files, folder, environment and command line, also where other processes
+read them, in /proc. Nothing of rlx has run in the helper, and each copy has a helper of its own for
+what it starts, made before anything runs in it and hidden from it: supervisors wait for what is
+left of an attempt, and kill it.
 
 A worker of vLLM that pytest itself starts is a copy of a helper of its own, which has vLLM; that of
 a rank is a new interpreter.

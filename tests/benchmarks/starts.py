@@ -20,7 +20,7 @@ from rlx.run import read_progress
 __all__ = ["start_cpu_seconds"]
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = 5
+ROUNDS = 3
 LOOK = 0.05
 IMPORTS = "import torch, transformers, deepspeed"
 
