@@ -89,8 +89,8 @@ beside it is what that takes to import Pydantic. `start_cpu_seconds` is of all p
 `experiments/quick.yaml` whose warm start is stored: from `rlx submit` to the end of the first step
 with one rank and with two, and from the kill of a rank to its successor's next step. Other work on
 the machine makes CPU seconds up to twice as many, and there was some: the imports beside them are
-of the same rounds. The mirror to MLflow is off the path of training: the supervisor imports MLflow after the first step, and sends
-batches of the registry's values, as `mlflow.log_metrics` does.
+of the same rounds. The mirror to MLflow is off the path of training: the supervisor imports MLflow
+after the first step, and sends batches of the registry's values, as `mlflow.log_metrics` does.
 """
 
 GRAPH = """\
