@@ -17,7 +17,7 @@ from rlx.errors import RlxError, SpecError
 from rlx.model import adapter_weights
 from rlx.model.lora import adapt_model
 from rlx.rollout import CompletionRequest
-from rlx.sampler import VllmSampler, open_sampler, vllm_engine
+from rlx.sampler import VllmSampler, open_sampler, vllm_settings
 from rlx.spec import Lora, RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 
@@ -143,7 +143,8 @@ def mixture(seed):
 
 
 def test_untied_weights_and_experts_arrive_where_vllm_has_no_such_adapters(requests, monkeypatch):
-    monkeypatch.setattr(vllm_engine, "find_target_layers", lambda *_: ["model.layers.0.unheard_of"])
+    unheard_of = ["model.layers.0.unheard_of"]
+    monkeypatch.setattr(vllm_settings, "find_target_layers", lambda *_: unheard_of)
     source = mixture(4)
     with opened(replace(mixture(3), lora=LORA)) as sampler:
         assert sampler.description.endswith(

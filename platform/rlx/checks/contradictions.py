@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from rlx.checks.loss_contradictions import find_loss_contradictions
+from rlx.checks.sampler_settings import check_engine_settings
 from rlx.checks.self_play import check_self_play
 from rlx.spec import (
     EVERY_TURN,
@@ -13,7 +14,6 @@ from rlx.spec import (
     GlobalReward,
     TinyModelSpec,
     TurnReward,
-    VllmSamplerSpec,
 )
 from rlx.spec.reading import Diagnostic, build_error, did_you_mean, suggest_name
 
@@ -39,7 +39,7 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     yield from _check_kl_horizon(spec)
     yield from _check_rank_counts(spec)
     yield from _check_position_budget(spec)
-    yield from _check_engine_settings(spec)
+    yield from check_engine_settings(spec)
     yield from check_self_play(spec)
 
 
@@ -369,29 +369,3 @@ def _check_position_budget(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             "max_new_tokens",
             against=("rollout", *longest.at, "max_new_tokens"),
         )
-
-
-def _check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields settings that the engine would silently change or cannot honor on the CPU."""
-    sampler = spec.sampler
-    if spec.runner.device == "cpu" and sampler.needs_gpu:
-        key = "engine"
-        if isinstance(sampler, VllmSamplerSpec):
-            key = "colocate" if not sampler.colocate else "weight_transfer"
-        yield build_error(
-            ("sampler", key),
-            f"sampler.{key} is {str(getattr(sampler, key)).lower()}, which needs a GPU",
-            "remove it",
-            against=("runner", "device"),
-        )
-    engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
-    for level in spec.rollout.list_levels():
-        temperature = level.turn.temperature
-        if temperature < sampler.min_temperature:
-            yield build_error(
-                ("rollout", *level.at, "temperature"),
-                f"{level.key}.temperature is {temperature:g}, but {engine} allows none "
-                f"below {sampler.min_temperature:g}",
-                "for greedy decoding, use top_k: 1",
-                against=("sampler", "engine"),
-            )

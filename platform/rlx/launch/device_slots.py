@@ -24,7 +24,8 @@ def gpus_here(spec: ExperimentSpec) -> int:
     Raises:
         EnvironmentFault: the run has an invalid hostfile.
     """
-    return open_launcher(spec.runner).count_ranks_here() * spec.sampler.gpus_per_rank
+    ranks = open_launcher(spec.runner).count_ranks_here()
+    return ranks * spec.sampler.gpus_per_rank + (spec.sampler.gpus_apart if ranks else 0)
 
 
 def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
@@ -42,9 +43,13 @@ def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
     names = tuple(name for name in listed if name.startswith(kind))
     if not names:
         return None  # the ranks report a missing device themselves
+    apart = spec.sampler.gpus_apart if kind == "cuda:" else 0  # on the CPU, only ranks count
+    count -= spec.sampler.gpus_apart - apart
     if len(names) < count:
+        ranks = (count - apart) // spec.sampler.gpus_per_rank
+        pool = f" and a pool of samplers on {apart} GPUs" if apart else ""
         raise EnvironmentFault(
-            f"the experiment has {count // spec.sampler.gpus_per_rank} ranks and needs {count} "
+            f"the experiment has {ranks} ranks{pool} and needs {count} "
             f"devices, but this machine has {len(names)}: {', '.join(names)}"
         )
     return DeviceRequest(this_machine(), names, count)

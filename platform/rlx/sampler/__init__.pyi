@@ -15,9 +15,11 @@ from .engines import (
 from .limits import expect_dialogue_length
 from .transformers_engine import TransformersSampler
 from .vllm_engine import VllmSampler
+from .vllm_pool import PoolSampler
 
 __all__ = [
     "AdaptableEngine",
+    "PoolSampler",
     "SamplerDrift",
     "SamplingEngine",
     "TransformersSampler",

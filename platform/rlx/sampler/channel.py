@@ -22,6 +22,10 @@ class Channel:
     def __init__(self, end: Connection) -> None:
         self._end = end
 
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when a message arrives, or the other end is gone."""
+        return self._end.fileno()
+
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message as JSON."""
         self._end.send_bytes(json.dumps(message).encode())

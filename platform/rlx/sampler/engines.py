@@ -15,11 +15,13 @@ from rlx.rollout import Sampler
 from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.transformers_engine import TransformersSampler
 from rlx.sampler.vllm_engine import VllmSampler, require_vllm
+from rlx.sampler.vllm_pool import PoolSampler
 from rlx.spec import AutoSamplerSpec, RunnerSpec, SamplerSpec, TransformersSamplerSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 
 __all__ = [
     "AdaptableEngine",
+    "PoolSampler",
     "SamplingEngine",
     "TransformersSampler",
     "VllmSampler",
@@ -45,9 +47,10 @@ class SamplingEngine(Sampler, Protocol):
             sets it, if the engine has its own model.
     """
 
-    restarts: int
     drift: SamplerDrift | None
 
+    @property
+    def restarts(self) -> int: ...
     @property
     def description(self) -> str: ...
 
@@ -147,7 +150,8 @@ def open_vllm(
     policy: Policy, spec: VllmSpec, runner: RunnerSpec, device: torch.device
 ) -> Iterator[SamplingEngine]:
     """See `open_sampler`."""
-    sampler = VllmSampler(policy, spec, runner, device)
+    kind = VllmSampler if spec.pool is None else PoolSampler
+    sampler = kind(policy, spec, runner, device)
     try:
         yield sampler
     finally:

@@ -38,6 +38,7 @@ __all__ = [
     "PublishedWeights",
     "join_process_group",
     "publish_weights",
+    "read_weight_file",
     "receive_weights",
 ]
 
@@ -106,7 +107,11 @@ def receive_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields, in the worker, the weights that the rank sends after `message`."""
     if message["way"] == "file":
-        yield from _read_weight_file(channel.receive_file())
+        descriptor = channel.receive_file()
+        try:
+            yield from read_weight_file(f"/dev/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
     elif message["way"] == "ipc":
         for name, (rebuild, handle) in pickle.loads(channel.receive_bytes()).items():
             arguments = list(handle)
@@ -163,13 +168,11 @@ class _FileWeights(PublishedWeights):
         self._file.close()
 
 
-def _read_weight_file(descriptor: int) -> Iterator[tuple[str, Tensor]]:
-    try:
-        with safe_open(f"/dev/fd/{descriptor}", framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                yield name, file.get_tensor(name)
-    finally:
-        os.close(descriptor)
+def read_weight_file(path: str) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights of a file."""
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  (not a mapping)
+            yield name, file.get_tensor(name)
 
 
 class _SharedWeights(PublishedWeights):

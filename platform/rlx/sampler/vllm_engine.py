@@ -1,4 +1,4 @@
-"""Samples with vLLM, which runs in a worker process per rank.
+"""Samples with vLLM in a worker process beside the rank.
 
 Weights are sent with `rlx.sampler.transfer`, tokens through a pipe. Nothing is tokenized twice: a
 turn's context consists of exactly the tokens sampled before, and vLLM's prefix cache finds those it
@@ -6,13 +6,12 @@ has read. A killed worker is restarted once: it loads the weights published last
 repeated, which gives the same result since every row has its own seed.
 """
 
-import copy
 import importlib.util
 import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.errors import EnvironmentFault, RlxError, SpecError
-from rlx.model import Policy, StoredForm, find_target_layers
-from rlx.rollout import Completion, CompletionRequest
-from rlx.sampler.draw import require_finite_logits
+from rlx.errors import EnvironmentFault, RlxError
+from rlx.model import Policy, StoredForm
 from rlx.sampler.drift import SamplerDrift
-from rlx.sampler.limits import require_context_room
 from rlx.sampler.transfer import SHARED_MEMORY, PublishedWeights, publish_weights
 from rlx.sampler.vllm_process import (
     WorkerGone,
@@ -34,6 +30,8 @@ from rlx.sampler.vllm_process import (
     build_worker_environment,
     select_worker_gpu,
 )
+from rlx.sampler.vllm_session import Row, VllmSession, build_row_request
+from rlx.sampler.vllm_settings import ModelFiles, build_worker_settings
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 
@@ -92,15 +90,8 @@ class VllmSampler:
         self._weights: PublishedWeights | None = None
         self._adapter: PublishedWeights | None = None
         self._stored = StoredForm(policy.model)
-        self._config, self._tokenizer = copy.deepcopy(policy.model.config), policy.tokenizer
-        self._config.architectures = [type(policy.model).__name__]
-        self._settings = {
-            **spec.model_dump(exclude={"engine", "weight_transfer", "tolerance", "adapters"}),
-            "adapter": _describe_adapter(policy) if spec.adapters == "swap" else None,
-            "dtype": runner.dtype,
-            "device": device.type,
-            "end_ids": list(policy.end_ids),
-        }
+        self._files = ModelFiles(policy)
+        self._settings = build_worker_settings(policy, spec, runner, device)
         self._sleeps = spec.colocate and device.type == "cuda"
         self.is_asleep = False
         name = f"rlx-vllm-{secrets.token_hex(4)}"
@@ -166,8 +157,7 @@ class VllmSampler:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
         worker = WorkerProcess(self._environment, self._folders, self._device)
-        self._config.save_pretrained(folder)
-        self._tokenizer.save_pretrained(folder)
+        self._files.write(folder)
         settings = {**self._settings, "folder": str(folder)}
         try:
             answer = worker.ask(settings, "start with this model")
@@ -222,9 +212,9 @@ class VllmSampler:
             self._ask(ADAPT, "take the learner's adapter")
 
     @contextmanager
-    def session(self) -> Iterator["_VllmSession"]:
+    def session(self) -> Iterator[VllmSession]:
         """Opens a session."""
-        yield _VllmSession(self)
+        yield VllmSession(self)
 
     def release(self) -> None:
         """Releases the GPU memory of a colocated worker until the next request."""
@@ -232,13 +222,11 @@ class VllmSampler:
             self._ask({"ask": "sleep"}, "sleep")
             self.is_asleep = True
 
-    def generate(self, rows: list[tuple[tuple[int, ...], int]], sampling: TurnSpec) -> list[Any]:
-        """Returns tokens, log-probabilities and finish reason for every (context, seed)."""
+    def generate(self, rows: list[Row], sampling: TurnSpec) -> list[Any]:
+        """See `rlx.sampler.vllm_session.RowSampler`."""
         if self.is_asleep:
             self._load_published_weights()
-        settings = sampling.model_dump(mode="json", exclude={"template", "spans"})
-        message = {"ask": "generate", "rows": rows, "sampling": settings}
-        return list(self._ask(message, "sample")["rows"])
+        return list(self._ask(build_row_request(rows, sampling), "sample")["rows"])
 
     def _ask(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
         """Sends a request to the worker; if it was killed, restarts it and tries once more."""
@@ -274,49 +262,3 @@ class VllmSampler:
         for published in (self._weights, self._adapter):
             if published is not None:
                 published.close()
-
-
-def _describe_adapter(policy: Policy) -> dict[str, Any] | None:
-    """The shape of the adapters that training adds to a policy, for a worker's settings."""
-    if policy.lora is None:
-        return None
-    layers = find_target_layers(policy.model, policy.lora.targets)
-    return {"rank": policy.lora.rank, "alpha": policy.lora.alpha, "layers": layers}
-
-
-class _VllmSession:
-    """Stateless: vLLM's prefix cache recognizes contexts by their tokens."""
-
-    def __init__(self, sampler: VllmSampler) -> None:
-        self._sampler = sampler
-
-    @property
-    def context_length(self) -> int:
-        """See `rlx.rollout.SamplingSession`."""
-        return self._sampler.context_length
-
-    def generate(
-        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
-    ) -> list[tuple[Completion, ...]]:
-        """One completion per seed of every request. See `rlx.rollout.SamplingSession`.
-
-        Raises:
-            SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
-            RlxError: vLLM failed.
-        """
-        longest = max((len(request.context) for request in requests), default=0)
-        self._sampler.make_room(longest + sampling.max_new_tokens)
-        require_context_room(requests, sampling, *self._sampler.limits)
-        if sampling.temperature < (coldest := VllmSpec.min_temperature):
-            raise SpecError(
-                f"temperature is {sampling.temperature:g}, but vLLM's minimum is {coldest:g}: use "
-                "top_k: 1 to take the most likely tokens"
-            )
-        rows = [(request.context, seed) for request in requests for seed in request.seeds]
-        completions = iter(self._sampler.generate(rows, sampling))
-        return [tuple(_build_completion(*next(completions)) for _ in r.seeds) for r in requests]
-
-
-def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
-    require_finite_logits([logprobs])
-    return Completion(tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length")

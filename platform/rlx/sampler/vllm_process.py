@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.sampler.channel import Channel
 from rlx.sampler.transfer import Group, PublishedWeights, join_process_group
-from rlx.spec import RunnerSpec
+from rlx.spec import RunnerSpec, SamplerPoolSpec
 from rlx.text import escape_unprintable
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "WorkerProcess",
     "WorkerRefusal",
     "build_worker_environment",
+    "select_pool_gpus",
     "select_worker_gpu",
 ]
 
@@ -53,10 +54,22 @@ class WorkerRefusal(RlxError):
 
 
 class WorkerProcess:
-    """A worker process and the pipe to it, which closes when this process ends for any reason."""
+    """A worker process and the pipe to it, which closes when this process ends for any reason.
+
+    Args:
+        environment: its environment variables.
+        folders: folders that are removed when it has ended.
+        device: device of the rank.
+        apart: whether it has a process group of its own, and its output can be read from `output`.
+    """
 
     def __init__(
-        self, environment: Mapping[str, str], folders: Sequence[Path], device: torch.device
+        self,
+        environment: Mapping[str, str],
+        folders: Sequence[Path],
+        device: torch.device,
+        *,
+        apart: bool = False,
     ) -> None:
         ours, theirs = Pipe()
         self._channel, self._folders, self._device = Channel(ours), folders, device
@@ -67,7 +80,25 @@ class WorkerProcess:
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
+                process_group=0 if apart else None,
+                stdout=subprocess.PIPE if apart else None,
+                stderr=subprocess.STDOUT if apart else None,
             )
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is that of its process group, too."""
+        return self._process.pid
+
+    @property
+    def output(self) -> IO[bytes]:
+        """What it and the processes that it started write."""
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    def wait(self) -> int:
+        """Waits for the process to end; returns its exit code, negative for a signal."""
+        return self._process.wait()
 
     def ask(
         self, message: Mapping[str, Any], doing: str, weights: PublishedWeights | None = None
@@ -122,9 +153,7 @@ def select_worker_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]
     """
     if device.type != "cuda":
         return {}
-    ranks, number = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device.index or 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+    names, ranks, number = _list_gpus(), _count_ranks_here(), device.index or 0
     number += 0 if colocate else ranks
     if number >= len(names):
         raise EnvironmentFault(
@@ -132,6 +161,36 @@ def select_worker_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]
             f"there are {len(names)}: add GPUs, or lower runner.ranks"
         )
     return {"CUDA_VISIBLE_DEVICES": names[number]}
+
+
+def select_pool_gpus(pool: SamplerPoolSpec, device: torch.device) -> list[dict[str, str]]:
+    """Returns the environment that shows each server of a machine's pool its GPUs, which come after
+    those of all local ranks.
+
+    Raises:
+        EnvironmentFault: there are too few GPUs.
+    """
+    if device.type != "cuda":
+        return [{} for _ in range(pool.servers)]
+    names, ranks, each = _list_gpus(), _count_ranks_here(), pool.tensor_parallel
+    if (need := ranks + pool.devices) > len(names):
+        raise EnvironmentFault(
+            f"{ranks} ranks and sampler.pool with {pool.servers} servers on {each} GPUs each need "
+            f"{need} GPUs, but there are {len(names)}: lower runner.ranks, sampler.pool.servers or "
+            "sampler.pool.tensor_parallel"
+        )
+    starts = range(ranks, need, each)
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(names[n : n + each])} for n in starts]
+
+
+def _count_ranks_here() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def _list_gpus() -> list[str]:
+    """Names of the visible GPUs, as CUDA_VISIBLE_DEVICES has them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
 
 
 SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
@@ -159,5 +218,6 @@ def build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[s
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_LOGGING_LEVEL": "ERROR" if device.type == "cpu" else "WARNING",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # of tensor parallelism
         }
     )

@@ -1,7 +1,8 @@
 """The vLLM worker process: `python -m rlx.sampler.vllm_worker DESCRIPTOR FOLDER...`.
 
-It answers its rank over a pipe and exits when the pipe closes. vLLM runs inside it and starts no
-processes of its own, so there is only one process to supervise. Input and output are token ids.
+It answers its rank over a pipe, and as a server of a pool other ranks over a socket; it exits when
+the pipe closes. vLLM runs inside it and starts processes of its own only for tensor parallelism,
+which end with it. Input and output are token ids.
 """
 
 import os
@@ -20,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlx.importing import speed_up_imports
 from rlx.model import PlainDialogue, pretrained_tokenizer
 from rlx.sampler.channel import Channel
 from rlx.sampler.limits import StopStringDetector
-from rlx.sampler.transfer import Group, join_process_group, receive_weights
+from rlx.sampler.transfer import SHARED_MEMORY, Group, join_process_group, receive_weights
 from rlx.sampler.vllm_adapters import build_adapter_options, require_adapters, write_adapter
+from rlx.sampler.vllm_model import reload_from_file, repack_matrices
+from rlx.sampler.vllm_serving import serve
 
 __all__ = ["VllmWorker", "main"]
 
@@ -37,11 +40,27 @@ BLOCK = 32
 
 @dataclass(slots=True)
 class _PendingCompletion:
-    """A completion that is being generated."""
+    """A completion that is being generated, for the request of a rank."""
 
+    asked: "_PendingRequest"
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = "length"
+
+    @property
+    def completion(self) -> tuple[list[int], list[float], str]:
+        """Tokens, log-probabilities and finish reason."""
+        return self.token_ids, self.logprobs, self.finish_reason
+
+
+@dataclass(slots=True, eq=False)
+class _PendingRequest:
+    """Completions that a rank has asked for together; it waits for the last of them."""
+
+    channel: Channel
+    stop: StopStringDetector | None
+    rows: list[_PendingCompletion] = field(default_factory=list)
+    unfinished: int = 0
 
 
 class VllmWorker:
@@ -50,6 +69,9 @@ class VllmWorker:
     Args:
         settings: `folder` with configuration and tokenizer, the engine's options, and the `rank`,
             `alpha` and `layers` of the `adapter` that it takes, or None.
+
+    Attributes:
+        version: number of the weights that it has, if the rank numbers them.
 
     Raises:
         ValueError: vLLM does not take such an adapter.
@@ -66,7 +88,9 @@ class VllmWorker:
                 f"the ranks compute on {settings['device']}, but this vLLM is built for "
                 f"{current_platform.device_name}"
             )
+        self.version: int | None = None
         self._device = torch.device("cpu") if on_cpu else torch.device("cuda", 0)
+        self._parts = settings["tensor_parallel"]
         self._group: Group | None = None
         self._sleeps = settings["colocate"] and not on_cpu
         self._asleep = False
@@ -95,14 +119,19 @@ class VllmWorker:
             logprobs_mode="processed_logprobs",  # those of the distribution that is sampled from
             disable_log_stats=True,
             seed=0,
+            tensor_parallel_size=self._parts,
+            distributed_executor_backend="mp" if self._parts > 1 else None,
             **memory,
             **build_adapter_options(self._adapter),
         )
+        unlink_shared_memory()
         if self._adapter:
             self._llm.apply_model(partial(require_adapters, layers=self._adapter["layers"]))
         self._ends: list[int] = settings["end_ids"]
         tokenizer = pretrained_tokenizer(Path(settings["folder"]))
         self._read = PlainDialogue(tokenizer, self._ends).read
+        self._pending: dict[str, _PendingCompletion] = {}
+        self._requests = 0  # how many completions have been asked for
 
     @property
     def context_length(self) -> int:
@@ -110,18 +139,37 @@ class VllmWorker:
         longest: int = self._llm.model_config.max_model_len
         return longest
 
+    @property
+    def takes_adapter(self) -> bool:
+        """Whether it takes adapters beside the weights."""
+        return self._adapter is not None
+
+    @property
+    def is_generating(self) -> bool:
+        """Whether completions are being generated."""
+        return bool(self._pending)
+
+    @property
+    def has_lost_processes(self) -> bool:
+        """Whether a process that vLLM started for a part of the model has ended."""
+        return bool(getattr(self._llm.llm_engine.model_executor, "is_failed", False))
+
     def answer(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
-        """Handles one request of the rank."""
+        """Handles a request of the rank that started it, unless that is for completions."""
         if message["ask"] == "sleep":
             return self._sleep()
+        self._wake()
+        if message["ask"] == "load":
+            self._load(message, channel)
+        else:
+            self._load_adapter(self._receive(message, channel))
+        self.version = message.get("version")
+        return {}
+
+    def _wake(self) -> None:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
-        if message["ask"] == "load":
-            return self._load(message, channel)
-        if message["ask"] == "adapt":
-            return self._load_adapter(self._receive(message, channel))
-        return {"rows": self._generate(message["rows"], message["sampling"])}
 
     def _sleep(self) -> dict[str, Any]:
         """Releases GPU memory for the learner until the next request."""
@@ -130,13 +178,20 @@ class VllmWorker:
             self._asleep = True
         return {}
 
-    def _load(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
+    def _load(self, message: Mapping[str, Any], channel: Channel) -> None:
         """Loads the rank's weights. If this fails, the model is in an undefined state."""
-        iterator = self._receive(message, channel)
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
+        if self._parts > 1:  # every process opens the file by this one's descriptor
+            descriptor = channel.receive_file()
+            try:
+                path = f"/proc/{os.getpid()}/fd/{descriptor}"
+                self._llm.collective_rpc(reload_from_file, args=(path,))
+            finally:
+                os.close(descriptor)
+        else:
+            iterator = self._receive(message, channel)
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
         self._request = None  # vLLM drops adapters of former weights
         self._refresh()
-        return {}
 
     def _receive(
         self, message: Mapping[str, Any], channel: Channel
@@ -146,7 +201,7 @@ class VllmWorker:
             self._group = join_process_group(Path(message["place"]), 1, self._device)
         return receive_weights(message, channel, self._device, self._group)
 
-    def _load_adapter(self, weights: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
+    def _load_adapter(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Loads an adapter under a number of its own: of a number that it knows, vLLM keeps the
         adapter that it has."""
         from vllm.lora.request import LoRARequest
@@ -162,7 +217,6 @@ class VllmWorker:
             if not engine.add_lora(self._request):
                 raise RuntimeError("vLLM did not take the adapter")
         self._empty_prefix_cache()
-        return {}
 
     def _refresh(self) -> None:
         """Drops what vLLM caches of the previous weights, which reloading alone does not."""
@@ -173,33 +227,55 @@ class VllmWorker:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache")
 
-    def _generate(
-        self, rows: list[tuple[list[int], int]], sampling: Mapping[str, Any]
-    ) -> list[tuple[list[int], list[float], str]]:
-        """Returns one completion per (context, seed)."""
-        engine = self._llm.llm_engine
+    def begin(self, message: Mapping[str, Any], channel: Channel) -> None:
+        """Begins to generate one completion per (context, seed), beside those of other requests.
+
+        Args:
+            message: `rows`, not empty, and how to sample.
+            channel: where the request came from; see `step`.
+        """
+        self._wake()
+        sampling = message["sampling"]
         stop = StopStringDetector(self._read, sampling["stop"]) if sampling["stop"] else None
-        pending = {str(number): _PendingCompletion() for number in range(len(rows))}
-        for number, (context, seed) in enumerate(rows):
-            params = self._params(sampling, seed)
-            prompt = {"prompt_token_ids": context}
-            engine.add_request(str(number), prompt, params, lora_request=self._request)
-        ended = set()
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                row, new = pending[output.request_id], output.outputs[0]
-                for token, logprobs in zip(new.token_ids, new.logprobs, strict=True):
-                    if output.request_id in ended:
-                        break
-                    row.token_ids.append(token)
-                    row.logprobs.append(logprobs[token].logprob)
-                    at_end = token in self._ends
-                    if at_end or (stop and stop.completes(row.token_ids)):
-                        row.finish_reason = "stop"
-                        ended.add(output.request_id)
-                        if not output.finished:
-                            engine.abort_request([output.request_id])
-        return [(r.token_ids, r.logprobs, r.finish_reason) for r in pending.values()]
+        request = _PendingRequest(channel, stop)
+        for context, seed in message["rows"]:
+            self._requests += 1
+            row = self._pending[str(self._requests)] = _PendingCompletion(request)
+            request.rows.append(row)
+            request.unfinished += 1
+            self._llm.llm_engine.add_request(
+                str(self._requests),
+                {"prompt_token_ids": context},
+                self._params(sampling, seed),
+                lora_request=self._request,
+            )
+
+    def step(self) -> Iterator[tuple[Channel, dict[str, Any]]]:
+        """Generates one token of every row; yields the answers to requests that this completes,
+        each with its channel."""
+        for output in self._llm.llm_engine.step():
+            row = self._pending.get(output.request_id)
+            if row is None:  # ended by a stop string
+                continue
+            self._append(row, output.outputs[0])
+            if row.finish_reason == "stop" and not output.finished:
+                self._llm.llm_engine.abort_request([output.request_id])
+            elif not output.finished:
+                continue
+            del self._pending[output.request_id]
+            row.asked.unfinished -= 1
+            if not row.asked.unfinished:
+                yield row.asked.channel, {"rows": [row.completion for row in row.asked.rows]}
+
+    def _append(self, row: _PendingCompletion, new: Any) -> None:
+        """Appends new tokens to a row, until it ends."""
+        for token, logprobs in zip(new.token_ids, new.logprobs, strict=True):
+            row.token_ids.append(token)
+            row.logprobs.append(logprobs[token].logprob)
+            stop = row.asked.stop
+            if token in self._ends or (stop and stop.completes(row.token_ids)):
+                row.finish_reason = "stop"
+                break
 
     def _params(self, sampling: Mapping[str, Any], seed: int) -> Any:
         from vllm import SamplingParams
@@ -220,25 +296,12 @@ class VllmWorker:
         )
 
 
-def repack_matrices(model: nn.Module) -> None:
-    """Repacks the matrices of tied embeddings and of experts.
-
-    On the CPU, vLLM multiplies with packed copies of matrices. Reloading repacks those of linear
-    layers, but not an output layer that is tied to the embeddings, whose logits would remain those
-    of the old weights, nor the experts of a mixture, which would be read as if they were packed.
-    """
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
-    for module in model.modules():
-        if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
-            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
-        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
-        if kernel is not None:
-            kernel.fused_experts.process_weights_after_loading(module)
+def unlink_shared_memory() -> None:
+    """Removes the names of the shared memory through which the parts of a model meet on a CPU. They
+    have opened it by now, and would leave it behind. It has the name of their store."""
+    for store in Path(tempfile.gettempdir()).glob("vllm_dist_*"):
+        for path in SHARED_MEMORY.glob(f"{store.name}-*"):
+            path.unlink(missing_ok=True)
 
 
 def main(descriptor: int, *folders: str) -> int:
@@ -252,18 +315,21 @@ def main(descriptor: int, *folders: str) -> int:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_rank, args=(descriptor, folders), daemon=True).start()
     channel = Channel(Connection(descriptor))
+    worker = None
     try:
-        worker = VllmWorker(channel.receive())
+        settings = channel.receive()
+        worker = VllmWorker(settings)
         channel.send({"longest": worker.context_length})
         with torch.inference_mode():
-            while True:
-                channel.send(worker.answer(channel.receive(), channel))
+            serve(worker, channel, settings["socket"])
     except EOFError:
         return 0
     except Exception as error:  # noqa: BLE001  (reported by the rank)
         traceback.print_exc()
-        channel.send({"error": f"{type(error).__name__}: {error}"})
+        if worker is None or not worker.has_lost_processes:  # else it is as good as killed
+            channel.send({"error": f"{type(error).__name__}: {error}"})
         return 1
+    return 0
 
 
 def _exit_with_rank(descriptor: int, folders: Sequence[str]) -> None:

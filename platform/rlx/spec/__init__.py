@@ -101,6 +101,7 @@ from rlx.spec.rollout import (
 from rlx.spec.sampler import (
     SAMPLERS,
     AutoSamplerSpec,
+    SamplerPoolSpec,
     SamplerSpec,
     TransformersSamplerSpec,
     VllmSamplerSpec,
@@ -209,6 +210,7 @@ __all__ = [
     "Rloo",
     "RolloutSpec",
     "RunnerSpec",
+    "SamplerPoolSpec",
     "SamplerSpec",
     "Scheme",
     "ScoreSource",

@@ -44,6 +44,7 @@ _LATER_DEFAULTS: Final = (
     (("rollout",), "curriculum", None),
     (("rollout",), "self_play", None),
     (("sampler",), "adapters", "swap"),
+    (("sampler",), "pool", None),
     (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
     (("loss",), "temperatures", [1.0, 1.05]),

@@ -5,11 +5,12 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import PluginSection, SamplerPlugin
-from rlx.spec.base import Count
+from rlx.spec.base import Count, StrictModel
 
 __all__ = [
     "SAMPLERS",
     "AutoSamplerSpec",
+    "SamplerPoolSpec",
     "SamplerSpec",
     "TransformersSamplerSpec",
     "VllmSamplerSpec",
@@ -29,8 +30,26 @@ class TransformersSamplerSpec(SamplerPlugin):
         return self.max_rows
 
 
+class SamplerPoolSpec(StrictModel):
+    """vLLM servers on devices of their own, which all ranks of a machine share."""
+
+    servers: Count = Field(1, ge=1, le=64)
+    """Servers on every machine that has ranks. Each holds the whole model; the rows of every rank
+    are spread over all of them."""
+    tensor_parallel: Count = Field(1, ge=1, le=64)
+    """Devices over which each server splits its model. It must divide the number of attention
+    heads."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Fraction of the memory of each of these GPUs that vLLM may use, weights included."""
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that the servers of one machine take."""
+        return self.servers * self.tensor_parallel
+
+
 class VllmSamplerSpec(SamplerPlugin):
-    """Samples with vLLM, in a separate process for every rank."""
+    """Samples with vLLM: in a separate process for every rank, or in a pool of servers."""
 
     implementation: ClassVar[str] = "rlx.sampler:open_vllm"
     min_temperature: ClassVar[float] = 0.01
@@ -49,6 +68,9 @@ class VllmSamplerSpec(SamplerPlugin):
     longer dialogue restarts it with more. null: what the experiment's turns may need."""
     colocate: bool = True
     """Share the rank's GPU and sleep during updates; false uses one more GPU per rank."""
+    pool: SamplerPoolSpec | None = None
+    """Sample on servers apart from the learner, which need not fit beside it; null: a process
+    beside every rank."""
     weight_transfer: Literal["file", "ipc", "nccl"] = "file"
     """How the learner's weights are transferred. file: through shared memory. ipc: as a handle to
     the rank's copy on the GPU that both use. nccl: as a broadcast to a GPU that is not
@@ -62,7 +84,9 @@ class VllmSamplerSpec(SamplerPlugin):
     the same weights; null: 0.001 in float32, 0.1 in bfloat16."""
 
     def for_length(self, tokens: int) -> Self:
-        return self if self.max_length else self.model_copy(update={"max_length": tokens})
+        # A pool has its devices for itself: as much as model and cache allow.
+        is_set = self.max_length or self.pool
+        return self if is_set else self.model_copy(update={"max_length": tokens})
 
     @property
     def needs_gpu(self) -> bool:
@@ -73,12 +97,37 @@ class VllmSamplerSpec(SamplerPlugin):
         return 1 if self.colocate else 2
 
     @property
+    def gpus_apart(self) -> int:
+        return self.pool.devices if self.pool else 0
+
+    @property
     def cache_bytes(self) -> int:
         return self.kv_cache_mb << 20
 
     @property
     def max_drift(self) -> float | None:
         return self.tolerance
+
+    @model_validator(mode="after")
+    def _is_pool_alone(self) -> Self:
+        if self.pool is None:
+            return self
+        if not self.colocate:
+            raise ValueError(
+                "colocate false gives every rank a vLLM on a GPU of its own, and pool has its own "
+                "GPUs already: remove one of them"
+            )
+        if self.weight_transfer != "file":
+            raise ValueError(
+                f"weight_transfer {self.weight_transfer} reaches one process beside a rank; a pool "
+                "takes weights as file"
+            )
+        if self.gpu_memory_utilization != type(self).model_fields["gpu_memory_utilization"].default:
+            raise ValueError(
+                "gpu_memory_utilization is the share of a rank's GPU, which a pool does not use: "
+                "set pool.gpu_memory_utilization"
+            )
+        return self
 
     @model_validator(mode="after")
     def _arrives(self) -> Self:

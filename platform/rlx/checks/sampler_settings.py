@@ -1,0 +1,62 @@
+"""Settings of a sampler that its engine cannot honor."""
+
+from collections.abc import Iterator
+
+from rlx.spec import ExperimentSpec, RayLauncherSpec, SamplerPoolSpec, VllmSamplerSpec
+from rlx.spec.reading import Diagnostic, build_error
+from rlx.trial import load_model_shape
+
+__all__ = ["check_engine_settings"]
+
+ANY_VOCABULARY = 1
+"""For the shape of a tiny model, of which only the heads matter here."""
+
+
+def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields settings that the engine would silently change, or cannot honor on the CPU or with
+    this model."""
+    sampler = spec.sampler
+    if spec.runner.device == "cpu" and sampler.needs_gpu:
+        key = "engine"
+        if isinstance(sampler, VllmSamplerSpec):
+            key = "colocate" if not sampler.colocate else "weight_transfer"
+        yield build_error(
+            ("sampler", key),
+            f"sampler.{key} is {str(getattr(sampler, key)).lower()}, which needs a GPU",
+            "remove it",
+            against=("runner", "device"),
+        )
+    if isinstance(sampler, VllmSamplerSpec) and sampler.pool is not None:
+        yield from _check_pool(spec, sampler.pool)
+    engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
+    for level in spec.rollout.list_levels():
+        temperature = level.turn.temperature
+        if temperature < sampler.min_temperature:
+            yield build_error(
+                ("rollout", *level.at, "temperature"),
+                f"{level.key}.temperature is {temperature:g}, but {engine} allows none "
+                f"below {sampler.min_temperature:g}",
+                "for greedy decoding, use top_k: 1",
+                against=("sampler", "engine"),
+            )
+
+
+def _check_pool(spec: ExperimentSpec, pool: SamplerPoolSpec) -> Iterator[Diagnostic]:
+    if isinstance(spec.runner.launcher, RayLauncherSpec):
+        yield build_error(
+            ("sampler", "pool"),
+            "sampler.pool is shared by the ranks of a machine, and Ray places each rank by itself",
+            "use runner.launcher: local, hosts or slurm, or remove sampler.pool",
+            against=("runner", "launcher"),
+        )
+    shape = load_model_shape(spec.model, ANY_VOCABULARY) if pool.tensor_parallel > 1 else None
+    if shape is not None and shape.heads % pool.tensor_parallel:
+        fitting = [n for n in range(1, shape.heads + 1) if shape.heads % n == 0]
+        nearest = min(fitting, key=lambda n: abs(n - pool.tensor_parallel))
+        yield build_error(
+            ("sampler", "pool", "tensor_parallel"),
+            f"sampler.pool.tensor_parallel is {pool.tensor_parallel}, which does not divide the "
+            f"{shape.heads} attention heads of the model",
+            f"set it to {nearest}",
+            against=("model",),
+        )

@@ -1,0 +1,273 @@
+"""Keeps the servers of a machine's pool: starts them, sends them weights, replaces those that end.
+
+The first rank of a machine does this. A thread for each server waits for its end.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import IO, Any
+
+import torch
+
+from rlx.errors import RlxError
+from rlx.sampler.transfer import PublishedWeights
+from rlx.sampler.vllm_process import LEAVING, WorkerGone, WorkerProcess, WorkerRefusal
+from rlx.text import escape_unprintable
+
+__all__ = ["FAILURE", "PoolKeeper", "get_socket"]
+
+MOST = 2
+"""Replacements of one server between two sets of weights; after one more end, the run ends too."""
+LAST = 3
+"""Lines of a server's output that an error repeats."""
+FAILURE = "failure"
+"""File of a pool's folder that says why it has ended, for the ranks that ask its servers."""
+LOAD, ADAPT = "load", "adapt"
+DOING = {LOAD: "take the learner's weights", ADAPT: "take the learner's adapter"}
+
+_Published = tuple[int, PublishedWeights]
+"""Weights and their number."""
+
+
+def get_socket(place: Path, number: int) -> Path:
+    """The path at which a server of the pool in a folder listens."""
+    return place / f"{number}.socket"
+
+
+class PoolKeeper:
+    """The servers of a pool.
+
+    Args:
+        place: the pool's folder, which exists and holds the files of the model.
+        settings: of every server, as for `rlx.sampler.vllm_worker.VllmWorker`.
+        environments: environment variables of each server.
+        device: device of the rank.
+
+    Attributes:
+        restarts: how often a server was replaced.
+        refusal: why vLLM takes no adapters of this model; None if it does, or is not asked to.
+
+    Raises:
+        RlxError: a server cannot start.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        settings: Mapping[str, Any],
+        environments: Sequence[Mapping[str, str]],
+        device: torch.device,
+    ) -> None:
+        self.restarts = 0
+        self.refusal: str | None = None
+        self._place, self._device = place, device
+        self._settings = dict(settings)
+        self._published: dict[str, _Published] = {}
+        self._failure: RlxError | None = None
+        self._closing = False
+        self._servers = [_Server(n, environment) for n, environment in enumerate(environments)]
+        self._threads = [
+            Thread(target=self._keep, args=(server,), daemon=True) for server in self._servers
+        ]
+        for thread in self._threads:
+            thread.start()
+        try:
+            for server in self._servers:
+                server.is_up.wait()
+            self._require_health()
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, version: int, weights: PublishedWeights) -> None:
+        """Sends weights to all servers; an adapter that was sent before is dropped.
+
+        Args:
+            version: their number, which requests name.
+
+        Raises:
+            RlxError: a server rejects them, or the pool has failed.
+        """
+        self._publish({LOAD: (version, weights)}, LOAD)
+
+    def load_adapter(self, version: int, weights: PublishedWeights) -> None:
+        """Sends an adapter to all servers, in place of the one before; see `load`."""
+        self._publish({**self._published, ADAPT: (version, weights)}, ADAPT)
+
+    def _publish(self, published: dict[str, _Published], ask: str) -> None:
+        before, self._published = self._published, published
+        try:
+            with ThreadPoolExecutor(len(self._servers)) as threads:
+                list(threads.map(lambda server: self._send(server, ask), self._servers))
+        except RlxError as error:
+            self._fail(error)
+        for version, weights in before.values():
+            if (version, weights) not in published.values():
+                weights.close()
+        self._require_health()
+
+    def _send(self, server: "_Server", ask: str) -> None:
+        """Sends a server what was published; one that is gone gets it when it is replaced."""
+        with server.lock:
+            server.ends = 0
+            with suppress(WorkerGone):
+                _tell(server, ask, *self._published[ask])
+
+    def close(self) -> None:
+        """Stops all servers."""
+        self._closing = True
+        for server, thread in zip(self._servers, self._threads, strict=True):
+            if server.lock.acquire(timeout=1):
+                if server.process is not None:
+                    server.process.close()
+                server.lock.release()
+                thread.join(LEAVING)
+            while thread.is_alive():  # the server starts, or loads
+                server.kill()
+                thread.join(0.1)
+        for _, weights in self._published.values():
+            weights.close()
+
+    def _keep(self, server: "_Server") -> None:
+        """Starts a server, and again whenever it has ended."""
+        try:
+            while not (self._closing or self._failure):
+                with server.lock:
+                    self._start(server)
+                server.is_up.set()
+                how = server.wait()
+                if not (self._closing or self._failure):
+                    self._count_end(server, how)
+        except RlxError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001  (ranks would wait for the server)
+            traceback.print_exc()
+            self._fail(RlxError(f"vLLM server {server.number} cannot be started: {error}"))
+        finally:
+            server.is_up.set()
+
+    def _count_end(self, server: "_Server", how: str) -> None:
+        """Says that a server has ended.
+
+        Raises:
+            RlxError: it has ended too often.
+        """
+        server.ends += 1
+        if server.ends > MOST:
+            raise RlxError(
+                f"{how}; it has ended {server.ends} times since the last weights arrived: if it "
+                "ran out of memory, lower sampler.max_rows, sampler.pool.gpu_memory_utilization "
+                "(on a GPU) or sampler.kv_cache_mb (on the CPU)"
+            )
+        self.restarts += 1
+        print(f"{how}; starting another in its place", file=sys.stderr, flush=True)
+
+    def _start(self, server: "_Server") -> None:
+        """Starts a server and sends it the current weights. The first time, it is started without
+        adapters if vLLM refuses them."""
+        settings = self._settings
+        try:
+            self._boot(server)
+        except WorkerRefusal as refusal:
+            if settings["adapter"] is None or server.is_up.is_set():
+                raise
+            self.refusal, self._settings = refusal.why, {**settings, "adapter": None}
+            self._boot(server)
+
+    def _boot(self, server: "_Server") -> None:
+        server.start(self._place, self._device)
+        where = {"folder": str(self._place), "socket": str(get_socket(self._place, server.number))}
+        try:
+            server.get_process().ask({**self._settings, **where}, "start with this model")
+            for ask, published in self._published.items():
+                _tell(server, ask, *published)
+        except WorkerGone as gone:  # counts as any other end, but at first
+            if not (server.is_up.is_set() or self._closing):
+                raise RlxError(f"{server.wait()} before it could start") from gone
+
+    def _fail(self, error: RlxError) -> None:
+        """Says to all ranks why the pool has ended."""
+        self._failure = error
+        unfinished = self._place / f"{FAILURE}.part"
+        with suppress(OSError):  # the folder was removed
+            unfinished.write_text(str(error))
+            unfinished.replace(self._place / FAILURE)
+
+    def _require_health(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _tell(server: "_Server", ask: str, version: int, weights: PublishedWeights) -> None:
+    """Sends weights to a server."""
+    server.get_process().ask({"ask": ask, "version": version}, DOING[ask], weights)
+
+
+class _Server:
+    """One server of a pool, whichever process it is.
+
+    Attributes:
+        ends: how often it has ended since the last weights.
+        is_up: set when it has been started for the first time, or could not be.
+        lock: held while its process is replaced, or gets weights.
+    """
+
+    def __init__(self, number: int, environment: Mapping[str, str]) -> None:
+        self.number, self.ends = number, 0
+        self.process: WorkerProcess | None = None
+        self.is_up, self.lock = Event(), Lock()
+        self._environment = environment
+        self._words: deque[str] = deque(maxlen=LAST)
+        self._reader: Thread | None = None
+
+    def start(self, place: Path, device: torch.device) -> None:
+        """Starts its process."""
+        own = place / f"server-{self.number}"
+        own.mkdir(mode=0o700, exist_ok=True)
+        environment = {**self._environment, "TMPDIR": str(own)}
+        self.process = WorkerProcess(environment, [own], device, apart=True)
+        self._words.clear()
+        self._reader = Thread(target=self._read, args=(self.process.output,), daemon=True)
+        self._reader.start()
+
+    def get_process(self) -> WorkerProcess:
+        """Its process."""
+        assert self.process is not None
+        return self.process
+
+    def wait(self) -> str:
+        """Waits for the end of its process, and of those that this one has started; says how it
+        ended, with its last words."""
+        process = self.get_process()
+        code = process.wait()
+        assert self._reader is not None
+        self._reader.join(LEAVING)  # the others notice, and end
+        if self._reader.is_alive():
+            self.kill()
+        process.close()
+        how = (
+            f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        )
+        words = f' (its last words: "{" / ".join(self._words)}")' if self._words else ""
+        return f"vLLM server {self.number}, process {process.pid}, {how}{words}"
+
+    def kill(self) -> None:
+        """Kills its process and those that this one has started."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _read(self, output: IO[bytes]) -> None:
+        """Copies its output to this process's, with its name."""
+        for line in output:
+            words = escape_unprintable(line.decode(errors="replace").rstrip())
+            self._words.append(words)
+            print(f"vLLM server {self.number}: {words}", file=sys.stderr, flush=True)

@@ -1,0 +1,97 @@
+"""How a vLLM worker answers several ranks at once.
+
+The rank that started it also sends it weights. As a server of a pool it takes requests of any rank
+of the machine, and generates the rows of all of them together. A request names the version of the
+weights that it wants, and waits for them. No rank therefore has to know which weights a server has,
+also if that was just started again.
+"""
+
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlx.sampler.channel import Channel
+
+__all__ = ["RowGenerator", "serve"]
+
+
+class RowGenerator(Protocol):
+    """What generates; see `rlx.sampler.vllm_worker.VllmWorker`."""
+
+    version: int | None
+
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def takes_adapter(self) -> bool: ...
+    @property
+    def is_generating(self) -> bool: ...
+
+    def answer(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]: ...
+    def begin(self, message: Mapping[str, Any], channel: Channel) -> None: ...
+    def step(self) -> Iterator[tuple[Channel, dict[str, Any]]]: ...
+
+
+def serve(worker: RowGenerator, keeper: Channel, place: str | None = None) -> None:
+    """Answers until the rank that started the worker is gone.
+
+    Args:
+        keeper: from that rank.
+        place: path of a socket that other requests come through; None if only that rank asks.
+
+    Raises:
+        EOFError: the rank is gone.
+    """
+    listener = None if place is None else _listen(Path(place))
+    clients: list[Channel] = []
+    waiting: list[tuple[Channel, dict[str, Any]]] = []
+    while True:
+        channels = {channel.fileno(): channel for channel in (keeper, *clients)}
+        listening = {listener.fileno(): listener} if listener else {}
+        for ready in wait([*channels, *listening], 0 if worker.is_generating else None):
+            assert isinstance(ready, int)
+            if ready in listening:
+                clients += _accept(listening[ready], worker)
+                continue
+            channel = channels[ready]
+            try:
+                message = channel.receive()
+            except (EOFError, OSError):
+                if channel is keeper:
+                    raise EOFError from None
+                clients.remove(channel)
+                channel.close()
+                continue
+            if message["ask"] == "generate":
+                waiting.append((channel, message))
+            else:
+                keeper.send(worker.answer(message, keeper))
+        for channel, message in waiting:
+            if message.get("version") == worker.version:
+                worker.begin(message, channel)
+        waiting = [one for one in waiting if one[1].get("version") != worker.version]
+        if worker.is_generating:
+            for channel, answer in worker.step():
+                with suppress(OSError):  # it is gone, which its end of the pipe reports
+                    channel.send(answer)
+
+
+def _listen(place: Path) -> socket.socket:
+    """Listens at a path, also if a killed server has left its socket there."""
+    place.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(place))
+    listener.listen()
+    return listener
+
+
+def _accept(listener: socket.socket, worker: RowGenerator) -> Iterator[Channel]:
+    """Accepts a rank, and tells it what it may ask for."""
+    connection, _ = listener.accept()
+    channel = Channel(Connection(connection.detach()))
+    with suppress(OSError):
+        channel.send({"longest": worker.context_length, "takes_adapter": worker.takes_adapter})
+        yield channel
