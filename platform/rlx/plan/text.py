@@ -384,12 +384,12 @@ def _show_memory_budget(phase: PhaseReport, console: Console) -> None:
     memory = phase.memory
     parameters = _format_parameter_count(memory.parameters)
     table = _build_summary_table(f"memory per rank, {parameters} parameters", "", "")
-    for what, count in memory.parts.items():
-        about = "about " if what in memory.estimated else ""
-        table.add_row(what, f"{about}{format_memory_size(count)}")
+    apart = {f"a device of the pool: {what}": count for what, count in memory.pool.items()}
+    for what, count in {**memory.parts, **apart}.items():
+        table.add_row(what, "about " * (what in memory.estimated) + format_memory_size(count))
     for stage, count in memory.stage_totals.items():
-        size, style = format_memory_size(count), "bold" * (stage == memory.largest_stage)
-        table.add_row(f"at the peak of {stage}", f"about {size}", style=style)
+        style = "bold" * (stage == memory.largest_stage)
+        table.add_row(f"at the peak of {stage}", f"about {format_memory_size(count)}", style=style)
     console.print(table)
 
 

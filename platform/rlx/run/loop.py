@@ -257,6 +257,7 @@ def _train_phase(
     step, cursor, learned = at.step, at.cursor, at.learned
     controllers = ControllerState.begin(recipe.spec.credit, at.controllers)
     watch = AlarmWatch(recipe.spec.rollout, recipe.environment)
+    restarts = context.sampler.restarts
     for done in range(begun, phase.steps):
         step += 1
         rate = learning_rate(recipe.spec.optimizer, done, phase.steps)
@@ -273,6 +274,7 @@ def _train_phase(
         if context.recorder:
             print(f"step {step}/{context.spec.steps}  {phase.name}  {note}", flush=True)
         watch.observe_step(step, stepped.figures, context.recorder)
+        restarts = _record_restarts(context, step, restarts)
         _run_due_evaluations(context, base, step)
         at = ResumePoint(step, cursor, learned, number, done + 1, controllers)
         stopping = any(context.ranks.gather(stop.requested))
@@ -281,6 +283,16 @@ def _train_phase(
         if stopping:
             raise RunStopped
     return at
+
+
+def _record_restarts(context: TrainingContext, step: int, before: int) -> int:
+    """Records that processes of the sampler were started again; returns how often so far."""
+    count = context.sampler.restarts
+    if context.recorder and count > before:
+        times = f"{count - before} times" if count > before + 1 else "once"
+        message = f"a process of the sampler was started again {times} by step {step}, see the log"
+        context.recorder.event("sampler_restarted", message, level="warning")
+    return count
 
 
 def _run_initial_evaluations(context: TrainingContext, base: Recipe, step: int) -> None:

@@ -23,6 +23,7 @@ from rlx.spec import TurnSpec
 __all__ = ["compute_sync_figures", "synchronize_sampler"]
 
 PROMPTS = 4
+"""Prompts that are sampled; as many as a sampler has servers, if it has more."""
 LENGTH = 72
 """Tokens per prompt: more than two blocks of vLLM's prefix cache."""
 CHECK_TURN = TurnSpec(max_new_tokens=8)
@@ -112,7 +113,8 @@ def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, .
             f"the sampler has memory for a dialogue of only {longest} tokens: for vLLM, raise "
             "sampler.kv_cache_mb, or sampler.gpu_memory_utilization on a GPU"
         )
-    return [tuple(source.choices(vocabulary, k=length)) for _ in range(PROMPTS)]
+    count = max(PROMPTS, getattr(context.sampler, "servers", 1))
+    return [tuple(source.choices(vocabulary, k=length)) for _ in range(count)]
 
 
 def _sample_completions(

@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import IO, Any
 
+import psutil
 import torch
 
 from rlx.errors import RlxError
@@ -27,7 +28,7 @@ __all__ = ["FAILURE", "PoolKeeper", "get_socket"]
 MOST = 2
 """Replacements of one server between two sets of weights; after one more end, the run ends too."""
 LAST = 3
-"""Lines of a server's output that an error repeats."""
+"""Different lines of a server's output that are repeated when it ends."""
 FAILURE = "failure"
 """File of a pool's folder that says why it has ended, for the ranks that ask its servers."""
 LOAD, ADAPT = "load", "adapt"
@@ -260,14 +261,19 @@ class _Server:
         return f"vLLM server {self.number}, process {process.pid}, {how}{words}"
 
     def kill(self) -> None:
-        """Kills its process and those that this one has started."""
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        """Kills its process and those that this one has started, but not the one that removes what
+        they leave in shared memory."""
+        for process in psutil.process_iter() if self.process else ():
+            with suppress(psutil.Error, ProcessLookupError):
+                is_ours = self.process and os.getpgid(process.pid) == self.process.pid
+                if is_ours and not any("resource_tracker" in word for word in process.cmdline()):
+                    process.kill()
 
     def _read(self, output: IO[bytes]) -> None:
         """Copies its output to this process's, with its name."""
-        for line in output:
-            words = escape_unprintable(line.decode(errors="replace").rstrip())
-            self._words.append(words)
-            print(f"vLLM server {self.number}: {words}", file=sys.stderr, flush=True)
+        with output:
+            for line in output:
+                words = escape_unprintable(line.decode(errors="replace").rstrip())
+                if words not in self._words:
+                    self._words.append(words)
+                print(f"vLLM server {self.number}: {words}", file=sys.stderr, flush=True)

@@ -77,12 +77,12 @@ class PoolSampler:
         self._version, self._dtype = 0, getattr(torch, runner.dtype)
         self._stored = StoredForm(policy.model)
         rank = int(os.environ.get("LOCAL_RANK", 0))
-        self._folders = _name_folders()
+        self._folders, self._keeps = _name_folders(), rank == 0
         self._keeper: PoolKeeper | None = None
         self._connections = [_Connection(self._folders[0], n) for n in range(self.servers)]
         self._threads = ThreadPoolExecutor(self.servers)
         try:
-            if rank == 0:
+            if self._keeps:
                 self._keeper = self._start_servers(policy, spec, runner, device)
             told = list(self._threads.map(_Connection.reach, self._connections))
             longest: int = min(one["longest"] for one in told)
@@ -176,7 +176,9 @@ class PoolSampler:
 
         def ask(server: _Connection, part: list[Row]) -> list[Any]:
             message = {**build_row_request(part, sampling), "version": self._version}
-            return list(server.ask(message)["rows"]) if part else []
+            completed = list(server.ask(message)["rows"]) if part else []
+            server.rows += len(completed)
+            return completed
 
         answers = self._threads.map(ask, self._asked, split_evenly(rows, self.servers))
         return [row for answer in answers for row in answer]
@@ -187,9 +189,11 @@ class PoolSampler:
             connection.close()
         self._threads.shutdown()
         if self._keeper is not None:
+            counts = ", ".join(f"{one.rows:,}" for one in self._connections)
+            print(f"rows by vLLM server, of this machine's first rank: {counts}", flush=True)
             self._keeper.close()
-            for folder in self._folders:
-                shutil.rmtree(folder, ignore_errors=True)
+        for folder in self._folders if self._keeps else ():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def split_evenly(items: Sequence[T], parts: int) -> list[list[T]]:
@@ -210,10 +214,14 @@ def _name_folders() -> tuple[Path, Path]:
 
 
 class _Connection:
-    """The connection to one server of the pool in a folder, whichever process it is."""
+    """The connection to one server of the pool in a folder, whichever process it is.
+
+    Attributes:
+        rows: how many rows it has completed for this rank.
+    """
 
     def __init__(self, place: Path, number: int) -> None:
-        self._place, self._number = place, number
+        self._place, self._number, self.rows = place, number, 0
         self._channel: Channel | None = None
 
     def reach(self) -> dict[str, Any]:

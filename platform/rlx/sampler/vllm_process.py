@@ -218,6 +218,8 @@ def build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[s
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_LOGGING_LEVEL": "ERROR" if device.type == "cpu" else "WARNING",
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # of tensor parallelism
+            # Of tensor parallelism:
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+            "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",
         }
     )

@@ -11,13 +11,13 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -153,6 +153,11 @@ class VllmWorker:
     def has_lost_processes(self) -> bool:
         """Whether a process that vLLM started for a part of the model has ended."""
         return bool(getattr(self._llm.llm_engine.model_executor, "is_failed", False))
+
+    def end_processes(self) -> None:
+        """Ends the processes that vLLM started for parts of the model."""
+        if self._parts > 1:
+            self._llm.llm_engine.model_executor.shutdown()
 
     def answer(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
         """Handles a request of the rank that started it, unless that is for completions."""
@@ -313,30 +318,32 @@ def main(descriptor: int, *folders: str) -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the rank handles these between two steps
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_rank, args=(descriptor, folders), daemon=True).start()
+    workers: list[VllmWorker] = []
+    leaving = Thread(target=_exit_with_rank, args=(descriptor, folders, workers), daemon=True)
+    leaving.start()
     channel = Channel(Connection(descriptor))
-    worker = None
     try:
         settings = channel.receive()
-        worker = VllmWorker(settings)
-        channel.send({"longest": worker.context_length})
+        workers.append(VllmWorker(settings))
+        channel.send({"longest": workers[0].context_length})
         with torch.inference_mode():
-            serve(worker, channel, settings["socket"])
+            serve(workers[0], channel, settings["socket"])
     except EOFError:
-        return 0
+        leaving.join()
     except Exception as error:  # noqa: BLE001  (reported by the rank)
         traceback.print_exc()
-        if worker is None or not worker.has_lost_processes:  # else it is as good as killed
+        if not (workers and workers[0].has_lost_processes):  # else it is as good as killed
             channel.send({"error": f"{type(error).__name__}: {error}"})
-        return 1
-    return 0
+    return 1
 
 
-def _exit_with_rank(descriptor: int, folders: Sequence[str]) -> None:
+def _exit_with_rank(descriptor: int, folders: Sequence[str], workers: list[VllmWorker]) -> None:
     """Exits this process immediately when the rank's end of the pipe closes for any reason."""
     poll = select.poll()
     poll.register(descriptor, 0)  # wakes up only when the other end closes
     poll.poll()
+    for worker in workers:
+        worker.end_processes()
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

@@ -1,13 +1,14 @@
 """Tokens and memory of one training step: counted where possible, otherwise estimated."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean
 from typing import TYPE_CHECKING
 
 from rlx.rollout import NO_PARENT, EnvironmentPlan
 from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.trial.model_shape import ModelShape
+from rlx.trial.sampler_memory import compute_pool_bytes, compute_sampler_bytes, get_width
 from rlx.trial.token_counts import LevelTokens, TokenBudget
 
 if TYPE_CHECKING:  # they import torch, and memory is estimated without a trial too
@@ -28,14 +29,6 @@ test compares them."""
 
 
 # Tokens ------------------------------------------------------------------------------------------
-
-
-COPIES = 1.5
-"""Copies of a context's keys and values while it becomes an ancestor of several rows."""
-COMPACTED = 1.75
-"""Copies of a batch's own keys and values while the quarter of its rows that ended leaves it."""
-SET_ASIDE = 0.25
-"""More, if that quarter is kept for a later turn."""
 
 
 def token_budget(trial: "PlanTrial") -> TokenBudget:
@@ -149,8 +142,6 @@ def _sum_dialogue_tokens(levels: tuple[LevelTokens, ...], rollouts: int) -> Toke
 
 BUCKET = 500_000_000
 """Elements of the buffer in which ZeRO collects gradients, DeepSpeed's `reduce_bucket_size`."""
-DECODING = 3
-"""Copies of a decoding step's float32 logits: scaled, as log-probabilities, and for drawing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +153,8 @@ class MemoryEstimate:
         parts: bytes by what they hold.
         stages: for each stage of a step, the names of the parts that it has in memory.
         estimated: names of the parts that follow from a rule of thumb.
+        pool: bytes on each device of a sampler's pool, which no rank computes on; empty without
+            one. On a GPU its cache takes what else vLLM is given.
     """
 
     parameters: int
@@ -171,6 +164,7 @@ class MemoryEstimate:
     estimated: tuple[str, ...] = (
         *("activations", "logits", "one layer, or logits", "logits of a decoding step"),
     )
+    pool: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def stage_totals(self) -> dict[str, int]:
@@ -202,11 +196,11 @@ def estimate_step_memory(
     """
     spec, needs = trial.recipe.spec, trial.recipe.needs
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
-    width = _get_width(runner)
+    width = get_width(runner)
     learned = shape.parameters if lora is None else shape.adapters(lora)
     largest = shape.parameters if "values" in needs else learned
     held = _compute_held_bytes(spec, shape, needs)
-    sampling = _compute_sampler_bytes(spec, shape, tokens.levels)
+    sampling = compute_sampler_bytes(spec, shape, tokens.levels)
     count = min(runner.micro_batch_tokens, -(-int(tokens.shared[1]) // runner.ranks))
     targets = int(count * min(1.0, tokens.sampled[1] / tokens.shared[1]))
     update = estimate_update_bytes(runner, shape, count, targets, learns_head=lora is None)
@@ -226,6 +220,7 @@ def estimate_step_memory(
             "update": (*kept, *update),
             "optimizer step": (*kept, *finish),
         },
+        pool=compute_pool_bytes(spec, shape),
     )
 
 
@@ -239,7 +234,7 @@ def estimate_sampling_bytes(
         needs: streams that the estimator or the loss reads.
     """
     held = _compute_held_bytes(spec, shape, needs)
-    return sum((*held.values(), *_compute_sampler_bytes(spec, shape, levels).values()))
+    return sum((*held.values(), *compute_sampler_bytes(spec, shape, levels).values()))
 
 
 def estimate_update_bytes(
@@ -257,7 +252,7 @@ def estimate_update_bytes(
         targets: tokens whose log-probabilities are wanted.
         learns_head: whether the output layer has a gradient.
     """
-    width = _get_width(runner)
+    width = get_width(runner)
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     # Flex attention wants as many heads of keys as of queries, or a power of two.
     keys = narrow if shape.heads & (shape.heads - 1) == 0 else wide
@@ -287,16 +282,11 @@ def _share_of(runner: RunnerSpec, count: int, *, since: int) -> int:
     return count // (runner.ranks if runner.zero_stage >= since else 1)
 
 
-def _get_width(runner: RunnerSpec) -> int:
-    """Bytes of a number in the learner's precision."""
-    return 2 if runner.dtype == "bfloat16" else 4
-
-
 def _compute_held_bytes(
     spec: ExperimentSpec, shape: ModelShape, needs: Collection[str]
 ) -> dict[str, int]:
     """Bytes that are on the device in every stage: learner, critic and reference policy."""
-    width, lora = _get_width(spec.runner), getattr(spec.model, "lora", None)
+    width, lora = get_width(spec.runner), getattr(spec.model, "lora", None)
     learned = shape.parameters if lora is None else shape.adapters(lora)
     held = _compute_engine_bytes(spec, shape.parameters, learned, width)
     if "values" in needs:
@@ -320,69 +310,4 @@ def _compute_engine_bytes(
         "gradients": _share_of(runner, (4 if runner.zero_stage else width) * learned, since=2),
         "Adam's moments": _share_of(runner, 8 * learned, since=1),
         "float32 copy": _share_of(runner, 4 * learned * has_copy, since=1),
-    }
-
-
-def count_cached_tokens(
-    levels: Sequence[LevelTokens], ranks: float, max_rows: int, *, compacts: bool = True
-) -> float:
-    """Tokens whose keys and values one rank's sampler holds at most, with turns at their limit.
-
-    `max_rows` dialogues go through all turns together. While the sampler decodes a batch of so many
-    turns, it keeps the caches of all that go on; what a batch continues is copied, so that it can
-    grow.
-
-    Args:
-        levels: turn levels, first turn first.
-        ranks: number of samplers.
-        max_rows: rows decoded together.
-        compacts: whether some turns end early, so that batches are made smaller.
-    """
-    going_on = max((level.turns / ranks for level in levels[:-1]), default=0.0)
-    if going_on:  # whole prompts go through all turns together
-        prompts = levels[0].openings / ranks
-        ranks *= max(1.0, prompts / max(1.0, max_rows // (going_on / prompts)))
-    peak = rows = own = shared = 0.0  # rows that are kept, their own tokens, and their ancestors'
-    for level in levels:
-        contexts, turns = level.openings / ranks, level.turns / ranks
-        length = own + level.opening
-        kept, before = rows * own + shared, rows * own
-        forks, last = turns > contexts, level is levels[-1]
-        copies = COMPACTED + SET_ASIDE * (not last) if compacts else 1.0
-        rows = turns if forks else max(rows, turns)
-        together = max(max_rows, turns / max(contexts, 1.0))  # a context's turns are not split
-        part = min(1.0, together / max(rows, 1.0))
-        if forks:  # a context becomes an ancestor, whose keys change their layout
-            shared += contexts * length
-            read, own = part * contexts * length, float(level.at_most)
-            batch = max(COPIES * read + part * rows * own, read + copies * part * rows * own)
-        else:
-            own = length + level.at_most
-            batch = copies * part * rows * own
-        ended = 0.0 if last else rows * own + shared + part * before
-        peak = max(peak, kept + batch, ended)
-    return peak
-
-
-def _compute_sampler_bytes(
-    spec: ExperimentSpec, shape: ModelShape, levels: Sequence[LevelTokens]
-) -> dict[str, int]:
-    """Bytes that sampling holds: weights, keys and values of the rows that are decoded together at
-    maximum length, and their logits. An engine such as vLLM works within the memory that it is
-    given."""
-    width = _get_width(spec.runner)
-    parts = {"the sampler's copy": width * shape.parameters}
-    if spec.sampler.holds_weights_apart and spec.runner.device == "cuda":
-        return parts  # the cache takes what else the engine is given
-    if spec.sampler.holds_weights_apart:
-        parts["weights on their way to the sampler"] = width * shape.parameters
-    if spec.sampler.cache_bytes is not None:
-        return parts | {"the sampler's cache": spec.sampler.cache_bytes}
-    most = max(level.turns for level in levels)
-    rows = min(spec.sampler.max_rows, -(-most // spec.runner.ranks))
-    each = shape.layers * 2 * shape.kv_heads * shape.head_dim * width
-    cached = count_cached_tokens(levels, spec.runner.ranks, spec.sampler.max_rows)
-    return parts | {
-        "the sampler's cache": int(cached) * each,
-        "logits of a decoding step": DECODING * 4 * rows * shape.vocabulary,
     }

@@ -111,10 +111,11 @@ def estimate_memory(trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget) 
     step = estimate_step_memory(trial, shape, tokens)
     copy, loading = "the sampler's copy", "the model while it is loaded"
     peak = estimate_loading(trial.recipe.spec.runner, shape, step.learned).peak
-    if step.parts[copy] + peak <= step.total:
+    beside = (copy,) if copy in step.parts else ()  # a pool has its copies elsewhere
+    if sum(step.parts[part] for part in beside) + peak <= step.total:
         return step
     return replace(
         step,
         parts={**step.parts, loading: peak},
-        stages={"loading": (copy, loading), **step.stages},
+        stages={"loading": (*beside, loading), **step.stages},
     )

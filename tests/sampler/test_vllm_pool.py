@@ -1,0 +1,201 @@
+"""The pool of servers: who gets which rows and weights, and what happens when one ends.
+
+Most of it is shown with servers that do not import vLLM; see tests/fake_vllm_server.py.
+"""
+
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from babblers import babbler
+from patience import wait_until
+
+from rlx.errors import EnvironmentFault, RlxError
+from rlx.sampler import PoolSampler, vllm_pool, vllm_process
+from rlx.sampler.vllm_process import select_pool_gpus
+from rlx.spec import RunnerSpec, SamplerPoolSpec, TurnSpec, VllmSamplerSpec
+
+TESTS = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+TURN = TurnSpec(max_new_tokens=4)
+
+
+class Unconverted:
+    """Weights that no model has."""
+
+    def __init__(self, model):
+        pass
+
+    def convert(self, weights):
+        return {"mark": weights["mark"]} if "mark" in weights else {"mark": torch.tensor(0)}
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine whose servers are fakes, and the folder that its ranks share."""
+    monkeypatch.setattr(vllm_process, "WORKER", "fake_vllm_server")
+    monkeypatch.setattr(vllm_pool, "StoredForm", Unconverted)
+    monkeypatch.setattr(vllm_pool, "require_vllm", lambda: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    yield monkeypatch
+    assert not any(tmp_path.glob("rlx-vllm-*")), "a pool leaves nothing"
+    assert not any(Path("/dev/shm").glob(f"{tmp_path.name}-rlx-vllm-*"))
+    assert not fakes()
+
+
+def fakes():
+    return [
+        process
+        for process in psutil.Process().children()
+        if "fake_vllm_server" in " ".join(process.cmdline())
+    ]
+
+
+def opened(servers=2):
+    spec = VllmSamplerSpec(engine="vllm", pool={"servers": servers})
+    return PoolSampler(babbler(0), spec, RunnerSpec(), CPU)
+
+
+def as_rank(monkeypatch, rank, ranks):
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+
+
+def mark(number):
+    return {"mark": torch.tensor(number)}
+
+
+def ask(sampler, seeds):
+    """Seed, server and weights of each row."""
+    rows = sampler.generate([((1, 2), seed) for seed in seeds], TURN)
+    return [tuple(tokens) for tokens, _, _ in rows]
+
+
+# Rows --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 12])
+def test_parts_are_equal_and_in_order(count):
+    parts = vllm_pool.split_evenly(range(count), 3)
+    assert [one for part in parts for one in part] == list(range(count))
+    assert len(parts) == 3
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_all_ranks_ask_all_servers_each_in_its_own_order(machine):
+    as_rank(machine, 0, 2)
+    first = opened()
+    as_rank(machine, 1, 2)
+    second = opened()
+    try:
+        second.load(mark(7))  # only the first rank sends them
+        first.load(mark(7))
+        assert ask(first, range(5)) == [(0, 0, 7), (1, 0, 7), (2, 1, 7), (3, 1, 7), (4, 1, 7)]
+        assert ask(second, range(5)) == [(0, 1, 7), (1, 1, 7), (2, 0, 7), (3, 0, 7), (4, 0, 7)]
+        assert ask(first, []) == []
+        assert ask(first, [9]) == [(9, 1, 7)]
+        assert (first.limits[1], first.context_length) == (128, 128)
+    finally:
+        second.close()
+        first.close()
+
+
+def test_a_request_waits_for_the_weights_that_it_names(machine):
+    as_rank(machine, 0, 2)
+    first = opened()
+    as_rank(machine, 1, 2)
+    second = opened()
+    answers = []
+    try:
+        second.load(mark(3))
+        early = threading.Thread(target=lambda: answers.extend(ask(second, range(4))))
+        early.start()
+        first.load(mark(3))
+        early.join()
+        assert [weights for _, _, weights in answers] == [3] * 4
+    finally:
+        second.close()
+        first.close()
+
+
+# Ends --------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_ends_is_replaced_and_asked_again(machine, tmp_path, capfd):
+    machine.setenv("RLX_TEST_SERVER", f"dies={tmp_path / 'death'}:1")
+    sampler = opened(servers=1)
+    try:
+        sampler.load(mark(5))
+        assert ask(sampler, range(3)) == [(0, 0, 5), (1, 0, 5), (2, 0, 5)]
+        assert sampler.restarts == 1
+    finally:
+        sampler.close()
+    said = capfd.readouterr().err
+    assert "vLLM server 0 has not answered 3 rows: they are asked again" in said
+    assert 'was ended by SIGKILL (its last words: "the machine has no memory left")' in said
+    assert "; starting another in its place" in said
+
+
+def test_a_server_that_goes_on_ending_ends_the_run(machine, tmp_path):
+    machine.setenv("RLX_TEST_SERVER", f"dies={tmp_path / 'death'}:99")
+    sampler = opened(servers=1)
+    try:
+        with pytest.raises(RlxError) as caught:
+            ask(sampler, range(3))
+        said = str(caught.value)
+        assert said.startswith("vLLM server 0, process ")
+        assert 'ended by SIGKILL (its last words: "the machine has no memory left")' in said
+        assert "it has ended 3 times since the last weights arrived" in said
+        assert "sampler.max_rows" in said
+        assert sampler.restarts == 2
+        with pytest.raises(RlxError, match="it has ended 3 times"):
+            sampler.load(mark(1))
+    finally:
+        sampler.close()
+
+
+def test_new_weights_begin_another_count(machine):
+    sampler = opened(servers=1)
+    try:
+        for number in (1, 2):
+            sampler.load(mark(number))
+            for before in range(sampler.restarts, 2 * number):
+                wait_until("the server", fakes)[0].kill()
+                wait_until("its replacement", lambda before=before: sampler.restarts > before)
+        assert ask(sampler, [8]) == [(8, 0, 2)]
+        assert sampler.restarts == 4
+    finally:
+        sampler.close()
+
+
+def test_a_server_that_cannot_take_weights_ends_the_run(machine):
+    machine.setenv("RLX_TEST_SERVER", "refuses")
+    with pytest.raises(RlxError, match="could not take the learner's weights: no such layer"):
+        opened()
+
+
+def test_a_server_that_cannot_start_says_why(machine):
+    machine.setenv("RLX_TEST_SERVER", "mute")
+    why = r'ended with code 5 \(its last words: "no device of mine"\) before it could start'
+    with pytest.raises(RlxError, match=why):
+        opened()
+
+
+# Devices -----------------------------------------------------------------------------------------
+
+
+def test_servers_take_the_gpus_after_those_of_the_ranks(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,4,5,6,7")
+    pool, cuda = SamplerPoolSpec(servers=2, tensor_parallel=2), torch.device("cuda", 0)
+    shown = [{"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
+    assert select_pool_gpus(pool, cuda) == shown
+    assert select_pool_gpus(pool, CPU) == [{}, {}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,4,5,6")
+    with pytest.raises(
+        EnvironmentFault, match=r"need 6 GPUs, but there are 5: lower runner\.ranks"
+    ):
+        select_pool_gpus(pool, cuda)
