@@ -16,6 +16,7 @@ __all__ = [
     "SPEC",
     "WAYS",
     "babbler",
+    "furthest",
     "sampled",
     "second_turns",
     "use_flash",
@@ -39,6 +40,21 @@ def babbler(seed, *, tied=True):
         policy.model.lm_head.weight = torch.nn.Parameter(rows)
     ends = (policy.tokenizer.eos_token_id, *range(20, 33))
     return replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
+
+
+def furthest(policy, requests, completions, temperature=1.0):
+    """The largest difference, in nats, from one plain forward over each whole sequence."""
+    worst = 0.0
+    for request, group in zip(requests, completions, strict=True):
+        for c in group:
+            with torch.no_grad():
+                logits = policy.model(
+                    input_ids=torch.tensor([request.context + c.token_ids])
+                ).logits
+            logprobs = (logits[0] / temperature).log_softmax(dim=-1)[len(request.context) - 1 :]
+            plain = logprobs[torch.arange(len(c.token_ids)), torch.tensor(c.token_ids)]
+            worst = max(worst, float((plain - torch.tensor(c.logprobs)).abs().max()))
+    return worst
 
 
 def second_turns(policy, requests, completions):

@@ -10,7 +10,7 @@ import pytest
 
 from rlx.checks import check_file, run_preflight_checks
 from rlx.cli import main
-from rlx.errors import PluginError
+from rlx.errors import EnvironmentFault, PluginError
 from rlx.home import RunFolder
 from rlx.launch import (
     HostsLauncher,
@@ -191,6 +191,24 @@ def test_a_job_asks_for_no_device_here(tmp_path, monkeypatch):
     monkeypatch.setenv("RLX_DEVICES", "cpu:0")
     assert build_device_request(read("{kind: batch, folder: jobs}")[0].spec) is None
     assert build_device_request(read("wrapped")[0].spec).count == 1
+
+
+def test_a_pool_asks_for_gpus_of_its_own_and_on_the_cpu_for_nothing(monkeypatch):
+    def request(devices, *overrides):
+        monkeypatch.setenv("RLX_DEVICES", devices)
+        pool = "sampler={engine: vllm, pool: {servers: 2, tensor_parallel: 3}}"
+        model = "model.heads=3"  # as many as it splits
+        spec = check_file(QUICK, [pool, model, "runner.ranks=2", *overrides])[0].spec
+        return build_device_request(spec)
+
+    eight = ",".join(f"cuda:{number}" for number in range(8))
+    assert request(eight).count == 8
+    with pytest.raises(EnvironmentFault, match="has 2 ranks, and a pool on 6 more, and needs 8 de"):
+        request(eight.removesuffix(",cuda:7"))
+    assert request("cpu:0,cpu:1").count == 2
+    assert request(f"{eight},cpu:0,cpu:1", "runner.device=cpu").count == 2
+    with pytest.raises(EnvironmentFault, match="has 2 ranks and needs 2 devices"):
+        request("cpu:0")
 
 
 def test_rlxs_own_are_entry_points_and_have_one_interface():

@@ -114,6 +114,16 @@ def test_yaml_names_it_and_a_stored_spec_reads_back():
     assert spec.digest != read("{engine: echo, token: 8}").digest
 
 
+def test_a_pool_reads_back():
+    vllm = read("{engine: vllm}")
+    pooled = read("{engine: vllm, pool: {servers: 2}}")
+    stored = pooled.dump_resolved()
+    whole = {"servers": 2, "tensor_parallel": 1, "gpu_memory_utilization": 0.9}
+    assert stored["sampler"]["pool"] == whole
+    again = ExperimentSpec.model_validate_json(json.dumps(stored), strict=True)
+    assert again == pooled and again.digest == pooled.digest != vllm.digest
+
+
 def test_a_run_records_where_it_comes_from_and_rlxs_own_come_with_rlx():
     origins = resolve_plugins(read("{engine: echo}")).provenance
     assert [(one.distribution, one.name) for one in origins if one.kind == "sampler"] == [

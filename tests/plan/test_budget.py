@@ -46,6 +46,29 @@ def test_tokens_of_a_step_are_those_of_its_trees(plan):
     assert all(made_up < at_most for made_up, at_most in [phase.tokens.sampled, phase.tokens.rows])
 
 
+def test_a_pool_has_its_memory_apart(plan):
+    def memory(*overrides):
+        return plan("rlcr", "runner.device=cuda", *overrides).phases[-1].memory
+
+    beside = memory("sampler={engine: vllm}")
+    pool = memory("sampler={engine: vllm, pool: {servers: 2, tensor_parallel: 2}}")
+    copy = "the sampler's copy"
+    assert pool.pool == {copy: beside.parts[copy] / 2}
+    assert not beside.pool
+    assert copy not in pool.parts
+    assert pool.stage_totals["sampling"] == beside.stage_totals["sampling"] - beside.parts[copy]
+    assert pool.stage_totals["update"] == beside.stage_totals["update"]
+
+
+def test_a_pool_on_the_cpu_has_a_cache_of_its_own(plan):
+    overrides = "sampler={engine: vllm, kv_cache_mb: 64, pool: {servers: 2}}"
+    memory = plan("rlcr", overrides).phases[-1].memory
+    assert memory.pool["the sampler's cache"] == 64 << 20
+    assert "the sampler's cache" not in memory.parts
+    copies = memory.parts["weights on their way to the sampler"], memory.pool["the sampler's copy"]
+    assert copies[0] == copies[1] > 0
+
+
 def test_memory_follows_the_runner(plan):
     def parts(*overrides):
         return plan("rlcr", *overrides).phases[-1].memory.parts

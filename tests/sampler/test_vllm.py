@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from babblers import ANSWER, CONFIDENCE, SPEC, babbler, second_turns
+from babblers import ANSWER, CONFIDENCE, SPEC, babbler, furthest, second_turns
 from engines import has_ended, kill_workers, needs_vllm, workers
 from patience import wait_until
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -82,21 +82,6 @@ def two_turns(sampler, policy, requests):
         first = session.generate(requests, ANSWER)
         below = second_turns(policy, requests, first)
         return first, below, session.generate(below, CONFIDENCE)
-
-
-def furthest(policy, requests, completions, temperature=1.0):
-    """The largest difference, in nats, from one plain forward over each whole sequence."""
-    worst = 0.0
-    for request, group in zip(requests, completions, strict=True):
-        for c in group:
-            with torch.no_grad():
-                logits = policy.model(
-                    input_ids=torch.tensor([request.context + c.token_ids])
-                ).logits
-            logprobs = (logits[0] / temperature).log_softmax(dim=-1)[len(request.context) - 1 :]
-            plain = logprobs[torch.arange(len(c.token_ids)), torch.tensor(c.token_ids)]
-            worst = max(worst, float((plain - torch.tensor(c.logprobs)).abs().max()))
-    return worst
 
 
 def tokens(completions):

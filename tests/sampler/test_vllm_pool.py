@@ -3,19 +3,25 @@
 Most of it is shown with servers that do not import vLLM; see tests/fake_vllm_server.py.
 """
 
+import copy
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from babblers import babbler
+from babblers import ANSWER, babbler, furthest
+from engines import has_ended, needs_vllm, workers
 from patience import wait_until
 
 from rlx.errors import EnvironmentFault, RlxError
-from rlx.sampler import PoolSampler, vllm_pool, vllm_process
+from rlx.model import adapter_weights
+from rlx.model.lora import adapt_model
+from rlx.rollout import CompletionRequest
+from rlx.sampler import PoolSampler, load_weights, open_sampler, vllm_pool, vllm_process
 from rlx.sampler.vllm_process import select_pool_gpus
-from rlx.spec import RunnerSpec, SamplerPoolSpec, TurnSpec, VllmSamplerSpec
+from rlx.spec import Lora, RunnerSpec, SamplerPoolSpec, TurnSpec, VllmSamplerSpec
 
 TESTS = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -199,3 +205,38 @@ def test_servers_take_the_gpus_after_those_of_the_ranks(monkeypatch):
         EnvironmentFault, match=r"need 6 GPUs, but there are 5: lower runner\.ranks"
     ):
         select_pool_gpus(pool, cuda)
+
+
+# With vLLM ---------------------------------------------------------------------------------------
+
+
+@needs_vllm
+def test_a_model_split_in_two_has_the_learners_weights_and_adapters():
+    lora = Lora(rank=4, alpha=8)
+    policy, learner = babbler(2), copy.deepcopy(babbler(2))
+    adapt_model(learner.model, lora, seed=0)
+    requests = [
+        CompletionRequest(policy.dialogue.open(f"nums: {n} 3\ntarget: {n}\n"), None, (n, n + 10))
+        for n in range(4)
+    ]
+    pool = {"servers": 1, "tensor_parallel": 2}
+    spec = VllmSamplerSpec(engine="vllm", kv_cache_mb=32, pool=pool)
+    with open_sampler(replace(babbler(1), lora=lora), spec, RunnerSpec(), CPU) as sampler:
+        assert sampler.description == (
+            "vLLM in a pool of 1 server, each over 2 devices; LoRA adapters are swapped"
+        )
+        load_weights(sampler, iter(policy.model.named_parameters()))
+        assert furthest(policy, requests, complete(sampler, requests)) <= 5e-5
+        for weight in adapter_weights(learner.model).values():
+            weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+        sampler.load_adapter(adapter_weights(learner.model))
+        drawn = complete(sampler, requests)
+        assert furthest(learner, requests, drawn) <= 5e-5
+        assert furthest(policy, requests, drawn) > 0.1
+        (server,) = workers()
+    assert has_ended(server)
+
+
+def complete(sampler, requests):
+    with sampler.session() as session:
+        return session.generate(requests, ANSWER)

@@ -36,21 +36,21 @@ def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
     Raises:
         EnvironmentFault: this machine has fewer devices than the run takes.
     """
-    runner, count = spec.runner, gpus_here(spec)
-    listed = _list_devices() if count else []
+    runner, sampler = spec.runner, spec.sampler
+    ranks = open_launcher(runner).count_ranks_here()
+    listed = _list_devices() if ranks else []
     on_cuda = runner.device != "cpu" and any(name.startswith("cuda:") for name in listed)
     kind = "cuda:" if on_cuda or runner.device == "cuda" else "cpu:"
     names = tuple(name for name in listed if name.startswith(kind))
     if not names:
         return None  # the ranks report a missing device themselves
-    apart = spec.sampler.gpus_apart if kind == "cuda:" else 0  # on the CPU, only ranks count
-    count -= spec.sampler.gpus_apart - apart
+    apart = sampler.gpus_apart if kind == "cuda:" else 0  # on the CPU, only ranks count
+    count = ranks * sampler.gpus_per_rank + apart
     if len(names) < count:
-        ranks = (count - apart) // spec.sampler.gpus_per_rank
-        pool = f" and a pool of samplers on {apart} GPUs" if apart else ""
+        pool = f", and a pool on {apart} more," if apart else ""
         raise EnvironmentFault(
-            f"the experiment has {ranks} ranks{pool} and needs {count} "
-            f"devices, but this machine has {len(names)}: {', '.join(names)}"
+            f"the experiment has {ranks} ranks{pool} and needs {count} devices, but this machine "
+            f"has {len(names)}: {', '.join(names)}"
         )
     return DeviceRequest(this_machine(), names, count)
 

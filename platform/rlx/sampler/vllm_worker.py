@@ -334,6 +334,8 @@ def main(descriptor: int, *folders: str) -> int:
         traceback.print_exc()
         if not (workers and workers[0].has_lost_processes):  # else it is as good as killed
             channel.send({"error": f"{type(error).__name__}: {error}"})
+        for worker in workers:
+            worker.end_processes()
     return 1
 
 
@@ -350,4 +352,7 @@ def _exit_with_rank(descriptor: int, folders: Sequence[str], workers: list[VllmW
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), *sys.argv[2:]))
+    code = main(int(sys.argv[1]), *sys.argv[2:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the libraries' own farewell would hide the last words of an error
