@@ -3,7 +3,7 @@ names the row's seed, itself and its weights.
 
 RLX_TEST_SERVER says what else it does. `dies`: a file, below whose name it leaves one more whenever
 it is killed while it generates, at most as often as the number after `:`. `refuses`: it cannot take
-weights. `mute`: it ends before it starts.
+weights. `mute`: it ends before it starts. `plain`: it takes no adapters.
 """
 
 import os
@@ -66,6 +66,9 @@ def main(descriptor):
     if WHAT == "mute":
         print("no device of mine")
         return 5
+    if WHAT == "plain" and settings["adapter"]:
+        channel.send({"error": "no adapters here"})
+        return 1
     server = FakeServer(int(Path(settings["socket"]).stem))
     channel.send({"longest": server.context_length})
     try:

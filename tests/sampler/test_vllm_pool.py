@@ -60,9 +60,10 @@ def fakes():
     ]
 
 
-def opened(servers=2):
-    spec = VllmSamplerSpec(engine="vllm", pool={"servers": servers})
-    return PoolSampler(babbler(0), spec, RunnerSpec(), CPU)
+def opened(servers=2, **settings):
+    spec = VllmSamplerSpec(engine="vllm", pool={"servers": servers}, **settings)
+    policy = replace(babbler(0), lora=Lora(rank=4, alpha=8))
+    return PoolSampler(policy, spec, RunnerSpec(), CPU)
 
 
 def as_rank(monkeypatch, rank, ranks):
@@ -163,6 +164,21 @@ def test_a_server_that_goes_on_ending_ends_the_run(machine, tmp_path):
         sampler.close()
 
 
+def test_every_rank_is_told_why_the_pool_has_ended(machine, tmp_path):
+    machine.setenv("RLX_TEST_SERVER", f"dies={tmp_path / 'death'}:99")
+    as_rank(machine, 0, 2)
+    first = opened(servers=1)
+    as_rank(machine, 1, 2)
+    second = opened(servers=1)
+    try:
+        for sampler in (second, first):
+            with pytest.raises(RlxError, match="it has ended 3 times since the last weights"):
+                ask(sampler, [1])
+    finally:
+        second.close()
+        first.close()
+
+
 def test_new_weights_begin_another_count(machine):
     sampler = opened(servers=1)
     try:
@@ -187,6 +203,30 @@ def test_a_server_that_cannot_start_says_why(machine):
     machine.setenv("RLX_TEST_SERVER", "mute")
     why = r'ended with code 5 \(its last words: "no device of mine"\) before it could start'
     with pytest.raises(RlxError, match=why):
+        opened()
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "says"),
+    [
+        ("plain", {}, "LoRA adapters are merged, not swapped (no adapters here)"),
+        ("", {"adapters": "merge"}, "LoRA adapters are merged: sampler.adapters is merge"),
+    ],
+)
+def test_servers_without_adapters_get_merged_weights(machine, what, settings, says):
+    machine.setenv("RLX_TEST_SERVER", what)
+    sampler = opened(**settings)
+    try:
+        assert sampler.description == f"vLLM in a pool of 2 servers; {says}"
+        assert not sampler.takes_adapter
+        assert sampler.restarts == 0
+    finally:
+        sampler.close()
+
+
+def test_a_long_temporary_path_is_refused_before_anything_starts(machine, tmp_path):
+    machine.setattr("tempfile.tempdir", str(tmp_path / ("a" * 120)))
+    with pytest.raises(EnvironmentFault, match="too long: set TMPDIR to a shorter one"):
         opened()
 
 

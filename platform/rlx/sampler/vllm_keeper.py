@@ -53,7 +53,6 @@ class PoolKeeper:
         device: device of the rank.
 
     Attributes:
-        restarts: how often a server was replaced.
         refusal: why vLLM takes no adapters of this model; None if it does, or is not asked to.
 
     Raises:
@@ -67,7 +66,6 @@ class PoolKeeper:
         environments: Sequence[Mapping[str, str]],
         device: torch.device,
     ) -> None:
-        self.restarts = 0
         self.refusal: str | None = None
         self._place, self._device = place, device
         self._settings = dict(settings)
@@ -87,6 +85,11 @@ class PoolKeeper:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def restarts(self) -> int:
+        """How often servers were replaced."""
+        return sum(server.restarts for server in self._servers)
 
     def load(self, version: int, weights: PublishedWeights) -> None:
         """Sends weights to all servers; an adapter that was sent before is dropped.
@@ -168,17 +171,17 @@ class PoolKeeper:
                 "ran out of memory, lower sampler.max_rows, sampler.pool.gpu_memory_utilization "
                 "(on a GPU) or sampler.kv_cache_mb (on the CPU)"
             )
-        self.restarts += 1
+        server.restarts += 1
         print(f"{how}; starting another in its place", file=sys.stderr, flush=True)
 
     def _start(self, server: "_Server") -> None:
-        """Starts a server and sends it the current weights. The first time, it is started without
-        adapters if vLLM refuses them."""
+        """Starts a server and sends it the current weights; without adapters if vLLM refuses them
+        when it is started for the first time."""
         settings = self._settings
         try:
             self._boot(server)
         except WorkerRefusal as refusal:
-            if settings["adapter"] is None or server.is_up.is_set():
+            if settings["adapter"] is None:
                 raise
             self.refusal, self._settings = refusal.why, {**settings, "adapter": None}
             self._boot(server)
@@ -190,9 +193,12 @@ class PoolKeeper:
             server.get_process().ask({**self._settings, **where}, "start with this model")
             for ask, published in self._published.items():
                 _tell(server, ask, *published)
-        except WorkerGone as gone:  # counts as any other end, but at first
-            if not (server.is_up.is_set() or self._closing):
-                raise RlxError(f"{server.wait()} before it could start") from gone
+        except (WorkerGone, WorkerRefusal) as end:
+            if server.is_up.is_set() or self._closing:
+                return  # it counts as any other end
+            if isinstance(end, WorkerRefusal):
+                raise
+            raise RlxError(f"{server.wait()} before it could start") from end
 
     def _fail(self, error: RlxError) -> None:
         """Says to all ranks why the pool has ended."""
@@ -217,12 +223,13 @@ class _Server:
 
     Attributes:
         ends: how often it has ended since the last weights.
+        restarts: how often it was replaced.
         is_up: set when it has been started for the first time, or could not be.
         lock: held while its process is replaced, or gets weights.
     """
 
     def __init__(self, number: int, environment: Mapping[str, str]) -> None:
-        self.number, self.ends = number, 0
+        self.number, self.ends, self.restarts = number, 0, 0
         self.process: WorkerProcess | None = None
         self.is_up, self.lock = Event(), Lock()
         self._environment = environment

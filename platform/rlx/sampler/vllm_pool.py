@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rlx.errors import RlxError
+from rlx.errors import EnvironmentFault, RlxError
 from rlx.model import Policy, StoredForm
 from rlx.sampler.channel import Channel
 from rlx.sampler.drift import SamplerDrift
@@ -41,6 +41,8 @@ __all__ = ["PoolSampler", "split_evenly"]
 
 T = TypeVar("T")
 
+SOCKET_PATH = 107
+"""Maximum length of a socket's path on Linux, in bytes."""
 LOOK = 0.1
 """Seconds between two attempts to reach a server that is being started."""
 
@@ -102,6 +104,7 @@ class PoolSampler:
         assert spec.pool is not None
         gpus = select_pool_gpus(spec.pool, device)
         place, _ = self._folders
+        _require_short_path(get_socket(place, self.servers))
         place.mkdir(mode=0o700)
         ModelFiles(policy).write(place)
         common = build_worker_environment(runner, device)
@@ -187,11 +190,11 @@ class PoolSampler:
         """Leaves the pool; the machine's first rank stops it."""
         for connection in self._connections:
             connection.close()
-        self._threads.shutdown()
         if self._keeper is not None:
             counts = ", ".join(f"{one.rows:,}" for one in self._connections)
             print(f"rows by vLLM server, of this machine's first rank: {counts}", flush=True)
             self._keeper.close()
+        self._threads.shutdown(wait=self._keeps)  # others wait for no answer that they do not need
         for folder in self._folders if self._keeps else ():
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -213,6 +216,19 @@ def _name_folders() -> tuple[Path, Path]:
     return temporary / name, SHARED_MEMORY / f"{temporary.name}-{name}"
 
 
+def _require_short_path(path: Path) -> None:
+    """Checks that a socket can have this path.
+
+    Raises:
+        EnvironmentFault: it is too long.
+    """
+    if (over := len(os.fsencode(path)) - SOCKET_PATH) > 0:
+        raise EnvironmentFault(
+            f"sampler.pool needs sockets in the temporary folder, whose path is {over} characters "
+            "too long: set TMPDIR to a shorter one"
+        )
+
+
 class _Connection:
     """The connection to one server of the pool in a folder, whichever process it is.
 
@@ -223,15 +239,15 @@ class _Connection:
     def __init__(self, place: Path, number: int) -> None:
         self._place, self._number, self.rows = place, number, 0
         self._channel: Channel | None = None
+        self._is_closed = False
 
     def reach(self) -> dict[str, Any]:
         """Connects, as soon as the server is there; returns what it says of itself.
 
         Raises:
-            RlxError: the pool has failed.
+            RlxError: the pool has failed, or this rank has left it.
         """
-        self.close()
-        while True:
+        while not self._is_closed:
             if (failure := self._place / FAILURE).exists():
                 raise RlxError(failure.read_text())
             with suppress(EOFError, OSError):
@@ -240,30 +256,33 @@ class _Connection:
                 self._channel = channel
                 return told
             time.sleep(LOOK)
+        raise RlxError("this rank has left the pool of vLLM servers")
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Sends a message and waits for the answer; asks again if the server was replaced.
 
         Raises:
-            RlxError: the pool has failed.
+            RlxError: the pool has failed, or this rank has left it.
         """
         while True:
+            channel = self._channel
+            assert channel is not None
             try:
-                assert self._channel is not None
-                self._channel.send(message)
-                return self._channel.receive()
+                channel.send(message)
+                return channel.receive()
             except (EOFError, OSError):
-                rows = len(message["rows"])
+                channel.close()
+            if not self._is_closed:
                 print(
-                    f"vLLM server {self._number} has not answered {rows} rows: they are asked "
-                    "again of the one that replaces it",
+                    f"vLLM server {self._number} has not answered {len(message['rows'])} rows: "
+                    "they are asked again of the one that replaces it",
                     file=sys.stderr,
                     flush=True,
                 )
             self.reach()
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection for good."""
+        self._is_closed = True
         if self._channel is not None:
             self._channel.close()
-            self._channel = None
