@@ -113,12 +113,24 @@ def vllm(device: str) -> Result:
 
 def two_gpus(device: str) -> Result:
     """Two ranks with NCCL."""
+    lack = _find_gpu_lack(device, 2)
+    return {"skipped": lack} if lack else _stages(device, "rlcr_1.5b", "runner.ranks=2")
+
+
+def vllm_pool(device: str) -> Result:
+    """A rank beside a pool of one server, split over two GPUs."""
+    if importlib.util.find_spec("vllm") is None:
+        return {"skipped": "vLLM is not installed here"}
+    lack = _find_gpu_lack(device, 3)
+    pool = "sampler={engine: vllm, pool: {servers: 1, tensor_parallel: 2}}"
+    return {"skipped": lack} if lack else _stages(device, "rlcr_1.5b", pool)
+
+
+def _find_gpu_lack(device: str, wanted: int) -> str | None:
     count = json.loads(
         _run([sys.executable, "-c", "import torch; print(torch.cuda.device_count())"])
     )
-    if device == "cuda" and count < 2:
-        return {"skipped": f"there is {count} GPU"}
-    return _stages(device, "rlcr_1.5b", "runner.ranks=2")
+    return f"GPUs: {count} of {wanted}" if device == "cuda" and count < wanted else None
 
 
 def _experiment(name: str, device: str) -> Result:
@@ -153,6 +165,7 @@ PARTS: dict[str, Callable[[str], Result]] = {
     "off_policy": lambda device: _stages(device, "countdown_1.5b", "rollout.off_policy_steps=1"),
     "vllm": vllm,
     "two_gpus": two_gpus,
+    "vllm_pool": vllm_pool,
     **{f"tests_{which}": partial(promises, which=which) for which in ROOMS},
     "speed": speed,
     **{name: partial(_experiment, name) for name in ("quick", "rlcr", "countdown", "kg")},

@@ -29,6 +29,8 @@ MOST = 2
 """Replacements of one server between two sets of weights; after one more end, the run ends too."""
 LAST = 3
 """Different lines of a server's output that are repeated when it ends."""
+LONGEST = 200
+"""Characters of each of these lines."""
 FAILURE = "failure"
 """File of a pool's folder that says why it has ended, for the ranks that ask its servers."""
 LOAD, ADAPT = "load", "adapt"
@@ -281,6 +283,6 @@ class _Server:
         with output:
             for line in output:
                 words = escape_unprintable(line.decode(errors="replace").rstrip())
-                if words not in self._words:
-                    self._words.append(words)
+                if (end := words[:LONGEST]) not in self._words:
+                    self._words.append(end)
                 print(f"vLLM server {self.number}: {words}", file=sys.stderr, flush=True)
