@@ -120,6 +120,22 @@ def test_swapped_adapters_are_the_learners_and_nothing_is_left_of_former_ones():
             assert sampler.drift.mean <= sampler.drift.largest <= 5e-5
 
 
+@pytest.mark.parametrize(("servers", "prompts"), [(1, 4), (4, 4), (9, 9)])
+def test_every_server_of_a_pool_is_asked(servers, prompts):
+    sampler = Bfloat16Noise(0.05)
+    sampler.servers, sampler.asked = servers, []
+    generate = sampler.generate
+    sampler.generate = lambda requests, turn: (
+        sampler.asked.append(len(requests)) or generate(requests, turn)
+    )
+    policy, spec = build_policy(MODEL, 0), VllmSamplerSpec(engine="vllm")
+    context = machinery(policy, spec, sampler)
+    context.spec.runner = RunnerSpec(dtype="bfloat16")
+    context.learner.logprobs = lambda batch, want: batch.behaviour_logprobs
+    synchronize_sampler(context)
+    assert set(sampler.asked) == {prompts}
+
+
 class Bfloat16Noise:
     """Says of itself what correct bfloat16 engines say of each other: σ .05, few far off."""
 
