@@ -194,7 +194,7 @@ class Home:
 
     def running(self):
         """Every process of this machine that has not ended."""
-        return running()
+        return list(find_parents())
 
 
 def is_fork_server(pid):
@@ -229,7 +229,7 @@ def read(path):
 
 def below(pid):
     """The descendants of a process."""
-    parents = {p: int(read(f"/proc/{p}/stat").rpartition(b")")[2].split()[1]) for p in running()}
+    parents = find_parents()
     found, above = [], {pid}
     while above:
         above = {p for p, parent in parents.items() if parent in above}
@@ -237,10 +237,10 @@ def below(pid):
     return found
 
 
-def running():
-    """Processes that have not ended; those that nobody has waited for have."""
+def find_parents():
+    """Of every process that has not ended, its parent; those that nobody has waited for have."""
     stats = {pid: read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in pids()}
-    return [pid for pid, stat in stats.items() if stat and stat[0] != b"Z"]
+    return {pid: int(stat[1]) for pid, stat in stats.items() if stat and stat[0] != b"Z"}
 
 
 # The runs ----------------------------------------------------------------------------------------
