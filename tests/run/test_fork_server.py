@@ -2,6 +2,9 @@
 
 import os
 import signal
+import socket
+import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -10,8 +13,9 @@ from forked import cold_starts
 from patience import wait_until
 
 from rlx.home import RunFolder
-from rlx.launch import LocalLauncher
+from rlx.launch import LocalLauncher, fork_server
 from rlx.launch.devices import NvidiaDriver, TorchBuild
+from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.rank_group import ForkServer
 from rlx.spec import RunnerSpec
 
@@ -75,6 +79,73 @@ def test_ranks_that_are_to_end_are_not_forked_later(tmp_path):
         ranks.kill()
         ranks.collect()
         assert ranks.pids == ()
+
+
+def test_without_a_supervisor_nothing_is_forked_and_nothing_is_left(tmp_path, capfd):
+    run = RunFolder(tmp_path)
+    with cold_starts(), ForkServer(run, "r-1") as forks, open_temporary_folder(run) as temporary:
+        forks.start({**os.environ, **temporary}, [{"RANK": "0"}, {"RANK": "1"}])
+        process, orders = forks._server
+        orders.close()  # as if this process were killed, while libraries are imported
+        wait_until("it to end", lambda: process.poll() is not None)
+        assert process.returncode == 0
+        assert not Path(temporary["TMPDIR"]).exists()
+        assert capfd.readouterr().err == ""
+
+
+def test_orders_do_not_wait_for_imports_however_large_the_environment(tmp_path):
+    large = {**os.environ, "RLX_TEST_LARGE": "x" * 60_000}
+    with ForkServer(RunFolder(tmp_path), "r-1") as forks:
+        forks._command = ["sleep", "infinity"]  # reads nothing
+        ranks = [{"RANK": str(rank)} for rank in range(8)]
+        starting = threading.Thread(target=forks.start, args=(large, ranks), daemon=True)
+        starting.start()
+        starting.join(60)
+        assert not starting.is_alive(), "it waits for what nobody reads"
+
+
+def test_a_rank_that_could_not_be_forked_is_missed(monkeypatch):
+    fork, forked = os.fork, []
+
+    def fork_once():
+        if forked:
+            os.kill(os.getpid(), signal.SIGKILL)
+        forked.append(True)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fork_once)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ChildProcessError, match="could not be forked"):
+        fork_server._fork_rank(theirs)
+
+
+def test_a_rank_that_is_known_leads_its_process_group(monkeypatch):
+    start_session = os.setsid
+    monkeypatch.setattr(os, "setsid", lambda: (time.sleep(0.5), start_session()))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        if fork_server._fork_rank(theirs):
+            signal.pause()
+        rank = int(ours.recv(64))
+        try:
+            assert os.getpgid(rank) == rank
+        finally:
+            os.kill(rank, signal.SIGKILL)
+
+
+def test_a_hanging_import_is_shown_in_the_log(own_home, monkeypatch, tmp_path):
+    (tmp_path / "deepspeed.py").write_text("import time\ntime.sleep(100_000)\n")
+    path = f"{tmp_path}{os.pathsep}{own_home.environment['PYTHONPATH']}"
+    monkeypatch.setitem(own_home.environment, "PYTHONPATH", path)
+    sets = {**own_home.long, "runner.hang_after": 10, "runner.max_attempts": 1}
+    with cold_starts():
+        run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
+    own_home.until(lambda: own_home.run(run).ended, "the run to end")
+    assert own_home.run(run).reason.startswith("no progress for 10 s; the log shows")
+    assert (
+        'deepspeed.py", line 2 in <module>'
+        in RunFolder(Path(own_home.run(run).directory)).log.read_text()
+    )
 
 
 CUDA, WITHOUT = TorchBuild("2.13.0", "12.8"), TorchBuild("2.13.0+cpu", None)

@@ -113,7 +113,7 @@ class Attempt:
             try:
                 hung = self._watch(ranks, beat, report_pause)
                 if hung:
-                    self._dump_rank_stacks()
+                    self._dump_stacks(ranks)
             except BaseException:
                 self._end(ranks, politely=False)
                 raise
@@ -171,9 +171,12 @@ class Attempt:
         while time.monotonic() < until and not self._orders.stop and ranks.poll() is None:
             ranks.wait(LOOK)
 
-    def _dump_rank_stacks(self) -> None:
-        """Makes hung ranks write their stacks to the log."""
-        for pid in list_live_ranks(self._folder.root, os.getpid()):
+    def _dump_stacks(self, ranks: RankGroup) -> None:
+        """Makes hung ranks write their stacks to the log, or the process that is to fork them."""
+        hung = [*list_live_ranks(self._folder.root, os.getpid())]
+        if self._forks.pid is not None and not ranks.is_direct:
+            hung.append(self._forks.pid)
+        for pid in hung:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(1.0)

@@ -1,20 +1,24 @@
 """Forks ranks, which import nothing: `python -m rlx.launch.fork_server FOLDER RUN_ID`.
 
 The process imports what ranks need, once, and does nothing else: no thread may run and no device
-may be in use when it is forked. On its standard input, a socket, each line is the environment of
-one rank as JSON; the answer is the rank's process id. It ends when the supervisor closes the
-socket, or is gone. A rank is the supervisor's child: the process that forks it ends at once, and
-the supervisor adopts orphans.
+may be in use when it is forked. On its standard input, a socket, each line asks for ranks: as JSON,
+the environment that they have in common, and what each adds to it. Every rank is answered by its
+process id. The process ends when the supervisor closes the socket, or is gone. A rank is the
+supervisor's child: the process that forks it ends at once, and the supervisor adopts orphans.
 
 Hardly anything is imported at module level, as in `rlx.launch.rank`.
 """
 
+import faulthandler
 import json
 import os
+import select
+import signal
 import socket
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from rlx.descendants import name_process
@@ -29,8 +33,11 @@ WITHOUT_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 def main(folder: str, run_id: str) -> int:
     """Forks ranks until the supervisor needs no more; each rank returns from here as well."""
     name_process(NAME)
+    faulthandler.register(signal.SIGUSR1)  # the supervisor asks where an import hangs
     orders = socket.socket(fileno=os.dup(0))
     _close_input()
+    from rlx.home import RunFolder
+    from rlx.launch.leftovers import remove_temporary_folder
     from rlx.launch.rank import import_libraries, show_activity, write_failure
     from rlx.launch.rank import main as run_rank
 
@@ -38,45 +45,69 @@ def main(folder: str, run_id: str) -> int:
     try:
         show_activity(Path(folder), "libraries")
         import_libraries(on_cpu=True)
+        is_rank = _serve(orders)
     except Exception as error:  # noqa: BLE001  (recorded, and the attempt ends)
         write_failure(Path(folder), error)
         traceback.print_exc()
         return 1
-    if _serve(orders):
+    if is_rank:
         return run_rank(folder, run_id)
+    remove_temporary_folder(RunFolder(Path(folder)))  # if it is still there, nobody else does
     os._exit(0)  # libraries would print on their way out
 
 
 def _serve(orders: socket.socket) -> bool:
-    """Forks a rank per order. Returns True in each of them, and False when no more are needed."""
+    """Forks ranks as ordered. Returns True in each of them, and False when no more are needed.
+
+    Raises:
+        OSError: a process cannot be forked.
+    """
     with orders, orders.makefile("rb") as lines:
         for line in lines:
-            if _fork_rank(orders):
-                os.environ.clear()
-                os.environ.update(json.loads(line))
-                tempfile.tempdir = None  # read from the environment again
-                return True
+            order = json.loads(line)
+            for own in order["own"]:
+                if _is_closed(orders):  # while the libraries were imported
+                    return False
+                if _fork_rank(orders):
+                    os.environ.clear()
+                    os.environ.update({**order["common"], **own})
+                    tempfile.tempdir = None  # read from the environment again
+                    return True
     return False
 
 
+def _is_closed(orders: socket.socket) -> bool:
+    """Whether the supervisor has closed its end, also if there are orders that were not read."""
+    poll = select.poll()
+    poll.register(orders, 0)
+    return bool(poll.poll(0))
+
+
 def _fork_rank(orders: socket.socket) -> bool:
-    """Returns True in the rank; here, tells its process id to the supervisor, its parent by now."""
+    """Returns True in the rank; here, tells its process id to the supervisor, its parent by now.
+
+    Raises:
+        OSError: a process cannot be forked.
+    """
     reading, writing = os.pipe()
     between = os.fork()
     if between:
         os.close(writing)
         os.waitpid(between, 0)
-        orders.sendall(os.read(reading, 64))
-        os.close(reading)
+        with os.fdopen(reading, "rb") as told:
+            rank = told.read()
+        if not rank:
+            raise ChildProcessError("a rank could not be forked, or was killed at once")
+        with suppress(BrokenPipeError):  # the supervisor is gone
+            orders.sendall(rank)
         return False
-    rank = os.fork()
-    if rank:
-        os.write(writing, f"{rank}\n".encode())
+    if os.fork():
         os._exit(0)
     os.close(reading)
-    os.close(writing)
-    os.setsid()
+    os.setsid()  # before anybody knows the rank, and kills its process group
     name_process(RANK_NAME)
+    os.write(writing, f"{os.getpid()}\n".encode())
+    os.close(writing)
     return True
 
 

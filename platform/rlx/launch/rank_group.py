@@ -123,7 +123,7 @@ class ForkServer:
         if self._server is None or self._server.process.poll() is not None:
             self._end()
             self._server = self._start_server(common)
-        return ForkedRanks(self._server, [{**common, **one} for one in own])
+        return ForkedRanks(self._server, common, list(own))
 
     def _start_server(self, environment: Mapping[str, str]) -> "_Server":
         ours, theirs = socket.socketpair()
@@ -153,16 +153,21 @@ class ForkedRanks(RankGroup):
 
     Args:
         server: forks them, and has not been asked for others that it still has to fork.
-        environments: one per rank.
+        common: environment variables that they have in common.
+        own: those of each rank in addition.
     """
 
-    def __init__(self, server: _Server, environments: Sequence[Mapping[str, str]]) -> None:
-        self._server, self._missing = server, len(environments)
+    def __init__(
+        self, server: _Server, common: Mapping[str, str], own: Sequence[Mapping[str, str]]
+    ) -> None:
+        self._server, self._missing = server, len(own)
         self._codes: dict[int, int | None] = {}
         self._failure: int | None = None
         self._answer = b""
-        with suppress(BrokenPipeError):  # it has ended, which `poll` reports
-            server.orders.sendall(b"".join(json.dumps(e).encode() + b"\n" for e in environments))
+        # Once: what does not fit into the socket would wait for the imports of the server.
+        order = {"common": dict(common), "own": [dict(one) for one in own]}
+        with suppress(ConnectionError):  # it has ended, which `poll` reports
+            server.orders.sendall(json.dumps(order).encode() + b"\n")
 
     @property
     def is_direct(self) -> bool:
