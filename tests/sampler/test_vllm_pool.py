@@ -20,6 +20,7 @@ from rlx.model import adapter_weights
 from rlx.model.lora import adapt_model
 from rlx.rollout import CompletionRequest
 from rlx.sampler import PoolSampler, load_weights, open_sampler, vllm_pool, vllm_process
+from rlx.sampler.channel import Channel
 from rlx.sampler.vllm_process import select_pool_gpus
 from rlx.spec import Lora, RunnerSpec, SamplerPoolSpec, TurnSpec, VllmSamplerSpec
 
@@ -228,6 +229,61 @@ def test_a_long_temporary_path_is_refused_before_anything_starts(machine, tmp_pa
     machine.setattr("tempfile.tempdir", str(tmp_path / ("a" * 120)))
     with pytest.raises(EnvironmentFault, match="too long: set TMPDIR to a shorter one"):
         opened()
+
+
+def test_the_folder_for_weights_cannot_be_guessed(machine):
+    as_rank(machine, 0, 2)
+    pools, shared = zip(*(vllm_pool._name_folders() for _ in range(2)), strict=True)
+    assert pools[0] == pools[1], "the ranks of a machine find the servers there"
+    assert shared[0] != shared[1], "somebody else could have made it, to change what is in it"
+
+
+def test_a_rank_is_told_when_the_first_has_left(machine):
+    machine.setattr(vllm_pool, "GONE", 0.3)
+    as_rank(machine, 0, 2)
+    first = opened()
+    as_rank(machine, 1, 2)
+    second = opened()
+    try:
+        second.load(mark(3))  # which the first one does not send
+        first.close()
+        with pytest.raises(ConnectionError, match="first rank has left the pool"):
+            ask(second, range(4))
+    finally:
+        second.close()
+
+
+def test_a_rank_that_leaves_waits_for_no_answer(machine):
+    as_rank(machine, 0, 2)
+    first = opened()
+    as_rank(machine, 1, 2)
+    second = opened()
+    told, sent, send = [], [], Channel.send
+
+    def send_and_note(channel, message):
+        send(channel, message)
+        sent.append(message)
+
+    machine.setattr(Channel, "send", send_and_note)
+
+    def ask_too_early():
+        with pytest.raises(RlxError, match="has left the pool") as caught:
+            ask(second, range(4))
+        told.append(caught.value)
+
+    try:
+        second.load(mark(3))  # which the first one does not send
+        asking = threading.Thread(target=ask_too_early)
+        asking.start()
+        wait_until("both servers to be asked", lambda: len(sent) == 2)
+        second.close()
+        wait_until("it to end", lambda: not asking.is_alive())
+        threads = second._threads._threads
+        wait_until("all to end", lambda: not any(thread.is_alive() for thread in threads))
+        assert told
+    finally:
+        second.close()
+        first.close()
 
 
 # Devices -----------------------------------------------------------------------------------------

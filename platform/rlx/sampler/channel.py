@@ -1,7 +1,10 @@
 """Channel between a rank and its worker process for JSON, bytes, and open files."""
 
 import json
+import os
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -55,6 +58,12 @@ class Channel:
         """Waits for the descriptor of an open file, which the caller must close."""
         descriptor: int = reduction.recv_handle(self._end)
         return descriptor
+
+    def hang_up(self) -> None:
+        """Ends the exchange: this process and the other one receive `EOFError`, also a thread that
+        waits for a message, which can then close the channel."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self._end.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the channel; the other process receives `EOFError`."""

@@ -45,6 +45,8 @@ SOCKET_PATH = 107
 """Maximum length of a socket's path on Linux, in bytes."""
 LOOK = 0.1
 """Seconds between two attempts to reach a server that is being started."""
+GONE = 10.0
+"""Seconds without a pool's folder after which a rank ends: the first one has said why by then."""
 
 
 class PoolSampler:
@@ -206,14 +208,15 @@ def split_evenly(items: Sequence[T], parts: int) -> list[list[T]]:
 
 
 def _name_folders() -> tuple[Path, Path]:
-    """The pool's folder, and one in shared memory, the same on all ranks of this machine.
+    """The pool's folder, the same on all ranks of this machine, and one in shared memory, where all
+    users write, under a name that none of them can guess.
 
     Ranks of one attempt have a temporary folder of their own, after which their supervisor sweeps.
     """
-    temporary = Path(tempfile.gettempdir())
+    temporary, token = Path(tempfile.gettempdir()), secrets.token_hex(4)
     is_alone = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) == 1
-    name = f"rlx-vllm-{secrets.token_hex(4) if is_alone else 'pool'}"
-    return temporary / name, SHARED_MEMORY / f"{temporary.name}-{name}"
+    pool = temporary / f"rlx-vllm-{token if is_alone else 'pool'}"
+    return pool, SHARED_MEMORY / f"{temporary.name}-rlx-vllm-{token}"
 
 
 def _require_short_path(path: Path) -> None:
@@ -246,16 +249,21 @@ class _Connection:
 
         Raises:
             RlxError: the pool has failed, or this rank has left it.
+            ConnectionError: the machine's first rank has left it.
         """
+        was_there, missed = self._channel is not None, 0.0
         while not self._is_closed:
             if (failure := self._place / FAILURE).exists():
                 raise RlxError(failure.read_text())
             with suppress(EOFError, OSError):
-                channel = Channel(Client(str(get_socket(self._place, self._number)), "AF_UNIX"))
-                told = channel.receive()
-                self._channel = channel
-                return told
+                address = str(get_socket(self._place, self._number))
+                self._channel = Channel(Client(address, "AF_UNIX"))
+                if not self._is_closed:  # `close` ends this exchange from now on
+                    return self._channel.receive()
             time.sleep(LOOK)
+            missed += LOOK if was_there and not self._place.exists() else 0
+            if missed > GONE:
+                raise ConnectionError("this machine's first rank has left the pool of vLLM servers")
         raise RlxError("this rank has left the pool of vLLM servers")
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,6 +271,7 @@ class _Connection:
 
         Raises:
             RlxError: the pool has failed, or this rank has left it.
+            ConnectionError: the machine's first rank has left it.
         """
         while True:
             channel = self._channel
@@ -282,7 +291,7 @@ class _Connection:
             self.reach()
 
     def close(self) -> None:
-        """Closes the connection for good."""
+        """Closes the connection for good, also for a thread that waits for an answer."""
         self._is_closed = True
         if self._channel is not None:
-            self._channel.close()
+            self._channel.hang_up()
