@@ -94,8 +94,8 @@ def _fork_rank(orders: socket.socket) -> bool:
     if between:
         os.close(writing)
         os.waitpid(between, 0)
-        with os.fdopen(reading, "rb") as told:
-            rank = told.read()
+        rank = os.read(reading, 64)
+        os.close(reading)
         if not rank:
             raise ChildProcessError("a rank could not be forked, or was killed at once")
         with suppress(BrokenPipeError):  # the supervisor is gone
@@ -104,7 +104,7 @@ def _fork_rank(orders: socket.socket) -> bool:
     if os.fork():
         os._exit(0)
     os.close(reading)
-    os.setsid()  # before anybody knows the rank, and kills its process group
+    os.setsid()  # first: who knows the rank may kill its process group
     name_process(RANK_NAME)
     os.write(writing, f"{os.getpid()}\n".encode())
     os.close(writing)
