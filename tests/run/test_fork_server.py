@@ -121,7 +121,7 @@ def test_a_rank_that_could_not_be_forked_is_missed(monkeypatch):
 
 def test_a_rank_that_is_known_leads_its_process_group(monkeypatch):
     start_session = os.setsid
-    monkeypatch.setattr(os, "setsid", lambda: (time.sleep(0.5), start_session()))
+    monkeypatch.setattr(os, "setsid", lambda: (time.sleep(0.5), start_session()))  # scenario
     ours, theirs = socket.socketpair()
     with ours, theirs:
         if fork_server._fork_rank(theirs):

@@ -105,7 +105,7 @@ class ForkServer:
 
     def __init__(self, folder: RunFolder, run_id: str) -> None:
         self._command = [sys.executable, "-m", "rlx.launch.fork_server", str(folder.root), run_id]
-        self._server: _Server | None = None
+        self._server: _Forker | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -125,13 +125,13 @@ class ForkServer:
             self._server = self._start_server(common)
         return ForkedRanks(self._server, common, list(own))
 
-    def _start_server(self, environment: Mapping[str, str]) -> "_Server":
+    def _start_server(self, environment: Mapping[str, str]) -> "_Forker":
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
                 self._command, stdin=theirs.fileno(), start_new_session=True, env=environment
             )
-        return _Server(process, ours)
+        return _Forker(process, ours)
 
     def _end(self) -> None:
         if self._server is not None:
@@ -141,7 +141,7 @@ class ForkServer:
             self._server = None
 
 
-class _Server(NamedTuple):
+class _Forker(NamedTuple):
     """The process that forks, and the socket through which it is told."""
 
     process: "subprocess.Popen[bytes]"
@@ -158,7 +158,7 @@ class ForkedRanks(RankGroup):
     """
 
     def __init__(
-        self, server: _Server, common: Mapping[str, str], own: Sequence[Mapping[str, str]]
+        self, server: _Forker, common: Mapping[str, str], own: Sequence[Mapping[str, str]]
     ) -> None:
         self._server, self._missing = server, len(own)
         self._codes: dict[int, int | None] = {}
