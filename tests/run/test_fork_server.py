@@ -149,6 +149,7 @@ def test_a_hanging_import_is_shown_in_the_log(own_home, monkeypatch, tmp_path):
 
 
 CUDA, WITHOUT = TorchBuild("2.13.0", "12.8"), TorchBuild("2.13.0+cpu", None)
+ROCM = TorchBuild("2.13.0+rocm7.0", None, "7.0")
 NO_DRIVER, BROKEN = NvidiaDriver(None, works=False), NvidiaDriver("cannot reach", works=False)
 
 
@@ -160,6 +161,8 @@ NO_DRIVER, BROKEN = NvidiaDriver(None, works=False), NvidiaDriver("cannot reach"
         ("auto", CUDA, NO_DRIVER, True),
         ("auto", CUDA, BROKEN, False),
         ("auto", CUDA, None, False),
+        ("auto", ROCM, NO_DRIVER, False),
+        ("cuda", CUDA, NO_DRIVER, False),
         ("cuda", CUDA, NvidiaDriver("GPU 0: H100", works=True), False),
     ],
 )

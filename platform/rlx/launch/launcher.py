@@ -64,9 +64,12 @@ class LocalLauncher(Launcher):
     @property
     def is_on_cpu(self) -> bool:
         """Whether no rank will use a GPU: a process that has initialised CUDA cannot be forked."""
+        if self.runner.device != "auto":
+            return self.runner.device == "cpu"
         build = torch_build()
-        has_cuda = build is not None and (build.cuda or build.hip)
-        return self.runner.device == "cpu" or not has_cuda or _has_no_driver()
+        if build is None or not (build.cuda or build.hip):
+            return True
+        return not build.hip and _has_no_nvidia_driver()
 
     def list_places(self) -> list[dict[str, str]]:
         """The environment variables that torchrun would set, for each rank started without it."""
@@ -90,8 +93,8 @@ class LocalLauncher(Launcher):
         return build_torchrun_command(["--standalone"], self.runner.ranks, folder.root, run_id)
 
 
-def _has_no_driver() -> bool:
-    """Whether this machine certainly has no GPU."""
+def _has_no_nvidia_driver() -> bool:
+    """Whether this machine certainly has no NVIDIA GPU that can be used."""
     driver = query_nvidia_driver()
     return driver is not None and driver.listing is None
 

@@ -178,11 +178,11 @@ class ForkedRanks(RankGroup):
         return tuple(self._codes)
 
     def poll(self) -> int | None:
-        self._look()
+        self._update_codes()
         return self._failure if self._failure or self._is_alive() else 0
 
     def is_alive(self) -> bool:
-        self._look()
+        self._update_codes()
         return self._is_alive()
 
     def wait(self, seconds: float) -> None:
@@ -191,7 +191,7 @@ class ForkedRanks(RankGroup):
             time.sleep(LOOK)
 
     def terminate(self) -> None:
-        self._look()
+        self._update_codes()
         for pid in [pid for pid, code in self._codes.items() if code is None]:
             os.kill(pid, signal.SIGTERM)
         if self._missing:
@@ -205,14 +205,14 @@ class ForkedRanks(RankGroup):
 
     def collect(self) -> None:
         while None in self._codes.values():
-            self._look()
+            self._update_codes()
             time.sleep(LOOK)
 
     def _is_alive(self) -> bool:
         is_forking = self._missing and self._server.process.poll() is None
         return bool(is_forking) or None in self._codes.values()
 
-    def _look(self) -> None:
+    def _update_codes(self) -> None:
         """Takes note of the ranks that have been forked, and of those that have ended."""
         server_code = self._server.process.poll()  # before its last answers are read
         self._take_answers()

@@ -125,7 +125,7 @@ class PoolKeeper:
         with server.lock:
             server.ends = 0
             with suppress(WorkerGone):
-                _tell(server, ask, *self._published[ask])
+                _send_weights(server, ask, *self._published[ask])
 
     def close(self) -> None:
         """Stops all servers."""
@@ -194,7 +194,7 @@ class PoolKeeper:
         try:
             server.get_process().ask({**self._settings, **where}, "start with this model")
             for ask, published in self._published.items():
-                _tell(server, ask, *published)
+                _send_weights(server, ask, *published)
         except (WorkerGone, WorkerRefusal) as end:
             if server.is_up.is_set() or self._closing:
                 return  # it counts as any other end
@@ -215,7 +215,7 @@ class PoolKeeper:
             raise self._failure
 
 
-def _tell(server: "_Server", ask: str, version: int, weights: PublishedWeights) -> None:
+def _send_weights(server: "_Server", ask: str, version: int, weights: PublishedWeights) -> None:
     """Sends weights to a server."""
     server.get_process().ask({"ask": ask, "version": version}, DOING[ask], weights)
 
@@ -245,7 +245,7 @@ class _Server:
         environment = {**self._environment, "TMPDIR": str(own)}
         self.process = WorkerProcess(environment, [own], device, apart=True)
         self._words.clear()
-        self._reader = Thread(target=self._read, args=(self.process.output,), daemon=True)
+        self._reader = Thread(target=self._copy_output, args=(self.process.output,), daemon=True)
         self._reader.start()
 
     def get_process(self) -> WorkerProcess:
@@ -278,7 +278,7 @@ class _Server:
                 if is_ours and not any("resource_tracker" in word for word in process.cmdline()):
                     process.kill()
 
-    def _read(self, output: IO[bytes]) -> None:
+    def _copy_output(self, output: IO[bytes]) -> None:
         """Copies its output to this process's, with its name."""
         with output:
             for line in output:
