@@ -5,6 +5,7 @@ Most of it is shown with servers that do not import vLLM; see tests/fake_vllm_se
 
 import copy
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,11 +55,13 @@ def machine(monkeypatch, tmp_path):
 
 
 def fakes():
-    return [
-        process
-        for process in psutil.Process().children()
-        if "fake_vllm_server" in " ".join(process.cmdline())
-    ]
+    """The servers that run."""
+    found = []
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended, or nobody has waited for it yet
+            if "fake_vllm_server" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def opened(servers=2, **settings):
@@ -196,6 +199,19 @@ def test_new_weights_begin_another_count(machine):
 
 def test_a_server_that_cannot_take_weights_ends_the_run(machine):
     machine.setenv("RLX_TEST_SERVER", "refuses")
+    with pytest.raises(RlxError, match="could not take the learner's weights: no such layer"):
+        opened()
+
+
+def test_a_server_that_ends_before_it_has_the_weights_is_heard(machine):
+    machine.setenv("RLX_TEST_SERVER", "refuses")
+    send_file = Channel.send_file
+
+    def send_late(channel, descriptor):
+        wait_until("both servers to end", lambda: not fakes())
+        send_file(channel, descriptor)
+
+    machine.setattr(Channel, "send_file", send_late)
     with pytest.raises(RlxError, match="could not take the learner's weights: no such layer"):
         opened()
 

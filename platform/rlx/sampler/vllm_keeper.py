@@ -110,22 +110,23 @@ class PoolKeeper:
 
     def _publish(self, published: dict[str, _Published], ask: str) -> None:
         before, self._published = self._published, published
-        try:
-            with ThreadPoolExecutor(len(self._servers)) as threads:
-                list(threads.map(lambda server: self._send(server, ask), self._servers))
-        except RlxError as error:
-            self._fail(error)
+        with ThreadPoolExecutor(len(self._servers)) as threads:
+            list(threads.map(lambda server: self._send(server, ask), self._servers))
         for version, weights in before.values():
             if (version, weights) not in published.values():
                 weights.close()
         self._require_health()
 
     def _send(self, server: "_Server", ask: str) -> None:
-        """Sends a server what was published; one that is gone gets it when it is replaced."""
+        """Sends a server what was published; one that is gone gets it when it is replaced, and one
+        that rejects it is not replaced."""
         with server.lock:
             server.ends = 0
-            with suppress(WorkerGone):
-                _send_weights(server, ask, *self._published[ask])
+            try:
+                with suppress(WorkerGone):
+                    _send_weights(server, ask, *self._published[ask])
+            except RlxError as error:
+                self._fail(error)
 
     def close(self) -> None:
         """Stops all servers."""
@@ -150,6 +151,8 @@ class PoolKeeper:
                     self._start(server)
                 server.is_up.set()
                 how = server.wait()
+                with server.lock:  # whoever sends it weights reads its last answer first
+                    server.get_process().close()
                 if not (self._closing or self._failure):
                     self._count_end(server, how)
         except RlxError as error:
@@ -262,7 +265,6 @@ class _Server:
         self._reader.join(LEAVING)  # the others notice, and end
         if self._reader.is_alive():
             self.kill()
-        process.close()
         how = (
             f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         )

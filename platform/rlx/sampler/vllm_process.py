@@ -110,9 +110,8 @@ class WorkerProcess:
             WorkerRefusal: the worker failed and has ended.
         """
         try:
-            if weights is None:
-                self._channel.send(message)
-            else:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                # A worker that fails may say why, and end, before it has read all of this.
                 self._send(message, weights)
             answer = self._channel.receive()
         except (EOFError, OSError) as error:
@@ -126,7 +125,10 @@ class WorkerProcess:
             raise WorkerRefusal(doing, escape_unprintable(answer["error"]))
         return answer
 
-    def _send(self, message: Mapping[str, Any], weights: PublishedWeights) -> None:
+    def _send(self, message: Mapping[str, Any], weights: PublishedWeights | None) -> None:
+        if weights is None:
+            self._channel.send(message)
+            return
         place = self._folders[0] / "meeting"
         self._channel.send({**message, **weights.message, "place": str(place)})
         if self._group is None and weights.message["way"] == "nccl":
