@@ -53,7 +53,7 @@ test-rooms-n-z: install
 coverage: install  ## lines and branches that tests run, by room: hours; ARGS="tests/credit tests/loss"
 	$(BIN)/python tests/coverage_rooms.py $(ARGS)
 
-test-crowded: install  ## every test, three times beside a load generator; ARGS="--times 1 -- tests/web"
+test-crowded: install  ## make test, three times beside a load generator: hours; ARGS="--times 1 --busy 4"
 	$(BIN)/python tests/load.py $(ARGS)
 
 check: install  ## formatting, lint, types

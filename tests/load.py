@@ -1,7 +1,7 @@
-"""Runs the tests on a crowded machine: `python tests/load.py --times 3 -- tests/web -x`.
+"""Runs tests on a crowded machine: `python tests/load.py --times 3 -- python -m pytest tests/web`.
 
-Busy processes and disk writes go on while pytest runs, as often as asked. What comes after `--` are
-pytest's arguments. The exit code is that of the first run that fails, otherwise 0.
+Busy processes and disk writes go on while a command runs, as often as asked. The command comes after
+`--`; by default it is `make test`. The exit code is that of the first run that fails, otherwise 0.
 """
 
 import argparse
@@ -64,12 +64,12 @@ def main() -> int:
         "--busy", type=int, default=6 * cores, help="busy processes, six per core (%(default)s)"
     )
     reader.add_argument("--writing", type=int, default=2, help="writing processes (%(default)s)")
-    reader.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
+    reader.add_argument("command", nargs="*", default=["make", "test"], help="after --")
     given = reader.parse_args()
     first_failure = 0
     with crowd_machine(given.busy, given.writing):
         for number in range(1, given.times + 1):
-            code = subprocess.run([sys.executable, "-m", "pytest", *given.pytest]).returncode
+            code = subprocess.run(given.command).returncode
             load = os.getloadavg()[0]
             print(f"run {number} of {given.times}: exit code {code}, load {load:.1f}", flush=True)
             first_failure = first_failure or code
