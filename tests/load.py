@@ -1,7 +1,7 @@
-"""Runs tests on a crowded machine: `python tests/load.py --times 3 -- python -m pytest tests/web`.
+"""Runs tests on a crowded machine: `python tests/load.py --times 3 -- make test-runs`.
 
-Busy processes and disk writes go on while a command runs, as often as asked. The command comes after
-`--`; by default it is `make test`. The exit code is that of the first run that fails, otherwise 0.
+Busy processes and disk writes go on while a command runs, as often as asked. What comes after `--`
+is the command, by default `make test`. The exit code is that of the first run that fails, or 0.
 """
 
 import argparse
