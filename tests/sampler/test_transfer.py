@@ -76,7 +76,8 @@ def test_a_broadcast_ends_with_the_worker(tmp_path):
     leaving = "import os, sys; from pathlib import Path; "
     leaving += "from rlx.sampler.transfer import join_process_group; "
     leaving += (
-        "import torch; join_process_group(Path(sys.argv[1]), 1, torch.device('cpu')); "
+        # Kept, or its connections would be closed while the other side is still opening them.
+        "import torch; kept = join_process_group(Path(sys.argv[1]), 1, torch.device('cpu')); "
         "sys.stdin.read(); os._exit(0)"
     )
     worker = subprocess.Popen(
