@@ -177,15 +177,17 @@ class Home:
                 signal_processes(stopped, signal.SIGCONT)
                 return False
 
-    def stop(self, run_id):
-        """Has a run stopped; were it not frozen, it could be done before it is asked."""
-        ranks = self.ranks(run_id)
-        assert ranks
+    def stop(self, run_id, after=0):
+        """Has a run stopped after so many steps; were it not frozen, it could be done before it is
+        asked. Its ranks are looked for first, since that may take longer than many steps."""
+        ranks = self.until(lambda: self.ranks(run_id), "its ranks")
+        self.until(lambda: self.run(run_id).step >= after, f"{after} steps")
         self.freeze(*ranks)
         assert self.rlx("stop", run_id).returncode == 0
         for rank in ranks:
             self.thaw(rank)
-        self.until(lambda: self.run(run_id).status == "stopped", "it to stop")
+        self.until(lambda: self.run(run_id).ended, "it to end")
+        assert self.run(run_id).status == "stopped", self.run(run_id).reason
 
     def thaw(self, rank):
         """Lets a process go on once its supervisor has asked it to end."""

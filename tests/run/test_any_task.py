@@ -41,7 +41,10 @@ rollout:
   max_prompt_tokens: {limit: 60, on_longer: drop}
   off_policy_steps: 1
   curriculum: {by: problem, floor: 0.3}
-rewards: {turn: {accuracy: {plugin: exact_match, turn: answer}}}
+rewards:
+  turn:
+    accuracy: {plugin: exact_match, turn: answer}
+    unhurried: {plugin: unhurried, turn: answer, seconds: 0.02}
 phases: [{name: all, steps: 12}]
 evaluation: {problems: 10}
 runner: {checkpoint: {every: 6}}
@@ -117,8 +120,7 @@ def test_a_stopped_run_goes_on_with_the_same_problems(own_home, english, unbroke
     done = own_home.rlx("submit", english, "-qd", "--again")
     assert done.returncode == 0, done.stderr
     run_id = done.stdout.strip()
-    own_home.until(lambda: own_home.run(run_id).step >= 3, "it to train")
-    own_home.stop(run_id)
+    own_home.stop(run_id, after=3)
     assert own_home.rlx("resume", run_id, "-q").returncode == 0
     with own_home.registry() as registry:
         assert list(find_run_differences(registry, unbroken, run_id)) == []

@@ -11,8 +11,7 @@ def test_a_run_has_the_engine_that_was_chosen_and_says_why(own_home):
     started = home.rlx("submit", home.yaml, "-d", sets=sets)
     assert started.returncode == 0, started.stderr
     assert f"  sampler {REASON}\n" in started.stdout
-    home.until(lambda: home.run("r-0001").step >= 2, "two steps")
-    home.stop("r-0001")
+    home.stop("r-0001", after=2)
     assert home.run("r-0001").status == "stopped"
     assert f"chosen   sampler: {REASON}\n" in home.rlx("status", "r-0001").stdout
     resumed = home.rlx("resume", "r-0001")

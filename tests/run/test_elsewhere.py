@@ -96,8 +96,7 @@ def test_what_records_and_checkpoints_took_is_recorded(own_home, first):
 
 def test_a_run_on_two_ranks_that_is_stopped_goes_on_to_the_same_numbers(own_home, first, second):
     run_id = submit(own_home, "-d", "--again", **TWO, from_checkpoint=f"{first}@4")
-    own_home.until(lambda: own_home.run(run_id).step >= 6, "it to train")
-    own_home.stop(run_id)
+    own_home.stop(run_id, after=6)
     assert own_home.rlx("resume", run_id, "-q").returncode == 0
     assert "continues after step" in events(own_home, run_id)["resumed"]
     with own_home.registry() as registry:

@@ -80,8 +80,7 @@ def test_stopped_anywhere_and_with_other_checkpoints_it_goes_on_with_what_was_in
     home, unbroken
 ):
     run_id = begin(home, **{"runner.checkpoint.every": 0})
-    home.until(lambda: home.run(run_id).step >= 5, "it to train")
-    home.stop(run_id)
+    home.stop(run_id, after=5)
     last = home.run(run_id).step
     folder = Path(home.run(run_id).directory) / "checkpoints" / f"step_{last:06d}"
     assert (folder / "in_flight.pickle").exists() == (last + 1 not in FRESH and last < 11)

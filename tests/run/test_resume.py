@@ -60,8 +60,7 @@ def checkpoints(home, run_id):
 def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on(home, unbroken):
     with cold_starts():  # new interpreters, whose seeds of `hash` differ from the unbroken run's
         run_id = begin(home)
-    home.until(lambda: home.run(run_id).step >= 2, "it to train")
-    home.stop(run_id)
+    home.stop(run_id, after=2)
     last = home.run(run_id).step
     assert checkpoints(home, run_id)[-1].name == f"step_{last:06d}"
     assert home.rlx("resume", run_id, "-q").returncode == 0
