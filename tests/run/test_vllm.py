@@ -42,8 +42,8 @@ def test_every_step_is_taken_and_the_sampler_stays_the_learner(own_home):
     done = own_home.rlx("submit", QUICK, "-qd", sets=SETS)
     assert done.returncode == 0, done.stderr
     run_id = done.stdout.strip()
+    (worker,) = wait_until("its worker", lambda: workers(own_home))
     wait_until("a step", lambda: own_home.run(run_id).step >= 1)
-    (worker,) = workers(own_home)
     os.kill(worker, signal.SIGKILL)
     wait_until("the run to end", lambda: own_home.run(run_id).ended)
     wait_until("every process to end", lambda: not own_home.processes())
