@@ -96,7 +96,7 @@ def test_a_store_that_is_lost_or_half_made_is_made_again_with_every_run(
     said = capsys.readouterr()
     assert said.out.splitlines() == [f"{i}: 6 points sent to MLflow" for i in ids]
     warned = f"warning: MLflow's store {store} was left incomplete by a killed process"
-    assert said.err.startswith(warned) if fault == "half made" else said.err == ""
+    assert (warned in said.err) == (fault == "half made")  # where it takes long, progress too
     assert [shown(registry, client, run_id) for run_id in ids] == ["FINISHED", "FINISHED"]
     assert main(["sync"]) == 0
     assert capsys.readouterr().out == "MLflow is up to date\n"
