@@ -1,18 +1,26 @@
 """A Ray cluster of the tests' own: three nodes on this machine, each with a raylet of its own."""
 
 import importlib.util
+import multiprocessing
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import LIMIT
 
-from rlx.launch.ray_cluster import OWN, QUIET, STORE
+from rlx.home import RunFolder
+from rlx.launch.ray_cluster import OWN, QUIET, STORE, join_cluster
+from rlx.launch.ray_launcher import Demand
+from rlx.reward.actors import ActorPool
+from rlx.spec import RunnerSpec
 
-__all__ = ["RayCluster", "open_ray_cluster"]
+__all__ = ["RayCluster", "open_ray_cluster", "open_scorers"]
 
 SETTINGS = {
     **QUIET,
@@ -86,3 +94,45 @@ def open_ray_cluster() -> Iterator[RayCluster]:
             yield cluster
         finally:
             cluster.close()
+
+
+def _serve_scorers(
+    address: str, folder: str, count: int, environment: dict[str, str], pipe: Connection
+) -> None:
+    """Does what the driver of a run does for scorers, until it is told to end."""
+    from rlx.launch.ray_placement import open_placement
+    from rlx.launch.ray_scorers import end_scorers, start_scorers
+
+    taken = {"memory": 2.0**20}  # no processors, which runs beside them need
+    demand = Demand("scorers", count, taken, ((), ()))
+    runner = RunnerSpec(reward_memory_mb=256)
+    with join_cluster(address), open_placement([demand], "SPREAD") as placement:
+        while not placement.wait(1.0):
+            pass
+        scorers, found = start_scorers(placement, runner, RunFolder(Path(folder)), environment)
+        pipe.send(found)
+        pipe.recv()
+        end_scorers(scorers)
+
+
+@contextmanager
+def open_scorers(
+    cluster: RayCluster, folder: Path, count: int, **environment: str
+) -> Iterator[ActorPool]:
+    """The scorers of a driver of their own, as a rank has them."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    driver = spawn.Process(
+        target=_serve_scorers, args=(cluster.address, str(folder), count, environment, theirs)
+    )
+    driver.start()
+    theirs.close()
+    try:
+        with ActorPool(ours.recv(), rank=0) as pool:
+            yield pool
+        ours.send("end")
+        driver.join(LIMIT)
+    finally:
+        driver.kill()
+        driver.join()
+        ours.close()

@@ -188,5 +188,7 @@ def test_a_pause_is_not_counted_against_a_deadline(tmp_path):
 def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(pool, mark):
     """The time for the import of plugins must not be added to it."""
     payload = pickle.dumps([job(leaving(how="plainly", end="its deadline"), mark)])
-    report = pool._pool.schedule(run_chunk_slowly, args=(payload, (DEADLINE,), 256, 3600.0))
+    report = pool._workers._pool.schedule(
+        run_chunk_slowly, args=(payload, (DEADLINE,), 256, 3600.0)
+    )
     assert report.result(timeout=LIMIT).fault == FAULTS["its deadline"]

@@ -10,12 +10,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rlx.errors import EnvironmentFault
-from rlx.launch.ray_launcher import REACH, Bundle, connect_to_cluster
+from rlx.launch.ray_launcher import REACH, Bundle, Demand, connect_to_cluster
 from rlx.stopwatch import Stopwatch
 
 __all__ = ["join_cluster", "list_nodes", "open_own_cluster"]
@@ -23,7 +23,7 @@ __all__ = ["join_cluster", "list_nodes", "open_own_cluster"]
 RETURN, PAUSE = 120.0, 1.0
 """Seconds in which a cluster that is gone may return, and between two looks."""
 STORE = 80 * 2**20
-"""Bytes of shared memory for objects; ranks pass nothing through it."""
+"""Bytes of shared memory for objects: what is to be scored, some chunks at a time."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -43,13 +43,14 @@ OWN = {
 
 
 @contextmanager
-def open_own_cluster(bundle: Bundle, ranks: int) -> Iterator[None]:
-    """Starts a cluster of one node that holds the ranks, and ends it."""
+def open_own_cluster(demands: Sequence[Demand]) -> Iterator[None]:
+    """Starts a cluster of one node that holds all of them, and ends it."""
+    processors = sum(demand.count * demand.bundle.get("CPU", 0) for demand in demands)
     with _run_ray(
         {**QUIET, **OWN},
         address="local",
-        num_cpus=max(os.cpu_count() or 1, math.ceil(ranks * bundle.get("CPU", 0))),
-        num_gpus=None if "GPU" in bundle else 0,
+        num_cpus=max(os.cpu_count() or 1, math.ceil(processors)),
+        num_gpus=None if any("GPU" in demand.bundle for demand in demands) else 0,
         include_dashboard=False,
         object_store_memory=STORE,
         _temp_dir=tempfile.gettempdir(),

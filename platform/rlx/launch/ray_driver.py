@@ -18,7 +18,7 @@ from rlx.launch.leftovers import remove_temporary_folder
 from rlx.launch.log_lines import stamp_output
 from rlx.launch.node import write_end_reason
 from rlx.launch.ray_cluster import join_cluster, open_own_cluster
-from rlx.launch.ray_launcher import build_bundle
+from rlx.launch.ray_launcher import list_demands
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.spec import ExperimentSpec, RayLauncherSpec
 
@@ -84,7 +84,7 @@ def _open_cluster(spec: ExperimentSpec, temporary: str) -> AbstractContextManage
     if launcher.address != "local":
         return join_cluster(launcher.address, temporary)
     gpus = 0 if spec.runner.device == "cpu" else spec.sampler.gpus_per_rank
-    return open_own_cluster(build_bundle(spec.runner, gpus), spec.runner.ranks)
+    return open_own_cluster(list_demands(spec.runner, gpus))
 
 
 if __name__ == "__main__":

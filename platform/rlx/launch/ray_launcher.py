@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
@@ -19,10 +20,17 @@ from rlx.spec import RayLauncherSpec, RunnerSpec
 from rlx.spec.reading import Diagnostic, build_error
 from rlx.text import escape_unprintable
 
-__all__ = ["Bundle", "RayLauncher", "build_bundle", "connect_to_cluster", "count_places"]
+__all__ = [
+    "Bundle",
+    "Demand",
+    "RayLauncher",
+    "connect_to_cluster",
+    "count_places",
+    "list_demands",
+]
 
 Bundle = dict[str, float]
-"""Amounts of a node or of a rank, by Ray's names of resources."""
+"""Amounts of a node, a rank or a scorer, by Ray's names of resources."""
 
 PATIENCE = 60.0
 """Seconds in which a cluster must say which nodes it has."""
@@ -37,8 +45,28 @@ SESSION = len("/rlx-0123456789-4194304-abcdefgh") + len(
 )
 """Characters that the path of Ray's longest socket has below the folder of temporary files."""
 
+Fields = tuple[str, ...]
+"""The path of a field of the experiment."""
+
 _PATH = ("runner", "launcher")
 _ADDRESS = (*_PATH, "address")
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Actors of one kind that a run needs.
+
+    Attributes:
+        kind: what they are, in the plural.
+        count: how many.
+        bundle: what each takes.
+        fields: the fields of the experiment that say what each takes, and how many there are.
+    """
+
+    kind: str
+    count: int
+    bundle: Bundle
+    fields: tuple[Fields, Fields]
 
 
 class RayLauncher(Launcher):
@@ -69,10 +97,11 @@ class RayLauncher(Launcher):
         return [*driver, tempfile.gettempdir()]  # ranks have another one
 
     def _check_own_cluster(self) -> Iterator[Diagnostic]:
-        for name in self.settings.resources.keys() - OWN:
-            message = f"a cluster with address local has no resource {name!r}"
-            help_ = f"it has {', '.join(sorted(OWN))}; name the cluster that has {name!r}"
-            yield build_error((*_PATH, "resources", name), message, help_, against=_ADDRESS)
+        for demand in list_demands(self.runner, gpus=0):
+            for name in sorted(demand.bundle.keys() - OWN):
+                message = f"a cluster with address local has no resource {name!r}"
+                help_ = f"it has {', '.join(sorted(OWN))}; name the cluster that has {name!r}"
+                yield build_error((*demand.fields[0], name), message, help_, against=_ADDRESS)
         folder = tempfile.gettempdir()
         if len(folder) + SESSION > SOCKET_PATH:
             message = f"the folder of temporary files, {folder}, is too long for Ray's sockets"
@@ -85,34 +114,73 @@ class RayLauncher(Launcher):
         except EnvironmentFault as fault:
             yield build_error(_ADDRESS, str(fault), kind="machine")
             return
-        bundle = build_bundle(self.runner, self.runner.device == "cuda")
-        places, ranks = count_places(nodes, bundle, self.settings.strategy), self.runner.ranks
-        if places < ranks and not self.settings.grows:
-            taken = {name: bundle[name] for name in sorted(bundle)}
-            yield build_error(
-                (*_PATH, "resources"),
-                f"the cluster can never hold {ranks} ranks, each with {_format_bundle(taken)}: "
-                f"there is room for {places}",
-                *(f"a node has {_format_bundle(node)}" for node in nodes[:4]),
-                "lower runner.ranks or the resources, or set grows: true if it adds nodes",
-                against=("runner", "ranks"),
-                kind="machine",
-            )
+        demands = list_demands(self.runner, self.runner.device == "cuda")
+        if not self.settings.grows:
+            yield from self._compare(demands, nodes)
+
+    def _compare(self, demands: Sequence[Demand], nodes: Sequence[Bundle]) -> Iterator[Diagnostic]:
+        """Yields what a cluster's nodes could not hold even if nothing else used them."""
+        told = [f"a node has {_format_bundle(node)}" for node in nodes[:4]]
+        for demand in demands:
+            places = count_places(nodes, demand.bundle, self.settings.strategy)
+            if places < demand.count:
+                path, count = demand.fields
+                yield build_error(
+                    path,
+                    f"the cluster can never hold {demand.count} {demand.kind}, each with "
+                    f"{_format_bundle(demand.bundle)}: there is room for {places}",
+                    *told,
+                    f"lower {'.'.join(count)} or the resources, or set grows: true if it adds "
+                    "nodes",
+                    against=count,
+                    kind="machine",
+                )
+                return
+        for name in sorted({name for demand in demands for name in demand.bundle}):
+            need = sum(demand.count * demand.bundle.get(name, 0.0) for demand in demands)
+            have = sum(node.get(name, 0.0) for node in nodes)
+            if need > have:
+                kinds = " and ".join(f"{demand.count} {demand.kind}" for demand in demands)
+                yield build_error(
+                    _PATH,
+                    f"the cluster can never hold {kinds}: together they take {name} {need:g}, and "
+                    f"it has {have:g}",
+                    *told,
+                    "take fewer of them, or set grows: true if it adds nodes",
+                    kind="machine",
+                )
+                return
 
 
-def build_bundle(runner: RunnerSpec, gpus: int) -> Bundle:
-    """What a rank takes: its threads, `gpus` GPUs, and what YAML names."""
-    assert isinstance(runner.launcher, RayLauncherSpec)
-    bundle: Bundle = {"CPU": runner.threads, "GPU": gpus, **runner.launcher.resources}
-    return {name: amount for name, amount in bundle.items() if amount}
+def list_demands(runner: RunnerSpec, gpus: float) -> list[Demand]:
+    """What a run takes of a cluster: its ranks, and its scorers if it has any.
+
+    A rank takes its threads, `gpus` GPUs, and what YAML names; a scorer as many processors as it
+    has processes, and what YAML names.
+    """
+    settings = runner.launcher
+    assert isinstance(settings, RayLauncherSpec)
+    taken: Bundle = {"CPU": runner.threads, "GPU": gpus, **settings.resources}
+    fields: tuple[Fields, Fields] = ((*_PATH, "resources"), ("runner", "ranks"))
+    demands = [Demand("ranks", runner.ranks, _drop_nothing(taken), fields)]
+    if settings.scorers is not None:
+        taken = {"CPU": runner.reward_workers, **settings.scorers.resources}
+        own = (*_PATH, "scorers")
+        fields = ((*own, "resources"), (*own, "count"))
+        demands.append(Demand("scorers", settings.scorers.count, _drop_nothing(taken), fields))
+    return demands
+
+
+def _drop_nothing(bundle: Bundle) -> Bundle:
+    return {name: bundle[name] for name in sorted(bundle) if bundle[name]}
 
 
 def count_places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, strategy: str) -> int:
-    """How many ranks an idle cluster could hold.
+    """How many actors of one kind an idle cluster could hold.
 
     Args:
         nodes: what each node has.
-        bundle: what each rank takes.
+        bundle: what each takes.
         strategy: Ray's, of placement groups.
     """
     each = [

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
-from ray.util import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlx.home import RunFolder
 from rlx.launch.failures import describe_signal
@@ -22,8 +20,11 @@ from rlx.launch.mirroring import print_to_log
 from rlx.launch.multi_node import FORWARDED_PREFIXES
 from rlx.launch.node import write_end_reason
 from rlx.launch.ray_cluster import list_nodes
-from rlx.launch.ray_launcher import Bundle, build_bundle, count_places
+from rlx.launch.ray_launcher import count_places, list_demands
+from rlx.launch.ray_placement import Placement, open_placement
 from rlx.launch.ray_rank import RankActor, RankOrder, RankPlace, RankState
+from rlx.launch.ray_scorers import end_scorers, start_scorers
+from rlx.reward import SCORERS
 from rlx.run import ProgressFile
 from rlx.spec import ExperimentSpec, RayLauncherSpec
 
@@ -53,23 +54,39 @@ class _Interrupted(Exception):
 
 def run_ranks(spec: ExperimentSpec, folder: RunFolder, run_id: str, orders: Orders) -> int:
     """Runs all ranks until they end; returns the exit code."""
-    bundle = build_bundle(spec.runner, _count_gpus(spec))
-    group = placement_group([bundle] * spec.runner.ranks, strategy=_settings(spec).strategy)
+    demands = list_demands(spec.runner, _count_gpus(spec))
+    own = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)}
     try:
-        _await_room(group, bundle, spec, folder, orders)
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # of Ray's messages
-            ranks = _PlacedRanks(_start_actors(group, bundle, spec.runner.ranks), orders)
-            try:
-                ranks.start(folder, run_id)
-                ranks.follow()
-            finally:
-                ranks.end()
-            return ranks.report(folder)
+        with open_placement(demands, _settings(spec).strategy) as placement:
+            _await_room(placement, spec, folder, orders)
+            with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # of Ray
+                return _run_placed_ranks(placement, spec, folder, run_id, orders, own)
     except _Interrupted:
         return 1
+
+
+def _run_placed_ranks(
+    placement: Placement,
+    spec: ExperimentSpec,
+    folder: RunFolder,
+    run_id: str,
+    orders: Orders,
+    environment: dict[str, str],
+) -> int:
+    scorers, address = start_scorers(placement, spec.runner, folder, environment)
+    told = {SCORERS: json.dumps(address)} if scorers else {}
+    actors = [
+        placement.start("ranks", number, RankActor, max_restarts=0)
+        for number in range(placement.count("ranks"))
+    ]
+    ranks = _PlacedRanks(actors, orders)
+    try:
+        ranks.start(folder, run_id, environment | told)
+        ranks.follow()
     finally:
-        with suppress(RayError):
-            remove_placement_group(group)
+        ranks.end()
+        end_scorers(scorers)
+    return ranks.report(folder)
 
 
 def _settings(spec: ExperimentSpec) -> RayLauncherSpec:
@@ -85,41 +102,27 @@ def _count_gpus(spec: ExperimentSpec) -> int:
 
 
 def _await_room(
-    group: Any, bundle: Bundle, spec: ExperimentSpec, folder: RunFolder, orders: Orders
+    placement: Placement, spec: ExperimentSpec, folder: RunFolder, orders: Orders
 ) -> None:
-    """Waits until the cluster has reserved what the ranks take.
+    """Waits until the cluster has reserved what the run takes.
 
     A run that waits for others makes progress. One that the nodes cannot hold, because some have
     left, does not, and `runner.hang_after` limits how long it waits for them to return.
     """
     settings, progress = _settings(spec), ProgressFile(folder.progress)
     looks = 0
-    while not group.wait(LOOK):
+    while not placement.wait(LOOK):
         _check_orders(orders)
-        places, looks = count_places(list_nodes(), bundle, settings.strategy), looks + 1
+        nodes, looks = list_nodes(), looks + 1
+        found = [
+            (count_places(nodes, demand.bundle, settings.strategy), demand)
+            for demand in placement.demands
+        ]
         if looks == PROMPT:
-            found = f"its nodes can hold {places} of {spec.runner.ranks} ranks"
-            print_to_log(f"waiting for room in the Ray cluster: {found}")
-        if settings.grows or places >= spec.runner.ranks:
+            told = " and ".join(f"{places} of {d.count} {d.kind}" for places, d in found)
+            print_to_log(f"waiting for room in the Ray cluster: its nodes can hold {told}")
+        if settings.grows or all(places >= demand.count for places, demand in found):
             progress.show_activity("waiting for the cluster")
-
-
-def _start_actors(group: Any, bundle: Bundle, count: int) -> list[Any]:
-    own = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
-    actor = ray.remote(RankActor)
-    return [
-        actor.options(
-            num_cpus=bundle.get("CPU", 0),
-            num_gpus=bundle.get("GPU", 0),
-            memory=bundle.get("memory"),
-            resources=own,
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=number
-            ),
-        ).remote()
-        for number in range(count)
-    ]
 
 
 def _check_orders(orders: Orders) -> None:
@@ -136,7 +139,7 @@ class _PlacedRanks:
         self._codes: dict[int, int] = {}
         self._lost: dict[int, RayError] = {}
 
-    def start(self, folder: RunFolder, run_id: str) -> None:
+    def start(self, folder: RunFolder, run_id: str, environment: dict[str, str]) -> None:
         """Numbers the ranks and starts them, unless an actor is lost."""
         found: list[RankPlace] = self._ask([actor.find_place.remote() for actor in self._actors])
         if self._lost:
@@ -146,16 +149,13 @@ class _PlacedRanks:
         order = sorted(range(len(found)), key=lambda n: (nodes.index(found[n].node), n))
         self._actors = [self._actors[n] for n in order]
         self._places = [found[n] for n in order]
-        own = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)}
         commands = []
-        for actor, environment in zip(
-            self._actors, _build_rank_environments(self._places), strict=True
-        ):
+        for actor, own in zip(self._actors, _build_rank_environments(self._places), strict=True):
             command: RankOrder = {
                 "folder": str(folder.root),
                 "run_id": run_id,
                 "cwd": str(Path.cwd()),
-                "environment": {**own, **environment},
+                "environment": {**environment, **own},
             }
             commands.append(actor.start.remote(command))
         self._ask(commands)

@@ -16,7 +16,7 @@ from rlx.probe.questions import (
     close_forced_answer,
 )
 from rlx.probe.responses import AssembledResponse, build_response_tree, truncate_completion
-from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, score_rollouts
+from rlx.reward import JobPool, NamedReward, RewardEntry, RewardTable, score_rollouts
 from rlx.rollout import (
     Completion,
     CompletionRequest,
@@ -54,7 +54,7 @@ class ProbeContext:
     task: Task
     rewards: Sequence[NamedReward]
     correct: str
-    pool: RewardPool
+    pool: JobPool
     fit: PromptFit | None = None
 
 

@@ -1,5 +1,6 @@
 """Scoring: computes the named rewards of a step by plugins in killable worker processes."""
 
+from rlx.reward.actors import SCORERS, ScorersAddress, open_job_pool
 from rlx.reward.host import PooledHost
 from rlx.reward.job import JobOutcome, RewardJob
 from rlx.reward.line_scoring import (
@@ -8,6 +9,7 @@ from rlx.reward.line_scoring import (
     open_response_lines,
     score_lines,
 )
+from rlx.reward.pool import JobPool, describe_worker_error
 from rlx.reward.scoring import (
     NamedReward,
     compute_mean_value,
@@ -15,10 +17,15 @@ from rlx.reward.scoring import (
     score_rollouts,
 )
 from rlx.reward.table import Place, RewardEntry, RewardTable, sum_named_rewards
-from rlx.reward.workers import RewardPool
+from rlx.reward.worker import ChunkReport
+from rlx.reward.workers import ChunkWorkers, RewardPool
 
 __all__ = [
+    "SCORERS",
+    "ChunkReport",
+    "ChunkWorkers",
     "JobOutcome",
+    "JobPool",
     "NamedReward",
     "Place",
     "PooledHost",
@@ -27,8 +34,11 @@ __all__ = [
     "RewardPool",
     "RewardTable",
     "ScoredLine",
+    "ScorersAddress",
     "build_reward",
     "compute_mean_value",
+    "describe_worker_error",
+    "open_job_pool",
     "open_response_lines",
     "rescore_rollouts",
     "score_lines",

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from rlx.plugin import Action, Environment, Step
 from rlx.reward.job import EnvironmentCall
-from rlx.reward.workers import RewardPool
+from rlx.reward.pool import JobPool
 from rlx.rollout import HostFault
 
 __all__ = ["PooledHost"]
@@ -20,7 +20,7 @@ class PooledHost:
         deadline: seconds per call.
     """
 
-    def __init__(self, environment: Environment, pool: RewardPool, deadline: float) -> None:
+    def __init__(self, environment: Environment, pool: JobPool, deadline: float) -> None:
         self._environment, self._pool, self._deadline = environment, pool, deadline
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:

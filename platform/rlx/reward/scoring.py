@@ -8,8 +8,9 @@ from typing import Literal
 
 from rlx.errors import RewardError
 from rlx.plugin import RewardPlugin, Sample, Score
+from rlx.reward.job import JobOutcome, RewardJob
+from rlx.reward.pool import JobPool
 from rlx.reward.table import Entries, Place, RewardEntry, RewardTable
-from rlx.reward.workers import JobOutcome, RewardJob, RewardPool
 from rlx.rollout import FAILED, NO_PARENT, RolloutTree, is_fault_segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 
@@ -40,7 +41,7 @@ class NamedReward:
 
 
 def score_rollouts(
-    trees: Sequence[RolloutTree], rewards: Sequence[NamedReward], pool: RewardPool
+    trees: Sequence[RolloutTree], rewards: Sequence[NamedReward], pool: JobPool
 ) -> RewardTable:
     """Scores every turn and every whole rollout of every tree.
 
@@ -101,7 +102,7 @@ def rescore_rollouts(
     trees: Sequence[RolloutTree],
     rewards: Sequence[NamedReward],
     table: RewardTable,
-    pool: RewardPool,
+    pool: JobPool,
 ) -> Iterator[tuple[NamedReward, Place, RewardEntry]]:
     """Scores trees again, with the values in `table` for the rewards that plugins read. Faults stay
     faults, regardless of `on_error`.
@@ -116,7 +117,7 @@ def _score_one(
     reward: NamedReward,
     turns: Mapping[Place, Entries],
     rollouts: Mapping[Place, Entries],
-    pool: RewardPool,
+    pool: JobPool,
 ) -> Iterable[tuple[Place, RewardEntry]]:
     """One entry for each turn of the reward's kind, or for each rollout."""
     missing = RewardEntry(reward.name, None, reward.use.weight, "absent")

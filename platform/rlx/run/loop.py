@@ -32,7 +32,7 @@ from rlx.model import (
 from rlx.plugin import Task
 from rlx.recipe import Recipe, build_recipe
 from rlx.record import Recorder
-from rlx.reward import RewardPool
+from rlx.reward import open_job_pool
 from rlx.rollout import RolloutPlan
 from rlx.run.alarms import AlarmWatch
 from rlx.run.collect import sample_and_score
@@ -85,7 +85,7 @@ def run_experiment(
     base = build_recipe(spec)
     runner = spec.runner
     with (
-        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        open_job_pool(runner) as pool,
         ExitStack() as ending,
         Prefetcher(ranks.device) as prefetcher,  # closed before the sampler it may be using
     ):

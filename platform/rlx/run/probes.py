@@ -22,7 +22,7 @@ from rlx.probe import (
 )
 from rlx.recipe import Recipe
 from rlx.record import Recorder, probe_table
-from rlx.reward import RewardPool
+from rlx.reward import JobPool
 from rlx.rollout import Sampler
 from rlx.run.progress import Progress
 from rlx.run.prompt_fit import build_prompt_fit
@@ -70,7 +70,7 @@ def run_probe(context: "RunContext", recipe: Recipe, *, step: int, label: str) -
 
 
 def build_probe_context(
-    recipe: Recipe, policy: Policy, sampler: Sampler, pool: RewardPool
+    recipe: Recipe, policy: Policy, sampler: Sampler, pool: JobPool
 ) -> ProbeContext:
     """Builds the context of an experiment's probe from the recipe that training uses."""
     return ProbeContext(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # who only reads a context need not wait for DeepSpeed
     from rlx.learner import Critic, Learner, Ranks, ReferencePolicy
     from rlx.model import Policy
     from rlx.record import Recorder
-    from rlx.reward import RewardPool
+    from rlx.reward import JobPool
     from rlx.run.progress import ProgressFile
     from rlx.sampler import SamplingEngine
     from rlx.spec import ExperimentSpec
@@ -37,6 +37,6 @@ class RunContext:
     learner: Learner
     critic: Critic | None
     reference: ReferencePolicy | None
-    pool: RewardPool
+    pool: JobPool
     recorder: Recorder | None
     progress: ProgressFile

@@ -45,6 +45,7 @@ from rlx.spec.launcher import (
     HostsLauncherSpec,
     LocalLauncherSpec,
     RayLauncherSpec,
+    ScorersSpec,
     SlurmLauncherSpec,
 )
 from rlx.spec.loss import (
@@ -214,6 +215,7 @@ __all__ = [
     "SamplerSpec",
     "Scheme",
     "ScoreSource",
+    "ScorersSpec",
     "SecondLevel",
     "SelfPlay",
     "SentenceCuts",

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import AfterValidator, Field
 
 from rlx.plugin import LauncherPlugin, PluginSection
-from rlx.spec.base import Count
+from rlx.spec.base import Count, StrictModel
 
 __all__ = [
     "LAUNCHERS",
@@ -13,6 +13,7 @@ __all__ = [
     "LauncherSpec",
     "LocalLauncherSpec",
     "RayLauncherSpec",
+    "ScorersSpec",
     "SlurmLauncherSpec",
 ]
 
@@ -86,6 +87,16 @@ ResourceName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+
 ResourceAmount = Annotated[float, Field(gt=0), AfterValidator(_check_whole_above_one)]
 
 
+class ScorersSpec(StrictModel):
+    """Actors that run rewards and environments for all ranks, in place of each rank's own scoring
+    processes."""
+
+    count: Count = Field(ge=1)
+    resources: dict[ResourceName, ResourceAmount] = Field(default_factory=dict)
+    """What each takes, by Ray's names; CPU is `runner.reward_workers`, the number of its scoring
+    processes, unless it is given here."""
+
+
 class RayLauncherSpec(LauncherPlugin):
     """Runs every rank as an actor of a Ray cluster, which places it by the resources it takes."""
 
@@ -99,12 +110,16 @@ class RayLauncherSpec(LauncherPlugin):
     """What each rank takes, by Ray's names: {CPU: 4, "accelerator_type:A100": 0.001}. CPU is
     `runner.threads` and GPU what the device and the sampler need, unless they are given here."""
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """PACK fills nodes, SPREAD prefers different ones; the strict ones demand it."""
+    """Where ranks and scorers are placed: PACK fills nodes, SPREAD prefers different ones; the
+    strict ones demand it."""
+    scorers: ScorersSpec | None = None
+    """null: each rank has scoring processes of its own, on its node."""
     grows: bool = False
     """The cluster adds nodes on demand, so a run that its present nodes cannot hold waits."""
 
     def check_ranks(self, ranks: int) -> None:
-        if self.address == "local" and self.strategy == "STRICT_SPREAD" and ranks > 1:
+        places = ranks + (self.scorers.count if self.scorers else 0)
+        if self.address == "local" and self.strategy == "STRICT_SPREAD" and places > 1:
             raise ValueError(
                 "launcher.strategy STRICT_SPREAD needs several nodes, and a cluster "
                 "with launcher.address local has one"

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rlx.plugin import Reward, Sample, Score, reward
@@ -51,6 +52,26 @@ def dwell(mark):
     """Leaves a mark, and stays for an hour."""
     Path(mark).touch()
     time.sleep(3600)  # scenario
+
+
+def _kill(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return 1.0
+
+
+@reward
+def kill_once(sample, *, pid: int):
+    """1, after it has killed a process, if that is still there."""
+    return _kill(pid)
+
+
+@reward
+def kill_scorer(sample):
+    """Kills the process that keeps its worker, wherever that is."""
+    worker = os.getppid()
+    status = Path(f"/proc/{worker}/status").read_text()
+    return _kill(int(status.split("PPid:")[1].split()[0]))
 
 
 @reward

@@ -1,0 +1,124 @@
+"""Scorers: rewards and environments on other nodes of a Ray cluster than the ranks."""
+
+import os
+from pathlib import Path
+
+import guests
+import hostile_rewards
+import psutil
+import pytest
+from engines import has_ended
+from hostile_rewards import length
+from patience import wait_until
+from pool_promises import *  # noqa: F403  (tests)
+from pool_promises import job, value
+from raylets import open_ray_cluster, open_scorers
+
+from rlx.audit import find_run_differences
+from rlx.launch import open_launcher
+from rlx.spec import RunnerSpec
+
+TESTS = Path(__file__).parents[1]
+QUIET = {"tracking.mlflow": "null", "tracking.pictures": "false"}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with open_ray_cluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pool(cluster, tmp_path_factory):
+    path = f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with open_scorers(cluster, tmp_path_factory.mktemp("run"), 2, PYTHONPATH=path) as pool:
+        yield pool
+
+
+def find_scorer(pool):
+    """The process of one scorer: it keeps a worker, which keeps the process that runs plugins."""
+    (outcome,) = pool.score([job(hostile_rewards.process(), "x")])
+    return psutil.Process(int(value(outcome))).parent().parent()
+
+
+def test_both_scorers_work(pool):
+    jobs = [job(hostile_rewards.process(), "x") for _ in range(64)]
+    assert len({value(outcome) for outcome in pool.score(jobs)}) == 2
+
+
+def test_a_scorer_that_is_killed_is_started_again_and_asked_again(pool):
+    scorer = find_scorer(pool)
+    assert "Scorer" in " ".join(scorer.cmdline())
+    below = scorer.children(recursive=True)
+    jobs = [job(hostile_rewards.nap(seconds=0.1), "x") for _ in range(24)]
+    jobs += [job(hostile_rewards.kill_once(pid=scorer.pid), "x")]
+    assert [value(outcome) for outcome in pool.score(jobs)] == [1.0] * 25
+    wait_until("it to be gone", lambda: has_ended(scorer))
+    wait_until("what it started to be gone", lambda: all(map(has_ended, below)))
+
+
+def test_a_job_that_always_ends_its_scorer_fails_alone(pool):
+    jobs = [job(length(), "abc"), job(hostile_rewards.kill_scorer(), "x"), job(length(), "ab")]
+    first, second, third = pool.score(jobs)
+    assert (value(first), value(third)) == (3.0, 2.0)
+    assert second.fault.startswith("cannot be run by a worker: Actor")
+
+
+def test_a_run_with_scorers_that_lose_a_node_has_the_numbers_of_one_machine(
+    own_home, cluster, tmp_path_factory
+):
+    """Its rewards and its environment run on other nodes than its ranks; one of them is lost."""
+    paths = guests.importable("rlx-guess", tmp_path_factory.mktemp("guess"))
+    paths = [*paths, own_home.environment["PYTHONPATH"]]
+    own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
+    spec = Path(__file__).with_name("many_turns.yaml")
+    phases = "[{name: turn by turn, steps: 6}]"
+    sets = {**QUIET, "runner.ranks": 2, "phases": phases, "critic": "null"}
+    here = own_home.rlx("submit", spec, "-q", sets=sets)
+    assert here.returncode == 0, here.stderr
+    cluster.add_node(bench=2)
+    cluster.add_node(bench=2)
+    scorers = "{count: 2, resources: {CPU: 0.5, bench: 1}}"
+    launcher = f"{{kind: ray, address: '{cluster.address}', strategy: SPREAD, scorers: {scorers}}}"
+    there = own_home.rlx(
+        "submit", spec, "-qd", "--again", sets={**sets, "runner.launcher": launcher}
+    )
+    assert there.returncode == 0, there.stderr
+    first, second = here.stdout.strip(), there.stdout.strip()
+    own_home.until(lambda: own_home.run(second).step >= 1, "a step")
+    cluster.kill_node(len(cluster.nodes) - 1)
+    own_home.until(lambda: own_home.run(second).ended, "it to end")
+    assert own_home.run(second).status == "finished", own_home.run(second).reason
+    with own_home.registry() as registry:
+        assert list(find_run_differences(registry, first, second)) == []
+        kinds = [event.kind for event in registry.results.events(second)]
+    assert "attempt_failed" not in kinds, "Ray started the scorer again, and the ranks went on"
+    own_home.until(lambda: not own_home.processes(), "every process to end")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "reason"),
+    [
+        (
+            "scorers: {count: 2, resources: {odd: 1}}",
+            "can never hold 2 scorers, each with CPU 1, odd 1: there is room for 1",
+        ),
+        (
+            "resources: {odd: 1}, scorers: {count: 1, resources: {odd: 1}}",
+            "never hold 1 ranks and 1 scorers: together they take odd 2, and it has 1",
+        ),
+        ("scorers: {count: 0}", "greater than or equal to 1"),
+        ("scorers: {count: 1, resources: {CPU: 1.5}}", "Ray takes whole numbers above 1"),
+    ],
+)
+def test_scorers_that_a_cluster_cannot_hold_are_refused(launcher, reason, own_home, cluster):
+    launcher = f"{{kind: ray, address: '{cluster.address}', {launcher}}}"
+    done = own_home.rlx("submit", own_home.yaml, sets={"runner.launcher": launcher})
+    assert reason in done.stderr
+    assert done.returncode in (2, 4)
+
+
+def test_a_cluster_of_the_runs_own_has_no_other_resources_for_scorers():
+    launcher = {"kind": "ray", "scorers": {"count": 1, "resources": {"odd": 1}}}
+    (fault,) = open_launcher(RunnerSpec.model_validate({"launcher": launcher})).check()
+    assert fault.path == ("runner", "launcher", "scorers", "resources", "odd")
