@@ -100,16 +100,16 @@ def _serve_scorers(
     address: str, folder: str, count: int, environment: dict[str, str], pipe: Connection
 ) -> None:
     """Does what the driver of a run does for scorers, until it is told to end."""
-    from rlx.launch.ray_placement import open_placement
+    from rlx.launch.ray_reservation import reserve_places
     from rlx.launch.ray_scorers import end_scorers, start_scorers
 
     taken = {"memory": 2.0**20}  # no processors, which runs beside them need
     demand = Demand("scorers", count, taken, ((), ()))
     runner = RunnerSpec(reward_memory_mb=256)
-    with join_cluster(address), open_placement([demand], "SPREAD") as placement:
-        while not placement.wait(1.0):
+    with join_cluster(address), reserve_places([demand], "SPREAD") as reservation:
+        while not reservation.wait(1.0):
             pass
-        scorers, found = start_scorers(placement, runner, RunFolder(Path(folder)), environment)
+        scorers, found = start_scorers(reservation, runner, RunFolder(Path(folder)), environment)
         pipe.send(found)
         pipe.recv()
         end_scorers(scorers)

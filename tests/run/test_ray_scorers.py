@@ -107,7 +107,7 @@ def test_a_run_with_scorers_that_lose_a_node_has_the_numbers_of_one_machine(
             "resources: {odd: 1}, scorers: {count: 1, resources: {odd: 1}}",
             "never hold 1 ranks and 1 scorers: together they take odd 2, and it has 1",
         ),
-        ("scorers: {count: 0}", "greater than or equal to 1"),
+        ("scorers: {count: 0}", "must be at least 1, not 0"),
         ("scorers: {count: 1, resources: {CPU: 1.5}}", "Ray takes whole numbers above 1"),
     ],
 )

@@ -75,7 +75,7 @@ MAY_IMPORT = {
     },
     "launch": {
         *("spec", "plugin", "discovery", "home", "model", "learner", "record", "checkpoint"),
-        *("run", "audit", "rlx_registry"),
+        *("run", "audit", "reward", "rlx_registry"),
     },
     "checks": {
         *("spec", "plugin", "discovery", "rollout", "reward", "batch", "train_batch", "trial"),

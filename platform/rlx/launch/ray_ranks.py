@@ -21,8 +21,8 @@ from rlx.launch.multi_node import FORWARDED_PREFIXES
 from rlx.launch.node import write_end_reason
 from rlx.launch.ray_cluster import list_nodes
 from rlx.launch.ray_launcher import count_places, list_demands
-from rlx.launch.ray_placement import Placement, open_placement
 from rlx.launch.ray_rank import RankActor, RankOrder, RankPlace, RankState
+from rlx.launch.ray_reservation import Reservation, reserve_places
 from rlx.launch.ray_scorers import end_scorers, start_scorers
 from rlx.reward import SCORERS
 from rlx.run import ProgressFile
@@ -57,27 +57,27 @@ def run_ranks(spec: ExperimentSpec, folder: RunFolder, run_id: str, orders: Orde
     demands = list_demands(spec.runner, _count_gpus(spec))
     own = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)}
     try:
-        with open_placement(demands, _settings(spec).strategy) as placement:
-            _await_room(placement, spec, folder, orders)
+        with reserve_places(demands, _settings(spec).strategy) as reservation:
+            _await_room(reservation, spec, folder, orders)
             with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # of Ray
-                return _run_placed_ranks(placement, spec, folder, run_id, orders, own)
+                return _run_placed_ranks(reservation, spec, folder, run_id, orders, own)
     except _Interrupted:
         return 1
 
 
 def _run_placed_ranks(
-    placement: Placement,
+    reservation: Reservation,
     spec: ExperimentSpec,
     folder: RunFolder,
     run_id: str,
     orders: Orders,
     environment: dict[str, str],
 ) -> int:
-    scorers, address = start_scorers(placement, spec.runner, folder, environment)
+    scorers, address = start_scorers(reservation, spec.runner, folder, environment)
     told = {SCORERS: json.dumps(address)} if scorers else {}
     actors = [
-        placement.start("ranks", number, RankActor, max_restarts=0)
-        for number in range(placement.count("ranks"))
+        reservation.start("ranks", number, RankActor, max_restarts=0)
+        for number in range(reservation.count("ranks"))
     ]
     ranks = _PlacedRanks(actors, orders)
     try:
@@ -102,7 +102,7 @@ def _count_gpus(spec: ExperimentSpec) -> int:
 
 
 def _await_room(
-    placement: Placement, spec: ExperimentSpec, folder: RunFolder, orders: Orders
+    reservation: Reservation, spec: ExperimentSpec, folder: RunFolder, orders: Orders
 ) -> None:
     """Waits until the cluster has reserved what the run takes.
 
@@ -111,12 +111,12 @@ def _await_room(
     """
     settings, progress = _settings(spec), ProgressFile(folder.progress)
     looks = 0
-    while not placement.wait(LOOK):
+    while not reservation.wait(LOOK):
         _check_orders(orders)
         nodes, looks = list_nodes(), looks + 1
         found = [
             (count_places(nodes, demand.bundle, settings.strategy), demand)
-            for demand in placement.demands
+            for demand in reservation.demands
         ]
         if looks == PROMPT:
             told = " and ".join(f"{places} of {d.count} {d.kind}" for places, d in found)

@@ -20,7 +20,7 @@ from pebble import ProcessExpired
 
 from rlx.home import RunFolder
 from rlx.launch.leftovers import open_temporary_folder
-from rlx.launch.ray_placement import Placement
+from rlx.launch.ray_reservation import Reservation
 from rlx.reward import ChunkReport, ChunkWorkers, ScorersAddress, describe_worker_error
 from rlx.spec import RunnerSpec
 
@@ -84,7 +84,7 @@ class ScorerActor:
 
 
 def start_scorers(
-    placement: Placement, runner: RunnerSpec, folder: RunFolder, environment: dict[str, str]
+    reservation: Reservation, runner: RunnerSpec, folder: RunFolder, environment: dict[str, str]
 ) -> tuple[list[Any], ScorersAddress]:
     """Starts the scorers of a run; returns them, and where its ranks find them."""
     order: _Order = {
@@ -95,9 +95,9 @@ def start_scorers(
         "memory_mb": runner.reward_memory_mb,
     }
     namespace = secrets.token_hex(8)
-    names = [f"scorer-{number}" for number in range(placement.count("scorers"))]
+    names = [f"scorer-{number}" for number in range(reservation.count("scorers"))]
     actors = [
-        placement.start(
+        reservation.start(
             "scorers",
             number,
             ScorerActor,

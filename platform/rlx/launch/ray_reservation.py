@@ -11,10 +11,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlx.launch.ray_launcher import Demand
 
-__all__ = ["Placement", "open_placement"]
+__all__ = ["Reservation", "reserve_places"]
 
 
-class Placement:
+class Reservation:
     """What all actors of a run take, reserved together: a run has all of it, or waits."""
 
     def __init__(self, demands: Sequence[Demand], strategy: str) -> None:
@@ -57,11 +57,11 @@ class Placement:
 
 
 @contextmanager
-def open_placement(demands: Sequence[Demand], strategy: str) -> Iterator[Placement]:
+def reserve_places(demands: Sequence[Demand], strategy: str) -> Iterator[Reservation]:
     """Reserves what a run takes as soon as it is free, and gives it back."""
-    placement = Placement(demands, strategy)
+    reservation = Reservation(demands, strategy)
     try:
-        yield placement
+        yield reservation
     finally:
         with suppress(RayError):
-            remove_placement_group(placement.group)
+            remove_placement_group(reservation.group)
