@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import find_free_port
+from patience import find_free_port, signal_processes
 from pydantic import ValidationError
 from raylets import open_ray_cluster
 
@@ -92,6 +92,31 @@ def test_a_cluster_of_the_runs_own_ends_with_it_and_leaves_nothing(own_home):
     os.kill(own_home.run(run).pid, signal.SIGKILL)
     own_home.until(lambda: not own_home.processes(), "every process to end")
     assert not list_leftovers(own_home, run)
+
+
+def test_a_group_fills_the_cluster_and_goes_on_where_it_was_killed(own_home, cluster):
+    sets = {**own_home.brief, "model.warm_start.steps": 10}
+    alone = own_home.rlx("submit", own_home.yaml, "-q", sets={**sets, "seed": 31})
+    assert alone.returncode == 0, alone.stderr
+    launcher = f"{{kind: ray, address: '{cluster.address}'}}"
+    command = ("submit", own_home.yaml, "--seeds", "30..32", "--group", "fleet")
+    sets |= {"runner.launcher": launcher, "runner.checkpoint": "{every: 1}"}
+
+    def runs():
+        with own_home.registry() as registry:
+            return sorted(registry.runs(group="fleet"), key=lambda run: run.seed)
+
+    group = own_home.begin(*command, sets=sets)
+    own_home.until(lambda: sum(run.step > 0 for run in runs()) > 1, "two runs to train")
+    own_home.freeze(*(pids := own_home.processes()))
+    signal_processes(pids, signal.SIGKILL)
+    group.communicate()
+    own_home.until(lambda: not own_home.processes(), "every process to end")
+    done = own_home.rlx(*command, sets=sets)
+    assert done.returncode == 0, done.stderr
+    assert [(run.seed, run.status) for run in runs()] == [(s, "finished") for s in (30, 31, 32)]
+    with own_home.registry() as registry:
+        assert list(find_run_differences(registry, alone.stdout.strip(), runs()[1].id)) == []
 
 
 NODES = [{"CPU": 4}, {"CPU": 4, "GPU": 2}, {"CPU": 1}]

@@ -10,7 +10,7 @@ import slurm
 from patience import LIMIT
 from relaying import serve_relays
 
-from rlx.launch import reconcile_job
+from rlx.launch import is_job, reconcile_job
 
 SRUN = """\
 #!/bin/sh
@@ -150,6 +150,39 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
     assert "Slurm ended job" in reason(there, run)
     there.until(lambda: not there.processes(), "every process to end")
     there.until(cluster.idle, "Slurm to be rid of it")
+
+
+def test_a_group_is_a_job_per_run(cluster, there):
+    """Slurm executes what fits; the command waits for all, and again submits what is missing."""
+    there.until(cluster.idle, "both nodes")
+    command = ("submit", there.yaml, "--seeds", "20..22", "--group", "fleet")
+    group = there.begin(*command, sets={**there.brief, **TWO})
+
+    def runs():
+        with there.registry() as registry:
+            return sorted(registry.runs(group="fleet"), key=lambda run: run.seed)
+
+    def have_jobs():
+        assert group.poll() is None, group.communicate()
+        found = runs() if (there.path / "registry.db").exists() else []
+        return len(found) == 3 and all(map(is_job, found))
+
+    there.until(have_jobs, "three jobs")
+    last = runs()[-1].id
+    assert status_now(there, last) == "queued", "the first one holds both nodes"
+    cluster.call("scancel", job_of(there, last))
+    _, err = group.communicate(timeout=LIMIT)
+    assert group.returncode == 1, err
+    assert [run.status for run in runs()] == ["finished", "finished", "stopped"]
+    assert "was cancelled" in reason(there, last)
+    assert "it is a job" not in err, "no worker is needed"
+
+    again = there.rlx(*command, "--queue", sets={**there.brief, **TWO})
+    assert again.returncode == 0, again.stderr
+    assert [run.seed for run in runs()] == [20, 21, 22, 22], "nothing was begun twice"
+    (new,) = {run.id for run in runs()} - {run.id for run in runs() if run.status != "queued"}
+    assert there.rlx("stop", new).returncode == 0
+    assert cluster.job(job_of(there, new))["JobState"] == "CANCELLED"
 
 
 def test_a_job_that_slurm_refuses(there):

@@ -117,7 +117,7 @@ def read_group(
         grid: texts for `parse_grid`.
 
     Raises:
-        SpecError: the seeds or the grid are invalid, or the runs are for Slurm.
+        SpecError: the seeds or the grid are invalid.
         InvalidSpec: a member is invalid.
     """
     faults: list[Diagnostic] = []
@@ -137,12 +137,6 @@ def read_group(
                 faults += [d for d in error.diagnostics if d not in faults]
     if faults:
         raise build_refusal(faults, str(spec))
-    launcher = members[0].read.spec.runner.launcher
-    if launcher.submits_jobs:
-        raise SpecError(
-            f"--seeds and --grid do not support the launcher {launcher.kind}: submit its jobs one "
-            "by one"
-        )
     return members
 
 

@@ -55,9 +55,7 @@ __all__ = ["stop", "submit"]
 @click.option(
     "--at-once",
     type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Runs of the group at a time.",
+    help="Runs of the group at a time; by default 1, or as many as a Ray cluster can hold.",
 )
 def submit(
     spec: Path,
@@ -71,7 +69,7 @@ def submit(
     seeds: str | None,
     grid: tuple[str, ...],
     group: str | None,
-    at_once: int,
+    at_once: int | None,
 ) -> int:
     """Check SPEC, record a run, start it in the background, and follow it.
 

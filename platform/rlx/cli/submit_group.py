@@ -3,13 +3,20 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlx.api import check_group, read_group, record_group, require_group_name
+from rlx.api import GroupMember, check_group, read_group, record_group, require_group_name
 from rlx.cli.console import open_console
 from rlx.cli.group_view import GroupView
 from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
-from rlx.launch import find_finished_runs, open_registry, registry_url, run_queue
+from rlx.launch import (
+    find_finished_runs,
+    open_launcher,
+    open_registry,
+    registry_url,
+    run_queue,
+    start_job,
+)
 from rlx_registry import Registry
 
 __all__ = ["submit_many"]
@@ -22,11 +29,11 @@ def submit_many(
     grid: Sequence[str],
     *,
     group: str | None,
-    at_once: int,
+    at_once: int | None,
     returns: bool,
     rehearse: bool,
 ) -> int:
-    """Records the missing runs of a group, shows all of its runs, and runs them.
+    """Records the missing runs of a group, submits those that are jobs, shows all, and runs them.
 
     Args:
         spec: file of the experiment.
@@ -34,7 +41,7 @@ def submit_many(
         seeds: text for `parse_seeds`; None takes the experiment's own seed.
         grid: texts for `parse_grid`.
         group: name of the group; None builds one from the experiment's name and what varies.
-        at_once: number of runs at a time.
+        at_once: number of runs at a time; None asks the launcher. Jobs are submitted at once.
         returns: leave the runs to waiting workers.
         rehearse: as of `check_group`.
 
@@ -62,10 +69,13 @@ def submit_many(
             print_text(
                 "! members sample with different engines: name one, to compare like with like"
             )
+        for run in runs:
+            start_job(registry, run, url)
         view = GroupView(registry, name, members, runs)
         ids = list(dict.fromkeys(run.id for run in runs))
         if not returns:
-            _follow_runs(registry, url, at_once, ids, view)
+            limit = at_once or _count_runs_at_once(members)
+            _follow_runs(registry, url, limit, ids, view)
         open_console().print(view.build_table())
         if returns:
             return 0
@@ -74,6 +84,12 @@ def submit_many(
     if mlflow := describe_mlflow_page(ended, [name]):
         print_text(f"in MLflow:     {mlflow}")
     return int(any(run.status != "finished" for run in ended))
+
+
+def _count_runs_at_once(members: Sequence[GroupMember]) -> int:
+    """The smallest number that a member's launcher names; a launcher is asked once."""
+    runners = {one.read.spec.runner.model_dump_json(): one.read.spec.runner for one in members}
+    return min(open_launcher(runner).count_runs_at_once() for runner in runners.values())
 
 
 def _follow_runs(

@@ -60,7 +60,7 @@ from .submission import (
     registry_url,
     submit_run,
 )
-from .takeover import attempts_used, continue_run, launch_run, take_over_run
+from .takeover import attempts_used, continue_run, launch_run, start_job, take_over_run
 from .watch import watch_run
 
 __all__ = [
@@ -129,6 +129,7 @@ __all__ = [
     "run_queue",
     "run_resume_trial",
     "start_experiment",
+    "start_job",
     "stop_run",
     "submit_run",
     "take_over_run",

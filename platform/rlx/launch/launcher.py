@@ -49,6 +49,14 @@ class Launcher(ABC):
         """
         return self.runner.ranks
 
+    def count_runs_at_once(self) -> int:
+        """Number of runs of a group that are started at the same time, unless the user says it.
+
+        Raises:
+            EnvironmentFault: `check` yields an error.
+        """
+        return 1
+
     @abstractmethod
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
         """The command whose process starts all ranks of an attempt and ends with them."""

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.launch.device_slots import build_device_request
-from rlx.launch.processes import has_lost_supervisor, is_supervised, is_supervisor, this_machine
+from rlx.launch.jobs import reconcile_job
+from rlx.launch.processes import (
+    has_lost_supervisor,
+    is_job,
+    is_supervised,
+    is_supervisor,
+    this_machine,
+)
 from rlx.launch.run_access import is_spec_of_run, locate_run_folder
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.launch.takeover import attempts_used, take_over_run
@@ -79,6 +86,10 @@ def _describe_takeover(run: RunRecord) -> str:
     return "taken from the queue" if run.status == "queued" else "taken over by a worker"
 
 
+def _waits_as_job(run: RunRecord) -> bool:
+    return run.status == "queued" and is_job(run)
+
+
 def _load_run_spec(run: RunRecord) -> ExperimentSpec:
     """Loads the experiment from the run's folder, which `rlx resume --set` may have changed."""
     return load_resolved_spec(locate_run_folder(run))
@@ -106,6 +117,7 @@ class _Queue:
         self._registry, self._only, self._report = registry, only, report
         self._reported: set[tuple[str, str]] = set()
         self._watched: dict[str, _Watch] = {}
+        self._turn = 0
 
     @property
     def is_watching(self) -> bool:
@@ -125,6 +137,8 @@ class _Queue:
                 spec = _load_run_spec(run)
                 if not is_spec_of_run(spec, run):
                     raise EnvironmentFault("the folder here belongs to another registry's run")
+                if spec.runner.launcher.submits_jobs and self._only is not None:
+                    continue  # its job was submitted with the group
                 if spec.runner.launcher.submits_jobs:
                     raise EnvironmentFault(f"it is a job of {spec.runner.launcher.kind}")
                 self._require_attempts(run, spec)
@@ -141,10 +155,16 @@ class _Queue:
                 full = True
 
     def is_busy(self) -> bool:
-        """Returns whether any run of `only` is alive; False without `only`."""
-        if self._only is None:
-            return False
-        return any(self._registry.run(run).effective_status in ALIVE for run in self._only)
+        """Returns whether any run of `only` is alive, or waits as a job; False without `only`.
+
+        Asks the job system about one of them per call, in turn.
+        """
+        runs = [self._registry.run(run) for run in self._only or ()]
+        busy = [run for run in runs if run.effective_status in ALIVE or _waits_as_job(run)]
+        if busy:
+            self._turn += 1
+            reconcile_job(self._registry, busy[self._turn % len(busy)])
+        return bool(busy)
 
     def start_queued_run(self, run: RunRecord, url: str) -> int | None:
         """Starts the supervisor of a run; returns its process id.

@@ -92,6 +92,18 @@ class RayLauncher(Launcher):
     def count_ranks_here(self) -> int:
         return self.runner.ranks if self.settings.address == "local" else 0
 
+    def count_runs_at_once(self) -> int:
+        """As many as the nodes of a cluster could hold; Ray has those wait that do not fit."""
+        if self.settings.address == "local":
+            return 1
+        nodes = _query_nodes(self.settings.address)
+        demands = list_demands(self.runner, self.runner.device == "cuda")
+        held = (
+            count_places(nodes, demand.bundle, self.settings.strategy) // demand.count
+            for demand in demands
+        )
+        return max(1, min(held))
+
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
         driver = [sys.executable, "-m", "rlx.launch.ray_driver", str(folder.root), run_id]
         return [*driver, tempfile.gettempdir()]  # ranks have another one

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rlx.home import RunFolder
 from rlx.launch.disk import hold_reserve
-from rlx.launch.jobs import cancel_job, submit_job
-from rlx.launch.processes import list_live_ranks, this_machine
+from rlx.launch.jobs import cancel_job, reconcile_job, submit_job
+from rlx.launch.processes import has_lost_supervisor, is_job, list_live_ranks, this_machine
 from rlx.launch.stored_spec import load_resolved_spec, put_spec
 from rlx.launch.submission import fail_unless_started, start_supervisor
 from rlx.spec import ExperimentSpec
 from rlx_registry import Registry, RunRecord, forget_supervisor
 
-__all__ = ["BY_HAND", "attempts_used", "continue_run", "launch_run", "take_over_run"]
+__all__ = ["BY_HAND", "attempts_used", "continue_run", "launch_run", "start_job", "take_over_run"]
 
 BY_HAND = "resumed"
 """Reason recorded when a user resumes a run, which restarts its attempt count."""
@@ -36,6 +36,24 @@ def launch_run(registry: Registry, run: RunRecord, registry_url: str) -> None:
             registry.update_run(
                 run.id, pid=start_supervisor(run, registry_url), host=this_machine()
             )
+
+
+def start_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
+    """Submits a run as a job if it needs one: it was just recorded here, the process that has
+    recorded it was killed, or its job was lost. Does nothing for a run that is no job.
+
+    Raises:
+        EnvironmentFault: the job system is not installed here, or rejects the job.
+    """
+    folder = RunFolder(Path(run.directory or ""))
+    if not load_resolved_spec(folder).runner.launcher.submits_jobs:
+        return
+    run = reconcile_job(registry, run)
+    is_ours = run.pid == os.getpid() and run.host == this_machine()
+    if run.status == "lost":
+        continue_run(registry, run, registry_url, None)
+    elif run.status == "queued" and not is_job(run) and (is_ours or has_lost_supervisor(run)):
+        launch_run(registry, run, registry_url)
 
 
 def continue_run(
