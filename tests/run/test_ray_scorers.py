@@ -96,6 +96,20 @@ def test_a_run_with_scorers_that_lose_a_node_has_the_numbers_of_one_machine(
     own_home.until(lambda: not own_home.processes(), "every process to end")
 
 
+def test_a_run_with_scorers_stops_between_two_steps(own_home):
+    """Its ranks have joined the cluster, and Ray's handlers of signals are not theirs."""
+    sets = {**own_home.long, "runner.launcher": "{kind: ray, scorers: {count: 1}}"}
+    run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
+    own_home.until(lambda: own_home.run(run).step >= 1, "a step")
+    assert own_home.rlx("stop", run).returncode == 0
+    own_home.until(lambda: own_home.run(run).ended, "it to end")
+    ended = own_home.run(run)
+    assert (ended.status, ended.attempt) == ("stopped", 1), ended.reason
+    kept = (own_home.path / "runs" / run / "checkpoints").glob("step_*")
+    assert max(int(path.name.removeprefix("step_")) for path in kept) == ended.step
+    own_home.until(lambda: not own_home.processes(), "every process to end")
+
+
 @pytest.mark.parametrize(
     ("launcher", "reason"),
     [
