@@ -33,6 +33,8 @@ VICTIMS = ("rank", "supervisor", "scorer", "worker")
 RAY_VICTIMS = ("actor", "raylet", "driver")
 """Further victims under the launcher `ray`: the parent of a rank, its parent, and the process that
 has started or joined the cluster."""
+SCORER_ACTOR = "scorer actor"
+"""A further victim where a run has scorers on a Ray cluster."""
 ENDS = ("finished", "failed", "stopped")
 RLX = (sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())")
 FIRST_ROWS = 1000
@@ -200,8 +202,9 @@ class _KillTrial:
     def kill(self, unbroken: str, kills: int, drawn: random.Random) -> Iterator[KillResult]:
         """Runs `kills` runs and kills each once; yields them in order."""
         with self._registry() as registry:
-            launcher = registry.run(unbroken).spec["runner"]["launcher"]["kind"]
-        victims = (*VICTIMS, *(RAY_VICTIMS if launcher == "ray" else ()))
+            launcher = registry.run(unbroken).spec["runner"]["launcher"]
+        victims = (*VICTIMS, *(RAY_VICTIMS if launcher["kind"] == "ray" else ()))
+        victims += (SCORER_ACTOR,) if launcher.get("scorers") else ()
         plan = [(victims[n % len(victims)], drawn.random()) for n in range(kills)]
         with ThreadPoolExecutor(self._at_once) as pool:
             yield from pool.map(lambda one: self._run_and_kill(unbroken, *one), plan)
@@ -300,7 +303,10 @@ class _KillTrial:
                 if victim == "rank":
                     yield pid
                 elif victim == "scorer":
-                    yield from (child.pid for child in rank.children())
+                    keepers = _list_scorer_actors(rank) or [rank]
+                    yield from (child.pid for keeper in keepers for child in keeper.children())
+                elif victim == SCORER_ACTOR:
+                    yield from (actor.pid for actor in _list_scorer_actors(rank))
                 else:
                     yield rank.parents()[RAY_VICTIMS.index(victim)].pid
 
@@ -326,6 +332,13 @@ class _KillTrial:
             if stopwatch.look() > PATIENCE:
                 raise RlxError(f"{run_id} has not ended in {PATIENCE:.0f} s: {self._log}")
             time.sleep(0.1)
+
+
+def _list_scorer_actors(rank: psutil.Process) -> list[psutil.Process]:
+    """Scorers on the node of a rank, whose actor is a child of the node's raylet as they are."""
+    level = RAY_VICTIMS.index("raylet")
+    beside = [one for raylet in rank.parents()[level : level + 1] for one in raylet.children()]
+    return [one for one in beside if "ScorerActor" in "".join(one.cmdline()[:1])]
 
 
 def _list_ray_drivers(folder: Path) -> Iterator[int]:
