@@ -16,7 +16,13 @@ from rlx.kl import kl_terms
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Completion, CompletionRequest, RolloutTree, Segment
 from rlx.run.run_context import RunContext
-from rlx.sampler import SamplerDrift, SamplingEngine, load_weights, takes_adapter
+from rlx.sampler import (
+    SamplerDrift,
+    SamplingEngine,
+    count_servers,
+    load_weights,
+    takes_adapter,
+)
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
 
@@ -113,7 +119,7 @@ def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, .
             f"the sampler has memory for a dialogue of only {longest} tokens: for vLLM, raise "
             "sampler.kv_cache_mb, or sampler.gpu_memory_utilization on a GPU"
         )
-    count = max(PROMPTS, getattr(context.sampler, "servers", 1))
+    count = max(PROMPTS, count_servers(context.sampler))
     return [tuple(source.choices(vocabulary, k=length)) for _ in range(count)]
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "TransformersSampler",
     "VllmSampler",
     "copy_policy",
+    "count_servers",
     "load_weights",
     "open_auto",
     "open_sampler",
@@ -86,6 +87,14 @@ def load_weights(sampler: SamplingEngine, weights: Iterator[tuple[str, Tensor]])
         sampler.load(dict(weights))
     else:
         load_each(weights)
+
+
+def count_servers(sampler: SamplingEngine) -> int:
+    """Number of processes that share the rows of a request.
+
+    An engine need not have the attribute `servers`; then it is one.
+    """
+    return int(getattr(sampler, "servers", 1))
 
 
 def release_memory(sampler: SamplingEngine) -> None:
