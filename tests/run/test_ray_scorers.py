@@ -76,10 +76,12 @@ def test_a_run_with_scorers_that_lose_a_node_has_the_numbers_of_one_machine(
     sets = {**QUIET, "runner.ranks": 2, "phases": phases, "critic": "null"}
     here = own_home.rlx("submit", spec, "-q", sets=sets)
     assert here.returncode == 0, here.stderr
+    cluster.add_node(desk=2)
     cluster.add_node(bench=2)
     cluster.add_node(bench=2)
-    scorers = "{count: 2, resources: {CPU: 0.5, bench: 1}}"
-    launcher = f"{{kind: ray, address: '{cluster.address}', strategy: SPREAD, scorers: {scorers}}}"
+    ranks, scorers = "{CPU: 0.5, desk: 1}", "{count: 2, resources: {CPU: 0.5, bench: 1}}"
+    launcher = f"{{kind: ray, address: '{cluster.address}', strategy: SPREAD, "
+    launcher += f"resources: {ranks}, scorers: {scorers}}}"
     there = own_home.rlx(
         "submit", spec, "-qd", "--again", sets={**sets, "runner.launcher": launcher}
     )
