@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from patience import LIMIT
 from rlx.home import RunFolder
 from rlx.launch.ray_cluster import OWN, QUIET, STORE, join_cluster
 from rlx.launch.ray_launcher import Demand
+from rlx.reward import ScorersAddress
 from rlx.reward.actors import ActorPool
 from rlx.spec import RunnerSpec
 
-__all__ = ["RayCluster", "open_ray_cluster", "open_scorers"]
+__all__ = ["RayCluster", "open_driver", "open_ray_cluster", "open_scorers"]
 
 SETTINGS = {
     **QUIET,
@@ -101,7 +102,7 @@ def _serve_scorers(
 ) -> None:
     """Does what the driver of a run does for scorers, until it is told to end."""
     from rlx.launch.ray_reservation import reserve_places
-    from rlx.launch.ray_scorers import end_scorers, start_scorers
+    from rlx.launch.ray_scorers import end_scorers, require_scorers, start_scorers
 
     taken = {"memory": 2.0**20}  # no processors, which runs beside them need
     demand = Demand("scorers", count, taken, ((), ()))
@@ -110,16 +111,20 @@ def _serve_scorers(
         while not reservation.wait(1.0):
             pass
         scorers, found = start_scorers(reservation, runner, RunFolder(Path(folder)), environment)
-        pipe.send(found)
-        pipe.recv()
+        try:
+            require_scorers(scorers, lambda: None)
+            pipe.send(found)
+            pipe.recv()
+        except ConnectionError as error:
+            pipe.send(error)
         end_scorers(scorers)
 
 
 @contextmanager
-def open_scorers(
+def open_driver(
     cluster: RayCluster, folder: Path, count: int, **environment: str
-) -> Iterator[ActorPool]:
-    """The scorers of a driver of their own, as a rank has them."""
+) -> Iterator[tuple[ScorersAddress, Any]]:
+    """Runs scorers of a driver of their own; yields where they are, and the driver's process."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     driver = spawn.Process(
@@ -128,11 +133,26 @@ def open_scorers(
     driver.start()
     theirs.close()
     try:
-        with ActorPool(ours.recv(), rank=0) as pool:
-            yield pool
-        ours.send("end")
+        found = ours.recv()
+        if isinstance(found, Exception):
+            raise found
+        yield found, driver
+        with suppress(BrokenPipeError):  # the test has killed it
+            ours.send("end")
         driver.join(LIMIT)
     finally:
         driver.kill()
         driver.join()
         ours.close()
+
+
+@contextmanager
+def open_scorers(
+    cluster: RayCluster, folder: Path, count: int, **environment: str
+) -> Iterator[ActorPool]:
+    """The scorers of a driver of their own, as a rank has them."""
+    with (
+        open_driver(cluster, folder, count, **environment) as (address, _),
+        ActorPool(address, rank=0) as pool,
+    ):
+        yield pool

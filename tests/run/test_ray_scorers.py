@@ -1,6 +1,9 @@
 """Scorers: rewards and environments on other nodes of a Ray cluster than the ranks."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import guests
@@ -9,10 +12,10 @@ import psutil
 import pytest
 from engines import has_ended
 from hostile_rewards import length
-from patience import wait_until
+from patience import LIMIT, wait_until
 from pool_promises import *  # noqa: F403  (tests)
 from pool_promises import job, value
-from raylets import open_ray_cluster, open_scorers
+from raylets import open_driver, open_ray_cluster, open_scorers
 
 from rlx.audit import find_run_differences
 from rlx.launch import open_launcher
@@ -61,7 +64,54 @@ def test_a_job_that_always_ends_its_scorer_fails_alone(pool):
     jobs = [job(length(), "abc"), job(hostile_rewards.kill_scorer(), "x"), job(length(), "ab")]
     first, second, third = pool.score(jobs)
     assert (value(first), value(third)) == (3.0, 2.0)
-    assert second.fault.startswith("cannot be run by a worker: Actor")
+    assert second.fault.startswith("cannot be run by a worker: ActorUnavailableError")
+
+
+def test_other_jobs_of_a_scorer_that_is_ended_are_done_later(pool):
+    """They lose their scorer as often as the job that ends it."""
+    jobs = [job(hostile_rewards.nap(seconds=2.0), "x") for _ in range(2)]
+    jobs = [jobs[0], job(hostile_rewards.kill_scorer(), "x"), jobs[1]]
+    first, second, third = pool.score(jobs)
+    assert (value(first), value(third)) == (1.0, 1.0)
+    assert second.fault is not None
+
+
+def test_a_scorer_that_cannot_start_says_why(cluster, tmp_path):
+    with (
+        pytest.raises(ConnectionError, match=r"scorer 0 cannot start: .*reward workers cannot"),
+        open_driver(cluster, tmp_path, 1, PYTHONHOME="/nowhere"),
+    ):
+        pass
+
+
+LOST = """
+import json, sys
+from rlx.reward.actors import ActorPool
+from pool_promises import job
+import hostile_rewards
+if __name__ == "__main__":
+    pool = ActorPool(json.loads(sys.argv[1]), 0)
+    print("begun", flush=True)
+    pool.score([job(hostile_rewards.nap(seconds=3600), "x", deadline=7200)])
+"""
+
+
+def test_the_end_of_the_driver_is_no_fault_of_a_reward(cluster, tmp_path):
+    """It takes the scorers with it, and the ranks, which start again from their checkpoint."""
+    path = f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with open_driver(cluster, tmp_path, 1, PYTHONPATH=path) as (address, driver):
+        rank = subprocess.Popen(
+            [sys.executable, "-c", LOST, json.dumps(address)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert rank.stdout.readline() == "begun\n"
+        driver.kill()
+        _, said = rank.communicate(timeout=LIMIT)
+    assert rank.returncode == 1
+    assert "ConnectionError: a scorer is lost: ActorDiedError" in said
 
 
 def test_a_run_with_scorers_that_lose_a_node_has_the_numbers_of_one_machine(

@@ -2,17 +2,14 @@
 
 import os
 import shlex
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from rlx.checks import check_file, run_preflight_checks
 from rlx.cli.completion import complete_run
+from rlx.cli.interrupts import delay_interrupts
 from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
@@ -143,7 +140,7 @@ def _submit_one(
         plugins = replace(plugins, warnings=plugins.warnings + warnings)
     run, created, reason = None, False, None
     try:
-        with open_registry(url, read_only=False) as registry, _delay_interrupts():
+        with open_registry(url, read_only=False) as registry, delay_interrupts():
             run, created = start_experiment(registry, read, plugins, again=again, queue=queue)
             reason = describe_new_run(registry, run) if created else None
         if quiet:
@@ -163,26 +160,6 @@ def _submit_one(
         look = f"rlx logs -f {run.id}  ·  rlx stop {run.id}"
         print_text(f"\ndetached; {run.id} keeps running.  {look}", err=True)
         return 130
-
-
-@contextmanager
-def _delay_interrupts() -> Iterator[None]:
-    """Delays interrupts to the end of the block, so that a recorded run is also started."""
-    put_off: list[int] = []
-
-    def remember_signal(number: int, _: FrameType | None) -> None:
-        put_off.append(number)
-
-    before = {
-        number: signal.signal(number, remember_signal) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for late in put_off:
-        signal.raise_signal(late)
 
 
 def _print_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 from rlx.api import GroupMember, check_group, read_group, record_group, require_group_name
 from rlx.cli.console import open_console
 from rlx.cli.group_view import GroupView
+from rlx.cli.interrupts import delay_interrupts
 from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
+from rlx.errors import EnvironmentFault
 from rlx.launch import (
     find_finished_runs,
     open_launcher,
@@ -17,7 +19,7 @@ from rlx.launch import (
     run_queue,
     start_job,
 )
-from rlx_registry import Registry
+from rlx_registry import Registry, RunRecord
 
 __all__ = ["submit_many"]
 
@@ -69,13 +71,11 @@ def submit_many(
             print_text(
                 "! members sample with different engines: name one, to compare like with like"
             )
-        for run in runs:
-            start_job(registry, run, url)
+        _submit_jobs(registry, runs, url)
         view = GroupView(registry, name, members, runs)
         ids = list(dict.fromkeys(run.id for run in runs))
         if not returns:
-            limit = at_once or _count_runs_at_once(members)
-            _follow_runs(registry, url, limit, ids, view)
+            _follow_runs(registry, url, at_once or _count_runs_at_once(members, runs), ids, view)
         open_console().print(view.build_table())
         if returns:
             return 0
@@ -86,10 +86,25 @@ def submit_many(
     return int(any(run.status != "finished" for run in ended))
 
 
-def _count_runs_at_once(members: Sequence[GroupMember]) -> int:
-    """The smallest number that a member's launcher names; a launcher is asked once."""
-    runners = {one.read.spec.runner.model_dump_json(): one.read.spec.runner for one in members}
-    return min(open_launcher(runner).count_runs_at_once() for runner in runners.values())
+def _submit_jobs(registry: Registry, runs: Sequence[RunRecord], url: str) -> None:
+    """Submits the runs that are jobs and have none; a refusal is reported, and ends it."""
+    for run in runs:
+        try:
+            with delay_interrupts():
+                start_job(registry, run, url)
+        except EnvironmentFault as fault:  # such as a limit on jobs
+            print_text(f"{fault}; repeat the command to submit it and what follows it", err=True)
+            return
+
+
+def _count_runs_at_once(members: Sequence[GroupMember], runs: Sequence[RunRecord]) -> int:
+    """The smallest number that the launcher of a run names that has not finished."""
+    runners = {
+        member.read.spec.runner.model_dump_json(): member.read.spec.runner
+        for member, run in zip(members, runs, strict=True)
+        if run.status != "finished"
+    }
+    return min((open_launcher(one).count_runs_at_once() for one in runners.values()), default=1)
 
 
 def _follow_runs(

@@ -86,8 +86,9 @@ def _describe_takeover(run: RunRecord) -> str:
     return "taken from the queue" if run.status == "queued" else "taken over by a worker"
 
 
-def _waits_as_job(run: RunRecord) -> bool:
-    return run.status == "queued" and is_job(run)
+def _is_live_job(run: RunRecord) -> bool:
+    """Whether a run is a job that has not ended, as far as the registry knows."""
+    return run.status in ("queued", *ALIVE) and is_job(run)
 
 
 def _load_run_spec(run: RunRecord) -> ExperimentSpec:
@@ -138,7 +139,8 @@ class _Queue:
                 if not is_spec_of_run(spec, run):
                     raise EnvironmentFault("the folder here belongs to another registry's run")
                 if spec.runner.launcher.submits_jobs and self._only is not None:
-                    continue  # its job was submitted with the group
+                    self._watched.pop(run.id, None)
+                    continue  # its job was submitted with the group, and `is_busy` asks about it
                 if spec.runner.launcher.submits_jobs:
                     raise EnvironmentFault(f"it is a job of {spec.runner.launcher.kind}")
                 self._require_attempts(run, spec)
@@ -155,12 +157,12 @@ class _Queue:
                 full = True
 
     def is_busy(self) -> bool:
-        """Returns whether any run of `only` is alive, or waits as a job; False without `only`.
+        """Returns whether any run of `only` is alive, or is a job; False without `only`.
 
         Asks the job system about one of them per call, in turn.
         """
         runs = [self._registry.run(run) for run in self._only or ()]
-        busy = [run for run in runs if run.effective_status in ALIVE or _waits_as_job(run)]
+        busy = [run for run in runs if run.effective_status in ALIVE or _is_live_job(run)]
         if busy:
             self._turn += 1
             reconcile_job(self._registry, busy[self._turn % len(busy)])

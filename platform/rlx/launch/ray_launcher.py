@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
@@ -24,8 +25,10 @@ __all__ = [
     "Bundle",
     "Demand",
     "RayLauncher",
+    "Shortage",
     "connect_to_cluster",
     "count_places",
+    "find_shortage",
     "list_demands",
 ]
 
@@ -93,16 +96,15 @@ class RayLauncher(Launcher):
         return self.runner.ranks if self.settings.address == "local" else 0
 
     def count_runs_at_once(self) -> int:
-        """As many as the nodes of a cluster could hold; Ray has those wait that do not fit."""
+        """As many as the resources of a cluster are enough for; Ray has those wait that do not fit
+        its nodes."""
         if self.settings.address == "local":
             return 1
         nodes = _query_nodes(self.settings.address)
-        demands = list_demands(self.runner, self.runner.device == "cuda")
-        held = (
-            count_places(nodes, demand.bundle, self.settings.strategy) // demand.count
-            for demand in demands
-        )
-        return max(1, min(held))
+        on_gpus = self.runner.device != "cpu" and any(node.get("GPU") for node in nodes)
+        demands = list_demands(self.runner, on_gpus)
+        names = {name for demand in demands for name in demand.bundle}
+        return max(1, int(min((_count_times(nodes, demands, name) for name in names), default=1)))
 
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
         driver = [sys.executable, "-m", "rlx.launch.ray_driver", str(folder.root), run_id]
@@ -127,41 +129,52 @@ class RayLauncher(Launcher):
             yield build_error(_ADDRESS, str(fault), kind="machine")
             return
         demands = list_demands(self.runner, self.runner.device == "cuda")
-        if not self.settings.grows:
-            yield from self._compare(demands, nodes)
+        short = find_shortage(nodes, demands, self.settings.strategy)
+        if short is not None and not self.settings.grows:
+            path, count = (_PATH, ()) if short.demand is None else short.demand.fields
+            yield build_error(
+                path,
+                f"the cluster {short.message}",
+                *(f"a node has {_format_bundle(node)}" for node in nodes[:4]),
+                f"lower {'.'.join(count) if count else 'the numbers'} or the resources, or set "
+                "grows: true if it adds nodes",
+                against=count,
+                kind="machine",
+            )
 
-    def _compare(self, demands: Sequence[Demand], nodes: Sequence[Bundle]) -> Iterator[Diagnostic]:
-        """Yields what a cluster's nodes could not hold even if nothing else used them."""
-        told = [f"a node has {_format_bundle(node)}" for node in nodes[:4]]
-        for demand in demands:
-            places = count_places(nodes, demand.bundle, self.settings.strategy)
-            if places < demand.count:
-                path, count = demand.fields
-                yield build_error(
-                    path,
-                    f"the cluster can never hold {demand.count} {demand.kind}, each with "
-                    f"{_format_bundle(demand.bundle)}: there is room for {places}",
-                    *told,
-                    f"lower {'.'.join(count)} or the resources, or set grows: true if it adds "
-                    "nodes",
-                    against=count,
-                    kind="machine",
-                )
-                return
-        for name in sorted({name for demand in demands for name in demand.bundle}):
-            need = sum(demand.count * demand.bundle.get(name, 0.0) for demand in demands)
-            have = sum(node.get(name, 0.0) for node in nodes)
-            if need > have:
-                kinds = " and ".join(f"{demand.count} {demand.kind}" for demand in demands)
-                yield build_error(
-                    _PATH,
-                    f"the cluster can never hold {kinds}: together they take {name} {need:g}, and "
-                    f"it has {have:g}",
-                    *told,
-                    "take fewer of them, or set grows: true if it adds nodes",
-                    kind="machine",
-                )
-                return
+
+class Shortage(NamedTuple):
+    """What the nodes of a cluster lack even if nothing else uses them.
+
+    Attributes:
+        message: goes on after "the cluster, which".
+        demand: of which there are too many; None if all demands together are too much.
+    """
+
+    message: str
+    demand: Demand | None
+
+
+def find_shortage(
+    nodes: Sequence[Mapping[str, float]], demands: Sequence[Demand], strategy: str
+) -> Shortage | None:
+    """Finds a reason for which the nodes can never hold all demands; None if there is none.
+
+    Each kind is placed by itself, and all kinds are added up, so a rare one is not found.
+    """
+    for demand in demands:
+        places = count_places(nodes, demand.bundle, strategy)
+        if places < demand.count:
+            each = f"{demand.count} {demand.kind}, each with {_format_bundle(demand.bundle)}"
+            return Shortage(f"can never hold {each}: there is room for {places}", demand)
+    for name in sorted({name for demand in demands for name in demand.bundle}):
+        need = sum(demand.count * demand.bundle.get(name, 0.0) for demand in demands)
+        have = sum(node.get(name, 0.0) for node in nodes)
+        if need > have:
+            kinds = " and ".join(f"{demand.count} {demand.kind}" for demand in demands)
+            sums = f"together they take {name} {need:g}, and it has {have:g}"
+            return Shortage(f"can never hold {kinds}: {sums}", None)
+    return None
 
 
 def list_demands(runner: RunnerSpec, gpus: float) -> list[Demand]:
@@ -181,6 +194,14 @@ def list_demands(runner: RunnerSpec, gpus: float) -> list[Demand]:
         fields = ((*own, "resources"), (*own, "count"))
         demands.append(Demand("scorers", settings.scorers.count, _drop_nothing(taken), fields))
     return demands
+
+
+def _count_times(
+    nodes: Sequence[Mapping[str, float]], demands: Sequence[Demand], name: str
+) -> float:
+    """How often all demands can take a resource, wherever it is."""
+    need = sum(demand.count * demand.bundle.get(name, 0.0) for demand in demands)
+    return sum(node.get(name, 0.0) for node in nodes) / need
 
 
 def _drop_nothing(bundle: Bundle) -> Bundle:

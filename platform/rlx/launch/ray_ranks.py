@@ -20,10 +20,10 @@ from rlx.launch.mirroring import print_to_log
 from rlx.launch.multi_node import FORWARDED_PREFIXES
 from rlx.launch.node import write_end_reason
 from rlx.launch.ray_cluster import list_nodes
-from rlx.launch.ray_launcher import count_places, list_demands
+from rlx.launch.ray_launcher import find_shortage, list_demands
 from rlx.launch.ray_rank import RankActor, RankOrder, RankPlace, RankState
 from rlx.launch.ray_reservation import Reservation, reserve_places
-from rlx.launch.ray_scorers import end_scorers, start_scorers
+from rlx.launch.ray_scorers import end_scorers, require_scorers, start_scorers
 from rlx.reward import SCORERS
 from rlx.run import ProgressFile
 from rlx.spec import ExperimentSpec, RayLauncherSpec
@@ -75,16 +75,19 @@ def _run_placed_ranks(
 ) -> int:
     scorers, address = start_scorers(reservation, spec.runner, folder, environment)
     told = {SCORERS: json.dumps(address)} if scorers else {}
-    actors = [
-        reservation.start("ranks", number, RankActor, max_restarts=0)
-        for number in range(reservation.count("ranks"))
-    ]
-    ranks = _PlacedRanks(actors, orders)
     try:
-        ranks.start(folder, run_id, environment | told)
-        ranks.follow()
+        require_scorers(scorers, lambda: _check_orders(orders))
+        actors = [
+            reservation.start("ranks", number, RankActor, max_restarts=0)
+            for number in range(reservation.count("ranks"))
+        ]
+        ranks = _PlacedRanks(actors, orders)
+        try:
+            ranks.start(folder, run_id, environment | told)
+            ranks.follow()
+        finally:
+            ranks.end()
     finally:
-        ranks.end()
         end_scorers(scorers)
     return ranks.report(folder)
 
@@ -114,14 +117,11 @@ def _await_room(
     while not reservation.wait(LOOK):
         _check_orders(orders)
         nodes, looks = list_nodes(), looks + 1
-        found = [
-            (count_places(nodes, demand.bundle, settings.strategy), demand)
-            for demand in reservation.demands
-        ]
+        short = find_shortage(nodes, reservation.demands, settings.strategy)
         if looks == PROMPT:
-            told = " and ".join(f"{places} of {d.count} {d.kind}" for places, d in found)
-            print_to_log(f"waiting for room in the Ray cluster: its nodes can hold {told}")
-        if settings.grows or all(places >= demand.count for places, demand in found):
+            why = "" if short is None else f", which {short.message}"
+            print_to_log(f"waiting for room in the Ray cluster{why}")
+        if settings.grows or short is None:
             progress.show_activity("waiting for the cluster")
 
 

@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,15 +18,19 @@ from typing import Any, TypedDict
 
 import ray
 from pebble import ProcessExpired
+from ray.exceptions import RayError
 
-from rlx.home import RunFolder
+from rlx.home import REGISTRY, RunFolder
 from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.ray_reservation import Reservation
 from rlx.reward import ChunkReport, ChunkWorkers, ScorersAddress, describe_worker_error
 from rlx.spec import RunnerSpec
+from rlx.text import escape_unprintable
 
-__all__ = ["ScorerActor", "end_scorers", "start_scorers"]
+__all__ = ["ScorerActor", "end_scorers", "require_scorers", "start_scorers"]
 
+LOOK = 0.25
+"""Seconds between two looks at what else the driver has to do."""
 IMPORT = 60.0
 """Seconds for the import of a plugin in a fresh worker."""
 LIVES = 3
@@ -33,6 +38,8 @@ LIVES = 3
 sent one at a time, so that only the one that ends them fails."""
 GRACE = 30.0
 """Seconds that scorers have to end what plugins have started."""
+SECRET = frozenset({REGISTRY, "RLX_REGISTRY"})
+"""Environment variables that may hold a password, and that scorers do not need."""
 
 
 class _Order(TypedDict):
@@ -49,7 +56,7 @@ class ScorerActor:
     """Runs chunks of jobs in worker processes."""
 
     def __init__(self, order: _Order) -> None:
-        self._exit = ExitStack()
+        self._exit, self._is_ending = ExitStack(), False
         temporary = self._exit.enter_context(
             open_temporary_folder(RunFolder(Path(order["folder"])))
         )
@@ -74,11 +81,14 @@ class ScorerActor:
             return self._workers.send(payload, deadlines).result()
         except ProcessExpired as error:
             return ChunkReport(fault=describe_worker_error(error))
-        except (BrokenExecutor, RuntimeError):  # its workers keep dying while idle
-            os._exit(1)
+        except (BrokenExecutor, RuntimeError):
+            if not self._is_ending:  # its workers keep dying while idle
+                os._exit(1)
+            return ChunkReport(fault="the run has ended")
 
     def end(self) -> None:
         """Ends the workers and all that their plugins started."""
+        self._is_ending = True
         self._workers.close()
         self._exit.close()
 
@@ -87,10 +97,10 @@ def start_scorers(
     reservation: Reservation, runner: RunnerSpec, folder: RunFolder, environment: dict[str, str]
 ) -> tuple[list[Any], ScorersAddress]:
     """Starts the scorers of a run; returns them, and where its ranks find them."""
-    order: _Order = {
+    order: _Order = {  # which Ray keeps, to start a scorer again
         "folder": str(folder.root),
         "cwd": str(Path.cwd()),
-        "environment": environment,
+        "environment": {k: v for k, v in environment.items() if k not in SECRET},
         "workers": runner.reward_workers,
         "memory_mb": runner.reward_memory_mb,
     }
@@ -104,7 +114,8 @@ def start_scorers(
             order,
             name=name,
             namespace=namespace,
-            max_concurrency=4 * runner.reward_workers,
+            # All that its ranks may send at once, and its end.
+            max_concurrency=2 * runner.ranks * runner.reward_workers + 1,
             max_restarts=-1,
             max_task_retries=LIVES - 1,
         )
@@ -118,6 +129,28 @@ def start_scorers(
         "width": runner.reward_workers,
     }
     return actors, address
+
+
+def require_scorers(actors: list[Any], check: Callable[[], None]) -> None:
+    """Waits until all scorers have started.
+
+    Args:
+        check: called while it waits; what it raises ends the wait.
+
+    Raises:
+        ConnectionError: one cannot start.
+    """
+    answers = [actor.find_host.remote() for actor in actors]
+    waiting = list(answers)
+    while waiting:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=LOOK)
+        check()
+    for number, answer in enumerate(answers):
+        try:
+            ray.get(answer)
+        except RayError as error:
+            why = escape_unprintable(str(error).strip().splitlines()[-1])
+            raise ConnectionError(f"scorer {number} cannot start: {why}") from error
 
 
 def end_scorers(actors: list[Any]) -> None:

@@ -303,8 +303,11 @@ class _KillTrial:
                 if victim == "rank":
                     yield pid
                 elif victim == "scorer":
-                    keepers = _list_scorer_actors(rank) or [rank]
-                    yield from (child.pid for keeper in keepers for child in keeper.children())
+                    for keeper in _list_scorer_actors(rank) or [rank]:
+                        children = keeper.children()  # one tracks resources
+                        yield from (
+                            c.pid for c in children if "spawn_main" in " ".join(c.cmdline())
+                        )
                 elif victim == SCORER_ACTOR:
                     yield from (actor.pid for actor in _list_scorer_actors(rank))
                 else:

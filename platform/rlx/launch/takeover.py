@@ -43,17 +43,19 @@ def start_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
     recorded it was killed, or its job was lost. Does nothing for a run that is no job.
 
     Raises:
-        EnvironmentFault: the job system is not installed here, or rejects the job.
+        EnvironmentFault: the job system is not installed here, or rejects the job; the run stays
+            queued, and may be submitted later.
     """
     folder = RunFolder(Path(run.directory or ""))
     if not load_resolved_spec(folder).runner.launcher.submits_jobs:
         return
     run = reconcile_job(registry, run)
-    is_ours = run.pid == os.getpid() and run.host == this_machine()
+    is_ours = run.pid is None or (run.pid == os.getpid() and run.host == this_machine())
     if run.status == "lost":
         continue_run(registry, run, registry_url, None)
     elif run.status == "queued" and not is_job(run) and (is_ours or has_lost_supervisor(run)):
-        launch_run(registry, run, registry_url)
+        registry.update_run(run.id, pid=os.getpid(), host=this_machine())
+        submit_job(registry, run, registry_url)
 
 
 def continue_run(

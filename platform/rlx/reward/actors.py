@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
+from rlx.reward.job import describe_error
 from rlx.reward.pool import JobPool
 from rlx.reward.worker import ChunkReport
 from rlx.reward.workers import RewardPool
@@ -88,6 +89,17 @@ class ActorPool(JobPool):
 
     def _require_workers(self) -> None:
         """Does nothing: Ray starts scorers again that are lost."""
+
+    def _is_suspect(self, error: BaseException | None) -> bool:
+        """Ray has asked a scorer as often as it may, and lost it each time. Another error of Ray's
+        means that a scorer cannot be started again, or that the driver of the run is gone."""
+        from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+
+        if isinstance(error, RayError) and not isinstance(
+            error, ActorUnavailableError | RayTaskError
+        ):
+            raise ConnectionError(f"a scorer is lost: {describe_error(error)}") from error
+        return isinstance(error, ActorUnavailableError)
 
 
 @contextmanager

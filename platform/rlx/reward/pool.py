@@ -64,28 +64,46 @@ class JobPool(ABC):
             EnvironmentFault: there are no workers.
         """
 
+    def _is_suspect(self, error: BaseException | None) -> bool:
+        """Whether a worker was lost in a way that a job of another chunk may have caused.
+
+        Raises:
+            ConnectionError: the workers are lost for good, which is no job's fault.
+        """
+        return False
+
     def score(self, jobs: Sequence[Work]) -> list[JobOutcome]:
         """Runs the jobs and returns their outcomes in order. No plugin can make it raise.
 
+        Jobs that are suspected of the loss of a worker run again at the end, one after the other.
+
         Raises:
             EnvironmentFault: the workers die repeatedly while idle.
+            ConnectionError: workers elsewhere are lost for good.
         """
         outcomes: dict[int, JobOutcome] = {}
-        queue = deque(self._cut_chunks(len(jobs)))
+        queue, suspects = deque(self._cut_chunks(len(jobs))), deque[_Positions]()
         running: dict[Any, _Positions] = {}
-        while queue or running:
+        while queue or running or suspects:
             self._require_workers()
+            if is_alone := not queue and not running:
+                queue.append(suspects.popleft())
             while queue and len(running) < _AHEAD * self._width:
                 positions = queue.popleft()
                 chunk = [jobs[position] for position in positions]
                 try:
                     payload = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
-                    running[self._send(payload, tuple(job.deadline for job in chunk))] = positions
                 except Exception as error:  # noqa: BLE001  (pickling runs the plugin's code)
                     fault = f"cannot be sent to a worker: {describe_error(error)}"
                     queue.extend(_isolate_fault(positions, fault, outcomes))
+                else:
+                    running[self._send(payload, tuple(job.deadline for job in chunk))] = positions
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                queue.extend(_collect_outcomes(future, running.pop(future), jobs, outcomes))
+                positions = running.pop(future)
+                if self._is_suspect(future.exception()) and not is_alone:
+                    suspects.extend((position,) for position in positions)
+                else:
+                    queue.extend(_collect_outcomes(future, positions, jobs, outcomes))
         return [outcomes[position] for position in range(len(jobs))]
 
     def _cut_chunks(self, count: int) -> Iterable[_Positions]:

@@ -104,7 +104,12 @@ class RewardPool(JobPool):
         return super().score(jobs)
 
     def _send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
-        return self._workers.send(payload, deadlines)
+        try:
+            return self._workers.send(payload, deadlines)
+        except RuntimeError as error:  # they have just ended, and are started again
+            lost: Future[ChunkReport] = Future()
+            lost.set_exception(BrokenExecutor(str(error)))
+            return lost
 
     def _require_workers(self) -> None:
         if self._workers.is_active:
