@@ -20,6 +20,7 @@ import pytest
 from forked import cold_starts
 from patience import LIMIT, signal_processes, stop_process, wait_until
 
+from rlx.run import read_progress
 from rlx_registry import Registry, read_body
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -177,10 +178,19 @@ class Home:
                 signal_processes(stopped, signal.SIGCONT)
                 return False
 
+    def await_ranks(self, run_id):
+        """Processes that train a run, as soon as its model is there; a search for them may take
+        longer than many steps."""
+        progress = Path(self.run(run_id).directory) / "progress.json"
+        self.until(lambda: has_begun(progress), "its ranks to begin")
+        ranks = self.ranks(run_id)
+        assert ranks
+        return ranks
+
     def stop(self, run_id, after=0):
         """Has a run stopped after so many steps; were it not frozen, it could be done before it is
-        asked. Its ranks are looked for first, since that may take longer than many steps."""
-        ranks = self.until(lambda: self.ranks(run_id), "its ranks")
+        asked."""
+        ranks = self.await_ranks(run_id)
         self.until(lambda: self.run(run_id).step >= after, f"{after} steps")
         self.freeze(*ranks)
         assert self.rlx("stop", run_id).returncode == 0
@@ -197,6 +207,12 @@ class Home:
     def running(self):
         """Every process of this machine that has not ended."""
         return list(find_parents())
+
+
+def has_begun(progress):
+    """Whether all ranks of a run are there, which they are once its model is."""
+    shown = read_progress(progress)
+    return shown is not None and shown.stage != "starting"
 
 
 def is_fork_server(pid):

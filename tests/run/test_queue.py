@@ -103,7 +103,7 @@ def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
     del place.environment["RLX_DEVICES"]
     unbroken = submit(place, seed=5)
     run_id = submit(place, "-d", "--again", seed=5)
-    ranks = place.until(lambda: place.ranks(run_id), "its ranks")
+    ranks = place.await_ranks(run_id)
     asleep = [place.run(run_id).pid, *ranks]
     place.until(lambda: place.run(run_id).step >= 1, "it to train")
     place.freeze(*asleep)
