@@ -109,7 +109,10 @@ def collect_result(run: RunRecord) -> dict[str, Any]:
     return {
         "after": told["evaluation"]["after"],
         "before": told["evaluation"]["before"],
-        "cpu_seconds": sum(float(one["cpu_seconds"]) for one in used),
+        # An attempt that was killed has not said what it took.
+        "cpu_seconds": sum(float(one["cpu_seconds"]) for one in used)
+        if len(used) == run.attempt
+        else None,
         "answers": {
             "problems": answers["problem_ids"].tolist(),
             "strata": answers["strata"].tolist(),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from rlx_command import ROOT
 from rules import RULES, Answers, compute_rule_figures
-from ways import SAMPLED, SETS, TASKS, WAYS, Way
+from ways import SAMPLED, SOME, TASKS, WAYS, Way
 
 from rlx.evaluation import (
     FAINT,
@@ -44,6 +44,16 @@ BY_TASK: dict[str, dict[str, str]] = {
     "urn": URN,
     "misled": URN,
     "longer": URN,
+    "four": {
+        "accuracy": "accuracy",
+        "brier": "Brier",
+        "brier_recalibrated": "recalibrated",
+        "ece_debiased": "ECE, debiased",
+        "auroc": "AUROC",
+        "auroc_one_bit": "AUROC of one bit",
+        "within_auroc": "AUROC within families",
+        "cpu": "CPU-s",
+    },
     "countdown": {
         "accuracy": "accuracy",
         "brier": "Brier",
@@ -62,7 +72,10 @@ RULE_FIGURES = {
     "within_auroc": "AUROC within kinds",
 }
 """Columns of the rules' tables."""
-COMPARED = {"urn": "distance", "misled": "distance", "longer": "distance", "countdown": "brier"}
+COMPARED = {
+    **dict.fromkeys(("urn", "misled", "longer"), "distance"),
+    **dict.fromkeys(("four", "countdown"), "brier"),
+}
 """The figure of each task that is compared with the reference, lower is better."""
 
 
@@ -184,7 +197,7 @@ def format_table(lines: Iterable[Sequence[str]]) -> str:
 def describe_missing(results: Results, task: str) -> str:
     """Names the ways without results, without an experiment for the task, and with few seeds."""
     without = [w.label for w in WAYS if w.find_spec(task) and not results[task, w.name]]
-    unwritten = [w.label for w in WAYS if not w.find_spec(task) and task not in SETS]
+    unwritten = [w.label for w in WAYS if not w.find_spec(task) and task not in SOME]
     said = [f"Not trained yet: {'; '.join(without)}."] if without else []
     said += [f"No experiment yet: {'; '.join(unwritten)}."] if unwritten else []
     few = [w.label for w in WAYS if 0 < len(results[task, w.name]) < SEEDS]

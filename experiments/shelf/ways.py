@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SAMPLED", "SETS", "TASKS", "WAYS", "Way"]
+__all__ = ["SAMPLED", "SETS", "SOME", "TASKS", "WAYS", "Way"]
 
 SHELF = "experiments/shelf"
 ROOT = Path(__file__).parents[2]
-TASKS = ("urn", "misled", "longer", "countdown")
-FILES = {"urn": "urn", "misled": "urn", "longer": "urn", "countdown": "countdown"}
+TASKS = ("urn", "misled", "longer", "four", "countdown")
+FILES = {"urn": "urn", "misled": "urn", "longer": "urn", "four": "four", "countdown": "countdown"}
 """What the experiments of each task begin with."""
 SETS = {
     "misled": ("task.hint=square", "phases.0.steps=240"),
@@ -19,6 +19,7 @@ the share, and there are three times as many steps to get away from it. longer: 
 SOME = {
     "misled": frozenset({"centred", "sigma", "exact", "rlcr", "coupled", "coca", "dcpo"}),
     "longer": frozenset({"centred", "rlcr", "coupled"}),
+    "four": frozenset({"centred", "sigma", "exact", "log", "accuracy"}),
 }
 """Ways of tasks that not all of them are trained on."""
 SAMPLED = {("countdown", "accuracy"), ("countdown", "centred")}
