@@ -134,7 +134,7 @@ class RayLauncher(Launcher):
             path, count = (_PATH, ()) if short.demand is None else short.demand.fields
             yield build_error(
                 path,
-                f"the cluster {short.message}",
+                f"the cluster can never hold {short.message}",
                 *(f"a node has {_format_bundle(node)}" for node in nodes[:4]),
                 f"lower {'.'.join(count) if count else 'the numbers'} or the resources, or set "
                 "grows: true if it adds nodes",
@@ -147,8 +147,9 @@ class Shortage(NamedTuple):
     """What the nodes of a cluster lack even if nothing else uses them.
 
     Attributes:
-        message: goes on after "the cluster, which".
-        demand: of which there are too many; None if all demands together are too much.
+        message: what they cannot hold, and why, as in "2 ranks, each with CPU 4: there is room
+            for 1".
+        demand: the one that does not fit by itself; None if only all of them together do not.
     """
 
     message: str
@@ -160,20 +161,26 @@ def find_shortage(
 ) -> Shortage | None:
     """Finds a reason for which the nodes can never hold all demands; None if there is none.
 
-    Each kind is placed by itself, and all kinds are added up, so a rare one is not found.
+    It places each kind by itself and adds up the resources of all. Kinds that fit by themselves
+    and in sum, but not side by side on the nodes, are not found.
+
+    Args:
+        nodes: what each node has.
+        demands: what the run takes.
+        strategy: Ray's, of placement groups.
     """
     for demand in demands:
         places = count_places(nodes, demand.bundle, strategy)
         if places < demand.count:
             each = f"{demand.count} {demand.kind}, each with {_format_bundle(demand.bundle)}"
-            return Shortage(f"can never hold {each}: there is room for {places}", demand)
+            return Shortage(f"{each}: there is room for {places}", demand)
     for name in sorted({name for demand in demands for name in demand.bundle}):
         need = sum(demand.count * demand.bundle.get(name, 0.0) for demand in demands)
         have = sum(node.get(name, 0.0) for node in nodes)
         if need > have:
             kinds = " and ".join(f"{demand.count} {demand.kind}" for demand in demands)
             sums = f"together they take {name} {need:g}, and it has {have:g}"
-            return Shortage(f"can never hold {kinds}: {sums}", None)
+            return Shortage(f"{kinds}: {sums}", None)
     return None
 
 

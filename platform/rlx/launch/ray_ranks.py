@@ -119,7 +119,7 @@ def _await_room(
         nodes, looks = list_nodes(), looks + 1
         short = find_shortage(nodes, reservation.demands, settings.strategy)
         if looks == PROMPT:
-            why = "" if short is None else f", which {short.message}"
+            why = "" if short is None else f", whose nodes cannot hold {short.message}"
             print_to_log(f"waiting for room in the Ray cluster{why}")
         if settings.grows or short is None:
             progress.show_activity("waiting for the cluster")
