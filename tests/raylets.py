@@ -101,8 +101,9 @@ def _serve_scorers(
     address: str, folder: str, count: int, environment: dict[str, str], pipe: Connection
 ) -> None:
     """Does what the driver of a run does for scorers, until it is told to end."""
+    from rlx.launch.ray_actor import build_order, end_actors, require_actors
     from rlx.launch.ray_reservation import reserve_places
-    from rlx.launch.ray_scorers import end_scorers, require_scorers, start_scorers
+    from rlx.launch.ray_scorers import start_scorers
 
     taken = {"memory": 2.0**20}  # no processors, which runs beside them need
     demand = Demand("scorers", count, taken, ((), ()))
@@ -110,14 +111,15 @@ def _serve_scorers(
     with join_cluster(address), reserve_places([demand], "SPREAD") as reservation:
         while not reservation.wait(1.0):
             pass
-        scorers, found = start_scorers(reservation, runner, RunFolder(Path(folder)), environment)
+        order = build_order(RunFolder(Path(folder)), environment)
+        scorers, found = start_scorers(reservation, runner, order)
         try:
-            require_scorers(scorers, lambda: None)
+            require_actors("scorer", scorers, lambda: None)
             pipe.send(found)
             pipe.recv()
         except ConnectionError as error:
             pipe.send(error)
-        end_scorers(scorers)
+        end_actors(scorers)
 
 
 @contextmanager

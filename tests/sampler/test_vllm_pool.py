@@ -20,7 +20,15 @@ from rlx.errors import EnvironmentFault, RlxError
 from rlx.model import adapter_weights
 from rlx.model.lora import adapt_model
 from rlx.rollout import CompletionRequest
-from rlx.sampler import PoolSampler, load_weights, open_sampler, vllm_pool, vllm_process
+from rlx.sampler import (
+    PoolSampler,
+    load_weights,
+    machine_pool,
+    open_sampler,
+    vllm_connection,
+    vllm_pool,
+    vllm_process,
+)
 from rlx.sampler.channel import Channel
 from rlx.sampler.vllm_process import select_pool_gpus
 from rlx.spec import Lora, RunnerSpec, SamplerPoolSpec, TurnSpec, VllmSamplerSpec
@@ -234,7 +242,7 @@ def test_servers_without_adapters_get_merged_weights(machine, what, settings, sa
     machine.setenv("RLX_TEST_SERVER", what)
     sampler = opened(**settings)
     try:
-        assert sampler.description == f"vLLM in a pool of 2 servers; {says}"
+        assert sampler.description == f"vLLM in a pool of 2 servers, on this machine; {says}"
         assert not sampler.takes_adapter
         assert sampler.restarts == 0
     finally:
@@ -249,13 +257,13 @@ def test_a_long_temporary_path_is_refused_before_anything_starts(machine, tmp_pa
 
 def test_the_folder_for_weights_cannot_be_guessed(machine):
     as_rank(machine, 0, 2)
-    pools, shared = zip(*(vllm_pool._name_folders() for _ in range(2)), strict=True)
+    pools, shared = zip(*(machine_pool._name_folders() for _ in range(2)), strict=True)
     assert pools[0] == pools[1], "the ranks of a machine find the servers there"
     assert shared[0] != shared[1], "somebody else could have made it, to change what is in it"
 
 
 def test_a_rank_is_told_when_the_first_has_left(machine):
-    machine.setattr(vllm_pool, "GONE", 0.3)
+    machine.setattr(vllm_connection, "GONE", 0.3)
     as_rank(machine, 0, 2)
     first = opened()
     as_rank(machine, 1, 2)
@@ -335,7 +343,8 @@ def test_a_model_split_in_two_has_the_learners_weights_and_adapters():
     spec = VllmSamplerSpec(engine="vllm", kv_cache_mb=32, pool=pool)
     with open_sampler(replace(babbler(1), lora=lora), spec, RunnerSpec(), CPU) as sampler:
         assert sampler.description == (
-            "vLLM in a pool of 1 server, each over 2 devices; LoRA adapters are swapped"
+            "vLLM in a pool of 1 server, each over 2 devices, on this machine; "
+            "LoRA adapters are swapped"
         )
         load_weights(sampler, iter(policy.model.named_parameters()))
         assert furthest(policy, requests, complete(sampler, requests)) <= 5e-5

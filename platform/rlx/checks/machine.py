@@ -153,7 +153,7 @@ def find_cuda_lack(wanted: int) -> DeviceShortage | None:
 
 
 def _check_machines(read: LoadedSpec) -> Iterator[Diagnostic]:
-    faults = list(open_launcher(read.spec.runner).check())
+    faults = list(open_launcher(read.spec.runner, read.spec.sampler).check())
     yield from faults or _check_device(read, gpus_here(read.spec))
 
 

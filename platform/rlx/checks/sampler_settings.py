@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rlx.spec import ExperimentSpec, RayLauncherSpec, SamplerPoolSpec, VllmSamplerSpec
+from rlx.spec import ExperimentSpec, SamplerPoolSpec, VllmSamplerSpec
 from rlx.spec.reading import Diagnostic, build_error
 from rlx.trial import load_model_shape
 
@@ -42,13 +42,6 @@ def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 
 def _check_pool(spec: ExperimentSpec, pool: SamplerPoolSpec) -> Iterator[Diagnostic]:
-    if isinstance(spec.runner.launcher, RayLauncherSpec):
-        yield build_error(
-            ("sampler", "pool"),
-            "sampler.pool is shared by the ranks of a machine, and Ray places each rank by itself",
-            "use runner.launcher: local, hosts or slurm, or remove sampler.pool",
-            against=("runner", "launcher"),
-        )
     shape = load_model_shape(spec.model, ANY_VOCABULARY) if pool.tensor_parallel > 1 else None
     if shape is not None and shape.heads % pool.tensor_parallel:
         fitting = [n for n in range(1, shape.heads + 1) if shape.heads % n == 0]

@@ -99,12 +99,13 @@ def _submit_jobs(registry: Registry, runs: Sequence[RunRecord], url: str) -> Non
 
 def _count_runs_at_once(members: Sequence[GroupMember], runs: Sequence[RunRecord]) -> int:
     """The smallest number that the launcher of a run names that has not finished."""
-    runners = {
-        member.read.spec.runner.model_dump_json(): member.read.spec.runner
+    specs = {
+        str((member.read.spec.runner, member.read.spec.sampler)): member.read.spec
         for member, run in zip(members, runs, strict=True)
         if run.status != "finished"
     }
-    return min((open_launcher(one).count_runs_at_once() for one in runners.values()), default=1)
+    launchers = [open_launcher(spec.runner, spec.sampler) for spec in specs.values()]
+    return min((launcher.count_runs_at_once() for launcher in launchers), default=1)
 
 
 def _follow_runs(

@@ -24,7 +24,7 @@ def gpus_here(spec: ExperimentSpec) -> int:
     Raises:
         EnvironmentFault: the run has an invalid hostfile.
     """
-    ranks = open_launcher(spec.runner).count_ranks_here()
+    ranks = open_launcher(spec.runner, spec.sampler).count_ranks_here()
     return ranks * spec.sampler.gpus_per_rank + (spec.sampler.gpus_apart if ranks else 0)
 
 
@@ -37,7 +37,7 @@ def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
         EnvironmentFault: this machine has fewer devices than the run takes.
     """
     runner, sampler = spec.runner, spec.sampler
-    ranks = open_launcher(runner).count_ranks_here()
+    ranks = open_launcher(runner, sampler).count_ranks_here()
     listed = _list_devices() if ranks else []
     on_cuda = runner.device != "cpu" and any(name.startswith("cuda:") for name in listed)
     kind = "cuda:" if on_cuda or runner.device == "cuda" else "cpu:"

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, TypedDict
 from rlx.discovery import import_implementation
 from rlx.home import RunFolder
 from rlx.launch.devices import query_nvidia_driver, torch_build
+from rlx.plugin import SamplerPlugin
 from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.spec.reading import Diagnostic
 from rlx_registry import Status
@@ -32,10 +33,11 @@ class Launcher(ABC):
 
     Attributes:
         runner: the section `runner`; `runner.launcher` holds the launcher's own settings.
+        sampler: the section `sampler`; None where nobody asks what a run takes.
     """
 
-    def __init__(self, runner: RunnerSpec) -> None:
-        self.runner = runner
+    def __init__(self, runner: RunnerSpec, sampler: SamplerPlugin | None = None) -> None:
+        self.runner, self.sampler = runner, sampler
 
     def check(self) -> Iterator[Diagnostic]:
         """Yields what is wrong on this machine, before a run is recorded."""
@@ -203,13 +205,16 @@ class JobLauncher(Launcher):
         return 0
 
 
-def open_launcher(runner: RunnerSpec) -> Launcher:
+def open_launcher(runner: RunnerSpec, sampler: SamplerPlugin | None = None) -> Launcher:
     """Returns the launcher that the section `runner` names.
+
+    Args:
+        sampler: the section `sampler`, if somebody will ask what the run takes.
 
     Raises:
         PluginError: its implementation cannot be imported.
     """
-    launcher: Launcher = import_implementation(runner.launcher.implementation)(runner)
+    launcher: Launcher = import_implementation(runner.launcher.implementation)(runner, sampler)
     return launcher
 
 

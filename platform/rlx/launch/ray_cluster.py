@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlx.errors import EnvironmentFault
-from rlx.launch.ray_launcher import REACH, Bundle, Demand, connect_to_cluster
+from rlx.launch.ray_launcher import REACH, SERVER_KIND, Bundle, Demand, connect_to_cluster
 from rlx.stopwatch import Stopwatch
 
 __all__ = ["join_cluster", "list_nodes", "open_own_cluster"]
@@ -52,7 +52,8 @@ def open_own_cluster(demands: Sequence[Demand]) -> Iterator[None]:
         num_cpus=max(os.cpu_count() or 1, math.ceil(processors)),
         num_gpus=None if any("GPU" in demand.bundle for demand in demands) else 0,
         include_dashboard=False,
-        object_store_memory=STORE,
+        # Weights for servers take more than jobs, how much is known later: Ray's own default.
+        object_store_memory=None if any(d.kind == SERVER_KIND for d in demands) else STORE,
         _temp_dir=tempfile.gettempdir(),
     ):
         yield

@@ -83,8 +83,8 @@ def _open_cluster(spec: ExperimentSpec, temporary: str) -> AbstractContextManage
     assert isinstance(launcher, RayLauncherSpec)
     if launcher.address != "local":
         return join_cluster(launcher.address, temporary)
-    gpus = 0 if spec.runner.device == "cpu" else spec.sampler.gpus_per_rank
-    return open_own_cluster(list_demands(spec.runner, gpus))
+    on_gpus = spec.runner.device != "cpu"
+    return open_own_cluster(list_demands(spec.runner, spec.sampler, on_gpus=on_gpus))
 
 
 if __name__ == "__main__":

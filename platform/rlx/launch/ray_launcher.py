@@ -17,11 +17,13 @@ from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.launcher import Launcher
 from rlx.launch.packages import list_packages
-from rlx.spec import RayLauncherSpec, RunnerSpec
+from rlx.plugin import SamplerPlugin
+from rlx.spec import RayLauncherSpec, RunnerSpec, VllmSamplerSpec
 from rlx.spec.reading import Diagnostic, build_error
 from rlx.text import escape_unprintable
 
 __all__ = [
+    "SERVER_KIND",
     "Bundle",
     "Demand",
     "RayLauncher",
@@ -33,7 +35,8 @@ __all__ = [
 ]
 
 Bundle = dict[str, float]
-"""Amounts of a node, a rank or a scorer, by Ray's names of resources."""
+"""Amounts of a node, a rank, a scorer or a server, by Ray's names of resources."""
+SERVER_KIND = "vLLM servers"
 
 PATIENCE = 60.0
 """Seconds in which a cluster must say which nodes it has."""
@@ -102,7 +105,7 @@ class RayLauncher(Launcher):
             return 1
         nodes = _query_nodes(self.settings.address)
         on_gpus = self.runner.device != "cpu" and any(node.get("GPU") for node in nodes)
-        demands = list_demands(self.runner, on_gpus)
+        demands = list_demands(self.runner, self.sampler, on_gpus=on_gpus)
         names = {name for demand in demands for name in demand.bundle}
         return max(1, int(min((_count_times(nodes, demands, name) for name in names), default=1)))
 
@@ -111,7 +114,7 @@ class RayLauncher(Launcher):
         return [*driver, tempfile.gettempdir()]  # ranks have another one
 
     def _check_own_cluster(self) -> Iterator[Diagnostic]:
-        for demand in list_demands(self.runner, gpus=0):
+        for demand in list_demands(self.runner, self.sampler, on_gpus=False):
             for name in sorted(demand.bundle.keys() - OWN):
                 message = f"a cluster with address local has no resource {name!r}"
                 help_ = f"it has {', '.join(sorted(OWN))}; name the cluster that has {name!r}"
@@ -128,7 +131,8 @@ class RayLauncher(Launcher):
         except EnvironmentFault as fault:
             yield build_error(_ADDRESS, str(fault), kind="machine")
             return
-        demands = list_demands(self.runner, self.runner.device == "cuda")
+        on_gpus = self.runner.device == "cuda"
+        demands = list_demands(self.runner, self.sampler, on_gpus=on_gpus)
         short = find_shortage(nodes, demands, self.settings.strategy)
         if short is not None and not self.settings.grows:
             path, count = (_PATH, ()) if short.demand is None else short.demand.fields
@@ -184,14 +188,18 @@ def find_shortage(
     return None
 
 
-def list_demands(runner: RunnerSpec, gpus: float) -> list[Demand]:
-    """What a run takes of a cluster: its ranks, and its scorers if it has any.
+def list_demands(
+    runner: RunnerSpec, sampler: SamplerPlugin | None, *, on_gpus: bool
+) -> list[Demand]:
+    """What a run takes of a cluster: its ranks, and its scorers and vLLM servers if it has any.
 
-    A rank takes its threads, `gpus` GPUs, and what YAML names; a scorer as many processors as it
-    has processes, and what YAML names.
+    A rank takes its threads, on GPUs those that the sampler needs beside it, and what YAML names; a
+    scorer as many processors as it has processes, and a server a processor and on GPUs those over
+    which it splits the model, and what YAML names.
     """
     settings = runner.launcher
     assert isinstance(settings, RayLauncherSpec)
+    gpus = (sampler.gpus_per_rank if sampler else 1) if on_gpus else 0
     taken: Bundle = {"CPU": runner.threads, "GPU": gpus, **settings.resources}
     fields: tuple[Fields, Fields] = ((*_PATH, "resources"), ("runner", "ranks"))
     demands = [Demand("ranks", runner.ranks, _drop_nothing(taken), fields)]
@@ -200,6 +208,12 @@ def list_demands(runner: RunnerSpec, gpus: float) -> list[Demand]:
         own = (*_PATH, "scorers")
         fields = ((*own, "resources"), (*own, "count"))
         demands.append(Demand("scorers", settings.scorers.count, _drop_nothing(taken), fields))
+    if isinstance(sampler, VllmSamplerSpec) and sampler.pool is not None:
+        each = sampler.pool.tensor_parallel
+        computing = {"GPU": each} if on_gpus else {"CPU": runner.threads * each}
+        taken = {"CPU": 1, **computing, **settings.server_resources}
+        fields = ((*_PATH, "server_resources"), ("sampler", "pool", "servers"))
+        demands.append(Demand(SERVER_KIND, sampler.pool.servers, _drop_nothing(taken), fields))
     return demands
 
 

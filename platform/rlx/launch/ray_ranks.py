@@ -19,13 +19,16 @@ from rlx.launch.failures import describe_signal
 from rlx.launch.mirroring import print_to_log
 from rlx.launch.multi_node import FORWARDED_PREFIXES
 from rlx.launch.node import write_end_reason
+from rlx.launch.ray_actor import build_order, end_actors, require_actors
 from rlx.launch.ray_cluster import list_nodes
 from rlx.launch.ray_launcher import find_shortage, list_demands
 from rlx.launch.ray_rank import RankActor, RankOrder, RankPlace, RankState
 from rlx.launch.ray_reservation import Reservation, reserve_places
-from rlx.launch.ray_scorers import end_scorers, require_scorers, start_scorers
+from rlx.launch.ray_scorers import start_scorers
+from rlx.launch.ray_servers import start_servers
 from rlx.reward import SCORERS
 from rlx.run import ProgressFile
+from rlx.sampler import SERVERS
 from rlx.spec import ExperimentSpec, RayLauncherSpec
 
 __all__ = ["Orders", "run_ranks"]
@@ -54,7 +57,7 @@ class _Interrupted(Exception):
 
 def run_ranks(spec: ExperimentSpec, folder: RunFolder, run_id: str, orders: Orders) -> int:
     """Runs all ranks until they end; returns the exit code."""
-    demands = list_demands(spec.runner, _count_gpus(spec))
+    demands = list_demands(spec.runner, spec.sampler, on_gpus=_is_on_gpus(spec))
     own = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)}
     try:
         with reserve_places(demands, _settings(spec).strategy) as reservation:
@@ -73,10 +76,14 @@ def _run_placed_ranks(
     orders: Orders,
     environment: dict[str, str],
 ) -> int:
-    scorers, address = start_scorers(reservation, spec.runner, folder, environment)
-    told = {SCORERS: json.dumps(address)} if scorers else {}
+    order = build_order(folder, environment)
+    scorers, scoring = start_scorers(reservation, spec.runner, order)
+    servers, serving = start_servers(reservation, spec.runner, order)
+    addresses = {SCORERS: scoring, SERVERS: serving}
+    told = {name: json.dumps(address) for name, address in addresses.items() if address}
     try:
-        require_scorers(scorers, lambda: _check_orders(orders))
+        require_actors("scorer", scorers, lambda: _check_orders(orders))
+        require_actors("vLLM server", servers, lambda: _check_orders(orders))
         actors = [
             reservation.start("ranks", number, RankActor, max_restarts=0)
             for number in range(reservation.count("ranks"))
@@ -88,7 +95,7 @@ def _run_placed_ranks(
         finally:
             ranks.end()
     finally:
-        end_scorers(scorers)
+        end_actors([*scorers, *servers])
     return ranks.report(folder)
 
 
@@ -97,11 +104,11 @@ def _settings(spec: ExperimentSpec) -> RayLauncherSpec:
     return spec.runner.launcher
 
 
-def _count_gpus(spec: ExperimentSpec) -> int:
-    """GPUs that each rank takes; as on one machine, `auto` takes them where there are any."""
+def _is_on_gpus(spec: ExperimentSpec) -> bool:
+    """Whether the run takes GPUs; as on one machine, `auto` takes them where there are any."""
     device = spec.runner.device
     found = device == "cuda" or any(node.get("GPU") for node in list_nodes())
-    return spec.sampler.gpus_per_rank if found and device != "cpu" else 0
+    return found and device != "cpu"
 
 
 def _await_room(

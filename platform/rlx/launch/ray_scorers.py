@@ -7,47 +7,31 @@ it, and asks it what the lost one had not answered.
 
 import os
 import secrets
-import signal
 import socket
-import sys
-from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import ray
 from pebble import ProcessExpired
-from ray.exceptions import RayError
 
-from rlx.home import REGISTRY, RunFolder
-from rlx.launch.leftovers import open_temporary_folder
+from rlx.launch.ray_actor import ActorOrder, enter_run
 from rlx.launch.ray_reservation import Reservation
 from rlx.reward import ChunkReport, ChunkWorkers, ScorersAddress, describe_worker_error
 from rlx.spec import RunnerSpec
-from rlx.text import escape_unprintable
 
-__all__ = ["ScorerActor", "end_scorers", "require_scorers", "start_scorers"]
+__all__ = ["ScorerActor", "start_scorers"]
 
-LOOK = 0.25
-"""Seconds between two looks at what else the driver has to do."""
 IMPORT = 60.0
 """Seconds for the import of a plugin in a fresh worker."""
 LIVES = 3
 """Times that a chunk of jobs is sent to scorers that are lost while they run it; then its jobs are
 sent one at a time, so that only the one that ends them fails."""
-GRACE = 30.0
-"""Seconds that scorers have to end what plugins have started."""
-SECRET = frozenset({REGISTRY, "RLX_REGISTRY"})
-"""Environment variables that may hold a password, and that scorers do not need."""
 
 
-class _Order(TypedDict):
-    """What a scorer needs to know."""
+class _ScorerOrder(ActorOrder):
+    """What a scorer needs to know besides."""
 
-    folder: str
-    cwd: str
-    environment: dict[str, str]
     workers: int
     memory_mb: int
 
@@ -55,20 +39,9 @@ class _Order(TypedDict):
 class ScorerActor:
     """Runs chunks of jobs in worker processes."""
 
-    def __init__(self, order: _Order) -> None:
+    def __init__(self, order: _ScorerOrder) -> None:
         self._exit, self._is_ending = ExitStack(), False
-        temporary = self._exit.enter_context(
-            open_temporary_folder(RunFolder(Path(order["folder"])))
-        )
-        own = order["environment"] | temporary
-        os.environ.update(own)
-        os.chdir(order["cwd"])
-        # What a new interpreter would do; workers take over the path of this process.
-        sys.path[:0] = [place for place in own.get("PYTHONPATH", "").split(os.pathsep) if place]
-        # Workers import the main module of this process, which is one of Ray's and imports Ray.
-        vars(sys.modules["__main__"]).pop("__file__", None)
-        # Ray starts its processes with this signal blocked, which they would pass on.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        enter_run(order, self._exit)
         self._workers = ChunkWorkers(order["workers"], order["memory_mb"], IMPORT)
 
     def find_host(self) -> str:
@@ -94,18 +67,19 @@ class ScorerActor:
 
 
 def start_scorers(
-    reservation: Reservation, runner: RunnerSpec, folder: RunFolder, environment: dict[str, str]
-) -> tuple[list[Any], ScorersAddress]:
-    """Starts the scorers of a run; returns them, and where its ranks find them."""
-    order: _Order = {  # which Ray keeps, to start a scorer again
-        "folder": str(folder.root),
-        "cwd": str(Path.cwd()),
-        "environment": {k: v for k, v in environment.items() if k not in SECRET},
+    reservation: Reservation, runner: RunnerSpec, shared: ActorOrder
+) -> tuple[list[Any], ScorersAddress | None]:
+    """Starts the scorers of a run, if it has any; returns them, and where its ranks find them."""
+    count = reservation.count("scorers")
+    if not count:
+        return [], None
+    order: _ScorerOrder = {
+        **shared,
         "workers": runner.reward_workers,
         "memory_mb": runner.reward_memory_mb,
     }
     namespace = secrets.token_hex(8)
-    names = [f"scorer-{number}" for number in range(reservation.count("scorers"))]
+    names = [f"scorer-{number}" for number in range(count)]
     actors = [
         reservation.start(
             "scorers",
@@ -129,31 +103,3 @@ def start_scorers(
         "width": runner.reward_workers,
     }
     return actors, address
-
-
-def require_scorers(actors: list[Any], check: Callable[[], None]) -> None:
-    """Waits until all scorers have started.
-
-    Args:
-        check: called while it waits; what it raises ends the wait.
-
-    Raises:
-        ConnectionError: one cannot start.
-    """
-    answers = [actor.find_host.remote() for actor in actors]
-    waiting = list(answers)
-    while waiting:
-        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=LOOK)
-        check()
-    for number, answer in enumerate(answers):
-        try:
-            ray.get(answer)
-        except RayError as error:
-            why = escape_unprintable(str(error).strip().splitlines()[-1])
-            raise ConnectionError(f"scorer {number} cannot start: {why}") from error
-
-
-def end_scorers(actors: list[Any]) -> None:
-    """Has the scorers end what plugins have started."""
-    if actors:
-        ray.wait([actor.end.remote() for actor in actors], num_returns=len(actors), timeout=GRACE)

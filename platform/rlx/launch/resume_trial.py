@@ -33,8 +33,9 @@ VICTIMS = ("rank", "supervisor", "scorer", "worker")
 RAY_VICTIMS = ("actor", "raylet", "driver")
 """Further victims under the launcher `ray`: the parent of a rank, its parent, and the process that
 has started or joined the cluster."""
-SCORER_ACTOR = "scorer actor"
-"""A further victim where a run has scorers on a Ray cluster."""
+SCORER_ACTOR, SERVER_ACTOR = "scorer actor", "server actor"
+"""Further victims where a run has scorers, or vLLM servers, on a Ray cluster."""
+ACTORS = {SCORER_ACTOR: "ScorerActor", SERVER_ACTOR: "ServerActor"}
 ENDS = ("finished", "failed", "stopped")
 RLX = (sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())")
 FIRST_ROWS = 1000
@@ -202,9 +203,12 @@ class _KillTrial:
     def kill(self, unbroken: str, kills: int, drawn: random.Random) -> Iterator[KillResult]:
         """Runs `kills` runs and kills each once; yields them in order."""
         with self._registry() as registry:
-            launcher = registry.run(unbroken).spec["runner"]["launcher"]
+            spec = registry.run(unbroken).spec
+        launcher = spec["runner"]["launcher"]
         victims = (*VICTIMS, *(RAY_VICTIMS if launcher["kind"] == "ray" else ()))
         victims += (SCORER_ACTOR,) if launcher.get("scorers") else ()
+        has_servers = launcher["kind"] == "ray" and spec["sampler"].get("pool")
+        victims += (SERVER_ACTOR,) if has_servers else ()
         plan = [(victims[n % len(victims)], drawn.random()) for n in range(kills)]
         with ThreadPoolExecutor(self._at_once) as pool:
             yield from pool.map(lambda one: self._run_and_kill(unbroken, *one), plan)
@@ -303,13 +307,13 @@ class _KillTrial:
                 if victim == "rank":
                     yield pid
                 elif victim == "scorer":
-                    for keeper in _list_scorer_actors(rank) or [rank]:
+                    for keeper in _list_actors(rank, SCORER_ACTOR) or [rank]:
                         children = keeper.children()  # one tracks resources
                         yield from (
                             c.pid for c in children if "spawn_main" in " ".join(c.cmdline())
                         )
-                elif victim == SCORER_ACTOR:
-                    yield from (actor.pid for actor in _list_scorer_actors(rank))
+                elif victim in ACTORS:
+                    yield from (actor.pid for actor in _list_actors(rank, victim))
                 else:
                     yield rank.parents()[RAY_VICTIMS.index(victim)].pid
 
@@ -337,11 +341,11 @@ class _KillTrial:
             time.sleep(0.1)
 
 
-def _list_scorer_actors(rank: psutil.Process) -> list[psutil.Process]:
-    """Scorers on the node of a rank, whose actor is a child of the node's raylet as they are."""
+def _list_actors(rank: psutil.Process, kind: str) -> list[psutil.Process]:
+    """Actors on the node of a rank, whose actor is a child of the node's raylet as they are."""
     level = RAY_VICTIMS.index("raylet")
     beside = [one for raylet in rank.parents()[level : level + 1] for one in raylet.children()]
-    return [one for one in beside if "ScorerActor" in "".join(one.cmdline()[:1])]
+    return [one for one in beside if ACTORS[kind] in "".join(one.cmdline()[:1])]
 
 
 def _list_ray_drivers(folder: Path) -> Iterator[int]:

@@ -6,14 +6,12 @@ and what becomes of it is the same.
 """
 
 import json
-import logging
 import os
-import signal
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any, TypedDict
 
+from rlx.ray_client import join_ray
 from rlx.reward.job import describe_error
 from rlx.reward.pool import JobPool
 from rlx.reward.worker import ChunkReport
@@ -62,13 +60,8 @@ class ActorPool(JobPool):
         import ray
 
         super().__init__(len(address["names"]) * address["width"])
-        with _keep_signal_handlers():
-            ray.init(
-                address=address["cluster"],
-                namespace=address["namespace"],
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+        self._exit = ExitStack()
+        self._exit.enter_context(join_ray(address["cluster"], address["namespace"]))
         first = rank % len(address["names"])
         names = address["names"][first:] + address["names"][:first]
         self._scorers: list[Any] = [ray.get_actor(name) for name in names]
@@ -76,9 +69,7 @@ class ActorPool(JobPool):
 
     def close(self) -> None:
         """Leaves the cluster; the scorers stay until the driver of the run ends."""
-        import ray
-
-        ray.shutdown()
+        self._exit.close()
 
     def _send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
         self._asked = [[one for one in asked if not one.done()] for asked in self._asked]
@@ -100,14 +91,3 @@ class ActorPool(JobPool):
         ):
             raise ConnectionError(f"a scorer is lost: {describe_error(error)}") from error
         return isinstance(error, ActorUnavailableError)
-
-
-@contextmanager
-def _keep_signal_handlers() -> Iterator[None]:
-    """Puts back this process's handlers of signals, in place of those that Ray has set."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

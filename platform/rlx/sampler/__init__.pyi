@@ -1,3 +1,4 @@
+from .cluster_server import ClusterServer
 from .drift import SamplerDrift
 from .engines import (
     AdaptableEngine,
@@ -14,15 +15,19 @@ from .engines import (
     takes_adapter,
 )
 from .limits import expect_dialogue_length
+from .servers_address import SERVERS, ServersAddress
 from .transformers_engine import TransformersSampler
 from .vllm_engine import VllmSampler
 from .vllm_pool import PoolSampler
 
 __all__ = [
+    "SERVERS",
     "AdaptableEngine",
+    "ClusterServer",
     "PoolSampler",
     "SamplerDrift",
     "SamplingEngine",
+    "ServersAddress",
     "TransformersSampler",
     "VllmSampler",
     "copy_policy",

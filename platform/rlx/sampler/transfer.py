@@ -36,6 +36,7 @@ __all__ = [
     "SHARED_MEMORY",
     "Group",
     "PublishedWeights",
+    "drop_tied_weights",
     "join_process_group",
     "publish_weights",
     "read_weight_file",
@@ -91,15 +92,20 @@ def publish_weights(
         device: device of the rank.
         folders: a temporary folder and one in shared memory, for the file.
     """
-    names: dict[int, str] = {}
-    for name, weight in weights.items():
-        names.setdefault(weight.data_ptr(), name)
-    own = {name: weights[name].detach() for name in names.values()}
+    own = drop_tied_weights(weights)
     if way == "file":
         return _FileWeights({n: w.to("cpu", dtype).contiguous() for n, w in own.items()}, folders)
     # Copies, since the learner continues and a replaced worker needs the same version.
     copies = {n: torch.empty(w.shape, dtype=dtype, device=device).copy_(w) for n, w in own.items()}
     return _SharedWeights(copies) if way == "ipc" else _BroadcastWeights(copies)
+
+
+def drop_tied_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns weights that have no memory in common, each under its first name."""
+    names: dict[int, str] = {}
+    for name, weight in weights.items():
+        names.setdefault(weight.data_ptr(), name)
+    return {name: weights[name].detach() for name in names.values()}
 
 
 def receive_weights(

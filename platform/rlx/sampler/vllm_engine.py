@@ -99,7 +99,9 @@ class VllmSampler:
         self._folders = temporary / name, SHARED_MEMORY / f"{temporary.name}-{name}"
         gpu = select_worker_gpu(device, colocate=spec.colocate)
         self._environment = (
-            build_worker_environment(runner, device) | gpu | {"TMPDIR": str(self._folders[0])}
+            build_worker_environment(runner.threads, device)
+            | gpu
+            | {"TMPDIR": str(self._folders[0])}
         )
         self.description = "vLLM in a separate process"
         self._worker, cache_limit = self._start_first_worker(policy, spec)

@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import IO, Any
 import psutil
 import torch
 
-from rlx.errors import RlxError
+from rlx.errors import EnvironmentFault, RlxError
+from rlx.sampler.server_pool import ADAPT, LOAD
 from rlx.sampler.transfer import PublishedWeights
 from rlx.sampler.vllm_process import LEAVING, WorkerGone, WorkerProcess, WorkerRefusal
 from rlx.text import escape_unprintable
 
-__all__ = ["FAILURE", "PoolKeeper", "get_socket"]
+__all__ = ["FAILURE", "PoolKeeper", "get_socket", "print_line", "require_short_path"]
 
 MOST = 2
 """Replacements of one server between two sets of weights; after one more end, the run ends too."""
@@ -31,9 +32,12 @@ LAST = 3
 """Different lines of a server's output that are repeated when it ends."""
 LONGEST = 200
 """Characters of each of these lines."""
+SOCKET_PATH = 107
+"""Maximum length of a socket's path on Linux, in bytes."""
+MANY = 64
+"""Servers of a pool, at most."""
 FAILURE = "failure"
 """File of a pool's folder that says why it has ended, for the ranks that ask its servers."""
-LOAD, ADAPT = "load", "adapt"
 DOING = {LOAD: "take the learner's weights", ADAPT: "take the learner's adapter"}
 
 _Published = tuple[int, PublishedWeights]
@@ -45,6 +49,24 @@ def get_socket(place: Path, number: int) -> Path:
     return place / f"{number}.socket"
 
 
+def print_line(line: str) -> None:
+    """Prints a line to standard error at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def require_short_path(place: Path) -> None:
+    """Checks that servers of a pool in a folder can listen there.
+
+    Raises:
+        EnvironmentFault: the path is too long.
+    """
+    if (over := len(os.fsencode(get_socket(place, MANY))) - SOCKET_PATH) > 0:
+        raise EnvironmentFault(
+            f"sampler.pool needs sockets in the temporary folder, whose path is {over} characters "
+            "too long: set TMPDIR to a shorter one"
+        )
+
+
 class PoolKeeper:
     """The servers of a pool.
 
@@ -53,6 +75,8 @@ class PoolKeeper:
         settings: of every server, as for `rlx.sampler.vllm_worker.VllmWorker`.
         environments: environment variables of each server.
         device: device of the rank.
+        report: called with every line about a server; by default, prints it.
+        first: number of the first server.
 
     Attributes:
         refusal: why vLLM takes no adapters of this model; None if it does, or is not asked to.
@@ -67,14 +91,17 @@ class PoolKeeper:
         settings: Mapping[str, Any],
         environments: Sequence[Mapping[str, str]],
         device: torch.device,
+        report: Callable[[str], None] = print_line,
+        first: int = 0,
     ) -> None:
         self.refusal: str | None = None
+        self._report = report
         self._place, self._device = place, device
         self._settings = dict(settings)
         self._published: dict[str, _Published] = {}
         self._failure: RlxError | None = None
         self._closing = False
-        self._servers = [_Server(n, environment) for n, environment in enumerate(environments)]
+        self._servers = [_Server(n, own, report) for n, own in enumerate(environments, first)]
         self._threads = [
             Thread(target=self._keep, args=(server,), daemon=True) for server in self._servers
         ]
@@ -93,28 +120,24 @@ class PoolKeeper:
         """How often servers were replaced."""
         return sum(server.restarts for server in self._servers)
 
-    def load(self, version: int, weights: PublishedWeights) -> None:
-        """Sends weights to all servers; an adapter that was sent before is dropped.
+    def publish(self, kind: str, version: int, weights: PublishedWeights) -> None:
+        """Sends weights to all servers; of those of a model drops an adapter that was sent before.
 
         Args:
+            kind: `LOAD` or `ADAPT`.
             version: their number, which requests name.
 
         Raises:
             RlxError: a server rejects them, or the pool has failed.
         """
-        self._publish({LOAD: (version, weights)}, LOAD)
-
-    def load_adapter(self, version: int, weights: PublishedWeights) -> None:
-        """Sends an adapter to all servers, in place of the one before; see `load`."""
-        self._publish({**self._published, ADAPT: (version, weights)}, ADAPT)
-
-    def _publish(self, published: dict[str, _Published], ask: str) -> None:
+        kept = {} if kind == LOAD else self._published
+        published = {**kept, kind: (version, weights)}
         before, self._published = self._published, published
         with ThreadPoolExecutor(len(self._servers)) as threads:
-            list(threads.map(lambda server: self._send(server, ask), self._servers))
-        for version, weights in before.values():
-            if (version, weights) not in published.values():
-                weights.close()
+            list(threads.map(lambda server: self._send(server, kind), self._servers))
+        for one in before.values():
+            if one not in published.values():
+                one[1].close()
         self._require_health()
 
     def _send(self, server: "_Server", ask: str) -> None:
@@ -177,7 +200,7 @@ class PoolKeeper:
                 "(on a GPU) or sampler.kv_cache_mb (on the CPU)"
             )
         server.restarts += 1
-        print(f"{how}; starting another in its place", file=sys.stderr, flush=True)
+        self._report(f"{how}; starting another in its place")
 
     def _start(self, server: "_Server") -> None:
         """Starts a server and sends it the current weights; without adapters if vLLM refuses them
@@ -233,8 +256,11 @@ class _Server:
         lock: held while its process is replaced, or gets weights.
     """
 
-    def __init__(self, number: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, number: int, environment: Mapping[str, str], report: Callable[[str], None]
+    ) -> None:
         self.number, self.ends, self.restarts = number, 0, 0
+        self._report = report
         self.process: WorkerProcess | None = None
         self.is_up, self.lock = Event(), Lock()
         self._environment = environment
@@ -281,10 +307,10 @@ class _Server:
                     process.kill()
 
     def _copy_output(self, output: IO[bytes]) -> None:
-        """Copies its output to this process's, with its name."""
+        """Reports its output, with its name."""
         with output:
             for line in output:
                 words = escape_unprintable(line.decode(errors="replace").rstrip())
                 if (end := words[:LONGEST]) not in self._words:
                     self._words.append(end)
-                print(f"vLLM server {self.number}: {words}", file=sys.stderr, flush=True)
+                self._report(f"vLLM server {self.number}: {words}")

@@ -15,7 +15,7 @@ import torch
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.sampler.channel import Channel
 from rlx.sampler.transfer import Group, PublishedWeights, join_process_group
-from rlx.spec import RunnerSpec, SamplerPoolSpec
+from rlx.spec import SamplerPoolSpec
 from rlx.text import escape_unprintable
 
 __all__ = [
@@ -199,7 +199,7 @@ SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 """Has vLLM use the model runner on a GPU that it uses on a CPU, where rlx is tested with it."""
 
 
-def build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[str, str]:
+def build_worker_environment(threads: int, device: torch.device) -> dict[str, str]:
     """Returns the worker's environment: one process, no network, little logging.
 
     On a CPU nothing is compiled: the model is run eagerly there, and for one small function of its
@@ -212,7 +212,7 @@ def build_worker_environment(runner: RunnerSpec, device: torch.device) -> dict[s
         | by_device
         | {
             "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": str(runner.threads),
+            "OMP_NUM_THREADS": str(threads),
             "PYTHONWARNINGS": "ignore",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -110,10 +110,13 @@ class RayLauncherSpec(LauncherPlugin):
     """What each rank takes, by Ray's names: {CPU: 4, "accelerator_type:A100": 0.001}. CPU is
     `runner.threads` and GPU what the device and the sampler need, unless they are given here."""
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """Where ranks and scorers are placed: PACK fills nodes, SPREAD prefers different ones; the
+    """Where all of these are placed: PACK fills nodes, SPREAD prefers different ones; the
     strict ones demand it."""
     scorers: ScorersSpec | None = None
     """null: each rank has scoring processes of its own, on its node."""
+    server_resources: dict[ResourceName, ResourceAmount] = Field(default_factory=dict)
+    """What each server of `sampler.pool` takes. GPU is `sampler.pool.tensor_parallel` and CPU 1, or
+    without GPUs `runner.threads` for each device, unless they are given here."""
     grows: bool = False
     """The cluster adds nodes on demand, so a run that its present nodes cannot hold waits."""
 

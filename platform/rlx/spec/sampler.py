@@ -31,11 +31,12 @@ class TransformersSamplerSpec(SamplerPlugin):
 
 
 class SamplerPoolSpec(StrictModel):
-    """vLLM servers on devices of their own, which all ranks of a machine share."""
+    """vLLM servers on devices of their own, which all ranks of a machine share; with the launcher
+    ray, all ranks of the run."""
 
     servers: Count = Field(1, ge=1, le=64)
-    """Servers on every machine that has ranks. Each holds the whole model; the rows of every rank
-    are spread over all of them."""
+    """Servers on every machine that has ranks; with the launcher ray, in all. Each holds the whole
+    model; the rows of every rank are spread over all of them."""
     tensor_parallel: Count = Field(1, ge=1, le=64)
     """Devices over which each server splits its model. It must divide the number of attention
     heads."""

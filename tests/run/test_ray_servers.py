@@ -1,0 +1,133 @@
+"""Runs with vLLM servers as actors of Ray, on other nodes than the ranks."""
+
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from engines import has_ended, needs_vllm
+from patience import wait_until
+from raylets import open_ray_cluster
+
+from rlx.launch import open_launcher
+from rlx.launch.ray_launcher import list_demands
+from rlx.spec import RunnerSpec, VllmSamplerSpec
+
+QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
+BRIEF = {
+    "phases.0.steps": 1,
+    "phases.1.steps": 1,
+    "evaluation.problems": 4,
+    "tracking.mlflow": "null",
+    "tracking.pictures": "false",
+    "runner.max_attempts": 1,
+}
+POOL = "{{engine: vllm, kv_cache_mb: 32, pool: {{servers: {}}}}}"
+DRIFT = 5e-5
+"""Nats, as for a pool on the ranks' machine: tests/run/test_vllm_pool.py."""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with open_ray_cluster() as running:
+        yield running
+
+
+def submitted(home, *arguments, sets):
+    done = home.rlx("submit", QUICK, *arguments, sets=sets)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def metrics(home, run_id):
+    """All metrics of a run's steps but those of time and memory."""
+    with home.registry() as registry:
+        found = registry.results.metrics(run_id)
+    return {k: v for k, v in found.items() if not k.startswith(("perf/", "time/"))}
+
+
+def find_servers():
+    """The actors that have a vLLM worker, by the worker's process."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        if "rlx.sampler.vllm_worker" in (process.info["cmdline"] or ()):
+            actor = process.parent()
+            if actor is not None and "ServerActor" in " ".join(actor.cmdline()):
+                found[process] = actor
+    return found
+
+
+@needs_vllm
+def test_two_ranks_share_servers_on_other_nodes_and_one_is_lost(own_home, cluster):
+    """First its process, then its node; the ranks go on with the same attempt."""
+    cluster.add_node(bench=1)
+    cluster.add_node(bench=1)
+    launcher = f"{{kind: ray, address: '{cluster.address}', strategy: SPREAD, "
+    launcher += "resources: {CPU: 0.5}, server_resources: {CPU: 0.1, bench: 1}}"
+    sets = {**BRIEF, "runner.ranks": 2, "phases.1.steps": 8, "sampler": POOL.format(2)}
+    run = submitted(own_home, "-qd", sets={**sets, "runner.launcher": launcher})
+    servers = wait_until("both servers", lambda: len(found := find_servers()) == 2 and found)
+    own_home.until(lambda: own_home.run(run).step >= 1, "a step")
+    worker, actor = next(iter(servers.items()))
+    actor.send_signal(signal.SIGKILL)
+    wait_until("its worker to end", lambda: has_ended(worker))
+    wait_until("another actor", lambda: len(find_servers()) == 2)
+    step = own_home.run(run).step
+    own_home.until(lambda: own_home.run(run).step > step, "a step with it")
+    cluster.add_node(bench=1)
+    cluster.kill_node(len(cluster.nodes) - 2)
+    own_home.until(lambda: own_home.run(run).ended, "it to end")
+    ended = own_home.run(run)
+    assert (ended.status, ended.step) == ("finished", 9), ended.reason
+    with own_home.registry() as registry:
+        kinds = [event.kind for event in registry.results.events(run)]
+    assert "attempt_failed" not in kinds, "Ray started the servers again, and the ranks went on"
+    found = metrics(own_home, run)
+    assert found["sampler/restarts"][-1][1] == 2
+    drift = [value for _, value in found["sampler/drift"]]
+    assert len(drift) == 9
+    assert 0 < max(drift) <= DRIFT
+    log = (Path(ended.directory) / "run.log").read_text()
+    assert "sampler: vLLM in a pool of 2 servers, on the Ray cluster" in log
+    (counts,) = re.findall(r"rows by vLLM server, of this rank: (.*)", log)
+    assert min(int(count.replace(",", "")) for count in counts.split(", ")) > 50
+    wait_until("every server to end", lambda: not find_servers())
+
+
+@needs_vllm
+def test_a_server_of_a_cluster_has_the_numbers_of_one_on_the_machine(own_home):
+    sets = {**BRIEF, "sampler": POOL.format(1)}
+    here = submitted(own_home, "-q", sets=sets)
+    there = submitted(own_home, "-q", "--again", sets={**sets, "runner.launcher": "ray"})
+    assert len(metrics(own_home, there)) > 30
+    assert metrics(own_home, there) == metrics(own_home, here)
+    bodies = [[trees for _, trees, _ in own_home.bodies(own_home.run(r))] for r in (here, there)]
+    assert bodies[0] == bodies[1]
+    assert sum(map(len, bodies[1])) == 8
+
+
+@pytest.mark.parametrize(
+    ("on_gpus", "rank", "server"),
+    [
+        (False, {"CPU": 3}, {"CPU": 6, "odd": 1}),
+        (True, {"CPU": 3, "GPU": 1}, {"CPU": 1, "GPU": 2, "odd": 1}),
+    ],
+)
+def test_what_servers_take(on_gpus, rank, server):
+    launcher = {"kind": "ray", "server_resources": {"odd": 1}}
+    runner = RunnerSpec.model_validate({"threads": 3, "launcher": launcher})
+    pool = {"servers": 5, "tensor_parallel": 2}
+    sampler = VllmSamplerSpec.model_validate({"engine": "vllm", "pool": pool})
+    ranks, servers = list_demands(runner, sampler, on_gpus=on_gpus)
+    assert (ranks.kind, ranks.count, ranks.bundle) == ("ranks", 1, rank)
+    assert (servers.kind, servers.count, servers.bundle) == ("vLLM servers", 5, server)
+
+
+def test_servers_that_a_cluster_cannot_hold_are_refused():
+    launcher = {"kind": "ray", "server_resources": {"odd": 1}}
+    runner = RunnerSpec.model_validate({"launcher": launcher})
+    sampler = VllmSamplerSpec.model_validate({"engine": "vllm", "pool": {}})
+    (fault,) = open_launcher(runner, sampler).check()
+    assert fault.path == ("runner", "launcher", "server_resources", "odd")
+    assert "a cluster with address local has no resource 'odd'" in fault.message
