@@ -1,11 +1,10 @@
 """Stands in a daemon's eyes for a process that the tests start for it: see `relaying`.
 
-`python -I -S relay.py SOCKET COMMAND...`; without a command, sshd has told it.
+`python -I -S relay.py SOCKET COMMAND...`.
 """
 
 import json
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -15,7 +14,6 @@ PASSED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 def main(path: str, words: list[str]) -> int:
     """Has the command started, passes signals on to it, and ends as it does."""
-    words = words or shlex.split(os.environ["SSH_ORIGINAL_COMMAND"].removeprefix("exec "))
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     asked.connect(path)
     request = {"words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}  # noqa: PTH109

@@ -1,4 +1,4 @@
-"""Starts of rlx on behalf of daemons, such as sshd and Slurm's, whose children are no forks.
+"""Starts of rlx on behalf of daemons, such as Slurm's, whose children are no forks.
 
 A daemon starts `relay.py` in place of a command. That hands its open files and its environment to
 the tests' process, which starts the command as it starts rlx itself: by a fork with

@@ -13,7 +13,6 @@ from rlx.cli import main
 from rlx.errors import EnvironmentFault, PluginError
 from rlx.home import RunFolder
 from rlx.launch import (
-    HostsLauncher,
     JobLauncher,
     LocalLauncher,
     RayLauncher,
@@ -129,7 +128,7 @@ def test_yaml_names_it_and_the_experiment_stays_the_same():
         (
             "wraped",
             1,
-            r"(?s)must be 'local' or 'hosts' or 'ray' or 'slurm' or .*did you mean 'wrapped'",
+            r"(?s)must be 'local' or 'ray' or 'slurm' or .*did you mean 'wrapped'",
         ),
         ("{kind: wrapped, comand: x}", 1, "did you mean 'command'"),
         ("{kind: wrapped, nodes: 2}", 1, "'nodes' belongs to 'slurm'"),
@@ -214,11 +213,9 @@ def test_a_pool_asks_for_gpus_of_its_own_and_on_the_cpu_for_nothing(monkeypatch)
 def test_rlxs_own_are_entry_points_and_have_one_interface():
     points = distribution("rlx").entry_points.select(group="rlx.launchers")
     assert {point.name: point.load() for point in points} == LAUNCHERS.shipped
-    values = {"local": LocalLauncher, "slurm": SlurmLauncher, "hosts": HostsLauncher}
-    values["ray"] = RayLauncher
+    values = {"local": LocalLauncher, "slurm": SlurmLauncher, "ray": RayLauncher}
     for kind, cls in values.items():
-        settings = {"kind": kind} | ({"hostfile": "hosts"} if kind == "hosts" else {})
-        launcher = open_launcher(RunnerSpec.model_validate({"launcher": settings}))
+        launcher = open_launcher(RunnerSpec.model_validate({"launcher": kind}))
         assert type(launcher) is cls
         assert launcher.runner.launcher.submits_jobs == isinstance(launcher, JobLauncher)
 

@@ -62,7 +62,6 @@ def options(tmp_path):
         ("task", "dataset"): {"train": {"path": str(file)}, "held_out": 0.3},
         ("task", "reasoning_gym"): {"dataset": "chain_sum"},
         ("reward", "info"): {"key": "return"},
-        ("launcher", "hosts"): {"hostfile": "machines"},
         ("schedule", "two_turn"): {"confidence": {"max_new_tokens": 8}},
         ("schedule", "environment"): {"environment": {"plugin": "kg"}},
         ("schedule", "levels"): {"levels": [{"kind": "answer", "max_new_tokens": 8}]},

@@ -8,7 +8,6 @@ from .devices import (
 )
 from .disk import LITTLE, format_disk_space, free_bytes, hold_reserve
 from .failures import convert_to_rlx_error
-from .hosts import HostsLauncher
 from .jobs import cancel_job, read_job_id, reconcile_job
 from .launcher import (
     JobLauncher,
@@ -70,7 +69,6 @@ __all__ = [
     "RUN_LIKE",
     "VICTIMS",
     "DeviceShortage",
-    "HostsLauncher",
     "JobLauncher",
     "KillResult",
     "Launcher",

@@ -22,7 +22,7 @@ def gpus_here(spec: ExperimentSpec) -> int:
     system chooses the machine.
 
     Raises:
-        EnvironmentFault: the run has an invalid hostfile.
+        EnvironmentFault: the launcher cannot say so here.
     """
     ranks = open_launcher(spec.runner, spec.sampler).count_ranks_here()
     return ranks * spec.sampler.gpus_per_rank + (spec.sampler.gpus_apart if ranks else 0)

@@ -1,9 +1,8 @@
 """Runs a run's ranks on several machines: `python -m rlx.launch.multi_node FOLDER RUN_ID`.
 
-The supervisor starts this process in place of torchrun. It opens a session on every machine:
-directly on its own and through ssh on the others, or through srun on all of them. It sends each
-`rlx.launch.node` its order, and heartbeats for as long as it is alive itself. If one session fails,
-all sessions are ended.
+The supervisor starts this process in place of torchrun. It opens the sessions of the launcher, such
+as an srun for all machines. It sends each `rlx.launch.node` its order, and heartbeats for as long
+as it is alive itself. If one session fails, all sessions are ended.
 """
 
 import json
@@ -38,7 +37,7 @@ FORWARDED_PREFIXES = (
 )
 """Prefixes of the environment variables that are passed to every machine."""
 NODE = [sys.executable, "-m", "rlx.launch.node"]
-SSH_FAILED, NOT_EXECUTABLE, NOT_FOUND = 255, 126, 127
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 
 def main(folder: str, run_id: str) -> int:
@@ -56,7 +55,7 @@ def main(folder: str, run_id: str) -> int:
 
 
 class _MachineSession:
-    """A process on one machine, or an srun for all, and the pipe that keeps it alive."""
+    """A process on one machine or on several, and the pipe that keeps it alive."""
 
     def __init__(self, name: str, command: Sequence[str], order: NodeOrder) -> None:
         self.name = name
@@ -136,11 +135,7 @@ def _report_failed_session(session: _MachineSession, folder: RunFolder) -> int:
     """Reports which session failed and how; returns the exit code."""
     code = session.process.returncode
     print(f"{session.name} ended with code {code}", file=sys.stderr, flush=True)
-    if code == SSH_FAILED:
-        write_end_reason(
-            folder, f"ssh could not reach {session.name}, or lost the connection", 4, again=True
-        )
-    elif code in (NOT_EXECUTABLE, NOT_FOUND):
+    if code in (NOT_EXECUTABLE, NOT_FOUND):
         message = (
             f"{session.name} cannot run {sys.executable}: every host needs rlx at the same path"
         )

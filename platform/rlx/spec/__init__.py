@@ -42,7 +42,6 @@ from rlx.spec.field_docs import read_field_meanings
 from rlx.spec.json_schema import experiment_schema
 from rlx.spec.launcher import (
     LAUNCHERS,
-    HostsLauncherSpec,
     LocalLauncherSpec,
     RayLauncherSpec,
     ScorersSpec,
@@ -171,7 +170,6 @@ __all__ = [
     "Gpg",
     "GroupComparison",
     "Grpo",
-    "HostsLauncherSpec",
     "KeyPath",
     "KlCovariance",
     "KlKind",

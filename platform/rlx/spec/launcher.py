@@ -9,7 +9,6 @@ from rlx.spec.base import Count, StrictModel
 
 __all__ = [
     "LAUNCHERS",
-    "HostsLauncherSpec",
     "LauncherSpec",
     "LocalLauncherSpec",
     "RayLauncherSpec",
@@ -32,19 +31,6 @@ class LocalLauncherSpec(LauncherPlugin):
     implementation: ClassVar[str] = "rlx.launch:LocalLauncher"
 
     kind: Literal["local"] = "local"
-
-
-class HostsLauncherSpec(LauncherPlugin):
-    """Runs ranks on the machines of a hostfile, in order; the first must be this machine."""
-
-    implementation: ClassVar[str] = "rlx.launch:HostsLauncher"
-
-    kind: Literal["hosts"] = "hosts"
-    hostfile: str = Field(min_length=1)
-    """Path of a hostfile in DeepSpeed's format: one line `NAME slots=N` per machine, `#` starts a
-    comment."""
-    ssh: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    """Additional ssh arguments, such as [-p, "2222"]."""
 
 
 def _check_option_name(name: str) -> str:
@@ -136,7 +122,6 @@ LAUNCHERS: Final = PluginSection(
     key="kind",
     shipped={
         "local": LocalLauncherSpec,
-        "hosts": HostsLauncherSpec,
         "ray": RayLauncherSpec,
         "slurm": SlurmLauncherSpec,
     },
