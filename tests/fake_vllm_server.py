@@ -9,6 +9,7 @@ weights. `mute`: it ends before it starts. `plain`: it takes no adapters.
 import os
 import signal
 import sys
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -23,8 +24,13 @@ WHAT, _, HOW = os.environ.get("RLX_TEST_SERVER", "").partition("=")
 class FakeServer:
     context_length, takes_adapter = 128, False
 
-    def __init__(self, number):
+    def __init__(self, number, is_repeatable):
         self.number, self.version, self.waiting, self.total = number, None, [], 0
+        self.is_repeatable = is_repeatable
+
+    @property
+    def can_begin(self):
+        return not (self.is_repeatable and self.waiting)
 
     @property
     def is_generating(self):
@@ -41,11 +47,14 @@ class FakeServer:
         return {}
 
     def begin(self, message, channel):
+        assert self.can_begin
         self.waiting.append((channel, message["rows"]))
 
     def step(self):
         if WHAT == "dies":
             die(*HOW.rsplit(":", 1))
+        if self.is_repeatable:
+            time.sleep(0.01)  # others ask meanwhile
         waiting, self.waiting = self.waiting, []
         for channel, rows in waiting:
             said = [[seed, self.number, self.total] for _, seed in rows]
@@ -69,7 +78,7 @@ def main(descriptor):
     if WHAT == "plain" and settings["adapter"]:
         channel.send({"error": "no adapters here"})
         return 1
-    server = FakeServer(int(Path(settings["socket"]).stem))
+    server = FakeServer(int(Path(settings["socket"]).stem), settings.get("repeatable"))
     channel.send({"longest": server.context_length})
     try:
         serve(server, channel, settings["socket"])

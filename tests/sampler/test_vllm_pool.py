@@ -72,8 +72,9 @@ def fakes():
     return found
 
 
-def opened(servers=2, **settings):
-    spec = VllmSamplerSpec(engine="vllm", pool={"servers": servers}, **settings)
+def opened(servers=2, *, repeatable=False, **settings):
+    pool = {"servers": servers, "repeatable": repeatable}
+    spec = VllmSamplerSpec(engine="vllm", pool=pool, **settings)
     policy = replace(babbler(0), lora=Lora(rank=4, alpha=8))
     return PoolSampler(policy, spec, RunnerSpec(), CPU)
 
@@ -135,6 +136,32 @@ def test_a_request_waits_for_the_weights_that_it_names(machine):
         first.load(mark(3))
         early.join()
         assert [weights for _, _, weights in answers] == [3] * 4
+    finally:
+        second.close()
+        first.close()
+
+
+def test_a_repeatable_server_answers_one_request_at_a_time(machine):
+    as_rank(machine, 0, 2)
+    first = opened(repeatable=True)
+    as_rank(machine, 1, 2)
+    second = opened(repeatable=True)
+    answers = []
+
+    def ask_often(sampler):
+        for number in range(10):
+            answers.extend(ask(sampler, [10 * number + n for n in range(4)]))
+
+    try:
+        second.load(mark(3))
+        first.load(mark(3))
+        asking = [threading.Thread(target=ask_often, args=(one,)) for one in (first, second)]
+        for one in asking:
+            one.start()
+        for one in asking:
+            one.join()
+        assert len(answers) == 80
+        assert first.restarts == 0, "a server that is asked twice at once ends"
     finally:
         second.close()
         first.close()

@@ -1,4 +1,4 @@
-"""Compare two runs: every recorded number except timings must be equal."""
+"""Compare two runs: every recorded number of the experiment must be equal."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,8 +10,9 @@ from rlx_registry import INDEX_COLUMN, Registry, RunRecord, read_body
 
 __all__ = ["find_run_differences"]
 
-TIMED = ("perf/",)
-"""Name prefixes of metrics that measure the machine instead of the run."""
+OF_MACHINE = ("perf/", "sampler/restarts")
+"""Beginnings of the names of metrics that tell of the machine and not of the experiment: timings,
+and how often a process of the sampler was lost."""
 
 
 def find_run_differences(registry: Registry, one: str, other: str) -> Iterator[str]:
@@ -46,7 +47,7 @@ def _compare_metrics(registry: Registry, one: str, other: str) -> Iterator[str]:
         {
             name: points
             for name, points in registry.results.metrics(run).items()
-            if not _is_time(name)
+            if not _is_of_machine(name)
         }
         for run in (one, other)
     ]
@@ -59,8 +60,8 @@ def _compare_metrics(registry: Registry, one: str, other: str) -> Iterator[str]:
             yield f"metric {name} at step {odd[0]}: {values[0]} and {values[1]}"
 
 
-def _is_time(name: str) -> bool:
-    return name.startswith(TIMED)
+def _is_of_machine(name: str) -> bool:
+    return name.startswith(OF_MACHINE)
 
 
 def _compare_evaluations(registry: Registry, one: str, other: str) -> Iterator[str]:

@@ -29,6 +29,8 @@ class RowGenerator(Protocol):
     def takes_adapter(self) -> bool: ...
     @property
     def is_generating(self) -> bool: ...
+    @property
+    def can_begin(self) -> bool: ...
 
     def answer(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]: ...
     def begin(self, message: Mapping[str, Any], channel: Channel) -> None: ...
@@ -51,7 +53,8 @@ def serve(worker: RowGenerator, keeper: Channel, place: str | None = None) -> No
     while True:
         channels = {channel.fileno(): channel for channel in (keeper, *clients)}
         listening = {listener.fileno(): listener} if listener else {}
-        for ready in wait([*channels, *listening], 0 if worker.is_generating else None):
+        has_work = worker.is_generating or any(wants(message, worker) for _, message in waiting)
+        for ready in wait([*channels, *listening], 0 if has_work else None):
             assert isinstance(ready, int)
             if ready in listening:
                 clients += _accept(listening[ready], worker)
@@ -69,14 +72,21 @@ def serve(worker: RowGenerator, keeper: Channel, place: str | None = None) -> No
                 waiting.append((channel, message))
             else:
                 keeper.send(worker.answer(message, keeper))
-        for channel, message in waiting:
-            if message.get("version") == worker.version:
+        waiting, before = [], waiting
+        for channel, message in before:
+            if wants(message, worker) and worker.can_begin:
                 worker.begin(message, channel)
-        waiting = [one for one in waiting if one[1].get("version") != worker.version]
+            else:
+                waiting.append((channel, message))
         if worker.is_generating:
             for channel, answer in worker.step():
                 with suppress(OSError):  # it is gone, which its end of the pipe reports
                     channel.send(answer)
+
+
+def wants(message: Mapping[str, Any], worker: RowGenerator) -> bool:
+    """Whether a request wants the weights that a worker has."""
+    return bool(message.get("version") == worker.version)
 
 
 def _listen(place: Path) -> socket.socket:

@@ -43,6 +43,7 @@ def build_worker_settings(
     return {
         **spec.model_dump(include=options),
         "tensor_parallel": 1,
+        "repeatable": False,
         "socket": None,
         "adapter": _describe_adapter(policy) if spec.adapters == "swap" else None,
         "dtype": runner.dtype,
@@ -55,7 +56,9 @@ def build_worker_settings(
 def _describe_pool(spec: VllmSpec) -> dict[str, Any]:
     """What differs for the servers of a pool, which never give their memory to a learner."""
     assert spec.pool is not None
-    shared = spec.pool.model_dump(include={"tensor_parallel", "gpu_memory_utilization"})
+    shared = spec.pool.model_dump(
+        include={"tensor_parallel", "gpu_memory_utilization", "repeatable"}
+    )
     return {**shared, "colocate": False}
 
 

@@ -91,6 +91,7 @@ class VllmWorker:
         self.version: int | None = None
         self._device = torch.device("cpu") if on_cpu else torch.device("cuda", 0)
         self._parts = settings["tensor_parallel"]
+        self._is_repeatable: bool = settings["repeatable"]
         self._group: Group | None = None
         self._sleeps = settings["colocate"] and not on_cpu
         self._asleep = False
@@ -148,6 +149,11 @@ class VllmWorker:
     def is_generating(self) -> bool:
         """Whether completions are being generated."""
         return bool(self._pending)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether it takes another request now."""
+        return not (self._is_repeatable and self._pending)
 
     @property
     def has_lost_processes(self) -> bool:
@@ -240,6 +246,8 @@ class VllmWorker:
             channel: where the request came from; see `step`.
         """
         self._wake()
+        if self._is_repeatable:
+            self._empty_prefix_cache()
         sampling = message["sampling"]
         stop = StopStringDetector(self._read, sampling["stop"]) if sampling["stop"] else None
         request = _PendingRequest(channel, stop)

@@ -42,6 +42,10 @@ class SamplerPoolSpec(StrictModel):
     heads."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Fraction of the memory of each of these GPUs that vLLM may use, weights included."""
+    repeatable: bool = False
+    """Each server answers one request at a time, and begins it with an empty prefix cache. Numbers
+    then depend neither on when other ranks ask nor on what was asked before, to the last bit, also
+    if a server is replaced; GPUs are used less well."""
 
     @property
     def devices(self) -> int:
