@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-kills test-machines test-rooms-a-m test-rooms-n-z test-crowded coverage check bench golden docs bias peers screenshots recording suite study shelf release gpu-check clean
+.PHONY: install demo test test-runs test-kills test-machines test-rooms-a-m test-rooms-n-z test-crowded ray-trial coverage check bench golden docs bias peers screenshots recording suite study shelf release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -49,6 +49,9 @@ test-rooms-a-m: install
 
 test-rooms-n-z: install
 	$(BIN)/python -m pytest --forks $(filter-out $(FIRST),$(ROOMS)) --durations=15
+
+ray-trial: install  ## runs on a Ray cluster that lose ranks, scorers, servers and nodes: ARGS="--kills 20"
+	$(BIN)/python tests/ray_trial.py $(ARGS)
 
 coverage: install  ## lines and branches that tests run, by room: hours; ARGS="tests/credit tests/loss"
 	$(BIN)/python tests/coverage_rooms.py $(ARGS)

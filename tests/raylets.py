@@ -49,11 +49,11 @@ class RayCluster:
         """HOST:PORT of the head."""
         return str(self._cluster.address)
 
-    def add_node(self, **resources: float) -> None:
+    def add_node(self, processors: int = 1, **resources: float) -> None:
         """Adds a node."""
         self.nodes.append(
             self._cluster.add_node(
-                num_cpus=1,
+                num_cpus=processors,
                 num_gpus=0,
                 object_store_memory=STORE,
                 resources=resources,
