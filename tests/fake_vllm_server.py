@@ -3,7 +3,8 @@ names the row's seed, itself and its weights.
 
 RLX_TEST_SERVER says what else it does. `dies`: a file, below whose name it leaves one more whenever
 it is killed while it generates, at most as often as the number after `:`. `refuses`: it cannot take
-weights. `mute`: it ends before it starts. `plain`: it takes no adapters.
+weights. `mute`: it ends before it starts. `slow`: it
+starts for an hour. `plain`: it takes no adapters.
 """
 
 import os
@@ -72,6 +73,8 @@ def die(mark, most):
 def main(descriptor):
     channel = Channel(Connection(descriptor))
     settings = channel.receive()
+    if WHAT == "slow":
+        time.sleep(3600)
     if WHAT == "mute":
         print("no device of mine")
         return 5

@@ -1,24 +1,27 @@
 """Joins a Ray cluster from a rank, which is a process of its own beside its actor."""
 
 import logging
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-__all__ = ["join_ray"]
+__all__ = ["find_actors", "join_ray"]
 
 
 @contextmanager
-def join_ray(cluster: str, namespace: str) -> Iterator[None]:
+def join_ray(cluster: str) -> Iterator[None]:
     """Connects this process to a cluster until the block ends, unless it is connected.
 
     Args:
         cluster: HOST:PORT of the cluster's head.
-        namespace: Ray's namespace, in which it finds actors by name.
 
     Raises:
         ConnectionError: the cluster cannot be reached.
     """
+    # A thread that asks when this process has left must not start a cluster of its own.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     import ray
 
     if ray.is_initialized():  # by a block around this one
@@ -27,7 +30,6 @@ def join_ray(cluster: str, namespace: str) -> Iterator[None]:
     with _keep_signal_handlers():
         ray.init(
             address=cluster,
-            namespace=namespace,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
@@ -35,6 +37,20 @@ def join_ray(cluster: str, namespace: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def find_actors(names: Sequence[str], namespace: str) -> list[Any]:
+    """The actors of these names.
+
+    Raises:
+        ConnectionError: one is gone.
+    """
+    import ray
+
+    try:
+        return [ray.get_actor(name, namespace) for name in names]
+    except ValueError as error:
+        raise ConnectionError(f"an actor of the run is gone: {error}") from error
 
 
 @contextmanager

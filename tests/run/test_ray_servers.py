@@ -2,6 +2,8 @@
 
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -12,7 +14,7 @@ from raylets import open_ray_cluster
 
 from rlx.audit import find_run_differences
 from rlx.launch import open_launcher
-from rlx.launch.ray_launcher import list_demands
+from rlx.launch.ray_launcher import list_demands, takes_gpus
 from rlx.spec import RunnerSpec, VllmSamplerSpec
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
@@ -65,7 +67,8 @@ def test_servers_on_other_nodes_that_are_lost_have_the_numbers_of_one_machine(ow
     cluster.add_node(bench=1)
     cluster.add_node(bench=1)
     launcher = f"{{kind: ray, address: '{cluster.address}', strategy: SPREAD, "
-    launcher += "resources: {CPU: 0.5}, server_resources: {CPU: 0.1, bench: 1}}"
+    launcher += "resources: {CPU: 0.5}, server_resources: {CPU: 0.1, bench: 1}, "
+    launcher += "scorers: {count: 1, resources: {CPU: 0.1}}}"
     there = submitted(own_home, "-qd", "--again", sets={**sets, "runner.launcher": launcher})
     servers = wait_until("both servers", lambda: len(found := find_servers()) == 2 and found)
     own_home.until(lambda: own_home.run(there).step >= 1, "a step")
@@ -112,6 +115,41 @@ def test_what_servers_take(on_gpus, rank, server):
     ranks, servers = list_demands(runner, sampler, on_gpus=on_gpus)
     assert (ranks.kind, ranks.count, ranks.bundle) == ("ranks", 1, rank)
     assert (servers.kind, servers.count, servers.bundle) == ("vLLM servers", 5, server)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "takes"),
+    [("cpu", 8, False), ("auto", 0, False), ("auto", 8, True), ("cuda", 0, True)],
+)
+def test_gpus_are_taken_where_there_are_any(device, gpus, takes):
+    nodes = [{"CPU": 4.0}, {"CPU": 4.0, "GPU": gpus}]
+    assert takes_gpus(RunnerSpec(device=device), nodes) == takes
+
+
+ENTER = """
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from rlx.home import RunFolder
+from rlx.launch.ray_actor import build_order, enter_run
+with ExitStack() as ending:
+    folder = enter_run(build_order(RunFolder(Path(sys.argv[1])), {}), ending)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_actors_of_a_machine_have_folders_of_their_own(tmp_path):
+    command = [sys.executable, "-c", ENTER, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    actors = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    folders = {Path(actor.stdout.readline().strip()) for actor in actors}
+    assert len(folders) == 2
+    assert all(folder.is_dir() for folder in folders)
+    for actor in actors:
+        actor.communicate("end")
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_servers_that_a_cluster_cannot_hold_are_refused():

@@ -39,7 +39,7 @@ def servers(home):
             command = Path(f"/proc/{pid}/cmdline").read_text()
         except OSError:
             continue
-        if named := re.search(r"vllm_worker.*server-(\d+)", command, re.DOTALL):
+        if named := re.search(r"vllm_worker.*/s(\d+)\0", command, re.DOTALL):
             found[int(named[1])] = pid
     return found
 

@@ -1,15 +1,17 @@
 """What the actor of a vLLM server does on a Ray cluster, with servers that do not import vLLM; see
 tests/fake_vllm_server.py. tests/run/test_ray_servers.py has the same with Ray and vLLM."""
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from patience import wait_until
 from safetensors.torch import save
 
 from rlx.sampler import vllm_process
-from rlx.sampler.cluster_pool import _cut_chunks
+from rlx.sampler.cluster_pool import _cut_chunks, _read_files
 from rlx.sampler.cluster_server import ClusterServer
 from rlx.sampler.server_pool import ADAPT, LOAD
 from rlx.sampler.vllm_session import build_row_request
@@ -21,22 +23,33 @@ CPU = {"device": "cpu", "adapter": None}
 
 
 class Store:
-    """What the run's first rank has published, without Ray: a reference is the value."""
+    """What the run's first rank has published, without Ray: a reference is the value, and whoever
+    looks for weights waits for them."""
 
     def __init__(self):
-        self.starts, self.published = 0, {}
-        model = {"files": {"config.json": b"{}"}, "settings": CPU, "dtype": "float32", "threads": 1}
-        self.start = SimpleNamespace(remote=lambda number: (self.count_start(), [model]))
-        self.find = SimpleNamespace(remote=lambda version: self.published)
+        self.starts, self.published, self.changed = 0, {}, threading.Condition()
+        files = {"config.json": b"{}"}
+        self.model = {"files": files, "settings": CPU, "dtype": "float32", "threads": 1}
+        self.start = SimpleNamespace(remote=lambda number: (self.count_start(), [self.model]))
+        self.find = SimpleNamespace(remote=self.await_version)
 
     def count_start(self):
         self.starts += 1
         return self.starts - 1
 
+    def await_version(self, version):
+        with self.changed:
+            self.changed.wait_for(
+                lambda: any(number >= version for number, _ in self.published.values())
+            )
+            return self.published
+
     def publish(self, kind, version, mark):
         kept = {} if kind == LOAD else self.published
         chunk = save({"mark": torch.tensor(mark)})
-        self.published = {**kept, kind: (version, [chunk])}
+        with self.changed:
+            self.published = {**kept, kind: (version, [chunk])}
+            self.changed.notify_all()
 
 
 @pytest.fixture
@@ -49,10 +62,11 @@ def store(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def server(store):
-    one = ClusterServer(3, store)
+def server(store, tmp_path):
+    one = ClusterServer(3, store, tmp_path)
     yield one
     one.close()
+    assert not any(Path("/dev/shm").glob(f"{tmp_path.name}-*"))
 
 
 def ask(server, version, *seeds):
@@ -70,7 +84,7 @@ def test_it_finds_the_weights_that_a_request_wants(store, server):
     store.publish(LOAD, 1, 5)
     assert tokens(ask(server, 1, 7, 8)) == [(7, 3, 5), (8, 3, 5)]
     store.publish(LOAD, 2, 6)
-    assert server.load(2) == {"lines": [], "restarts": 0}
+    assert server.load(2) == {"lines": [], "life": 0, "restarts": 0}
     assert tokens(ask(server, 2, 9)) == [(9, 3, 6)]
     store.publish(ADAPT, 3, 7)
     assert tokens(ask(server, 3, 9)) == [(9, 3, 7)]
@@ -95,7 +109,34 @@ def test_it_replaces_one_that_ends_and_says_so(store, server, monkeypatch, tmp_p
 
 def test_an_actor_that_was_started_again_counts_it(store, server):
     store.count_start()
-    assert server.describe()["restarts"] == 1
+    assert server.describe()["life"] == 1
+
+
+def test_a_request_for_later_weights_does_not_keep_those_before_from_being_loaded(store, server):
+    """A rank that sends no weights may ask before those are published that an adapter is added to;
+    the one that sends them waits until they are loaded."""
+    answers = []
+    early = threading.Thread(target=lambda: answers.append(ask(server, 2, 7)))
+    server.describe()
+    early.start()
+    store.publish(LOAD, 1, 5)
+    server.load(1)
+    store.publish(ADAPT, 2, 6)
+    early.join()
+    assert tokens(answers[0]) == [(7, 3, 6)]
+    assert server.load(1)["restarts"] == 0
+    assert tokens(ask(server, 2, 8)) == [(8, 3, 6)], "later ones are not replaced by those before"
+
+
+def test_a_server_that_starts_can_be_ended(store, server, monkeypatch):
+    monkeypatch.setenv("RLX_TEST_SERVER", "slow")
+    answers = []
+    starting = threading.Thread(target=lambda: answers.append(server.describe()))
+    starting.start()
+    wait_until("it to start", lambda: server._keeper)
+    server.close()
+    starting.join()
+    assert "closed while they started" in answers[0]["error"]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +152,24 @@ def test_what_it_can_never_do_is_an_error(what, ask, says, store, server, monkey
     monkeypatch.setenv("RLX_TEST_SERVER", what)
     store.publish(LOAD, 1, 5)
     assert says in ask(server)["error"]
+    assert (says in ask(server)["error"], store.starts) == (True, 1), "it is started once"
+
+
+class Files:
+    """A model whose tokenizer has several chat templates."""
+
+    def write(self, folder):
+        (folder / "config.json").write_text("{}")
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tools.jinja").write_text("tools")
+
+
+def test_files_travel_with_their_folders(store, server, tmp_path):
+    files = _read_files(Files())
+    assert files == {"config.json": b"{}", "additional_chat_templates/tools.jinja": b"tools"}
+    store.model["files"] = files
+    server.describe()
+    assert (tmp_path / "additional_chat_templates" / "tools.jinja").read_text() == "tools"
 
 
 def test_weights_travel_in_chunks_each_once(monkeypatch):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rlx.spec import ExperimentSpec, SamplerPoolSpec, VllmSamplerSpec
+from rlx.spec import ExperimentSpec, RayLauncherSpec, SamplerPoolSpec, VllmSamplerSpec
 from rlx.spec.reading import Diagnostic, build_error
 from rlx.trial import load_model_shape
 
@@ -26,8 +26,17 @@ def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             "remove it",
             against=("runner", "device"),
         )
-    if isinstance(sampler, VllmSamplerSpec) and sampler.pool is not None:
-        yield from _check_pool(spec, sampler.pool)
+    pool = sampler.pool if isinstance(sampler, VllmSamplerSpec) else None
+    if pool is not None:
+        yield from _check_pool(spec, pool)
+    launcher = spec.runner.launcher
+    if pool is None and isinstance(launcher, RayLauncherSpec) and launcher.server_resources:
+        yield build_error(
+            ("runner", "launcher", "server_resources"),
+            "launcher.server_resources is what servers of sampler.pool take, and there are none",
+            "set sampler.pool, or remove it",
+            against=("sampler",),
+        )
     engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
     for level in spec.rollout.list_levels():
         temperature = level.turn.temperature

@@ -112,8 +112,8 @@ def _has_no_nvidia_driver() -> bool:
 class NodeOrder(TypedDict):
     """The ranks that one machine is to start.
 
-    `node` is the machine's number and `address` the address of machine 0; both are None under
-    Slurm, which provides them.
+    `node` is the machine's number and `address` the address of machine 0; both are None where
+    Slurm provides them.
     """
 
     folder: str

@@ -33,6 +33,7 @@ GRACE = 30.0
 LOOK = 0.25
 FORWARDED_PREFIXES = (
     *("RLX_", "OMP_", "PYTHON", "HF_", "TOKENIZERS_", "TRANSFORMERS_", "TORCH", "NCCL_", "GLOO_"),
+    "VLLM_",
     *("PATH", "LD_LIBRARY_PATH"),
 )
 """Prefixes of the environment variables that are passed to every machine."""

@@ -21,8 +21,8 @@ LOOK = 0.25
 """Seconds between two looks at what else the driver has to do."""
 GRACE = 30.0
 """Seconds that actors have to end what they have started."""
-SECRET = frozenset({REGISTRY, "RLX_REGISTRY"})
-"""Environment variables that may hold a password, and that these actors do not need."""
+SECRET = frozenset({REGISTRY, "RLX_REGISTRY", "RLX_WEB_TOKEN"})
+"""Environment variables that may hold a secret, and that these actors do not need."""
 
 
 class ActorOrder(TypedDict):
@@ -46,8 +46,10 @@ def build_order(folder: RunFolder, environment: Mapping[str, str]) -> ActorOrder
     }
 
 
-def enter_run(order: ActorOrder, ending: ExitStack) -> None:
-    """Makes this process, an actor's, work for a run.
+def enter_run(order: ActorOrder, ending: ExitStack) -> Path:
+    """Makes this process, an actor's, work for a run; returns a folder for what it starts.
+
+    Python's `tempfile` knows another one in this process, in which the folder is.
 
     Args:
         ending: removes the temporary folder when it is closed.
@@ -62,6 +64,7 @@ def enter_run(order: ActorOrder, ending: ExitStack) -> None:
     vars(sys.modules["__main__"]).pop("__file__", None)
     # Ray starts its processes with this signal blocked, which they would pass on.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    return Path(temporary["TMPDIR"])
 
 
 def require_actors(kind: str, actors: Sequence[Any], check: Callable[[], None]) -> None:

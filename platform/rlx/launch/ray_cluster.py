@@ -43,9 +43,12 @@ OWN = {
 
 
 @contextmanager
-def open_own_cluster(demands: Sequence[Demand]) -> Iterator[None]:
-    """Starts a cluster of one node that holds all of them, and ends it."""
-    processors = sum(demand.count * demand.bundle.get("CPU", 0) for demand in demands)
+def open_own_cluster(choices: Sequence[Sequence[Demand]]) -> Iterator[None]:
+    """Starts a cluster of one node that has processors for any of these, and ends it."""
+    processors = max(
+        sum(demand.count * demand.bundle.get("CPU", 0) for demand in demands) for demands in choices
+    )
+    demands = choices[-1]
     with _run_ray(
         {**QUIET, **OWN},
         address="local",

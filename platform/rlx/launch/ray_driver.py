@@ -83,8 +83,11 @@ def _open_cluster(spec: ExperimentSpec, temporary: str) -> AbstractContextManage
     assert isinstance(launcher, RayLauncherSpec)
     if launcher.address != "local":
         return join_cluster(launcher.address, temporary)
-    on_gpus = spec.runner.device != "cpu"
-    return open_own_cluster(list_demands(spec.runner, spec.sampler, on_gpus=on_gpus))
+    # Whether there are GPUs, Ray finds out; there must be room for either.
+    choices = (False,) if spec.runner.device == "cpu" else (False, True)
+    return open_own_cluster(
+        [list_demands(spec.runner, spec.sampler, on_gpus=on_gpus) for on_gpus in choices]
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ __all__ = [
     "count_places",
     "find_shortage",
     "list_demands",
+    "takes_gpus",
 ]
 
 Bundle = dict[str, float]
@@ -104,7 +105,7 @@ class RayLauncher(Launcher):
         if self.settings.address == "local":
             return 1
         nodes = _query_nodes(self.settings.address)
-        on_gpus = self.runner.device != "cpu" and any(node.get("GPU") for node in nodes)
+        on_gpus = takes_gpus(self.runner, nodes)
         demands = list_demands(self.runner, self.sampler, on_gpus=on_gpus)
         names = {name for demand in demands for name in demand.bundle}
         return max(1, int(min((_count_times(nodes, demands, name) for name in names), default=1)))
@@ -131,7 +132,7 @@ class RayLauncher(Launcher):
         except EnvironmentFault as fault:
             yield build_error(_ADDRESS, str(fault), kind="machine")
             return
-        on_gpus = self.runner.device == "cuda"
+        on_gpus = takes_gpus(self.runner, nodes)
         demands = list_demands(self.runner, self.sampler, on_gpus=on_gpus)
         short = find_shortage(nodes, demands, self.settings.strategy)
         if short is not None and not self.settings.grows:
@@ -215,6 +216,12 @@ def list_demands(
         fields = ((*_PATH, "server_resources"), ("sampler", "pool", "servers"))
         demands.append(Demand(SERVER_KIND, sampler.pool.servers, _drop_nothing(taken), fields))
     return demands
+
+
+def takes_gpus(runner: RunnerSpec, nodes: Iterable[Mapping[str, float]]) -> bool:
+    """Whether a run takes GPUs; as on one machine, `auto` takes them where there are any."""
+    found = runner.device == "cuda" or any(node.get("GPU") for node in nodes)
+    return found and runner.device != "cpu"
 
 
 def _count_times(

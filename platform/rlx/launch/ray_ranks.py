@@ -21,7 +21,7 @@ from rlx.launch.multi_node import FORWARDED_PREFIXES
 from rlx.launch.node import write_end_reason
 from rlx.launch.ray_actor import build_order, end_actors, require_actors
 from rlx.launch.ray_cluster import list_nodes
-from rlx.launch.ray_launcher import find_shortage, list_demands
+from rlx.launch.ray_launcher import find_shortage, list_demands, takes_gpus
 from rlx.launch.ray_rank import RankActor, RankOrder, RankPlace, RankState
 from rlx.launch.ray_reservation import Reservation, reserve_places
 from rlx.launch.ray_scorers import start_scorers
@@ -57,7 +57,8 @@ class _Interrupted(Exception):
 
 def run_ranks(spec: ExperimentSpec, folder: RunFolder, run_id: str, orders: Orders) -> int:
     """Runs all ranks until they end; returns the exit code."""
-    demands = list_demands(spec.runner, spec.sampler, on_gpus=_is_on_gpus(spec))
+    on_gpus = takes_gpus(spec.runner, list_nodes())
+    demands = list_demands(spec.runner, spec.sampler, on_gpus=on_gpus)
     own = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)}
     try:
         with reserve_places(demands, _settings(spec).strategy) as reservation:
@@ -102,13 +103,6 @@ def _run_placed_ranks(
 def _settings(spec: ExperimentSpec) -> RayLauncherSpec:
     assert isinstance(spec.runner.launcher, RayLauncherSpec)
     return spec.runner.launcher
-
-
-def _is_on_gpus(spec: ExperimentSpec) -> bool:
-    """Whether the run takes GPUs; as on one machine, `auto` takes them where there are any."""
-    device = spec.runner.device
-    found = device == "cuda" or any(node.get("GPU") for node in list_nodes())
-    return found and device != "cpu"
 
 
 def _await_room(

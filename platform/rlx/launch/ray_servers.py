@@ -82,10 +82,10 @@ class ServerActor:
 
     def __init__(self, order: ActorOrder, number: int, store: str, namespace: str) -> None:
         self._exit = ExitStack()
-        enter_run(order, self._exit)
+        folder = enter_run(order, self._exit)
         from rlx.sampler import ClusterServer  # imports torch
 
-        self._server = ClusterServer(number, ray.get_actor(store, namespace))
+        self._server = ClusterServer(number, ray.get_actor(store, namespace), folder)
 
     def find_host(self) -> str:
         """The name of its machine."""
@@ -128,6 +128,9 @@ def start_servers(
         .remote()
     )
     names = [f"server-{number}" for number in range(count)]
+    # They fetch no models.
+    inherited = {k: v for k, v in order["environment"].items() if k != "HF_TOKEN"}
+    order = {**order, "environment": inherited}
     actors = [
         reservation.start(
             SERVER_KIND,
@@ -153,4 +156,4 @@ def start_servers(
         "names": names,
         "store": store,
     }
-    return [kept, *actors], address
+    return [*actors, kept], address

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, TypedDict
 
-from rlx.ray_client import join_ray
+from rlx.ray_client import find_actors, join_ray
 from rlx.reward.job import describe_error
 from rlx.reward.pool import JobPool
 from rlx.reward.worker import ChunkReport
@@ -57,14 +57,12 @@ class ActorPool(JobPool):
     """
 
     def __init__(self, address: ScorersAddress, rank: int) -> None:
-        import ray
-
         super().__init__(len(address["names"]) * address["width"])
         self._exit = ExitStack()
-        self._exit.enter_context(join_ray(address["cluster"], address["namespace"]))
+        self._exit.enter_context(join_ray(address["cluster"]))
         first = rank % len(address["names"])
         names = address["names"][first:] + address["names"][:first]
-        self._scorers: list[Any] = [ray.get_actor(name) for name in names]
+        self._scorers: list[Any] = find_actors(names, address["namespace"])
         self._asked: list[list[Future[ChunkReport]]] = [[] for _ in names]
 
     def close(self) -> None:

@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from rlx.errors import RlxError
+from rlx.errors import EnvironmentFault, RlxError
 from rlx.model import Policy
-from rlx.ray_client import join_ray
+from rlx.ray_client import find_actors, join_ray
 from rlx.sampler.server_pool import LOAD, ServerFacts
 from rlx.sampler.servers_address import SERVERS, ServersAddress
 from rlx.sampler.transfer import drop_tied_weights
@@ -41,7 +41,7 @@ class ServedModel(TypedDict):
     """What servers start from.
 
     Attributes:
-        files: the contents of the files of a model without weights, by name.
+        files: the contents of the files of a model without weights, by relative path.
         settings: as for `rlx.sampler.vllm_worker.VllmWorker`, without a folder.
         dtype: of the weights that will be published.
         threads: of each server, on a CPU.
@@ -80,10 +80,10 @@ class ClusterPool:
         self._published: dict[str, tuple[int, list[Any]]] = {}
         self._exit = ExitStack()
         try:
-            self._exit.enter_context(join_ray(address["cluster"], address["namespace"]))
-            self._servers = [ray.get_actor(name) for name in address["names"]]
-            self._store = ray.get_actor(address["store"])
-            self._restarts = [0] * len(self._servers)
+            self._exit.enter_context(join_ray(address["cluster"]))
+            names = [*address["names"], address["store"]]
+            *self._servers, self._store = find_actors(names, address["namespace"])
+            self._restarts: list[dict[int, int]] = [{} for _ in self._servers]
             if self.publishes:
                 settings = build_worker_settings(policy, spec, runner, device)
                 model: ServedModel = {
@@ -101,7 +101,9 @@ class ClusterPool:
     @property
     def restarts(self) -> int:
         """See `rlx.sampler.server_pool.ServerPool`."""
-        return sum(self._restarts) if self.publishes else 0
+        if not self.publishes:
+            return 0
+        return sum(max(lives, default=0) + sum(lives.values()) for lives in self._restarts)
 
     def describe(self) -> list[ServerFacts]:
         """See `rlx.sampler.server_pool.ServerPool`."""
@@ -135,35 +137,42 @@ class ClusterPool:
         told: dict[str, Any] = self._wait_for(answer)
         for line in told["lines"]:
             print_line(line)
-        self._restarts[number] = told["restarts"]
+        self._restarts[number][told["life"]] = told["restarts"]
         if "error" in told:
-            raise RlxError(told["error"])
+            is_fault = told["exit_code"] == EnvironmentFault.exit_code
+            raise (EnvironmentFault if is_fault else RlxError)(told["error"])
         return told
 
     def _wait_for(self, answer: Any) -> Any:
         """Waits for the answer of an actor, which Ray has started again if it was lost.
 
         Raises:
-            RlxError: this rank has left the pool.
+            RlxError: this rank has left the pool, or the actor failed in another way.
             ConnectionError: the actor is lost.
         """
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayError, RayTaskError
 
         try:
             while not ray.wait([answer], timeout=LOOK)[0]:
                 if self._is_closed:
                     raise RlxError("this rank has left the pool of vLLM servers")
             return ray.get(answer)
+        except RayTaskError as error:
+            why = escape_unprintable(f"{type(error.cause).__name__}: {error.cause}")
+            raise RlxError(f"a vLLM server of the cluster failed: {why}") from error
         except RayError as error:
             why = escape_unprintable(str(error).strip().splitlines()[-1])
-            raise ConnectionError(f"a vLLM server of the cluster is lost: {why}") from error
+            raise ConnectionError(
+                f"a vLLM server of the cluster, or the actor that knows its weights, is lost: {why}"
+            ) from error
 
 
 def _read_files(model: ModelFiles) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as name:
         model.write(Path(name))
-        return {path.name: path.read_bytes() for path in Path(name).iterdir()}
+        files = [path for path in Path(name).rglob("*") if path.is_file()]
+        return {str(path.relative_to(name)): path.read_bytes() for path in files}
 
 
 def _cut_chunks(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:

@@ -5,9 +5,10 @@ It finds the weights that a request wants by itself.
 """
 
 import secrets
-import tempfile
+import shutil
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -31,135 +32,160 @@ MOST = 1000
 class ClusterServer:
     """One server; its methods may be called by several threads.
 
-    What it answers is what the server has said, with `lines` about it since the last answer, and
-    `restarts`, how often it was replaced. If the server can never do something, the answer has an
-    `error`.
+    What it answers is what the server has said, with `lines` about it since the last answer, its
+    `life`, which is the number of actors that have kept it before, and `restarts`, how often this
+    one has replaced it. If the server can never do something, the answer has an `error`, and the
+    `exit_code` of a run that ends with it.
 
     Args:
         number: its number.
         store: the actor that knows the model and its current weights.
+        folder: a temporary folder of its own.
     """
 
-    def __init__(self, number: int, store: Any) -> None:
-        self._number, self._store = number, store
+    def __init__(self, number: int, store: Any, folder: Path) -> None:
+        self._number, self._store, self._folder = number, store, folder
+        self._shared = SHARED_MEMORY / f"{folder.name}-rlx-vllm-{secrets.token_hex(4)}"
         self._lines: deque[str] = deque(maxlen=MOST)
         self._lock = Lock()
         self._keeper: PoolKeeper | None = None
-        self._lost = 0
+        self._failure: RlxError | None = None
+        self._life = 0
         self._facts: dict[str, Any] = {}
         self._versions: dict[str, int] = {}
+        self._connections: list[ServerConnection] = []
         self._idle: list[ServerConnection] = []
-        folder = Path(tempfile.gettempdir())
-        self._place = folder / "pool"
-        self._folders = (
-            self._place,
-            SHARED_MEMORY / f"{folder.name}-rlx-vllm-{secrets.token_hex(4)}",
-        )
+        self._is_closed = False
 
     def describe(self) -> dict[str, Any]:
         """Starts the server, unless it runs; returns what it says of itself."""
-        try:
+
+        def tell() -> dict[str, Any]:
             self._open()
-        except RlxError as error:
-            return self._answer({"error": str(error)})
-        return self._answer(self._facts)
+            return self._facts
+
+        return self._answer(tell)
 
     def load(self, version: int) -> dict[str, Any]:
         """Loads the weights of a number as soon as they are published, unless it has them."""
-        try:
+
+        def load_weights() -> dict[str, Any]:
             self._require_weights(version)
-        except RlxError as error:
-            return self._answer({"error": str(error)})
-        return self._answer({})
+            return {}
+
+        return self._answer(load_weights)
 
     def generate(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Generates rows with the weights that a request names."""
-        try:
+
+        def ask() -> dict[str, Any]:
             self._require_weights(message["version"])
-            connection = self._connect()
+            connection = self._take_connection()
             answer = connection.ask(message)
             self._idle.append(connection)
-        except RlxError as error:
-            return self._answer({"error": str(error)})
-        return self._answer(answer)
+            return answer
+
+        return self._answer(ask)
 
     def close(self) -> None:
-        """Ends the server."""
-        for connection in self._idle:
+        """Ends the server, also while it starts."""
+        self._is_closed = True
+        for connection in self._connections:
             connection.close()
         if self._keeper is not None:
             self._keeper.close()
+        shutil.rmtree(self._shared, ignore_errors=True)
 
-    def _answer(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(self, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        try:
+            told |= work()
+        except RlxError as error:
+            told = {"error": str(error), "exit_code": error.exit_code}
         lines = []
-        while self._lines:
-            lines.append(self._lines.popleft())
-        restarts = self._lost + (self._keeper.restarts if self._keeper else 0)
-        return {**told, "lines": lines, "restarts": restarts}
+        with suppress(IndexError):  # there are no more
+            while True:
+                lines.append(self._lines.popleft())
+        restarts = self._keeper.restarts if self._keeper else 0
+        return {**told, "lines": lines, "life": self._life, "restarts": restarts}
 
     def _open(self) -> PoolKeeper:
+        """Starts the server once; whoever asks later is told why it could not start."""
         import ray
 
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             if self._keeper is None:
-                self._lost, (reference,) = ray.get(self._store.start.remote(self._number))
-                self._keeper = self._start(ray.get(reference))
+                self._life, (reference,) = ray.get(self._store.start.remote(self._number))
+                try:
+                    self._start(ray.get(reference))
+                except RlxError as error:
+                    self._failure = error
+                    raise
+            assert self._keeper is not None
             return self._keeper
 
-    def _start(self, model: ServedModel) -> PoolKeeper:
-        require_short_path(self._place)
-        self._place.mkdir(mode=0o700, exist_ok=True)
+    def _start(self, model: ServedModel) -> None:
+        require_short_path(self._folder)
         for name, content in model["files"].items():
-            (self._place / name).write_bytes(content)
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
         self._dtype: torch.dtype = getattr(torch, model["dtype"])
         device = torch.device(model["settings"]["device"])
         environment = build_worker_environment(model["threads"], device)
-        keeper = PoolKeeper(
-            self._place,
+        self._keeper = keeper = PoolKeeper(
+            self._folder,
             model["settings"],
             [environment],
             device,
             report=self._lines.append,
             first=self._number,
         )
-        connection = ServerConnection(self._place, self._number, self._lines.append)
-        try:
-            told = connection.reach()
-        except BaseException:
+        if self._is_closed:
             keeper.close()
-            raise
+        keeper.await_start()
+        connection, told = self._connect()
         self._idle.append(connection)
         self._facts = {**told, "refusal": keeper.refusal}
-        return keeper
 
-    def _connect(self) -> ServerConnection:
+    def _take_connection(self) -> ServerConnection:
         """A connection that no other thread uses."""
-        try:
+        with suppress(IndexError):  # there is none
             return self._idle.pop()
-        except IndexError:
-            connection = ServerConnection(self._place, self._number, self._lines.append)
-            connection.reach()
-            return connection
+        connection, _ = self._connect()
+        return connection
+
+    def _connect(self) -> tuple[ServerConnection, dict[str, Any]]:
+        """A new connection, and what the server says of itself."""
+        connection = ServerConnection(self._folder, self._number, self._lines.append)
+        self._connections.append(connection)
+        if self._is_closed:
+            connection.close()
+        return connection, connection.reach()
 
     def _require_weights(self, version: int) -> None:
-        """Loads what is published, unless it has the weights of a number."""
+        """Loads what is published, unless it has the weights of a number, or later ones."""
         import ray
 
         keeper = self._open()
+        if version <= max(self._versions.values(), default=0):
+            return
+        # Without the lock: those before may have to be loaded first, or they never come.
+        published = ray.get(self._store.find.remote(version))
         with self._lock:
-            if version in self._versions.values():
+            newest = max(number for number, _ in published.values())
+            if newest <= max(self._versions.values(), default=0):
                 return
-            published = ray.get(self._store.find.remote(version))
             for kind, (number, chunks) in published.items():
                 if self._versions.get(kind) == number:
                     continue
                 weights: dict[str, torch.Tensor] = {}
                 for chunk in chunks:
                     weights |= load(ray.get(chunk))
-                here = torch.device("cpu")
+                here, folders = torch.device("cpu"), (self._folder, self._shared)
                 keeper.publish(
-                    kind,
-                    number,
-                    publish_weights("file", weights, self._dtype, here, self._folders),
+                    kind, number, publish_weights("file", weights, self._dtype, here, folders)
                 )
             self._versions = {kind: number for kind, (number, _) in published.items()}

@@ -56,6 +56,7 @@ class MachinePool:
         if self.publishes:
             try:
                 self._keeper = self._start_servers(policy, spec, runner, device)
+                self._keeper.await_start()
             except BaseException:
                 self.close()
                 raise

@@ -68,7 +68,7 @@ def require_short_path(place: Path) -> None:
 
 
 class PoolKeeper:
-    """The servers of a pool.
+    """The servers of a pool; they start meanwhile.
 
     Args:
         place: the pool's folder, which exists and holds the files of the model.
@@ -80,9 +80,6 @@ class PoolKeeper:
 
     Attributes:
         refusal: why vLLM takes no adapters of this model; None if it does, or is not asked to.
-
-    Raises:
-        RlxError: a server cannot start.
     """
 
     def __init__(
@@ -107,13 +104,18 @@ class PoolKeeper:
         ]
         for thread in self._threads:
             thread.start()
-        try:
-            for server in self._servers:
-                server.is_up.wait()
-            self._require_health()
-        except BaseException:
-            self.close()
-            raise
+
+    def await_start(self) -> None:
+        """Waits until all servers are up.
+
+        Raises:
+            RlxError: one cannot start, or the pool was closed meanwhile.
+        """
+        for server in self._servers:
+            server.is_up.wait()
+        self._require_health()
+        if self._closing:
+            raise RlxError("the pool of vLLM servers was closed while they started")
 
     @property
     def restarts(self) -> int:
@@ -269,7 +271,7 @@ class _Server:
 
     def start(self, place: Path, device: torch.device) -> None:
         """Starts its process."""
-        own = place / f"server-{self.number}"
+        own = place / f"s{self.number}"  # short: vLLM has sockets in it
         own.mkdir(mode=0o700, exist_ok=True)
         environment = {**self._environment, "TMPDIR": str(own)}
         self.process = WorkerProcess(environment, [own], device, apart=True)

@@ -45,6 +45,7 @@ _LATER_DEFAULTS: Final = (
     (("rollout",), "self_play", None),
     (("sampler",), "adapters", "swap"),
     (("sampler",), "pool", None),
+    (("sampler", "pool"), "repeatable", False),
     (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
     (("loss",), "temperatures", [1.0, 1.05]),
