@@ -3,7 +3,7 @@ names the row's seed, itself and its weights.
 
 RLX_TEST_SERVER says what else it does. `dies`: a file, below whose name it leaves one more whenever
 it is killed while it generates, at most as often as the number after `:`. `refuses`: it cannot take
-weights. `mute`: it ends before it starts. `slow`: it
+weights. `mute`: it ends before it starts. `killed`: as `dies`, but while it starts. `slow`: it
 starts for an hour. `plain`: it takes no adapters.
 """
 
@@ -73,6 +73,8 @@ def die(mark, most):
 def main(descriptor):
     channel = Channel(Connection(descriptor))
     settings = channel.receive()
+    if WHAT == "killed":
+        die(*HOW.rsplit(":", 1))
     if WHAT == "slow":
         time.sleep(3600)
     if WHAT == "mute":

@@ -251,6 +251,23 @@ def test_a_server_that_ends_before_it_has_the_weights_is_heard(machine):
         opened()
 
 
+def test_a_server_that_is_killed_while_it_starts_is_started_again(machine, tmp_path):
+    machine.setenv("RLX_TEST_SERVER", f"killed={tmp_path / 'death'}:2")
+    sampler = opened(servers=1)
+    try:
+        assert ask(sampler, [8]) == [(8, 0, 0)]
+        assert sampler.restarts == 2
+    finally:
+        sampler.close()
+
+
+def test_a_server_that_is_always_killed_while_it_starts_ends_the_run(machine, tmp_path):
+    machine.setenv("RLX_TEST_SERVER", f"killed={tmp_path / 'death'}:99")
+    why = r"ended by SIGKILL .*before it could start; it has ended 3 times"
+    with pytest.raises(RlxError, match=why):
+        opened(servers=1)
+
+
 def test_a_server_that_cannot_start_says_why(machine):
     machine.setenv("RLX_TEST_SERVER", "mute")
     why = r'ended with code 5 \(its last words: "no device of mine"\) before it could start'

@@ -217,6 +217,12 @@ class PoolKeeper:
             self._boot(server)
 
     def _boot(self, server: "_Server") -> None:
+        """Starts a server, and again if it is killed before it is up for the first time."""
+        while not self._try_to_boot(server):
+            pass
+
+    def _try_to_boot(self, server: "_Server") -> bool:
+        """Starts a server; returns False if it was killed before it was up for the first time."""
         server.start(self._place, self._device)
         where = {"folder": str(self._place), "socket": str(get_socket(self._place, server.number))}
         try:
@@ -225,10 +231,15 @@ class PoolKeeper:
                 _send_weights(server, ask, *published)
         except (WorkerGone, WorkerRefusal) as end:
             if server.is_up.is_set() or self._closing:
-                return  # it counts as any other end
+                return True  # it counts as any other end
             if isinstance(end, WorkerRefusal):
                 raise
-            raise RlxError(f"{server.wait()} before it could start") from end
+            how = f"{server.wait()} before it could start"
+            if not server.was_killed:
+                raise RlxError(how) from end
+            self._count_end(server, how)
+            return False
+        return True
 
     def _fail(self, error: RlxError) -> None:
         """Says to all ranks why the pool has ended."""
@@ -298,6 +309,11 @@ class _Server:
         )
         words = f' (its last words: "{" / ".join(self._words)}")' if self._words else ""
         return f"vLLM server {self.number}, process {process.pid}, {how}{words}"
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended its process."""
+        return self.get_process().wait() < 0
 
     def kill(self) -> None:
         """Kills its process and those that this one has started, but not the one that removes what
