@@ -118,7 +118,7 @@ def test_a_pool_reads_back():
     vllm = read("{engine: vllm}")
     pooled = read("{engine: vllm, pool: {servers: 2}}")
     stored = pooled.dump_resolved()
-    whole = {"servers": 2, "tensor_parallel": 1, "gpu_memory_utilization": 0.9}
+    whole = {"servers": 2, "tensor_parallel": 1, "gpu_memory_utilization": 0.9, "repeatable": False}
     assert stored["sampler"]["pool"] == whole
     again = ExperimentSpec.model_validate_json(json.dumps(stored), strict=True)
     assert again == pooled and again.digest == pooled.digest != vllm.digest
