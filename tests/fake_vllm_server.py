@@ -55,7 +55,7 @@ class FakeServer:
         if WHAT == "dies":
             die(*HOW.rsplit(":", 1))
         if self.is_repeatable:
-            time.sleep(0.01)  # others ask meanwhile
+            time.sleep(0.01)  # scenario: others ask meanwhile
         waiting, self.waiting = self.waiting, []
         for channel, rows in waiting:
             said = [[seed, self.number, self.total] for _, seed in rows]
@@ -76,7 +76,7 @@ def main(descriptor):
     if WHAT == "killed":
         die(*HOW.rsplit(":", 1))
     if WHAT == "slow":
-        time.sleep(3600)
+        time.sleep(3600)  # scenario
     if WHAT == "mute":
         print("no device of mine")
         return 5
