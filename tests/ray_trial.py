@@ -118,6 +118,17 @@ def lose(what: str, cluster: RayCluster, draw: random.Random) -> bool:
     return True
 
 
+def lose_in_time(
+    what: str, run: str, trial: Trial, cluster: RayCluster, draw: random.Random
+) -> bool:
+    """Kills something of a run as soon as it is there; returns whether the run had not ended."""
+
+    def try_to_lose() -> str:
+        return "ended" if trial.find(run).ended else "lost" * lose(what, cluster, draw)
+
+    return wait_until(f"a {what}, or the end of {run}", try_to_lose) == "lost"
+
+
 def run_trial(
     trial: Trial, cluster: RayCluster, kills: int, draw: random.Random
 ) -> Iterator[tuple[str, str, RunRecord, list[str]]]:
@@ -142,9 +153,7 @@ def run_trial(
             trial.await_step(run)
             time.sleep(draw.random() * rest)
         step = trial.find(run).step
-        done = False
-        while not done and not trial.find(run).ended:
-            done = lose(what, cluster, draw)
+        done = lose_in_time(what, run, trial, cluster, draw)
         there = trial.await_end(run)
         yield what if done else f"{what}, too late", f"{step}", there, trial.compare(here.id, run)
 

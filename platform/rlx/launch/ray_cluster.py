@@ -48,15 +48,15 @@ def open_own_cluster(choices: Sequence[Sequence[Demand]]) -> Iterator[None]:
     processors = max(
         sum(demand.count * demand.bundle.get("CPU", 0) for demand in demands) for demands in choices
     )
-    demands = choices[-1]
+    every = [demand for demands in choices for demand in demands]
     with _run_ray(
         {**QUIET, **OWN},
         address="local",
         num_cpus=max(os.cpu_count() or 1, math.ceil(processors)),
-        num_gpus=None if any("GPU" in demand.bundle for demand in demands) else 0,
+        num_gpus=None if any("GPU" in demand.bundle for demand in every) else 0,
         include_dashboard=False,
         # Weights for servers take more than jobs, how much is known later: Ray's own default.
-        object_store_memory=None if any(d.kind == SERVER_KIND for d in demands) else STORE,
+        object_store_memory=None if any(d.kind == SERVER_KIND for d in every) else STORE,
         _temp_dir=tempfile.gettempdir(),
     ):
         yield

@@ -60,11 +60,11 @@ class ClusterServer:
     def describe(self) -> dict[str, Any]:
         """Starts the server, unless it runs; returns what it says of itself."""
 
-        def tell() -> dict[str, Any]:
+        def open_server() -> dict[str, Any]:
             self._open()
             return self._facts
 
-        return self._answer(tell)
+        return self._answer(open_server)
 
     def load(self, version: int) -> dict[str, Any]:
         """Loads the weights of a number as soon as they are published, unless it has them."""
@@ -78,14 +78,14 @@ class ClusterServer:
     def generate(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Generates rows with the weights that a request names."""
 
-        def ask() -> dict[str, Any]:
+        def generate_rows() -> dict[str, Any]:
             self._require_weights(message["version"])
             connection = self._take_connection()
             answer = connection.ask(message)
             self._idle.append(connection)
             return answer
 
-        return self._answer(ask)
+        return self._answer(generate_rows)
 
     def close(self) -> None:
         """Ends the server, also while it starts."""

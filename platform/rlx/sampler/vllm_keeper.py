@@ -35,7 +35,7 @@ LONGEST = 200
 SOCKET_PATH = 107
 """Maximum length of a socket's path on Linux, in bytes."""
 MANY = 64
-"""Servers of a pool, at most."""
+"""The largest number of servers that `rlx.spec.SamplerPoolSpec` allows."""
 FAILURE = "failure"
 """File of a pool's folder that says why it has ended, for the ranks that ask its servers."""
 DOING = {LOAD: "take the learner's weights", ADAPT: "take the learner's adapter"}
