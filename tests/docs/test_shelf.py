@@ -81,6 +81,7 @@ def write_answers(file, said):
                 problem=number, problem_id=f"{number}:3,4=7", stratum="2 numbers", sample=sample,
                 text=f"<think>3 + 4 = {value}</think>", said=None if value is None else str(value),
                 correct=int(value == 7), confidences=(float("nan") if value is None else 0.9,),
+                confidence_texts=("",),
                 rewards={}, tokens=5, truncated=False,
             )  # fmt: skip
             lines.append(json.dumps(answer.to_json()))

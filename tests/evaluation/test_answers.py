@@ -23,6 +23,7 @@ def answer(problem, sample, correct, *confidences, said="7", stratum="2"):
         said=said,
         correct=correct,
         confidences=confidences,
+        confidence_texts=tuple(f"sure: {c}" for c in confidences),
         rewards={"accuracy": float(correct)},
         tokens=3,
         truncated=False,

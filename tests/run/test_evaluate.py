@@ -12,6 +12,7 @@ import pytest
 from rlx.audit import evaluation
 from rlx.model import build_policy
 from rlx.spec import TinyModelSpec
+from rlx_plugins.rlcr import parse_confidence
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SUITE = """
@@ -106,6 +107,10 @@ def test_figures_are_of_every_answer(own_home, evaluated):
         assert found["n"] == 2 * problems == len(own)
         assert found["accuracy"] == pytest.approx(sum(a["correct"] for a in own) / len(own))
         assert {len(a["confidences"]) for a in own} == {4}, "as many as the experiment asks for"
+        for one in own:
+            texts = zip(one["confidences"], one["confidence_texts"], strict=True)
+            # One whose form is wrong counts as unreadable.
+            assert all(c is None or parse_confidence(text).value == c for c, text in texts)
         assert found["scaling"]["k"] == [1, 2]
         low, high = found["intervals"]["brier"]
         assert low <= found["brier"] <= high

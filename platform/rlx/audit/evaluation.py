@@ -11,7 +11,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -158,7 +158,7 @@ def _answer_set(
 
 def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, context: EvaluationContext) -> str:
     """Digest of everything that determines an answer: the model, the set's spec, the plugins' code
-    and data, and the sampling settings."""
+    and data, and the sampling settings; and of what is stored of it."""
     spec, plugins = recipe.spec.dump_resolved(), resolve_plugins(recipe.spec)
     sections = ("task", "rollout", "rewards", "sampler", "evaluation")
     settings = {name: spec[name] for name in sections}
@@ -166,7 +166,8 @@ def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, context: Evaluatio
     sampling = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
     sources = [plugin.sha256 for plugin in plugins.provenance]
     data = [dict(plugin.data()) for plugin in plugins.named]
-    text = json.dumps([settings, sampling, context.mark, sources, data], sort_keys=True)
+    stored = [field.name for field in fields(ScoredAnswer)]
+    text = json.dumps([settings, sampling, context.mark, sources, data, stored], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -15,6 +15,7 @@ from rlx.evaluation.held_out import (
     collect_stated_confidences,
     compute_identical_share,
     find_correctness_reward,
+    find_stating_turns,
 )
 from rlx.evaluation.intervals import DRAWS, Index, compute_bootstrap_intervals
 from rlx.evaluation.scores import (
@@ -44,6 +45,7 @@ class ScoredAnswer:
             no span; None if that is empty.
         correct: 1 if the correctness reward is exactly 1, else 0.
         confidences: all confidences stated for it, nan if unreadable; empty if none is requested.
+        confidence_texts: texts of the turns that state them; empty if the answer does so itself.
         rewards: raw rewards of its turns and of the rollout, by name; means if there are several.
         tokens: number of tokens that the policy wrote in that turn.
         truncated: whether that turn reached its token limit.
@@ -57,6 +59,7 @@ class ScoredAnswer:
     said: str | None
     correct: int
     confidences: tuple[float, ...]
+    confidence_texts: tuple[str, ...]
     rewards: Mapping[str, float]
     tokens: int
     truncated: bool
@@ -71,7 +74,8 @@ class ScoredAnswer:
         """Inverse of `to_json`."""
         stated = tuple(float("nan") if c is None else c for c in record["confidences"])
         values = {field.name: record[field.name] for field in fields(cls)}
-        return cls(**{**values, "confidences": stated})
+        texts = tuple(record["confidence_texts"])
+        return cls(**{**values, "confidences": stated, "confidence_texts": texts})
 
 
 def read_answers(
@@ -97,11 +101,14 @@ def read_answers(
         for s in plan.list_answers(tree)
         if (t, s) not in table.dropped
     ]
-    stated = collect_stated_confidences(trees, table, places)
+    stated, turns = (
+        collect_stated_confidences(trees, table, places),
+        find_stating_turns(trees, places),
+    )
     has_confidences = any(stated)
     found: list[ScoredAnswer] = []
     count: dict[int, int] = {}
-    for (t, s), own in zip(places, stated, strict=True):
+    for (t, s), own, stating in zip(places, stated, turns, strict=True):
         tree, turn = trees[t], trees[t].segments[s]
         number = count[t] = count.get(t, -1) + 1
         found.append(
@@ -114,6 +121,11 @@ def read_answers(
                 said=_find_final_answer(tree, s),
                 correct=int(find_correctness_reward(table, tree, (t, s), correct) == 1.0),
                 confidences=tuple(own) if own or not has_confidences else (float("nan"),),
+                confidence_texts=tuple(
+                    trees[tree_number].segments[segment].text
+                    for tree_number, segment in stating
+                    if segment != s
+                ),
                 rewards=_compute_rollout_rewards(tree, table, t, s),
                 tokens=len(turn.token_ids),
                 truncated=turn.finish_reason == "length",

@@ -19,6 +19,7 @@ __all__ = [
     "compute_identical_share",
     "draw_test_problems",
     "find_correctness_reward",
+    "find_stating_turns",
     "get_stated_confidence",
     "limit_to_one_answer",
 ]
@@ -181,36 +182,44 @@ def get_stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
 def collect_stated_confidences(
     trees: Sequence[RolloutTree], table: RewardTable, answers: Sequence[tuple[int, int]]
 ) -> list[list[float]]:
-    """Confidences stated for each answer: in confidence turns below it, or else in the nearest one
-    above it, or else in the answer itself.
-
-    Args:
-        trees: trees of one step.
-        table: rewards of the trees.
-        answers: (tree, segment) of each answer.
+    """Confidences stated for each answer, in the turns that `find_stating_turns` returns.
 
     Returns:
         A list per answer, nan for an unreadable confidence. All lists are empty if there are no
         confidence turns and no answer states a confidence.
     """
-    found: dict[tuple[int, int], list[float]] = {place: [] for place in answers}
-    has_turns = False
+    turns = find_stating_turns(trees, answers)
+    found = [[get_stated_confidence(table, place) for place in own] for own in turns]
+    own_turns = turns == [[place] for place in answers]
+    return [[] for _ in found] if own_turns and np.isnan(found).all() else found
+
+
+def find_stating_turns(
+    trees: Sequence[RolloutTree], answers: Sequence[tuple[int, int]]
+) -> list[list[tuple[int, int]]]:
+    """Turns that state a confidence of each answer: confidence turns below it, or else the nearest
+    one above it, or else, where there are no confidence turns, the answer itself.
+
+    Args:
+        trees: trees of one step.
+        answers: (tree, segment) of each answer.
+
+    Returns:
+        A list of (tree, segment) per answer.
+    """
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {place: [] for place in answers}
     for t, tree in enumerate(trees):
         for s in tree.policy_segments:
             if tree.segments[s].kind == "confidence":
                 above = [(t, turn) for turn in tree.turns(s)[:-1] if (t, turn) in found]
                 if above:
-                    has_turns = True
-                    found[above[-1]].append(get_stated_confidence(table, (t, s)))
-    for t, answer in () if has_turns else answers:
+                    found[above[-1]].append((t, s))
+    for t, answer in () if any(found.values()) else answers:
         before = trees[t].turns(answer)[:-1]
         spoken = [turn for turn in before if trees[t].segments[turn].kind == "confidence"]
-        found[t, answer] += [get_stated_confidence(table, (t, turn)) for turn in spoken[-1:]]
-    has_turns = has_turns or any(found.values())
-    if has_turns:
-        return [found[place] for place in answers]
-    own = [get_stated_confidence(table, place) for place in answers]
-    return [[]] * len(own) if np.isnan(own).all() else [[c] for c in own]
+        found[t, answer] += [(t, turn) for turn in spoken[-1:]]
+    stated = any(found.values())
+    return [found[place] if stated else [place] for place in answers]
 
 
 def compute_identical_share(stated: Sequence[Sequence[float]]) -> float | None:
