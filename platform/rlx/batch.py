@@ -158,7 +158,7 @@ def build_token_batch(
     rows = [row for row in list_batch_rows(trees) if (row.tree, row.segment) not in without]
     if not rows:
         raise ShapeError("cannot batch zero rollouts")
-    length = max(len(trees[row.tree].token_ids(row.segment)) for row in rows)
+    length = max(trees[row.tree].count_tokens(row.segment) for row in rows)
     names = sorted({name for tree in trees for s in tree.segments for name in s.spans})
     sheet = _BatchBuffer((len(rows), length), names)
     for b, row in enumerate(rows):

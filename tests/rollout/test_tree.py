@@ -51,6 +51,7 @@ def test_walking_a_tree():
     assert tree.turns(3) == (1, 3)
     assert tree.token_ids(3) == (1, 2, 3, 4, 5)
     assert tree.token_ids(4) == (1, 6)
+    assert [tree.count_tokens(s) for s in range(5)] == [1, 3, 4, 5, 2]
     assert tree.policy_segments == (1, 3, 4)
 
 

@@ -248,7 +248,7 @@ class RowAccountBuilder:
         tree = self.trees[row.tree]
         columns = {k: v[number].tolist() for k, v in self.tokens.items() if v is not None}
         named = {name: placed[number].tolist() for name, placed in self.named.items()}
-        at = len(tree.token_ids(row.segment)) - sum(len(tree.segments[i].token_ids) for i in path)
+        at = tree.count_tokens(row.segment) - sum(len(tree.segments[i].token_ids) for i in path)
         for index in path:
             segment = tree.segments[index]
             turn = segment.turn if index in row.turns else None

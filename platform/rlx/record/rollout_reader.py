@@ -158,7 +158,7 @@ def _parse_trained_rows(table: pa.Table, trees: Sequence[RolloutTree]) -> Traine
     flat = flat.sort_by("row").combine_chunks()
     columns = ("tree", "segment", "parent", "kind", "level")
     places = list(zip(*(flat[name].to_pylist() for name in columns), strict=True))
-    length = max((len(trees[t].token_ids(s)) for t, s, *_ in places), default=0)
+    length = max((trees[t].count_tokens(s) for t, s, *_ in places), default=0)
     starts, lengths = (
         flat["start"].to_numpy(),
         _get_column_array(flat, "mask").value_lengths().to_numpy(),

@@ -131,6 +131,10 @@ class RolloutTree:
         """Every token from the root to the end of `segment`."""
         return tuple(t for i in self.path(segment) for t in self.segments[i].token_ids)
 
+    def count_tokens(self, segment: int) -> int:
+        """Number of tokens from the root to the end of `segment`."""
+        return sum(len(self.segments[i].token_ids) for i in self.path(segment))
+
     def own_turns(self, segment: int) -> tuple[tuple[int, ...], int]:
         """The trajectory that ends with a turn: only observations lie between its turns.
 
