@@ -7,7 +7,7 @@ means that the step has no such stream. The table suffices to recompute the step
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -44,6 +44,9 @@ __all__ = [
     "rollout_index",
     "rollout_table",
 ]
+
+AT_ONCE = 32
+"""Trees that are converted to columns together."""
 
 Role = Literal["trained", "filtered", "greedy"]
 """Role of a tree: trained on, filtered out for lack of signal, or sampled as a greedy baseline."""
@@ -156,12 +159,16 @@ def rollout_table(
         rows: the trained rows.
         roles: role of each tree; None means that all were trained on.
     """
-    all_trained: Sequence[Role] = ["trained"] * len(trees)
-    trained: dict[int, list[RowRecord]] = {}
+    trained: dict[int, list[int]] = {}
     for row, place in enumerate(rows.places):
-        trained.setdefault(place[0], []).append(rows.record(row))
-    records: list[TreeRecord] = [
-        {
+        trained.setdefault(place[0], []).append(row)
+
+    all_trained: Sequence[Role] = ["trained"] * len(trees)
+    pairs = list(zip(trees, roles or all_trained, strict=True))
+
+    def build_record(t: int) -> TreeRecord:
+        tree, role = pairs[t]
+        return {
             "tree": t,
             "role": role,
             "problem_id": tree.problem.id,
@@ -172,20 +179,36 @@ def rollout_table(
             "segments": [
                 _build_segment_record(x, (t, s), rewards) for s, x in enumerate(tree.segments)
             ],
-            "rows": trained.get(t, []),
+            "rows": [rows.record(row) for row in trained.get(t, ())],
         }
-        for t, (tree, role) in enumerate(zip(trees, roles or all_trained, strict=True))
+
+    parts = [
+        pa.Table.from_pylist([build_record(t) for t in some], schema=SCHEMA)
+        for some in _split_positions(len(trees))
     ]
-    return pa.Table.from_pylist(records, schema=SCHEMA)
+    return pa.concat_tables(parts) if parts else SCHEMA.empty_table()
+
+
+def _split_positions(count: int) -> Iterator[range]:
+    """Yields the positions of few trees at a time: a large step as Python lists would take several
+    times the memory of its table."""
+    for start in range(0, count, AT_ONCE):
+        yield range(start, min(start + AT_ONCE, count))
 
 
 def add_piece_column(table: pa.Table, trees: Sequence[RolloutTree], pieces: Pieces) -> pa.Table:
     """Adds a column with the text of each token to a step's table."""
     texts = [
-        [list(map(replace_surrogates, pieces(segment.token_ids))) for segment in tree.segments]
-        for tree in trees
+        pa.array(
+            [
+                [list(map(replace_surrogates, pieces(segment.token_ids))) for segment in segments]
+                for segments in (trees[t].segments for t in some)
+            ],
+            type=PIECES.type,
+        )
+        for some in _split_positions(len(trees))
     ]
-    return table.append_column(PIECES, pa.array(texts, type=PIECES.type))
+    return table.append_column(PIECES, pa.chunked_array(texts, type=PIECES.type))
 
 
 def _build_segment_record(
