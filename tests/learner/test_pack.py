@@ -5,7 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.learner.pack import collate_trees, distribute_trees, pack_trees
+from rlx.learner.pack import (
+    _count_common_prefix,
+    collate_trees,
+    distribute_trees,
+    pack_trees,
+)
 
 
 @st.composite
@@ -89,6 +94,13 @@ def test_a_cut_loses_nothing_and_keeps_the_limit(batch, limit):
             assert path(tree, int(at)) == token_ids[row, :column].tolist()
             places.append((int(row), int(column)))
     assert sorted(places) == [tuple(place) for place in want.nonzero().tolist()]
+
+
+@given(*(st.lists(st.integers(0, 1), max_size=8) for _ in range(3)))
+def test_the_common_prefix_of_two_paths_is_that_of_their_tokens_one_by_one(begin, one, other):
+    a, b = (*begin, *one), (*begin, *other)
+    equal = [x == y for x, y in zip(a, b, strict=False)]
+    assert _count_common_prefix(a, b) == [*equal, False].index(False)
 
 
 def test_nothing_wanted_packs_nothing():
