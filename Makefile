@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-kills test-machines test-rooms-a-m test-rooms-n-z test-crowded ray-trial coverage check bench golden docs bias peers screenshots recording suite study shelf release gpu-check clean
+.PHONY: install demo test test-runs test-kills test-machines test-rooms-a-m test-rooms-n-z test-crowded ray-trial coverage check bench scale golden docs bias peers screenshots recording suite study shelf release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -67,6 +67,9 @@ check: install  ## formatting, lint, types
 
 bench: install  ## measured figures beside those of peers, which it installs below .bench/; BENCH=name,... picks some
 	$(BIN)/python tests/benchmarks/bench.py
+
+scale: install  ## a made-up step of 10,000 rollouts through scoring, credit and recording, by part: docs/scale.md; some minutes
+	$(BIN)/python tests/benchmarks/scale.py $(ARGS)
 
 golden: install  ## worked examples from peers' own functions, which it installs below .bench/: tests/golden
 	$(BIN)/python tests/golden/make_golden.py $(ARGS)

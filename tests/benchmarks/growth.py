@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from harness import row, spent
+from harness import fit_slope, row, spent
 from large_registry import METRICS, Size, build, sampled
 
 from rlx.record import Recorder
 from rlx_registry import Registry
 
-__all__ = ["growth"]
+__all__ = ["growth", "submit_run"]
 
 ROUNDS = 3
 RUNS = (10, 100, 1000)
@@ -66,7 +66,7 @@ def _command(url: str, arguments: Sequence[str]) -> float:
 def _steps(place: Path) -> list[dict]:
     """CPU milliseconds to record the metrics of a step of a run that has as many steps."""
     with Registry.open(f"sqlite:///{place}/steps.db") as registry:
-        run = _submit(registry, place / "steps")
+        run = submit_run(registry, place / "steps")
         values = dict.fromkeys(METRICS, 0.5)
         found, step = {}, 0
         for count in STEPS:
@@ -118,7 +118,7 @@ def _record(folder: Path, rows: int, tokens: int) -> dict[str, list[float]]:
     trees, rewards, trained = sampled.sampled(rows, tokens, np.random.default_rng(0))
     took: dict[str, list[float]] = {k: [] for k in ("record", "registry", "journal", "parquet")}
     with Registry.open(f"sqlite:///{folder}/registry.db") as registry:
-        run = _submit(registry, folder / "run")
+        run = submit_run(registry, folder / "run")
         recorder = Recorder(registry, run, keep_bodies=True)
         for step in range(1, ROUNDS + 2):
             path = folder / "run" / "rollouts" / f"step_{step:06d}.parquet"
@@ -150,8 +150,9 @@ def _sizes(folder: Path) -> dict[str, float]:
     }
 
 
-def _submit(registry: Registry, folder: Path) -> str:
-    folder.mkdir(parents=True)
+def submit_run(registry: Registry, folder: Path) -> str:
+    """A run with a folder, for which steps can be recorded."""
+    folder.mkdir(parents=True, exist_ok=True)
     run, _ = registry.submit(
         digest="d" * 64, seed=0, name="growth", spec={}, yaml="", plugins=[], code={},
         environment={},
@@ -163,7 +164,7 @@ def _submit(registry: Registry, folder: Path) -> str:
 def _along(name: str, what: str, unit: str, costs: Mapping[int, Sequence[float]]) -> list[dict]:
     """A figure for each number of `what`, with the slope in the last."""
     middles = [statistics.median(values) for values in costs.values()]
-    slope = float(np.polyfit(np.log(list(costs)), np.log(middles), 1)[0])
+    slope = fit_slope(list(costs), middles)
     figures = [row(f"{name} {n}", values, f"{n} {what}", unit) for n, values in costs.items()]
     figures[-1]["slope"] = round(slope, 3)
     return figures

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import psutil
 from harness import Spent, beside, in_turns, row
+from process_use import sum_tree_seconds
 
 from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
@@ -58,10 +58,10 @@ def _import() -> Spent:
 
 
 def _start(home: Path, ranks: int) -> Spent:
-    before, began = _tree_seconds(), time.perf_counter()
+    before, began = sum_tree_seconds(), time.perf_counter()
     _submit(home, ranks)
     _await_step(home)
-    spent = Spent(_tree_seconds() - before, time.perf_counter() - began)
+    spent = Spent(sum_tree_seconds() - before, time.perf_counter() - began)
     kill_descendants()
     return spent
 
@@ -70,13 +70,13 @@ def _restart(home: Path) -> Spent:
     """Kills the only rank after its first step."""
     _submit(home, 1, "--set=tracking.mlflow=null")
     folder = _await_step(home)
-    before, began = _tree_seconds(), time.perf_counter()
+    before, began = sum_tree_seconds(), time.perf_counter()
     for rank in list_live_ranks(folder.root):
         os.kill(rank, signal.SIGKILL)
     while _is_training(folder):  # until the next rank says that it starts
         time.sleep(LOOK)
     _await_step(home)
-    spent = Spent(_tree_seconds() - before, time.perf_counter() - began)
+    spent = Spent(sum_tree_seconds() - before, time.perf_counter() - began)
     kill_descendants()
     return spent
 
@@ -103,16 +103,3 @@ def _await_step(home: Path) -> RunFolder:
 def _is_training(folder: RunFolder) -> bool:
     progress = read_progress(folder.progress)
     return progress is not None and progress.stage.startswith("training") and progress.done > 0
-
-
-def _tree_seconds() -> float:
-    """CPU seconds of all processes below this one so far, of those that have ended too."""
-    me = psutil.Process()
-    own = me.cpu_times()
-    seconds = own.children_user + own.children_system
-    for process in me.children(recursive=True):
-        try:
-            seconds += sum(process.cpu_times()[:4])
-        except psutil.Error:
-            continue
-    return seconds

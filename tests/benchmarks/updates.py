@@ -6,16 +6,15 @@ prints the MiB that one update of a process of its own needs at the most.
 """
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 from harness import Spent, compared, in_turns, row, spent
 from models import alone, policy
 from plain_rows import ROWS, PlainLearner
+from process_use import forget_peak, read_kilobytes
 from shapes import LONG, LOSS, SHORT, Shape, train_batch
 from torch import nn
 
@@ -149,16 +148,10 @@ def main(side: str, name: str) -> None:
     # Whatever is made once, such as the optimiser's moments, is made by a step of little trees.
     learner.update(train_batch(Shape(1, 4, 4, 4, 4, 2, 2), len(made.tokenizer)), LOSS, RATE)
     train = train_batch(shape, len(made.tokenizer))
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest size so far
-    before = _kilobytes("VmRSS")
+    forget_peak()
+    before = read_kilobytes("VmRSS")
     learner.update(train, LOSS, RATE)
-    print(json.dumps((_kilobytes("VmHWM") - before) / 1024))
-
-
-def _kilobytes(field: str) -> int:
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1])
+    print(json.dumps((read_kilobytes("VmHWM") - before) / 1024))
 
 
 if __name__ == "__main__":
