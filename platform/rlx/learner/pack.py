@@ -162,22 +162,28 @@ def pack_trees(
     Returns:
         Packed trees, in order of tree id.
     """
-    members: dict[int, list[_Path]] = {}
+    rows_of, branches_of = dict[int, list[int]](), dict[int, list[int]]()
     for b in want.any(dim=1).nonzero()[:, 0].tolist():
-        columns = want[b].nonzero()[:, 0].tolist()
-        path = _Path(tuple(token_ids[b, is_token[b]].tolist()), b, columns)
-        members.setdefault(int(tree_ids[b]), []).append(path)
+        rows_of.setdefault(int(tree_ids[b]), []).append(b)
     if branches is not None:
-        leaves = zip(branches.rows.tolist(), branches.starts.tolist(), strict=True)
-        for number, (b, start) in enumerate(leaves):
-            branch = branches.tokens[number]
-            shown = (*token_ids[b, :start].tolist(), *branch[:-1])
-            columns = list(range(start, start + len(branch)))
-            path = _Path(shown, b, columns, number, branch)
-            members.setdefault(int(tree_ids[b]), []).append(path)
+        for number, b in enumerate(branches.rows.tolist()):
+            branches_of.setdefault(int(tree_ids[b]), []).append(number)
+
+    def read_row(b: int) -> _Path:
+        columns = want[b].nonzero()[:, 0].tolist()
+        return _Path(tuple(token_ids[b, is_token[b]].tolist()), b, columns)
+
+    def read_branch(number: int) -> _Path:
+        assert branches is not None
+        b, start = int(branches.rows[number]), int(branches.starts[number])
+        branch = branches.tokens[number]
+        shown = (*token_ids[b, :start].tolist(), *branch[:-1])
+        return _Path(shown, b, list(range(start, start + len(branch))), number, branch)
+
     packed = []
-    for tree in sorted(members):
-        paths = sorted(members[tree])
+    for tree in sorted({*rows_of, *branches_of}):  # one by one: as Python numbers, rows are large
+        paths = [read_row(b) for b in rows_of.get(tree, ())]
+        paths = sorted(paths + [read_branch(number) for number in branches_of.get(tree, ())])
         groups = _split_paths(paths, limit) if merge else _split_chains(paths)
         packed += [_build_packed_tree(group) for group in groups]
     return packed
