@@ -1,4 +1,8 @@
-"""File layout of runs: everything is under RLX_HOME, one folder per run."""
+"""File layout of runs: everything is under RLX_HOME, one folder per run.
+
+RLX_HOME may be the URL of an object store. Then a folder of this machine stands for it, and runs'
+folders have a copy in the store (`rlx_registry.StoredFolder`).
+"""
 
 import os
 from dataclasses import dataclass
@@ -6,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from rlx.errors import EnvironmentFault
+from rlx_registry import is_url, locate_working_folder
 
 __all__ = [
     "ATTEMPT",
@@ -14,6 +19,7 @@ __all__ = [
     "WARM_STARTS",
     "RunFolder",
     "format_path",
+    "get_home_setting",
     "get_rlx_home",
     "tracking_url",
 ]
@@ -32,9 +38,17 @@ _SQLITE = "sqlite:///"
 
 
 def get_rlx_home() -> Path:
-    """RLX_HOME as an absolute path; `.rlx` in the current folder if it is unset or empty."""
+    """RLX_HOME as an absolute path; `.rlx` in the current folder if it is unset or empty, and the
+    working folder of this machine if it is a URL."""
     named = os.environ.get("RLX_HOME") or ".rlx"
+    if is_url(named):
+        return locate_working_folder(named)
     return Path(os.path.expanduser(named)).absolute()  # noqa: PTH111  (the method may raise)
+
+
+def get_home_setting() -> str:
+    """The value of RLX_HOME for a process with another current folder."""
+    return named if is_url(named := os.environ.get("RLX_HOME", "")) else str(get_rlx_home())
 
 
 def format_path(path: Path) -> str:

@@ -6,11 +6,14 @@ from .errors import (
     DevicesBusyError,
     FencedError,
     JournalError,
+    NoTablesError,
     NotFoundError,
     OldSchemaError,
     RegistryDatabaseError,
     SchemaError,
+    StoreError,
 )
+from .home_urls import find_folder_url, is_url, locate_working_folder
 from .idle_steps import IDLE_STEPS
 from .index_rows import INDEX_COLUMN, add_index_column
 from .journal_import import find_journal
@@ -52,6 +55,7 @@ from .rollout_records import (
     get_token_values,
 )
 from .run_lists import EvaluationFigures, RunFilter
+from .stored_files import StoredFolder, fetch_missing_file
 from .supervisors import (
     forget_supervisor,
     is_supervisor_alive,
@@ -88,6 +92,7 @@ __all__ = [
     "JournalError",
     "MetricRow",
     "MlflowLink",
+    "NoTablesError",
     "NotFoundError",
     "OldSchemaError",
     "PluginRecord",
@@ -107,14 +112,18 @@ __all__ = [
     "StartedAttempt",
     "Status",
     "StatusChange",
+    "StoreError",
+    "StoredFolder",
     "TokenStream",
     "TreeRecord",
     "add_index_column",
     "build_arrow_type",
     "delete_rollout_records",
     "delete_run_records",
+    "fetch_missing_file",
     "fill_plugin_options",
     "find_changed_plugins",
+    "find_folder_url",
     "find_journal",
     "find_mlflow_charts",
     "find_mlflow_link",
@@ -122,6 +131,8 @@ __all__ = [
     "get_token_values",
     "is_supervisor_alive",
     "is_supervisor_in_other_container",
+    "is_url",
+    "locate_working_folder",
     "read_body",
     "read_trees",
     "record_supervisor",

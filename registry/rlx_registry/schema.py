@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-from rlx_registry.errors import OldSchemaError, SchemaError
+from rlx_registry.errors import NoTablesError, OldSchemaError, SchemaError
 from rlx_registry.models import VERSION_TABLE, metadata
 
 __all__ = [
@@ -82,7 +82,7 @@ def check_schema_revision(engine: Engine, label: str, remedy: str) -> None:
     with engine.connect() as connection:
         found = find_revision(connection, label)
     if found is None:
-        raise SchemaError(f"{label} is not a run registry: it has no registry tables")
+        raise NoTablesError(f"{label} is not a run registry: it has no registry tables")
     if found != REVISIONS[-1]:
         raise OldSchemaError(
             f"registry {label} is at revision {found}, this version reads {REVISIONS[-1]}; {remedy}"

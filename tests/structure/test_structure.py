@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "row_rewards": {"batch", "recipe", "reward", "rollout", "train_batch"},
     "step_actors": {"reward", "rollout", "train_batch"},
     "step": {"assignment", "recipe", "row_rewards", "step_actors", "train_batch"},
-    "home": set(),
+    "home": {"rlx_registry"},
     "writing": set(),
     "sealing": {"home", "rlx_registry"},
     "model": {"spec", "plugin", "discovery", "rollout", "sealing"},
@@ -76,11 +76,11 @@ MAY_IMPORT = {
     },
     "launch": {
         *("spec", "plugin", "discovery", "home", "model", "learner", "record", "checkpoint"),
-        *("run", "audit", "reward", "sampler", "rlx_registry"),
+        *("run", "audit", "reward", "sampler", "sealing", "rlx_registry"),
     },
     "checks": {
         *("spec", "plugin", "discovery", "rollout", "reward", "batch", "train_batch", "trial"),
-        *("home", "model", "launch"),
+        *("home", "model", "launch", "rlx_registry"),
     },
     "plan": {
         *("spec", "discovery", "rollout", "reward", "batch", "credit", "row_rewards", "recipe"),

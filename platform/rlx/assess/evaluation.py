@@ -10,7 +10,13 @@ from rlx.assess.target import TrainedModel, check_sections, open_target
 from rlx.checks import check_read_spec, validate_document
 from rlx.errors import RewardError, SpecError
 from rlx.home import get_rlx_home
-from rlx.launch import get_registry_url, locate_run_folder, open_registry, update_mlflow_mirror
+from rlx.launch import (
+    get_registry_url,
+    locate_run_folder,
+    open_registry,
+    send_run_folder,
+    update_mlflow_mirror,
+)
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.spec import OWN_SUITE, ExperimentSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
@@ -153,7 +159,9 @@ def evaluate(
         }
         from rlx.audit import answer_suite  # a request that is refused needs no torch
 
-        root = locate_run_folder(target.run).root if target.run else get_rlx_home() / "cache"
+        root = get_rlx_home() / "cache"
+        if target.run:
+            root = locate_run_folder(target.run, "evaluations").root
         answers = answer_suite(
             *(spec, sets, suite, target.model, target.mark, root / "evaluations"),
             lambda at: show(at.done, at.total, at.stage),
@@ -182,7 +190,7 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
 
     step, suite = found.target.step, found.suite
     ending = "" if step is None else f"-step-{step}"
-    folder = locate_run_folder(run).pictures / f"suite-{suite.name}{ending}"
+    folder = locate_run_folder(run, "pictures").pictures / f"suite-{suite.name}{ending}"
     made = found.draw_pictures(folder)
     with open_registry(url, read_only=False) as registry:
         recorder = Recorder(registry, run.id, keep_bodies=True)
@@ -201,6 +209,7 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
         for path in made:
             registry.results.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, locate_run_folder(run))
+        send_run_folder(run)
         update_mlflow_mirror(registry, run, report)
     return folder
 

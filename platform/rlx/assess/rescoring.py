@@ -11,7 +11,7 @@ from rlx.assess.stored_steps import select_rollout_steps
 from rlx.assess.target import check_sections
 from rlx.checks import check_read_spec, read_spec, validate_document
 from rlx.discovery import describe_plugin_changes
-from rlx.launch import get_registry_url, open_registry
+from rlx.launch import get_registry_url, locate_run_folder, open_registry
 from rlx.reporting import ShowProgress, ignore_progress
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import apply_overrides, label_refusal, parse_yaml_document
@@ -140,6 +140,7 @@ def rescore(
     with open_registry(get_registry_url(registry)) as opened:
         run = opened.run(request.run)
         spec, own, notes = _build_rescore_spec(run, request.experiment, request.overrides)
+        locate_run_folder(run, "rollouts", "tokenizer", "model")
         steps = select_rollout_steps(opened, run, request.steps)
         summary, most, done = RescoringSummary(run.id), list[ChangedRow](), count(1)
         for step in rescore_steps(

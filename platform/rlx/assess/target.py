@@ -83,7 +83,7 @@ def check_sections(overrides: Iterable[str], free: Collection[str], reason: str)
 
 def _find_exported_model(name: str, url: str) -> TrainedModel:
     run = _find_target_run(name, url)
-    model = locate_run_folder(run).model
+    model = locate_run_folder(run, "model").model
     if not (model / "config.json").is_file():
         if run.status == "finished":
             raise EnvironmentFault(f"{run.id} no longer has a model: {format_path(model)} is gone")
@@ -102,7 +102,7 @@ def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}
     from rlx.checkpoint import write_weights
 
-    folder = locate_run_folder(run)
+    folder = locate_run_folder(run, "checkpoints", "tokenizer")
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
     with explain_write_errors(folder.root):
         place = tempfile.TemporaryDirectory(dir=folder.root, prefix=".rlx-eval-")

@@ -35,7 +35,7 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
 
     with open_registry(url) as registry:
         found = registry.run(run)
-        locate_run_folder(found)
+        locate_run_folder(found, "rollouts", "probes")
         steps = select_rollout_steps(registry, found, () if step is None else (step,))
         probes = probe_bodies(registry, found.id, step)
         done = count(1)

@@ -48,7 +48,7 @@ def export(run: str, folder: Path, url: str) -> None:
     ref, at, step = run.partition("@")
     with open_registry(url) as registry:
         found = registry.run(ref)
-        files = locate_run_folder(found)
+        files = locate_run_folder(found, "checkpoints", "tokenizer")
         root, tokenizer = files.checkpoints, files.tokenizer
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(found.id)}
     from rlx.checkpoint import write_weights

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +15,7 @@ from rich.table import Column, Table
 from rlx.api import GroupMember
 from rlx.cli.console import build_table, open_console
 from rlx.cli.progress import SPEED_OVER, format_pace
-from rlx.launch import locate_run_folder
+from rlx.home import RunFolder
 from rlx.run import read_progress
 from rlx.text import escape_unprintable, format_timestamp
 from rlx_registry import ENDED, Registry, RunRecord
@@ -141,7 +142,7 @@ class GroupView:
         """Returns the status of a run; of one that runs, its stage."""
         if run.effective_status != "running" or run.directory is None:
             return run.effective_status
-        stage = read_progress(locate_run_folder(run).progress)
+        stage = read_progress(RunFolder(Path(run.directory)).progress)
         if stage is None:
             return "running"
         count = "" if stage.stage.startswith("training") else f" {stage.done}/{stage.total}"

@@ -148,12 +148,12 @@ def status(run: str, as_json: bool, url: str) -> None:
 
             return show_run_summary(registry, found, open_console())
         events = registry.results.events(found.id)
-    from rlx.launch import BROKEN_OFF, is_abandoned, is_half_made, locate_run_folder
+    from rlx.launch import BROKEN_OFF, is_abandoned, is_half_made
     from rlx.run import read_progress
 
     stage = None
     if found.directory is not None:
-        stage = read_progress(locate_run_folder(found).progress)
+        stage = read_progress(RunFolder(Path(found.directory)).progress)
     why = found.reason
     if found.status in ("queued", "submitted") and is_abandoned(found):
         again = "submit it again" if is_half_made(found) else f"rlx resume {found.id}"
@@ -173,7 +173,7 @@ def status(run: str, as_json: bool, url: str) -> None:
     lines += [f"chosen   {e.message}" for e in events if e.kind == "choice"]
     lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
     if found.directory is not None:
-        lines.append(f"log      {os.path.relpath(locate_run_folder(found).log)}")
+        lines.append(f"log      {os.path.relpath(RunFolder(Path(found.directory)).log)}")
     print_text("\n".join(escape_unprintable(line) for line in lines))
     return None
 

@@ -7,7 +7,12 @@ import click
 from rlx.cli.completion import complete_run
 from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
-from rlx.launch import locate_run_folder, open_registry, update_mlflow_mirror
+from rlx.launch import (
+    locate_run_folder,
+    open_registry,
+    send_run_folder,
+    update_mlflow_mirror,
+)
 from rlx.text import escape_unprintable
 
 __all__ = ["pictures"]
@@ -29,7 +34,8 @@ def pictures(runs: tuple[str, ...], url: str) -> int:
     missing = False
     with open_registry(url, read_only=False) as registry:
         for run in found:
-            drawn = draw_run_pictures(registry, run.id, locate_run_folder(run))
+            drawn = draw_run_pictures(registry, run.id, locate_run_folder(run, "pictures"))
+            send_run_folder(run)
             for path in drawn:
                 print_text(escape_unprintable(os.path.relpath(path)))
             if not drawn:

@@ -1,6 +1,6 @@
-"""`rlx sync`: sends MLflow the records that it missed."""
+"""`rlx sync`: sends MLflow, and the object store of the home, what they missed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -10,8 +10,8 @@ from rlx.cli.output import print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.home import get_rlx_home, tracking_url
-from rlx.launch import get_mlflow_uri, open_registry
-from rlx_registry import ENDED, Registry, RunRecord
+from rlx.launch import get_mlflow_uri, open_registry, send_run_folder
+from rlx_registry import ENDED, Registry, RunRecord, StoredFolder
 
 __all__ = ["sync"]
 
@@ -23,19 +23,33 @@ def sync(runs: tuple[str, ...], url: str) -> None:
     """Send MLflow the records that it missed of each RUN, or of every run that has ended.
 
     A missing or incomplete store is created first. The exit code is 4 if MLflow cannot be
-    reached; the registry keeps all records until then.
+    reached; the registry keeps all records until then. If RLX_HOME is in an object store, it is
+    sent what is new in the folders of these runs on this machine, too.
     """
     with open_registry(url) as reading:  # read-only: creates no registry
         named = list({run.id: run for run in map(reading.run, runs)}.values())
     for run in named:
-        if get_mlflow_uri(run) is None:
+        if get_mlflow_uri(run) is None and StoredFolder.find(run.directory) is None:
             raise SpecError(f"{run.id} has no mirror: its spec says `tracking.mlflow: null`")
     with open_registry(url, read_only=False) as registry:
-        candidates = named or list(filter(_has_ended_mirror, reversed(registry.runs())))
+        candidates = named or [r for r in reversed(registry.runs()) if r.effective_status in ENDED]
+        _send_to_object_store(candidates)
         stores: dict[str, list[RunRecord]] = {}
         for run in candidates:
+            if get_mlflow_uri(run) is None:
+                continue
             stores.setdefault(tracking_url(get_mlflow_uri(run) or ""), []).append(run)
         _send_to_every_mlflow(registry, stores, every_run=bool(named))
+
+
+def _send_to_object_store(runs: Sequence[RunRecord]) -> None:
+    """Sends what is new in the folders that this machine has used."""
+    found = ((run, StoredFolder.find(run.directory)) for run in runs)
+    own = [run for run, stored in found if stored is not None and stored.is_used_here]
+    with open_progress("sending to the store", "runs") as show:
+        for number, run in enumerate(own):
+            show(number, len(own))
+            send_run_folder(run)
 
 
 def _send_to_every_mlflow(
@@ -91,8 +105,3 @@ def _send_run(registry: Registry, uri: str, run: RunRecord) -> None:
 
     sent = MlflowMirror(registry, run.id, uri, get_rlx_home() / "mlartifacts").catch_up()
     print_text(f"{run.id}: {sent} point{'' if sent == 1 else 's'} sent to MLflow")
-
-
-def _has_ended_mirror(run: RunRecord) -> bool:
-    """Whether a run is mirrored and has ended; MLflow is sent other runs by their supervisors."""
-    return get_mlflow_uri(run) is not None and run.effective_status in ENDED

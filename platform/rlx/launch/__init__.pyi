@@ -48,6 +48,7 @@ from .run_access import (
     list_group_runs,
     locate_run_folder,
     open_registry,
+    send_run_folder,
 )
 from .slurm import SlurmLauncher
 from .start import find_finished_runs, start_experiment, stop_run
@@ -126,6 +127,7 @@ __all__ = [
     "remove_run_data",
     "run_queue",
     "run_resume_trial",
+    "send_run_folder",
     "start_experiment",
     "start_job",
     "stop_run",

@@ -1,7 +1,6 @@
 """Removes runs that have ended: their files, their records and their MLflow runs."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +13,10 @@ from rlx_registry import (
     ENDED,
     Registry,
     RunRecord,
+    StoredFolder,
     delete_rollout_records,
     delete_run_records,
+    find_folder_url,
 )
 
 __all__ = ["Removal", "plan_removal", "remove_run_data"]
@@ -28,7 +29,9 @@ class Removal:
     Attributes:
         whole: the whole run, with its records and its MLflow run.
         rollouts: its stored rollouts and their index.
-        files: files and folders, none inside another.
+        parts: names of the folders in the run's folder, unless `whole`.
+        stored: URLs of these, or of the whole folder, in the object store of its home.
+        files: files and folders of this machine, none inside another.
         bytes: their size.
         mlflow: id of the MLflow run that is moved to MLflow's trash; None if there is none.
     """
@@ -36,6 +39,8 @@ class Removal:
     run: RunRecord
     whole: bool
     rollouts: bool
+    parts: tuple[str, ...]
+    stored: tuple[str, ...]
     files: tuple[Path, ...]
     bytes: int
     mlflow: str | None
@@ -59,11 +64,25 @@ def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = 
         raise SpecError(f"{run.id} is {run.effective_status}: stop it first, rlx stop {run.id}")
     whole = not (rollouts or checkpoints)
     mlflow = run.mlflow_run_id if whole and get_mlflow_uri(run) is not None else None
-    parts = list(_list_files(run, whole=whole, rollouts=rollouts, checkpoints=checkpoints))
+    root = RunFolder(Path(run.directory or ""))
+    parts = [root.rollouts(0).parent.name] * rollouts
+    parts += [root.checkpoints.name, root.origin.name] * checkpoints
+    places = [root.root] * whole + [root.root / part for part in parts] if run.directory else []
     if mlflow is not None:
-        parts += (get_rlx_home() / "mlartifacts").glob(f"*/{mlflow}")
-    files = tuple(path for path in parts if path.exists())
-    return Removal(run, whole, whole or rollouts, files, sum(map(_measure_size, files)), mlflow)
+        places += (get_rlx_home() / "mlartifacts").glob(f"*/{mlflow}")
+    files = tuple(path for path in places if path.exists())
+    copy = find_folder_url(run.directory or "")
+    stored = [copy] * whole + [f"{copy}/{part}" for part in parts] if copy else []
+    return Removal(
+        run=run,
+        whole=whole,
+        rollouts=whole or rollouts,
+        parts=tuple(parts),
+        stored=tuple(stored),
+        files=files,
+        bytes=sum(map(_measure_size, files)),
+        mlflow=mlflow,
+    )
 
 
 def remove_run_data(registry: Registry, removal: Removal) -> None:
@@ -90,21 +109,8 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
         delete_rollout_records(registry, run.id)
     for path in removal.files:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _list_files(
-    run: RunRecord, *, whole: bool, rollouts: bool, checkpoints: bool
-) -> Iterator[Path]:
-    if run.directory is None:
-        return
-    folder = RunFolder(Path(run.directory))
-    if whole:
-        yield folder.root
-    if rollouts:
-        yield folder.rollouts(0).parent
-    if checkpoints:
-        yield folder.checkpoints
-        yield folder.origin
+    if stored := StoredFolder.find(run.directory):
+        stored.remove(*() if removal.whole else removal.parts)
 
 
 def _measure_size(path: Path) -> int:

@@ -22,10 +22,11 @@ from typing import Any
 import rlx
 from rlx.checkpoint import copy_origin, pin_checkpoint
 from rlx.discovery import ExperimentPlugins
-from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
+from rlx.home import REGISTRY, RunFolder, get_home_setting, get_rlx_home, tracking_url
 from rlx.launch.disk import hold_reserve
 from rlx.launch.failures import convert_to_rlx_error, describe_error
 from rlx.launch.processes import has_ended, this_machine
+from rlx.launch.run_access import send_run_folder
 from rlx.launch.run_vocabulary import choose_run_vocabulary
 from rlx.launch.stored_spec import put_spec
 from rlx.model import Vocabulary
@@ -110,6 +111,9 @@ def submit_run(
                     registry.results.add_event(
                         run.id, "warning", found.message, found.to_json(), "warning"
                     )
+    if created:
+        with fail_unless_started(registry, run.id):
+            send_run_folder(run)
     return registry.run(run.id), created
 
 
@@ -230,7 +234,7 @@ def child_environment() -> dict[str, str]:
     """Environment of the supervisor and ranks: quiet libraries, passively waiting threads."""
     return {
         **os.environ,
-        "RLX_HOME": str(get_rlx_home()),
+        "RLX_HOME": get_home_setting(),
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
         "PYTHONWARNINGS": "ignore",

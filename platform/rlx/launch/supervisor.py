@@ -35,8 +35,9 @@ from rlx.launch.log_lines import stamp_output
 from rlx.launch.mirroring import MirrorThread, print_to_log
 from rlx.launch.processes import this_machine
 from rlx.launch.rank_group import ForkServer
-from rlx.launch.run_access import is_spec_of_run
+from rlx.launch.run_access import WHOLE, is_spec_of_run, locate_run_folder
 from rlx.launch.signals import SigtermListener
+from rlx.launch.store_thread import StoreThread
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.launch.submission import fail_unless_started
 from rlx.launch.takeover import attempts_used
@@ -71,7 +72,7 @@ def main(run_id: str) -> int:
     with retry_registry_call(lambda: Registry.open(os.environ[REGISTRY])) as registry:
         with fail_unless_started(registry, run_id):
             run = retry_registry_call(lambda: registry.run(run_id))
-            folder = RunFolder(Path(run.directory or ""))
+            folder = locate_run_folder(run, WHOLE)
             spec = load_resolved_spec(folder)
             if not is_spec_of_run(spec, run):
                 raise RlxError(f"{folder.root} belongs to a run of another registry")
@@ -166,21 +167,25 @@ class _Supervisor:
             self._spec.tracking.mlflow,
             lambda: self._folder.has_room,
         )
+        stored = StoreThread(self._folder)
         try:
             with ForkServer(self._folder, self._run_id) as forks:
                 writer, end = self._run_attempts(writer, started, forks)
+            if behind := stored.end():
+                self._record_event(writer, "store_behind", behind, level="warning")
             self._record_end(writer, end)  # once the CPU time of all processes is known
         except BaseException as error:
             mirror.leave()
+            stored.leave()
             if not isinstance(error, FencedError):
                 raise
             print_to_log(f"exiting: {error}")
             return 1
-        behind = mirror.end()
-        if behind:
+        if behind := mirror.end():
             self._record_event(self._registry, "mirror_behind", behind, level="warning")
         if retry_registry_call(lambda: self._registry.run(self._run_id)).status in ENDED:
             self._folder.reserve.unlink(missing_ok=True)  # else it has been resumed since
+            stored.send_end()
         return 0 if end.status == "finished" else 1
 
     def _run_attempts(

@@ -3,12 +3,11 @@
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 
-from rlx.home import RunFolder
 from rlx.launch.disk import hold_reserve
 from rlx.launch.jobs import cancel_job, reconcile_job, submit_job
 from rlx.launch.processes import has_lost_supervisor, is_job, list_live_ranks, this_machine
+from rlx.launch.run_access import WHOLE, locate_run_folder, send_run_folder
 from rlx.launch.stored_spec import load_resolved_spec, put_spec
 from rlx.launch.submission import fail_unless_started, start_supervisor
 from rlx.spec import ExperimentSpec
@@ -46,7 +45,7 @@ def start_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
         EnvironmentFault: the job system is not installed here, or rejects the job; the run stays
             queued, and may be submitted later.
     """
-    folder = RunFolder(Path(run.directory or ""))
+    folder = locate_run_folder(run)
     if not load_resolved_spec(folder).runner.launcher.submits_jobs:
         return
     run = reconcile_job(registry, run)
@@ -69,7 +68,7 @@ def continue_run(
     Returns:
         False if the run has been taken over or ended elsewhere in the meantime.
     """
-    folder = RunFolder(Path(run.directory or ""))
+    folder = locate_run_folder(run, WHOLE)
     spec = changed or load_resolved_spec(folder)
     if not spec.runner.launcher.submits_jobs:
         return take_over_run(registry, run, registry_url, BY_HAND, changed) is not None
@@ -81,6 +80,7 @@ def continue_run(
         if changed is not None:
             put_spec(folder, changed)
         hold_reserve(folder.reserve)
+        send_run_folder(run)
         submit_job(registry, run, registry_url)
     return True
 
@@ -97,7 +97,7 @@ def take_over_run(
     Returns:
         Its process id; None if the run has been taken over or ended elsewhere in the meantime.
     """
-    folder = RunFolder(Path(run.directory or ""))
+    folder = locate_run_folder(run, WHOLE)
     forget_supervisor(folder.root)  # the new one would be taken for dead until it has started
     if not registry.transition(run.id, {run.status}, "submitted", reason):
         return None

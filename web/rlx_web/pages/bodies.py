@@ -10,7 +10,9 @@ from rlx_registry import (
     Registry,
     RewardRecord,
     RunRecord,
+    StoreError,
     TreeRecord,
+    fetch_missing_file,
     read_trees,
     search_body_trees,
 )
@@ -60,8 +62,9 @@ def _read_rollout_body(
     if record.directory is None:
         return None, f"{record.id} has no folder"
     try:
+        fetch_missing_file(record.directory, body.path)
         return read(Path(record.directory) / body.path, body.sha256), None
-    except BodyError as error:
+    except (BodyError, StoreError) as error:
         return None, str(error)
 
 
