@@ -1,11 +1,12 @@
 """Predictors of a right answer that no training of confidences needs, on answers to Countdown.
 
-They read the confidence that the model states anyway, whether the last sum of its reasoning equals
-the target, or how many of its other answers agree. What a predictor fits, it fits on the answers to
-one half of the problems for the other half.
+They read the confidence that the model states anyway, the check that it writes before that, whether
+the last sum of its reasoning equals the target, or how many of its other answers agree. What a
+predictor fits, it fits on the answers to one half of the problems for the other half.
 """
 
 import json
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -36,6 +37,7 @@ PROBLEMS, SAMPLES = 600, 8
 """Held-out problems, and answers to each."""
 CLIP = 1e-3
 """Confidences nearer to 0 or 1 are moved there before their log odds are taken."""
+CHECK = re.compile(r"<analysis>\s*-?\d+\s*(!?=)")
 Floats = NDArray[np.float64]
 
 
@@ -47,6 +49,8 @@ class Answers:
         problems, kinds: `[n]` id and stratum of each answer's problem.
         correct: `[n]` of 0 or 1.
         stated: `[n]` stated confidences, 0 where unreadable.
+        checks: `[n]` the model's own check of the result against the target: `=`, `!=`, or empty
+            where it writes neither.
         reached: `[n]` whether the last sum of the reasoning equals the target.
         agreeing: `[n]` share of the other answers to the problem that say the same.
     """
@@ -55,6 +59,7 @@ class Answers:
     kinds: NDArray[np.str_]
     correct: Floats
     stated: Floats
+    checks: NDArray[np.str_]
     reached: NDArray[np.bool_]
     agreeing: Floats
 
@@ -66,6 +71,7 @@ class Answers:
             kinds=np.array(stored["kinds"]),
             correct=np.array(stored["correct"], dtype=np.float64),
             stated=np.array([c or 0.0 for c in stored["stated"]]),
+            checks=np.array(stored["checks"]),
             reached=np.array(stored["reached"], dtype=bool),
             agreeing=compute_agreement(stored["problems"], stored["said"]),
         )
@@ -84,9 +90,16 @@ def sample_answers(run_id: str) -> dict[str, list[Any]]:
         "kinds": [a["stratum"] for a in answers],
         "correct": [a["correct"] for a in answers],
         "stated": [a["confidences"][0] for a in answers],
+        "checks": [read_check(a["confidence_texts"][0]) for a in answers],
         "reached": [int(is_target_reached(a)) for a in answers],
         "said": [numbers[a["said"] or ""] for a in answers],
     }
+
+
+def read_check(text: str) -> str:
+    """The sign between result and target in a check such as `17!=99`; empty if there is none."""
+    found = CHECK.search(text)
+    return found[1] if found else ""
 
 
 def compute_agreement(problems: Sequence[str], said: Sequence[Hashable]) -> Floats:
@@ -178,6 +191,11 @@ RULES = (
     Rule("stated, at least .5 or not", _count(lambda answers: answers.stated >= 0.5)),
     Rule("share of the other answers that agree", lambda answers: answers.agreeing),
     Rule("the same, isotonic map fitted", _map(lambda answers: answers.agreeing)),
+    Rule("the model's own check", _count(lambda answers: answers.checks)),
+    Rule(
+        "the same, by kind of problem",
+        _count(lambda answers: list(zip(answers.checks, answers.kinds, strict=True))),
+    ),
     Rule("last sum equals the target", _count(lambda answers: answers.reached)),
     Rule(
         "the same, by kind of problem",

@@ -55,7 +55,8 @@ def train_way(way: Way, task: str, seed: int) -> None:
     kept = KEPT / f"{task}-{way.name}-{seed}.json.gz"
     sampled = (task, way.name) in SAMPLED
     stored = read_result(kept) if kept.exists() else {}
-    if stored.get("digest") == digest and ("samples" in stored or not sampled):
+    has_samples = "checks" in stored.get("samples", ())  # not in results of earlier versions
+    if stored.get("digest") == digest and (has_samples or not sampled):
         return
     run = find_run(digest, seed)
     if run is None:

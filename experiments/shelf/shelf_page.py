@@ -60,6 +60,7 @@ BY_TASK: dict[str, dict[str, str]] = {
         "brier_recalibrated": "recalibrated",
         "ece_debiased": "ECE, debiased",
         "auroc": "AUROC",
+        "auroc_one_bit": "AUROC of one bit",
         "within_auroc": "AUROC within kinds",
         "cpu": "CPU-s",
     },
@@ -134,8 +135,9 @@ def build_table(results: Results, task: str) -> str:
         gap = show_gap(_read_figure(runs, task, COMPARED[task]), reference)
         spec = Path(str(way.find_spec(task)))
         link = f"[{spec.name}](../{spec.as_posix()})"
-        verdict = way.verdict if task == "urn" else ""
-        lines.append([way.label, way.paper, link, str(len(runs)), *cells, gap, verdict])
+        lines.append(
+            [way.label, way.paper, link, str(len(runs)), *cells, gap, way.get_verdict(task)]
+        )
     return format_table(lines) if len(lines) > 1 else ""
 
 

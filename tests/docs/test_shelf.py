@@ -77,11 +77,12 @@ def write_answers(file, said):
     lines = []
     for number, own in enumerate(said):
         for sample, value in enumerate(own):
+            sign = "=" if value == 7 else "!="
             answer = ScoredAnswer(
                 problem=number, problem_id=f"{number}:3,4=7", stratum="2 numbers", sample=sample,
                 text=f"<think>3 + 4 = {value}</think>", said=None if value is None else str(value),
                 correct=int(value == 7), confidences=(float("nan") if value is None else 0.9,),
-                confidence_texts=("",),
+                confidence_texts=("" if value is None else f"<analysis>{value}{sign}7</analysis>",),
                 rewards={}, tokens=5, truncated=False,
             )  # fmt: skip
             lines.append(json.dumps(answer.to_json()))
@@ -97,6 +98,7 @@ def test_answers_are_sampled_and_read(rules, monkeypatch):
     answers = rules.Answers.from_stored(rules.sample_answers("r-0001-a"))
     assert answers.correct.tolist() == [1, 1, 0, 1, 0, 0]
     assert answers.stated.tolist() == [0.9, 0.9, 0.9, 0.9, 0, 0]
+    assert answers.checks.tolist() == ["=", "=", "!=", "=", "", ""]
     assert answers.reached.tolist() == [True, True, False, True, False, False]
     assert answers.agreeing.tolist() == [0.5, 0.5, 0, 0, 0.5, 0.5]
 
@@ -109,7 +111,8 @@ def test_what_a_rule_fits_it_fits_on_other_problems(rules):
     answers = {
         "problems": problems, "kinds": np.where(rng.random(120) < 0.5, "a", "b"),
         "correct": (rng.random(120) < 0.5).astype(float), "stated": rng.integers(1, 10, 120) / 10,
-        "reached": rng.random(120) < 0.5, "agreeing": rng.integers(0, 8, 120) / 7,
+        "checks": rng.choice(["=", "!="], 120), "reached": rng.random(120) < 0.5,
+        "agreeing": rng.integers(0, 8, 120) / 7,
     }  # fmt: skip
     plain = rules.Answers(**answers)
     changed = rules.Answers(**answers | {"correct": np.where(half, 1.0, answers["correct"])})
@@ -129,7 +132,7 @@ def test_a_fitted_temperature_finds_that_confidences_are_too_sure(rules):
     answers = rules.Answers(
         problems=np.array([str(n) for n in range(4000)]), kinds=zeros.astype(str),
         correct=(rng.random(4000) < true).astype(float), stated=stated, agreeing=zeros,
-        reached=zeros > 0,
+        checks=zeros.astype(str), reached=zeros > 0,
     )  # fmt: skip
     by_label = {rule.label: rule.predict(answers) for rule in rules.RULES}
     assert np.abs(by_label["stated, temperature fitted"] - true).mean() < 0.02
