@@ -29,8 +29,9 @@ Written by `make suite`: `{spec}` with confidences centred within an answer (`ce
 and divided by σ (`std`, the formula of RLCR in two turns), seeds 0 to 2, everything else equal;
 each model is then evaluated on `{suite}`. A run takes about three minutes on one CPU core.
 `experiments/rlcr_exact.yaml` has no confidences to centre: it sums their expected score
-([results](../experiments/LOG.md), seeds 10 to 13). Exploratory: seeds 0 to 2 also served trials of this recipe; p is not corrected
-over measures or sets, and with three seeds it cannot be below .25. ECE is not debiased.
+([results](../experiments/LOG.md), seeds 10 to 13). Exploratory: seeds 0 to 2 also served trials of
+this recipe; p is not corrected over measures or sets, and with three seeds it cannot be below .25.
+ECE is not debiased.
 
     rlx submit {spec} --seeds 0..2 --grid {varies}=center,std
     rlx eval RUN --suite {suite}
