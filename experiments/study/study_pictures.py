@@ -72,7 +72,7 @@ def one_bit(group: "Group", path: Path) -> None:
         low, high = min(*axes.get_xlim(), *axes.get_ylim()), max(*axes.get_xlim(), *axes.get_ylim())
         axes.plot([low, high], [low, high], color=FAINT, lw=0.8, ls="--")
         axes.set_title(title, color=INK, fontsize=10)
-        axes.set_xlabel("confidence at least .5, or less", color=FAINT)
+        axes.set_xlabel("one bit: at least .5", color=FAINT)
         axes.set_ylabel("stated confidence", color=FAINT)
     drawn.axes[0].legend(frameon=False, fontsize=8)
     save_figure(drawn, path)
@@ -113,11 +113,13 @@ def true_probability(group: "Group", labels: Sequence[str], path: Path) -> None:
         axes.plot([0, 1], [0, 1], color=FAINT, lw=0.8, ls="--")
         for colour, stratum in zip(SERIES, STRATA, strict=False):
             right, stated = per_problem(group, label, stratum)
-            axes.plot(right, stated, ".", color=colour, alpha=0.25, label=stratum, markersize=5)
+            axes.plot(right, stated, ".", color=colour, alpha=0.35, label=stratum, markersize=5)
         axes.set_title(label, color=INK, fontsize=10)
-        axes.set_xlabel("P(correct), 16 answers", color=FAINT)
+        axes.set_xlabel("share of right answers", color=FAINT)
     drawn.axes[0].set_ylabel("mean stated confidence", color=FAINT)
-    drawn.axes[0].legend(frameon=False, fontsize=8)
+    legend = drawn.axes[0].legend(frameon=False, fontsize=8, markerscale=2)
+    for handle in legend.legend_handles:
+        handle.set_alpha(1.0)
     save_figure(drawn, path)
 
 
