@@ -10,6 +10,8 @@ import os
 import re
 from pathlib import Path
 
+from rlx_registry.errors import StoreError
+
 __all__ = ["find_folder_url", "is_url", "locate_folder", "locate_working_folder"]
 
 HOME = "RLX_HOME"
@@ -45,11 +47,11 @@ def locate_folder(recorded: str) -> str:
     """The folder of this machine for a run's recorded folder, which is a path or a URL.
 
     Raises:
-        ValueError: it is another URL.
+        StoreError: it is another URL.
     """
     if not is_url(recorded):
         return recorded
     home, _, name = recorded.rpartition(f"/{RUNS}/")
     if name in ("", ".", "..") or "/" in name:
-        raise ValueError(f"{recorded!r} is not the URL of a run's folder")
+        raise StoreError(f"{recorded!r} is not the URL of a run's folder")
     return str(locate_working_folder(home) / RUNS / name)

@@ -32,6 +32,12 @@ STAGING = ".part-"
 """Part of the names of folders that are not complete yet."""
 LAST = "manifest.json"
 """File that says that the others of its folder are complete."""
+FIRST = "spec.json"
+"""File that every copy has."""
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's folder from which a run removes files."""
+SENDING = "sending "
+"""Begins the version of a file whose sending has not been seen to end; the one before follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,17 @@ class StoredFolder:
         return None if folder is None or url is None else cls(Path(folder), url)
 
     @property
+    def exists(self) -> bool:
+        """Whether the store has a copy.
+
+        Raises:
+            StoreError: the store cannot be reached, or refuses.
+        """
+        with self._as_store_error("read"):
+            store, root = self._open()
+            return bool(self._list_store(store, root))
+
+    @property
     def is_used_here(self) -> bool:
         """Whether files of it have been sent or fetched by this machine."""
         return (self._folder / STATE).exists()
@@ -83,8 +100,14 @@ class StoredFolder:
             store.pipe_file(trial, b"rlx")
             store.rm_file(trial)
 
-    def send(self) -> None:
-        """Sends what has changed since the last transfer, and removes what was removed here.
+    def send(self, *, own: bool = False) -> None:
+        """Sends what has changed since the last transfer, but nothing that another machine has sent
+        meanwhile.
+
+        Args:
+            own: whether the run is, or was last, in this machine's hands. Only then are files at
+                the top sent again, such as its log, and checkpoints that were removed here removed
+                from the store.
 
         Raises:
             StoreError: the store cannot be reached, or refuses.
@@ -92,18 +115,28 @@ class StoredFolder:
         with self._transfers() as done:
             here = self._list_own_files()
             changed = [name for name, found in here.items() if not _is_unchanged(found, done, name)]
-            last = [name for name in changed if Path(name).name == LAST]
+            gone = [n for n in done if own and n not in here and n.startswith(f"{CHECKPOINTS}/")]
+            if not (changed or gone):
+                return
             with self._as_store_error("written"):
                 store, root = self._open()
-                for names in ([name for name in changed if name not in last], last):
+                there = self._list_store(store, root)
+                mine = [n for n in (*changed, *gone) if n not in there or _is_ours(n, done, there)]
+                sent = [n for n in mine if n in here and (own or "/" in n or n not in there)]
+                for name in sent:
+                    done[name] = _Transfer(*here[name], f"{SENDING}{there.get(name, '')}")
+                self._write_state(done)
+                for last in (False, True):
+                    names = [name for name in sent if (Path(name).name == LAST) == last]
                     self._send_files(store, root, names)
-                gone = [name for name in done if name not in here]
-                versions = self._list_store(store, root) if changed or gone else {}
-                if old := [f"{root}/{name}" for name in gone if name in versions]:
-                    store.rm(old)
+                old = [name for name in gone if name in mine and name in there]
+                for last in (True, False):
+                    if some := [n for n in old if (Path(n).name == LAST) == last]:
+                        store.rm([f"{root}/{name}" for name in some])
+                versions = self._list_store(store, root)
             for name in gone:
                 del done[name]
-            for name in changed:
+            for name in sent:
                 if name in versions:  # else it was removed here while it was sent
                     done[name] = _Transfer(*here[name], versions[name])
 
@@ -134,9 +167,13 @@ class StoredFolder:
             for name in new:
                 found = (self._folder / name).stat()
                 done[name] = _Transfer(found.st_size, found.st_mtime_ns, there[name])
+            if FIRST not in there:  # the copy is gone, not some of its files
+                return
+            here = self._list_own_files()
             for name in [n for n in done if _is_part(n, parts) and n not in there]:
-                (self._folder / name).unlink(missing_ok=True)  # removed by another machine
-                del done[name]
+                if name not in here or _is_unchanged(here[name], done, name):
+                    (self._folder / name).unlink(missing_ok=True)  # removed by another machine
+                    del done[name]
 
     def remove(self, *parts: str) -> None:
         """Removes folders of the copy from the store; without any, the whole copy.
@@ -146,10 +183,9 @@ class StoredFolder:
         """
         with self._as_store_error("written"):
             store, root = self._open()
-            there = self._list_store(store, root)
-            for part in parts or ("",):
-                if any(not part or name.startswith(f"{part}/") for name in there):
-                    store.rm(f"{root}/{part}".rstrip("/"), recursive=True)
+            for place in [f"{root}/{part}" for part in parts] or [root]:
+                if store.exists(place):
+                    store.rm(place, recursive=True)
 
     def _open(self) -> tuple[Any, str]:
         """The store, and the path of the copy in it."""
@@ -191,10 +227,12 @@ class StoredFolder:
             try:
                 yield found
             finally:
-                aside = path.with_name(f"{STATE}.new")
-                text = json.dumps({n: [t.size, t.time, t.version] for n, t in found.items()})
-                aside.write_text(text)
-                aside.replace(path)
+                self._write_state(found)
+
+    def _write_state(self, done: Mapping[str, _Transfer]) -> None:
+        aside = self._folder / f"{STATE}.new"
+        aside.write_text(json.dumps({n: [t.size, t.time, t.version] for n, t in done.items()}))
+        aside.replace(self._folder / STATE)
 
     def _list_own_files(self) -> dict[str, tuple[int, int]]:
         """Size and time of each file that has a copy, by path."""
@@ -220,14 +258,23 @@ class StoredFolder:
         except FileNotFoundError:
             return {}
         start = len(root) + 1
-        return {path[start:]: _identify(info) for path, info in found.items()}
+        listed = {path[start:]: _identify(info) for path, info in found.items()}
+        return {name: version for name, version in listed.items() if _is_plain(name)}
 
     def _send_files(self, store: Any, root: str, names: Sequence[str]) -> None:
         """Sends files, but those that are removed meanwhile."""
-        there = [name for name in names if (self._folder / name).exists()]
-        if there:
-            ours = [str(self._folder / name) for name in there]
-            store.put(ours, [f"{root}/{name}" for name in there])
+        if not names:
+            return
+        try:
+            ours = [str(self._folder / name) for name in names]
+            store.put(ours, [f"{root}/{name}" for name in names])
+        except FileNotFoundError:
+            for name in names:
+                try:
+                    store.put_file(str(self._folder / name), f"{root}/{name}")
+                except FileNotFoundError:
+                    if (self._folder / name).exists():  # the store lacks something
+                        raise
 
     def _fetch_files(self, store: Any, root: str, names: Sequence[str]) -> None:
         """Fetches files; each appears whole."""
@@ -246,7 +293,7 @@ class StoredFolder:
 
     def _has(self, name: str, done: Mapping[str, _Transfer], version: str) -> bool:
         """Whether a file is here in the version of the store, or in a later one of this machine."""
-        return name in done and done[name].version == version and (self._folder / name).is_file()
+        return _is_ours(name, done, {name: version}) and (self._folder / name).is_file()
 
 
 def fetch_missing_file(folder: Path | str, name: str) -> None:
@@ -262,6 +309,22 @@ def fetch_missing_file(folder: Path | str, name: str) -> None:
 
 def _is_unchanged(found: tuple[int, int], done: Mapping[str, _Transfer], name: str) -> bool:
     return name in done and found == (done[name].size, done[name].time)
+
+
+def _is_ours(name: str, done: Mapping[str, _Transfer], there: Mapping[str, str]) -> bool:
+    """Whether the store's copy of a file is the one that this machine has sent or fetched last."""
+    if name not in done or there[name] == done[name].version:
+        return name in done
+    before = done[name].version.removeprefix(SENDING)
+    has_arrived = there[name].partition(" ")[0] == str(done[name].size)
+    return before != done[name].version and (there[name] == before or has_arrived)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name from the store is one that `send` gives, which stays in the run's folder."""
+    parts = name.split("/")
+    good = all(part and part[0] != "." and STAGING not in part for part in parts)
+    return good and parts[-1] not in OWN and "\0" not in name
 
 
 def _is_part(name: str, parts: Sequence[str]) -> bool:

@@ -92,7 +92,9 @@ def test_another_machine_has_the_run(team, finished):
     assert "warm start" in told(team, "logs", finished)
     assert "</answer>" in told(team, "samples", finished, "--step", "1")
     told(team, "rescore", finished)
-    told(team, "check", finished)
+    done = team.rlx("check", finished)
+    assert done.returncode == 3, done.stdout  # the warm start is in the other machine's cache
+    assert "✗" not in done.stdout
 
 
 def test_another_machine_evaluates_its_model_for_all(team, store, finished):

@@ -49,7 +49,7 @@ def _send_to_object_store(runs: Sequence[RunRecord]) -> None:
     with open_progress("sending to the store", "runs") as show:
         for number, run in enumerate(own):
             show(number, len(own))
-            send_run_folder(run)
+            send_run_folder(run, own=True)
 
 
 def _send_to_every_mlflow(

@@ -103,14 +103,14 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
         client = MirrorClient(tracking_url(uri))
         if client.find(removal.mlflow) is not None:
             client.discard(removal.mlflow)
+    if stored := StoredFolder.find(run.directory):  # found again only through its record
+        stored.remove(*() if removal.whole else removal.parts)
     if removal.whole:
         delete_run_records(registry, run.id)
     elif removal.rollouts:
         delete_rollout_records(registry, run.id)
     for path in removal.files:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if stored := StoredFolder.find(run.directory):
-        stored.remove(*() if removal.whole else removal.parts)
 
 
 def _measure_size(path: Path) -> int:

@@ -157,15 +157,18 @@ def locate_run_folder(run: RunRecord, *parts: str) -> RunFolder:
     return RunFolder(Path(run.directory))
 
 
-def send_run_folder(run: RunRecord) -> None:
+def send_run_folder(run: RunRecord, *, own: bool = False) -> None:
     """Sends what is new in a run's folder to the object store of its home, if it is in one.
+
+    Args:
+        own: as for `rlx_registry.StoredFolder.send`.
 
     Raises:
         RegistryError: the store cannot be written.
     """
     if stored := StoredFolder.find(run.directory):
         try:
-            stored.send()
+            stored.send(own=own)
         except rlx_registry.StoreError as error:
             raise rlx.errors.RegistryError(str(error)) from error
 
@@ -197,7 +200,7 @@ def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason:
         return False
     if run.directory is None:
         return True
-    folder = locate_run_folder(run)
+    folder = RunFolder(Path(run.directory))
     for pid in list_live_ranks(folder.root):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 from rlx.home import RunFolder
 from rlx.launch.mirroring import print_to_log
@@ -17,6 +18,8 @@ SHARE = 10
 LOOK = 0.5
 """Seconds between two looks for a new checkpoint."""
 FINAL_TRIES = 4
+BEAT = 10.0
+"""Seconds between two heartbeats while the rest is sent."""
 
 
 class StoreThread:
@@ -30,21 +33,35 @@ class StoreThread:
         self._folder = folder
         self._stored = StoredFolder.find(folder.root)
         self._ended = threading.Event()
+        self._behind: str | None = None
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         if self._stored is not None:
             self._thread.start()
 
-    def end(self) -> str | None:
-        """Sends the rest; returns why the copy is incomplete, or None."""
-        self.leave()
-        why = None
-        for attempt in range(FINAL_TRIES if self._stored is not None else 0):
+    def end(self, meanwhile: Callable[[], None]) -> str | None:
+        """Sends the rest; returns why the copy is incomplete, or None.
+
+        Args:
+            meanwhile: called every `BEAT` seconds until that is done.
+        """
+        if self._stored is None:
+            return None
+        self._ended.set()
+        last = threading.Thread(target=self._finish, name="store", daemon=True)
+        last.start()
+        while last.is_alive():
+            last.join(BEAT)
+            meanwhile()
+        return self._behind and f"{self._behind}; `rlx sync` sends the rest"
+
+    def _finish(self) -> None:
+        self._thread.join()
+        for attempt in range(FINAL_TRIES):
             if attempt:
                 time.sleep(2**attempt)
-            why = self._send()
-            if why is None:
-                return None
-        return why and f"{why}; `rlx sync` sends the rest"
+            self._behind = self._send()
+            if self._behind is None:
+                return
 
     def leave(self) -> None:
         """Stops sending."""
@@ -75,8 +92,8 @@ class StoreThread:
         """Sends what has changed; returns why it could not."""
         assert self._stored is not None
         try:
-            self._stored.send()
-        except StoreError as error:
+            self._stored.send(own=True)
+        except (StoreError, OSError) as error:
             print_to_log(f"store: {error}")
             return str(error)
         return None

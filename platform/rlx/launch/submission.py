@@ -38,6 +38,7 @@ from rlx_registry import (
     Registry,
     RegistryDatabaseError,
     RunRecord,
+    StoredFolder,
     find_changed_plugins,
     record_supervisor,
 )
@@ -113,7 +114,7 @@ def submit_run(
                     )
     if created:
         with fail_unless_started(registry, run.id):
-            send_run_folder(run)
+            send_run_folder(run, own=True)
     return registry.run(run.id), created
 
 
@@ -179,6 +180,9 @@ def _place_folder(staged: Path, runs: Path, run_id: str) -> RunFolder:
     """Renames a folder to one that no run uses, not even of another registry or a deleted one."""
     for number in count(1):
         folder = runs / (run_id if number == 1 else f"{run_id}.{number}")
+        stored = StoredFolder.find(folder)
+        if stored is not None and stored.exists:
+            continue
         try:
             return RunFolder(staged.replace(folder))  # takes the place of an empty folder too
         except OSError as error:

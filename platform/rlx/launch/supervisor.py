@@ -171,7 +171,7 @@ class _Supervisor:
         try:
             with ForkServer(self._folder, self._run_id) as forks:
                 writer, end = self._run_attempts(writer, started, forks)
-            if behind := stored.end():
+            if behind := stored.end(partial(self._send_heartbeat, writer)):
                 self._record_event(writer, "store_behind", behind, level="warning")
             self._record_end(writer, end)  # once the CPU time of all processes is known
         except BaseException as error:

@@ -80,7 +80,7 @@ def continue_run(
         if changed is not None:
             put_spec(folder, changed)
         hold_reserve(folder.reserve)
-        send_run_folder(run)
+        send_run_folder(run, own=True)
         submit_job(registry, run, registry_url)
     return True
 

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from rlx.home import RunFolder
 from rlx.launch.jobs import reconcile_job
 from rlx.launch.processes import has_lost_supervisor, is_abandoned
-from rlx.launch.run_access import end_orphaned_run, locate_run_folder, open_registry
+from rlx.launch.run_access import end_orphaned_run, open_registry
 from rlx.run import Progress, read_progress
 from rlx_registry import ENDED, RunRecord
 
@@ -52,7 +54,7 @@ def _wait_for_end(
             run = registry.run(run_id)
             if time.monotonic() - last_query > ASK_EVERY:
                 run, last_query = reconcile_job(registry, run), time.monotonic()
-            stage = read_progress(locate_run_folder(run).progress)
+            stage = read_progress(RunFolder(Path(run.directory or "")).progress)
             if stage is not None:
                 show(stage)
             if run.effective_status in ENDED:

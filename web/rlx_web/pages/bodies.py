@@ -64,7 +64,7 @@ def _read_rollout_body(
     try:
         fetch_missing_file(record.directory, body.path)
         return read(Path(record.directory) / body.path, body.sha256), None
-    except (BodyError, StoreError) as error:
+    except (BodyError, StoreError, OSError) as error:
         return None, str(error)
 
 

@@ -15,6 +15,7 @@ from rlx_registry import (
     NotFoundError,
     Registry,
     RunRecord,
+    StoredFolder,
     StoreError,
     fetch_missing_file,
 )
@@ -149,8 +150,11 @@ def read_run_progress(record: RunRecord) -> dict[str, Any] | None:
 def _fetch_file(record: RunRecord, path: str) -> None:
     """Fetches a file that is missing here from the object store of its home, if there is one."""
     if record.directory is not None:
-        with suppress(StoreError):  # it is missing then
-            fetch_missing_file(record.directory, path)
+        with suppress(StoreError, OSError):  # it is missing then
+            if path == LOG and (stored := StoredFolder.find(record.directory)):
+                stored.fetch()  # it grows
+            else:
+                fetch_missing_file(record.directory, path)
 
 
 def _find_file_size(record: RunRecord, path: str) -> int | None:
