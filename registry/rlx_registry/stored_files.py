@@ -3,7 +3,7 @@
 A file is sent again when its size or time differ from those at its last transfer, and fetched again
 when the store's copy differs from the one of the last transfer: another machine has sent it then,
 and the store wins. Checkpoints are whole or not there: a manifest is sent after all other files,
-and what has been removed here is removed from the store after that.
+and removed before them.
 """
 
 import fcntl
@@ -222,8 +222,13 @@ class StoredFolder:
             path = self._folder / STATE
             try:
                 found = {n: _Transfer(*one) for n, one in json.loads(path.read_text()).items()}
-            except (FileNotFoundError, ValueError, TypeError):  # all is transferred again
+            except FileNotFoundError:
                 found = {}
+            except (ValueError, TypeError, AttributeError) as error:
+                raise StoreError(
+                    f"{path} cannot be read ({error}): what this machine has not sent is unknown; "
+                    "remove the file to take the store's copy"
+                ) from error
             try:
                 yield found
             finally:

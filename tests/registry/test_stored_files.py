@@ -187,6 +187,14 @@ def test_a_manifest_is_sent_after_the_files_that_it_names(machines, monkeypatch)
     monkeypatch.undo()
 
 
+def test_an_unreadable_record_of_transfers_is_named(machines):
+    one, _ = machines
+    one.send(own=True)
+    write(one, ".stored.json", "[1")
+    with pytest.raises(StoreError, match=r"\.stored\.json cannot be read"):
+        one.send(own=True)
+
+
 def test_a_part_is_removed_or_all(machines, server):
     one, _ = machines
     for name in ("rollouts/a", "checkpoints/b", "spec.json"):

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rlx.assess.target import TrainedModel, check_sections, open_target
 from rlx.checks import check_read_spec, validate_document
 from rlx.errors import SpecError
-from rlx.launch import get_registry_url, locate_run_folder, open_registry, update_mlflow_mirror
+from rlx.launch import (
+    get_registry_url,
+    locate_run_folder,
+    open_registry,
+    send_run_folder,
+    update_mlflow_mirror,
+)
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.spec import ExperimentSpec, ProbeSpec
 from rlx.spec.reading import YamlDocument, apply_overrides
@@ -199,6 +205,7 @@ def _record_new_probes(
         recorder = Recorder(registry, run.id, keep_bodies=True)
         record_probe_results(recorder, new, found.result, "after", path)
         draw_probes(registry, run.id, folder)
+        send_run_folder(run)
         update_mlflow_mirror(registry, run, report)
     return [one.suite for one in new]
 

@@ -122,7 +122,7 @@ class GroupView:
         """Builds the function that prints a line for each run whose status has changed."""
         printed: dict[str, str] = {}
 
-        def look() -> None:
+        def print_new_statuses() -> None:
             runs = self._read_runs()
             for run_id, cell in self._cells:
                 run = runs[run_id]
@@ -136,7 +136,7 @@ class GroupView:
                 line = "  ".join(filter(None, (*cells, accuracy)))
                 console.print(escape_unprintable(line), soft_wrap=True)
 
-        return look
+        return print_new_statuses
 
     def _describe_state(self, run: RunRecord) -> str:
         """Returns the status of a run; of one that runs, its stage."""

@@ -101,10 +101,8 @@ def read_answers(
         for s in plan.list_answers(tree)
         if (t, s) not in table.dropped
     ]
-    stated, turns = (
-        collect_stated_confidences(trees, table, places),
-        find_stating_turns(trees, places),
-    )
+    stated = collect_stated_confidences(trees, table, places)
+    turns = find_stating_turns(trees, places)
     has_confidences = any(stated)
     found: list[ScoredAnswer] = []
     count: dict[int, int] = {}
