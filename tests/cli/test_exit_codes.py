@@ -198,6 +198,40 @@ def test_interrupts_end_what_waits_with_130(folder):
             assert "Traceback" not in err
 
 
+IGNORED = """
+import signal, sys, time, weakref
+import click, rlx.cli
+import rlx.cli.verb_group as group
+
+class Lock: ...
+
+def wait():
+    lock = Lock()
+    kept = weakref.ref(lock, lambda _: signal.raise_signal(signal.SIGINT))
+    del lock
+    print("ignored", flush=True)
+    while True:
+        time.sleep(3600)
+
+group.rlx_command = click.Command("wait", callback=wait)
+sys.exit(rlx.cli.main([]))
+"""
+
+
+def test_an_interrupt_that_python_ignores_comes_again(folder):
+    """One raised in a weak reference's callback, of which each import has one."""
+    done = subprocess.run(
+        [sys.executable, "-c", IGNORED],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (130, "ignored\n")
+    assert done.stderr.split() == ["interrupted"]
+
+
 def test_a_refusal_imports_nothing_heavy(folder):
     probe = f"from rlx.cli import main; main(['submit', {str(RLCR)!r}, {CUDA!r}]); import sys;"
     done = subprocess.run(

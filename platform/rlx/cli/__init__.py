@@ -32,10 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rlx {rlx.__version__}")
         return 0
     try:
-        from rlx.cli.failures import run_guarded  # after --version: importing click is slow
-        from rlx.cli.verb_group import rlx_command
+        from rlx.cli.interrupts import deliver_ignored_interrupts
 
-        return run_guarded(rlx_command, arguments)
+        with deliver_ignored_interrupts():
+            from rlx.cli.failures import run_guarded  # after --version: importing click is slow
+            from rlx.cli.verb_group import rlx_command
+
+            return run_guarded(rlx_command, arguments)
     except KeyboardInterrupt:  # during an import, or while an error is reported
         print("interrupted", file=sys.stderr)
         return 130
