@@ -59,7 +59,8 @@ class FakeServer:
         waiting, self.waiting = self.waiting, []
         for channel, rows in waiting:
             said = [[seed, self.number, self.total] for _, seed in rows]
-            yield channel, {"rows": [(tokens, [-1.0] * 3, "stop") for tokens in said]}
+            runs = [(3, self.version)]
+            yield channel, {"rows": [(tokens, [-1.0] * 3, "stop", runs) for tokens in said]}
 
 
 def die(mark, most):

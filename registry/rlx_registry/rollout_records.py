@@ -58,7 +58,8 @@ class RewardRecord(TypedDict):
 class SegmentRecord(TypedDict):
     """A prompt, a turn or an observation of a tree; `spans` and `info` are JSON.
 
-    `global_rewards` are those of the rollout that ends here, null if none does.
+    `global_rewards` are those of the rollout that ends here, null if none does. `sampled_after` is
+    the step whose weights sampled each token, null if the whole step has the same.
     """
 
     parent: Int32
@@ -72,6 +73,7 @@ class SegmentRecord(TypedDict):
     spans: str
     hull: list[Int32] | None
     seed: Int64 | None
+    sampled_after: list[Int32] | None
     info: str
     rewards: list[RewardRecord]
     global_rewards: list[RewardRecord] | None

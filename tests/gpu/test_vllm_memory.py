@@ -75,7 +75,7 @@ def test_it_sleeps_and_wakes_once_per_step(told):
         sample(sampler)
         sample(sampler)  # greedy baselines
         sampler.release()
-        synchronize_sampler(context)
+        synchronize_sampler(context, 0)
     step = ["generate", "generate", "sleep", "empty cache", "load", "generate", "generate"]
     assert told == 2 * step
 

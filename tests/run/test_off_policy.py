@@ -11,7 +11,10 @@ import torch
 
 from rlx.audit.run_comparison import find_run_differences
 from rlx.loss.correction import CorrectionWeights
-from rlx.run.off_policy import off_policy_figures
+from rlx.plugin import Problem
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.run import prefetcher
+from rlx.run.off_policy import off_policy_figures, staleness_figures
 from rlx.run.prefetcher import Prefetcher
 from rlx.spec import LossSpec
 
@@ -119,11 +122,79 @@ def test_two_ranks_draw_the_same_tokens(home, unbroken):
 def test_what_goes_wrong_in_the_thread_ends_the_run_where_it_is_waited_for():
     progress = SimpleNamespace(show_activity=lambda what: None)
     with Prefetcher(torch.device("cpu")) as ahead:
-        assert ahead.take(None) is None
-        ahead.begin(SimpleNamespace(progress=progress), SimpleNamespace(), 0, 0, {})
-        assert ahead.uses_sampler
+        assert ahead.take(None, 0) is None
+        rollout = SimpleNamespace(off_policy_steps=1)
+        recipe = SimpleNamespace(spec=SimpleNamespace(rollout=rollout))
+        ahead.begin(SimpleNamespace(progress=progress), recipe, 0, 0, {}, most=1)
+        assert ahead.keeps_weights
         with pytest.raises(AttributeError, match="spec"):
-            ahead.finish(SimpleNamespace(progress=progress))
+            ahead.finish(SimpleNamespace(progress=progress), 1)
+
+
+def test_steps_ahead_are_begun_once_in_order_and_taken_in_order(monkeypatch):
+    """Three steps are begun with the first weights, and one more with each update."""
+    begun = []
+
+    def sample(context, recipe, cursor, success):
+        begun.append(cursor)
+        return cursor
+
+    def collect(context, recipe, cursor, after, success, share):
+        assert share == cursor
+        return SimpleNamespace(drawn=10, cursor=cursor, after=after)
+
+    monkeypatch.setattr(prefetcher, "sample_first_share", sample)
+    monkeypatch.setattr(prefetcher, "collect_rollouts", collect)
+    monkeypatch.setattr(prefetcher, "count_drawn_problems", lambda *a: 10)
+    monkeypatch.setattr(prefetcher, "synchronize_sampler", lambda *a: pytest.fail("in flight"))
+    context = SimpleNamespace(progress=SimpleNamespace(show_activity=lambda what: None))
+    recipe = SimpleNamespace(spec=SimpleNamespace(rollout=SimpleNamespace(off_policy_steps=3)))
+    taken = []
+    with Prefetcher(torch.device("cpu")) as ahead:
+        for step in range(1, 8):
+            found = ahead.take(context, step - 1) or collect(0, recipe, 0, step - 1, {}, 0)
+            taken.append((found.cursor, found.after))
+            most = min(7 - step, 3)
+            if most:
+                ahead.begin(context, recipe, found.cursor + 10, step - 1, {}, most)
+            assert not ahead.keeps_weights
+            if step < 4:
+                ahead.free_sampler(context, step)
+                assert ahead.ready == (), "an evaluation need not wait"
+            if step == 3:  # as before a checkpoint, from which another process goes on
+                ahead.finish(context, step)
+                kept = ahead.ready
+                assert [one.cursor for one in kept] == [30, 40, 50]
+                ahead = Prefetcher(torch.device("cpu"))
+                ahead.restore_rollouts(kept)
+        assert ahead.take(context, 7) is None
+    assert taken == [(0, 0), (10, 0), (20, 0), (30, 0), (40, 1), (50, 2), (60, 3)]
+    assert sorted(begun) == [10, 20, 30, 40, 50, 60]
+
+
+def turn(count, *sampled_after):
+    return Segment(
+        parent=NO_PARENT,
+        author="policy",
+        token_ids=(7,) * count,
+        turn=1,
+        kind="answer",
+        logprobs=(-1.0,) * count,
+        finish_reason="stop",
+        sampled_after=sampled_after,
+    )
+
+
+def test_the_age_of_tokens_is_counted_token_by_token():
+    problem = Problem(id="p", prompt="", fields={})
+    same = RolloutTree(problem, (turn(3), turn(1)))
+    assert staleness_figures([same, same], 5, 3) == {"sampler/staleness": 1}
+    assert staleness_figures([], 5, 3) == {}
+    mixed = RolloutTree(problem, (turn(4, (3, 2), (1, 4)), turn(2, (2, 3))))
+    assert staleness_figures([same, mixed], 5, 3) == {
+        "sampler/staleness": pytest.approx((4 * 1 + 3 * 2 + 1 * 0 + 2 * 1) / 10),
+        "sampler/staleness_max": 2,
+    }
 
 
 def trained(old, behaviour, correction=None):
@@ -143,24 +214,21 @@ def unasked(batch, mask):
 def test_mismatch_is_read_off_the_update_unless_the_learner_was_asked():
     first = SimpleNamespace(kl=0.5, token_ratio_max=3.0)
     same = trained([0.0, -1, -1], [0.0, -1, -1])
-    assert off_policy_figures(same, LossSpec(), first, 1, unasked) == {
-        "sampler/staleness": 1,
+    assert off_policy_figures(same, LossSpec(), first, unasked) == {
         "sampler/mismatch_k3": 0.5,
         "sampler/mismatch_ratio_max": 3,
     }
     without_signal = off_policy_figures(
-        same, LossSpec(), None, 0, lambda batch, mask: torch.tensor([[9.0, 0, -1]])
+        same, LossSpec(), None, lambda batch, mask: torch.tensor([[9.0, 0, -1]])
     )
     assert without_signal == {
-        "sampler/staleness": 0,
         "sampler/mismatch_k3": pytest.approx((2.718282 - 2) / 2),
         "sampler/mismatch_ratio_max": pytest.approx(2.718282),
         "sampler/mismatch_row_ratio_max": pytest.approx(2.718282),
     }
     asked, half = LossSpec(old_logprobs="learner"), CorrectionWeights(torch.ones(1, 3), 0.75, 0.5)
-    found = off_policy_figures(trained([9.0, -1, 0], [0.0, -1, -1], half), asked, first, 0, unasked)
+    found = off_policy_figures(trained([9.0, -1, 0], [0.0, -1, -1], half), asked, first, unasked)
     assert found == {
-        "sampler/staleness": 0,
         "sampler/mismatch_k3": pytest.approx((2.718282 - 2) / 2),
         "sampler/mismatch_ratio_max": pytest.approx(2.718282),
         "sampler/mismatch_row_ratio_max": pytest.approx(2.718282),

@@ -86,11 +86,11 @@ def test_what_vllm_keeps_of_former_weights_stops_the_run(monkeypatch, forgets):
     with open_sampler(policy, spec, RUNNER, CPU) as sampler:
         m = machinery(policy, spec, sampler)
         if forgets != "embeddings":  # the very first weights came the same way
-            synchronize_sampler(m)
+            synchronize_sampler(m, 0)
             assert sampler.drift.mean <= sampler.drift.largest <= 5e-5
         m.learner.learn()
         with pytest.raises(RlxError, match="a different policy than the one being trained"):
-            synchronize_sampler(m)
+            synchronize_sampler(m, 0)
         drift = sampler.drift
         assert drift.largest > 0.05
         assert drift.mean > 0.01, "ten times what is tolerated"
@@ -112,11 +112,11 @@ def test_swapped_adapters_are_the_learners_and_nothing_is_left_of_former_ones():
         m = machinery(policy, spec, sampler)
         for weight in m.learner.base_weights().values():
             weight *= 1.1  # as after a resume, where they are the checkpoint's
-        synchronize_sampler(m, base=True)
+        synchronize_sampler(m, 0, base=True)
         assert sampler.drift.largest <= 5e-5
         for _ in range(2):
             m.learner.learn()
-            synchronize_sampler(m)
+            synchronize_sampler(m, 0)
             assert sampler.drift.mean <= sampler.drift.largest <= 5e-5
 
 
@@ -132,7 +132,7 @@ def test_every_server_of_a_pool_is_asked(servers, prompts):
     context = machinery(policy, spec, sampler)
     context.spec.runner = RunnerSpec(dtype="bfloat16")
     context.learner.logprobs = lambda batch, want: batch.behaviour_logprobs
-    synchronize_sampler(context)
+    synchronize_sampler(context, 0)
     assert set(sampler.asked) == {prompts}
 
 
@@ -171,11 +171,11 @@ def test_bfloat16_is_judged_by_the_mean(scale, passes):
         logprobs=lambda batch, want: torch.zeros(batch.token_ids.shape),
     )
     if passes:
-        synchronize_sampler(m)
+        synchronize_sampler(m, 0)
         assert m.sampler.drift.largest > 0.1, "more than the mean may be"
         return
     with pytest.raises(RlxError, match="in the mean"):
-        synchronize_sampler(m)
+        synchronize_sampler(m, 0)
 
 
 def test_the_learners_own_implementation_has_nothing_to_forget():
@@ -184,5 +184,5 @@ def test_the_learners_own_implementation_has_nothing_to_forget():
     policy = build_policy(MODEL, 0)
     spec = TransformersSamplerSpec()
     with open_sampler(policy, spec, RUNNER, CPU) as sampler:
-        synchronize_sampler(machinery(policy, spec, sampler))
+        synchronize_sampler(machinery(policy, spec, sampler), 0)
         assert compute_sync_figures(sampler) == {}

@@ -91,7 +91,7 @@ def mark(number):
 def ask(sampler, seeds):
     """Seed, server and weights of each row."""
     rows = sampler.generate([((1, 2), seed) for seed in seeds], TURN)
-    return [tuple(tokens) for tokens, _, _ in rows]
+    return [tuple(tokens) for tokens, *_ in rows]
 
 
 # Rows --------------------------------------------------------------------------------------------

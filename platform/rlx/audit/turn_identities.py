@@ -22,6 +22,7 @@ __all__ = [
     "check_observations",
     "check_response_mask",
     "check_reward_places",
+    "check_token_ages",
     "check_turn_ids",
     "turn_advantages",
 ]
@@ -54,6 +55,27 @@ def check_response_mask(e: StepEvidence) -> IdentityResult:
         return IdentityResult(0)
     expected = e.batch.is_response
     return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(expected.sum()))
+
+
+def check_token_ages(e: StepEvidence) -> IdentityResult:
+    """Each token of a turn that says whose weights sampled it is as old as the phase allows."""
+    most, checked, wrong = e.recipe.spec.rollout.off_policy_steps, 0, list[Violation]()
+    for t, tree in enumerate(e.stored.trees):
+        for segment in tree.segments:
+            for count, after in segment.sampled_after:
+                checked += count
+                if not 0 <= (age := e.step - 1 - after) <= most:
+                    wrong.append(
+                        Violation(
+                            step=e.step,
+                            tree=t,
+                            turn=segment.turn,
+                            what="age in steps",
+                            stored=age,
+                            expected=min(max(age, 0), most),
+                        )
+                    )
+    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
 
 
 def check_turn_ids(e: StepEvidence) -> IdentityResult:

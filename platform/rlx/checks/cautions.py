@@ -132,14 +132,14 @@ def _check_optimizer_steps(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 
 def _off_policy(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    loss = spec.loss
-    if not spec.rollout.off_policy_steps or loss.correction is not None:
+    loss, ahead = spec.loss, spec.rollout.off_policy_steps
+    if not ahead or loss.correction is not None:
         return
     steps = ("rollout", "off_policy_steps")
     if loss.old_logprobs == "learner":
         yield build_warning(
             steps,
-            "rollout.off_policy_steps is 1, and loss.old_logprobs is 'learner' without a "
+            f"rollout.off_policy_steps is {ahead}, and loss.old_logprobs is 'learner' without a "
             "correction: nothing corrects for the older weights that sampled the rollouts",
             "`old_logprobs: behaviour`, or a `loss.correction`",
             against=("loss", "old_logprobs"),
@@ -147,8 +147,8 @@ def _off_policy(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     elif loss.surrogate == "none":
         yield build_warning(
             steps,
-            "rollout.off_policy_steps is 1, and loss.surrogate is 'none': nothing bounds the ratio "
-            "to the older weights that sampled the rollouts",
+            f"rollout.off_policy_steps is {ahead}, and loss.surrogate is 'none': nothing bounds "
+            "the ratio to the older weights that sampled the rollouts",
             "`surrogate: clip` or `cispo`, or `old_logprobs: learner` and a `correction`",
             against=("loss", "surrogate"),
         )

@@ -29,6 +29,8 @@ def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     pool = sampler.pool if isinstance(sampler, VllmSamplerSpec) else None
     if pool is not None:
         yield from _check_pool(spec, pool)
+    if spec.rollout.off_policy_steps > 1:
+        yield from _check_steps_ahead(spec)
     launcher = spec.runner.launcher
     if pool is None and isinstance(launcher, RayLauncherSpec) and launcher.server_resources:
         yield build_error(
@@ -48,6 +50,44 @@ def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 "for greedy decoding, use top_k: 1",
                 against=("sampler", "engine"),
             )
+
+
+def _check_steps_ahead(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields what does not go with weights that change while rollouts are sampled."""
+    sampler, rollout = spec.sampler, spec.rollout
+    at, ahead = ("rollout", "off_policy_steps"), rollout.off_policy_steps
+    states = f"rollout.off_policy_steps is {ahead}: weights arrive while rollouts are sampled"
+    one = "set off_policy_steps to 1"
+    if not isinstance(sampler, VllmSamplerSpec) or sampler.pool is None:
+        yield build_error(
+            at,
+            f"{states}, which only servers of sampler.pool can",
+            f"{one}, or use `sampler: {{engine: vllm, pool: {{servers: 1}}}}`",
+            against=("sampler",),
+        )
+        return
+    if sampler.pool.repeatable:
+        yield build_error(
+            at,
+            f"{states}, so that numbers depend on time, but sampler.pool.repeatable is true",
+            f"{one}, or drop `repeatable`",
+            against=("sampler", "pool", "repeatable"),
+        )
+    if getattr(spec.model, "lora", None) is not None and sampler.adapters == "swap":
+        yield build_error(
+            at,
+            f"{states}, and vLLM cannot swap an adapter of rows that it is generating",
+            f"{one}, or set sampler.adapters to merge",
+            against=("sampler", "adapters"),
+        )
+    if rollout.dynamic_sampling is not None:
+        yield build_error(
+            at,
+            f"rollout.off_policy_steps is {ahead}, but how many problems a step draws under "
+            "rollout.dynamic_sampling is known only when it has been sampled",
+            f"{one}, or drop `dynamic_sampling`",
+            against=("rollout", "dynamic_sampling"),
+        )
 
 
 def _check_pool(spec: ExperimentSpec, pool: SamplerPoolSpec) -> Iterator[Diagnostic]:

@@ -79,7 +79,7 @@ def _run_placed_ranks(
 ) -> int:
     order = build_order(folder, environment)
     scorers, scoring = start_scorers(reservation, spec.runner, order)
-    servers, serving = start_servers(reservation, spec.runner, order)
+    servers, serving = start_servers(reservation, spec.runner, order, _count_ahead(spec))
     addresses = {SCORERS: scoring, SERVERS: serving}
     told = {name: json.dumps(address) for name, address in addresses.items() if address}
     try:
@@ -98,6 +98,12 @@ def _run_placed_ranks(
     finally:
         end_actors([*scorers, *servers])
     return ranks.report(folder)
+
+
+def _count_ahead(spec: ExperimentSpec) -> int:
+    """The largest number of steps of any phase whose rollouts are in flight."""
+    phases = [spec.resolve_phase_spec(phase) for phase in spec.phases]
+    return max(phase.rollout.off_policy_steps for phase in phases)
 
 
 def _settings(spec: ExperimentSpec) -> RayLauncherSpec:

@@ -110,11 +110,14 @@ class ServerActor:
 
 
 def start_servers(
-    reservation: Reservation, runner: RunnerSpec, order: ActorOrder
+    reservation: Reservation, runner: RunnerSpec, order: ActorOrder, ahead: int
 ) -> tuple[list[Any], ServersAddress | None]:
     """Starts the servers of a run, if it has any; returns actors, and where its ranks find them.
 
     They load vLLM when the first rank has said which model they are to serve.
+
+    Args:
+        ahead: number of steps whose rollouts are in flight at most.
     """
     count = reservation.count(SERVER_KIND)
     if not count:
@@ -142,8 +145,8 @@ def start_servers(
             namespace,
             name=name,
             namespace=namespace,
-            # A request of every rank, and its end.
-            max_concurrency=2 * runner.ranks + 1,
+            # Of every rank those of the steps in flight, one of its own, and its end.
+            max_concurrency=(ahead + 2) * runner.ranks + 1,
             max_restarts=-1,
             max_task_retries=LIVES - 1,
         )

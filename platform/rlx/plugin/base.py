@@ -15,7 +15,8 @@ LARGEST = 10**9
 the libraries' 64-bit integers."""
 
 Count = Annotated[int, Field(le=LARGEST)]
-"""A number of things, such as steps; a field adds its own lower bound."""
+"""A number of things, such as steps; a field adds its own lower bound. One with an upper bound of
+its own is an `int`: of two bounds, pydantic keeps this one."""
 
 
 class StrictModel(BaseModel):

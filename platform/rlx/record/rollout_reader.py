@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,13 @@ def read_step(table: pa.Table) -> StoredStep:
 
 
 def _add_missing_columns(table: pa.Table) -> pa.Table:
-    """A table of an earlier version, with nulls for what it does not have: `hull`, or streams."""
+    """A table of an earlier version, with nulls for what it does not have."""
     earlier, now = _list_fields(table.schema), _list_fields(SCHEMA)
-    later = {"segments.hull", *(f"rows.{name}" for name in TOKEN_COLUMNS if name != "mask")}
+    later = {
+        "segments.hull",
+        "segments.sampled_after",
+        *(f"rows.{name}" for name in TOKEN_COLUMNS if name != "mask"),
+    }
     return table.cast(SCHEMA) if earlier <= now <= earlier | later else table
 
 
@@ -117,6 +122,9 @@ def _parse_segment(stored: Mapping[str, Any]) -> Segment:
         spans=spans,
         hull=_parse_hull(stored["hull"], spans),
         seed=stored["seed"],
+        sampled_after=tuple(
+            (len(list(run)), step) for step, run in groupby(stored["sampled_after"] or ())
+        ),
         info=json.loads(stored["info"]),
     )
 

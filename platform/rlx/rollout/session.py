@@ -31,11 +31,20 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One continuation: its tokens, their log-probabilities in nats, and its finish reason."""
+    """One continuation.
+
+    Attributes:
+        token_ids: its tokens.
+        logprobs: their log-probabilities in nats.
+        finish_reason: "length" if the token limit ended it.
+        sampled_after: number of tokens, and the step whose weights sampled them, run by run; empty
+            if the engine keeps its weights while it samples.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: Literal["stop", "length"]
+    sampled_after: tuple[tuple[int, int], ...] = ()
 
 
 class SamplingSession(Protocol):

@@ -58,6 +58,7 @@ class Segment:
         info: the environment's report on the turn.
         hull: half-open range of tokens from the first of the declared spans to the last, see
             `rlx.rollout.find_hull`; None if none is opened.
+        sampled_after: see `rlx.rollout.Completion`; empty if all tokens of the step have the same.
     """
 
     parent: int
@@ -72,12 +73,14 @@ class Segment:
     seed: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
     hull: tuple[int, int] | None = None
+    sampled_after: tuple[tuple[int, int], ...] = ()
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        # A checkpoint of an earlier version holds rollouts without the last field.
+        # A checkpoint of an earlier version holds rollouts without the last fields.
         names = [field.name for field in fields(self)]
         values = dict(zip(names, state, strict=False))
         values.setdefault("hull", join_spans(values["spans"]))
+        values.setdefault("sampled_after", ())
         for name in names:
             object.__setattr__(self, name, values[name])
 

@@ -22,6 +22,7 @@ __all__ = [
     "RolloutShare",
     "StepRollouts",
     "collect_rollouts",
+    "count_drawn_problems",
     "list_success",
     "sample_and_score",
     "sample_first_share",
@@ -84,6 +85,10 @@ class StepRollouts:
         for field, value in zip_longest(fields(self), state):
             object.__setattr__(self, field.name, value)
 
+    def list_trained_trees(self) -> list[RolloutTree]:
+        """The trees that are not filtered."""
+        return [tree for number, tree in enumerate(self.trees) if number not in self.filtered]
+
     def find_untrained_rows(self) -> set[Place]:
         """Rows excluded from training: unscored, dropped, filtered or without a greedy baseline."""
         out = find_lost_rows(self.trees, self.table)
@@ -105,6 +110,13 @@ def sample_first_share(
     drawn = _draw_problems(context, recipe, cursor, success)
     seeds = _derive_seeds(context, "rollout", drawn.numbers)
     return _own_share(context, recipe, recipe.plan, drawn.problems, seeds, tell=lambda _: None)
+
+
+def count_drawn_problems(
+    context: RunContext, recipe: Recipe, cursor: int, success: Mapping[str, float]
+) -> int:
+    """Number of problems that `collect_rollouts` draws, without dynamic sampling."""
+    return _draw_problems(context, recipe, cursor, success).examined
 
 
 def collect_rollouts(

@@ -112,8 +112,8 @@ def run_experiment(
         )
         _record_forms(context)
         resumed = resume_run(context)
-        synchronize_sampler(context, base=resumed is not None)
         at = resumed or ResumePoint()
+        synchronize_sampler(context, at.step, base=resumed is not None)
         if resumed is None or resumed.forked:
             _run_initial_evaluations(context, base, at.step)
         with stop.defer_exit():
@@ -261,9 +261,9 @@ def _train_phase(
     for done in range(begun, phase.steps):
         step += 1
         rate = learning_rate(recipe.spec.optimizer, done, phase.steps)
-        more = done + 1 < phase.steps
+        left = phase.steps - done - 1
         stepped = train_step(
-            context, recipe, phase.name, step, cursor, rate, controllers, more=more
+            context, recipe, phase.name, step, cursor, rate, controllers, left=left
         )
         controllers = stepped.controllers
         learned += bool(stepped.figures)
@@ -308,11 +308,11 @@ def _run_due_evaluations(context: TrainingContext, base: Recipe, step: int) -> N
         return
     every = context.spec.evaluation.every
     if every and step % every == 0:
-        context.prefetcher.finish(context)
+        context.prefetcher.free_sampler(context, step)
         _evaluate_held_out(context, base, step=step, label="step")
     probes = context.spec.probe.every if context.spec.probe else 0
     if probes and step % probes == 0:
-        context.prefetcher.finish(context)
+        context.prefetcher.free_sampler(context, step)
         run_probe(context, base, step=step, label="step")
 
 

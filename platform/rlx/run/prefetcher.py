@@ -1,11 +1,15 @@
-"""Samples the next step's rollouts while the current step trains: one step off-policy.
+"""Samples the rollouts of later steps while the current step trains: off-policy.
 
-A thread samples and scores this rank's share without communicating with other ranks: only the main
-thread runs collectives, in the same order on every rank. Meanwhile the sampler keeps the weights
-from before the update, and anything else that needs it waits (`finish`). The rollouts therefore
-depend on the step number, never on timing.
+Threads sample and score this rank's share without communicating with other ranks: only the main
+thread runs collectives, in the same order on every rank.
+
+One step ahead, the sampler keeps the weights from before the update, and anything else that needs
+it waits (`free_sampler`). The rollouts therefore depend on the step number, never on timing.
+Further ahead, a pool of servers takes new weights while it samples. The rollouts of a step begin
+with the weights of `off_policy_steps` steps before, and no token is older.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,16 +19,25 @@ from typing import Self
 import torch
 
 from rlx.recipe import Recipe
-from rlx.run.collect import RolloutShare, StepRollouts, collect_rollouts, sample_first_share
+from rlx.run.collect import (
+    RolloutShare,
+    StepRollouts,
+    collect_rollouts,
+    count_drawn_problems,
+    sample_first_share,
+)
 from rlx.run.run_context import RunContext
 from rlx.run.weight_sync import synchronize_sampler
 
 __all__ = ["Prefetcher"]
 
+MOST = 8
+"""Steps in flight at most, see `rlx.plugin.Schedule.off_policy_steps`."""
+
 
 @dataclass(frozen=True, slots=True)
 class _PendingShare:
-    """A share that the thread is sampling, and the arguments of `collect_rollouts` for its step."""
+    """A share that a thread is sampling, and the arguments of `collect_rollouts` for its step."""
 
     share: Future[RolloutShare]
     recipe: Recipe
@@ -32,9 +45,14 @@ class _PendingShare:
     after: int
     success: Mapping[str, float]
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the sampler must keep its weights until the share is there."""
+        return self.recipe.spec.rollout.off_policy_steps < 2
+
 
 class Prefetcher:
-    """Holds at most one step's rollouts, in flight or ready; a context manager.
+    """Holds the rollouts of later steps, in flight or ready, in their order; a context manager.
 
     Args:
         device: the sampler's device.
@@ -45,11 +63,11 @@ class Prefetcher:
             if device.type == "cuda":  # the current device is per thread
                 torch.cuda.set_device(device)
 
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="ahead", initializer=set_thread_device
+        self._threads = ThreadPoolExecutor(
+            MOST, thread_name_prefix="ahead", initializer=set_thread_device
         )
-        self._growing: _PendingShare | None = None
-        self._ready: StepRollouts | None = None
+        self._growing: deque[_PendingShare] = deque()
+        self._ready: deque[StepRollouts] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -60,17 +78,17 @@ class Prefetcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._thread.shutdown()
+        self._threads.shutdown()
 
     @property
-    def uses_sampler(self) -> bool:
-        """Whether the thread is using the sampler; nothing else may use it until `finish`."""
-        return self._growing is not None
+    def keeps_weights(self) -> bool:
+        """Whether the sampler must keep its weights; it is free after `free_sampler`."""
+        return any(pending.keeps_weights for pending in self._growing)
 
     @property
-    def ready(self) -> StepRollouts | None:
+    def ready(self) -> tuple[StepRollouts, ...]:
         """Finished rollouts that have not been taken; after `finish`, none are in flight."""
-        return self._ready
+        return tuple(self._ready)
 
     def begin(
         self,
@@ -79,35 +97,70 @@ class Prefetcher:
         cursor: int,
         after: int,
         success: Mapping[str, float],
+        most: int,
     ) -> None:
-        """Starts sampling with the sampler's current weights, those after step `after`, by the
-        success that is measured so far."""
-        share = self._thread.submit(sample_first_share, context, recipe, cursor, success)
-        self._growing = _PendingShare(share, recipe, cursor, after, success)
+        """Starts sampling the steps that are not yet sampled, with the sampler's current weights.
 
-    def finish(self, context: RunContext) -> None:
-        """Waits for the rollouts in flight, then loads the updated weights into the sampler.
-
-        Every rank calls it. Work that the thread leaves, such as resampling rollouts without
-        signal, is done here, with the weights that sampled the rest.
+        Args:
+            cursor: number of problems drawn before the first step that is ahead.
+            after: the step whose weights the sampler has.
+            success: the success that is measured so far.
+            most: number of steps that are to be ahead.
         """
-        growing = self._growing
-        if growing is None:
-            return
+        at = cursor + sum(rollouts.drawn for rollouts in self._ready)
+        for pending in self._growing:
+            at = pending.cursor + count_drawn_problems(
+                context, pending.recipe, pending.cursor, pending.success
+            )
+        while len(self._ready) + len(self._growing) < most:
+            share = self._threads.submit(sample_first_share, context, recipe, at, success)
+            self._growing.append(_PendingShare(share, recipe, at, after, success))
+            if len(self._ready) + len(self._growing) < most:
+                at += count_drawn_problems(context, recipe, at, success)
+
+    def finish(self, context: RunContext, after: int) -> None:
+        """Waits for all rollouts in flight; every rank calls it.
+
+        Args:
+            after: the step that has been trained last.
+        """
+        while self._growing:
+            self._finish_first(context, after)
+
+    def free_sampler(self, context: RunContext, after: int) -> None:
+        """Waits for rollouts that need the weights of before step `after`, then loads those of
+        after it; every rank calls it."""
+        if self.keeps_weights:
+            self.finish(context, after)
+
+    def _finish_first(self, context: RunContext, after: int) -> None:
+        """Waits for the oldest rollouts in flight, and loads weights that had to wait for it.
+
+        Work that the thread leaves, such as resampling rollouts without signal, is done here, with
+        the weights that sampled the rest.
+        """
+        growing = self._growing[0]
         context.progress.show_activity("generation")
         share = growing.share.result()
-        self._ready = collect_rollouts(
-            context, growing.recipe, growing.cursor, growing.after, growing.success, share
+        self._ready.append(
+            collect_rollouts(
+                context, growing.recipe, growing.cursor, growing.after, growing.success, share
+            )
         )
-        self._growing = None
-        synchronize_sampler(context)
+        self._growing.popleft()
+        if growing.keeps_weights:
+            synchronize_sampler(context, after)
 
-    def restore_rollouts(self, rollouts: StepRollouts) -> None:
-        """Restores the prefetched rollouts from a checkpoint."""
-        self._ready = rollouts
+    def restore_rollouts(self, rollouts: tuple[StepRollouts, ...]) -> None:
+        """Restores the rollouts of later steps from a checkpoint."""
+        self._ready.extend(rollouts)
 
-    def take(self, context: RunContext) -> StepRollouts | None:
-        """Takes the prefetched rollouts; None if there are none. Every rank calls it."""
-        self.finish(context)
-        taken, self._ready = self._ready, None
-        return taken
+    def take(self, context: RunContext, after: int) -> StepRollouts | None:
+        """Takes the next step's rollouts; None if they are not sampled ahead. Every rank calls it.
+
+        Args:
+            after: the step that has been trained last.
+        """
+        if not self._ready and self._growing:
+            self._finish_first(context, after)
+        return self._ready.popleft() if self._ready else None

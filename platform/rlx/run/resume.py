@@ -68,7 +68,7 @@ def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
         raise ValueError("nothing has been trained yet")
     if context.recorder:
         context.recorder.finish_step()  # or a resumed run would lack the record of this step
-    context.prefetcher.finish(context)
+    context.prefetcher.finish(context, at.step)
     context.progress.show_activity("checkpoint")
     began = time.perf_counter()
     state = RunState(
@@ -86,7 +86,7 @@ def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
         digest=context.spec.digest,
     )
     root, count = context.folder.checkpoints, context.spec.runner.checkpoint.keep
-    ahead = None if context.prefetcher.ready is None else pickle.dumps(context.prefetcher.ready)
+    ahead = pickle.dumps(context.prefetcher.ready) if context.prefetcher.ready else None
     written = write_checkpoint(
         root, state, context.learner, context.critic, context.ranks, keep=count, in_flight=ahead
     )
@@ -167,8 +167,9 @@ class _RolloutsUnpickler(pickle.Unpickler):
         return former or super().find_class(module, name)
 
 
-def _unpickle_rollouts(kept: bytes) -> StepRollouts:
-    """Restores the rollouts in flight that `checkpoint_run` pickled.
+def _unpickle_rollouts(kept: bytes) -> tuple[StepRollouts, ...]:
+    """Restores the rollouts in flight that `checkpoint_run` pickled; an earlier version had those
+    of one step at most.
 
     Raises:
         CheckpointError: another version of rlx wrote them.
@@ -180,9 +181,10 @@ def _unpickle_rollouts(kept: bytes) -> StepRollouts:
             f"the rollouts in flight were written by another version of rlx ({error}): resume "
             "with that version, or fork the run with --from-checkpoint, which samples them again"
         ) from error
-    if not isinstance(found, StepRollouts):
+    steps = found if isinstance(found, tuple) else (found,)
+    if not all(isinstance(step, StepRollouts) for step in steps):
         raise CheckpointError("the checkpoint's rollouts in flight have an unexpected type")
-    return found
+    return steps
 
 
 def _record_resumption(

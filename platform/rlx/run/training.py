@@ -15,13 +15,13 @@ from rlx.rollout import build_piece_splitter, is_fault_segment
 from rlx.run.collect import StepRollouts, collect_rollouts, list_success
 from rlx.run.controller_state import ControllerState
 from rlx.run.gpu_memory import GpuPeaks
-from rlx.run.off_policy import off_policy_figures
+from rlx.run.off_policy import off_policy_figures, staleness_figures
 from rlx.run.step_metrics import step_figures
 from rlx.run.streams import StepInputs, compute_old_logprobs, compute_optional_streams
 from rlx.run.trained_rows import build_trained_rows
 from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
-from rlx.sampler import release_memory
+from rlx.sampler import name_weights, release_memory
 from rlx.spec import CriticSpec, OptimizerSpec
 from rlx.step import run_step
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
@@ -58,7 +58,7 @@ def train_step(
     rate: float,
     controllers: ControllerState,
     *,
-    more: bool,
+    left: int,
 ) -> StepOutcome:
     """Samples, scores, assigns credit, updates the models and records the step.
 
@@ -67,13 +67,14 @@ def train_step(
         cursor: number of problems drawn before.
         rate: learning rate.
         controllers: state from the previous step.
-        more: whether the phase has another step, whose rollouts may be prefetched.
+        left: steps that the phase has after this one, whose rollouts may be prefetched.
     """
     peaks = GpuPeaks(context.ranks.device)
-    actors = _RankActors(context, recipe, step, cursor, rate, controllers, more, peaks)
+    actors = _RankActors(context, recipe, step, cursor, rate, controllers, left, peaks)
     began = time.perf_counter()
     rollouts, train, learned = run_step(actors, recipe)
     if train is None or learned is None:
+        name_weights(context.sampler, step, are_new=False)
         _record_skipped_step(context, step, rollouts)
         return StepOutcome({}, rollouts.drawn, controllers)
     ended = time.perf_counter()
@@ -109,7 +110,7 @@ class _RankActors:
     cursor: int
     rate: float
     controllers: ControllerState
-    more: bool
+    left: int
     peaks: GpuPeaks
     waited: float = 0.0
 
@@ -128,10 +129,10 @@ class _RankActors:
         context.progress.show_activity("update")
         inputs = StepInputs(context, recipe, rows, rollouts, cursor)
         sampled = compute_optional_streams(inputs, by_sampling=True)
-        if self.more and recipe.spec.rollout.off_policy_steps:
+        if most := min(self.left, recipe.spec.rollout.off_policy_steps):
             ahead = cursor + rollouts.drawn
             success = self.controllers.success
-            context.prefetcher.begin(context, recipe, ahead, self.step - 1, success)
+            context.prefetcher.begin(context, recipe, ahead, self.step - 1, success, most)
         else:
             release_memory(context.sampler)
         return TokenStreams(
@@ -143,7 +144,9 @@ class _RankActors:
 
     def update_models(self, train: TrainBatch) -> tuple[list[UpdateStats], CriticStats | None]:
         """Updates the critic, then the policy."""
-        return _update_models(self.context, self.recipe, train, self.controllers.critic, self.rate)
+        return _update_models(
+            self.context, self.recipe, train, self.step, self.controllers.critic, self.rate
+        )
 
 
 def _take_rollouts(
@@ -151,7 +154,7 @@ def _take_rollouts(
 ) -> StepRollouts:
     """The step's rollouts: prefetched, or sampled now."""
     try:
-        return context.prefetcher.take(context) or collect_rollouts(
+        return context.prefetcher.take(context, step - 1) or collect_rollouts(
             context, recipe, cursor, step - 1, success
         )
     except DivergedModelError as error:
@@ -161,7 +164,12 @@ def _take_rollouts(
 
 
 def _update_models(
-    context: TrainingContext, recipe: Recipe, train: TrainBatch, critic_steps: int, rate: float
+    context: TrainingContext,
+    recipe: Recipe,
+    train: TrainBatch,
+    step: int,
+    critic_steps: int,
+    rate: float,
 ) -> tuple[list[UpdateStats], CriticStats | None]:
     """Updates the critic, then the policy unless it is still in the critic's lead steps.
 
@@ -178,11 +186,12 @@ def _update_models(
             rate_now = critic_rate(spec, critic_steps)
             critic_stats = context.critic.update(part, rate_now) or critic_stats
         if critic_steps < spec.lead_steps:
+            name_weights(context.sampler, step, are_new=False)
             return [], critic_stats
     parts = _list_updates(recipe, train, recipe.spec.optimizer)
     updates = [context.learner.update(part, recipe.spec.loss, rate) for part in parts]
-    if not context.prefetcher.uses_sampler:
-        synchronize_sampler(context)
+    if not context.prefetcher.keeps_weights:
+        synchronize_sampler(context, step)
     return [update for update in updates if update is not None], critic_stats
 
 
@@ -217,13 +226,8 @@ def _compute_step_figures(
         "rollout/filtered": float(len(rollouts.filtered)),
         **_compute_prompt_figures(rollouts),
         **compute_sync_figures(context.sampler),
-        **off_policy_figures(
-            train,
-            recipe.spec.loss,
-            first,
-            step - 1 - rollouts.sampled_after,
-            context.learner.logprobs,
-        ),
+        **staleness_figures(rollouts.list_trained_trees(), step, rollouts.sampled_after),
+        **off_policy_figures(train, recipe.spec.loss, first, context.learner.logprobs),
     }
 
 

@@ -21,6 +21,7 @@ from rlx.sampler import (
     SamplingEngine,
     count_servers,
     load_weights,
+    name_weights,
     takes_adapter,
 )
 from rlx.seeding import derive_seed
@@ -40,16 +41,18 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 mean of |Δ| (TRL issue 6789)."""
 
 
-def synchronize_sampler(context: RunContext, *, base: bool = False) -> None:
+def synchronize_sampler(context: RunContext, after: int, *, base: bool = False) -> None:
     """Loads the learner's weights into the sampler; every rank calls it.
 
     Args:
+        after: the step after which the weights are.
         base: also those that adapters are added to, which a checkpoint may have changed.
 
     Raises:
         RlxError: the sampler rejects the weights, or its log-probabilities are not the learner's.
     """
     spec = context.spec.sampler
+    name_weights(context.sampler, after)
     if not spec.own_model:
         _load_weights(context, base=base)
         return

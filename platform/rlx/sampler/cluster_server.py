@@ -19,7 +19,7 @@ from safetensors.torch import load
 from rlx.errors import RlxError
 from rlx.sampler.cluster_pool import ServedModel
 from rlx.sampler.transfer import SHARED_MEMORY, publish_weights
-from rlx.sampler.vllm_connection import ServerConnection
+from rlx.sampler.vllm_connection import ServerConnections
 from rlx.sampler.vllm_keeper import PoolKeeper, require_short_path
 from rlx.sampler.vllm_process import build_worker_environment
 
@@ -53,8 +53,7 @@ class ClusterServer:
         self._life = 0
         self._facts: dict[str, Any] = {}
         self._versions: dict[str, int] = {}
-        self._connections: list[ServerConnection] = []
-        self._idle: list[ServerConnection] = []
+        self._connections = ServerConnections(folder, number, self._lines.append)
         self._is_closed = False
 
     def describe(self) -> dict[str, Any]:
@@ -76,22 +75,18 @@ class ClusterServer:
         return self._answer(load_weights)
 
     def generate(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Generates rows with the weights that a request names."""
+        """Generates rows with the weights that a request names, or later ones."""
 
         def generate_rows() -> dict[str, Any]:
             self._require_weights(message["version"])
-            connection = self._take_connection()
-            answer = connection.ask(message)
-            self._idle.append(connection)
-            return answer
+            return self._connections.ask(message)
 
         return self._answer(generate_rows)
 
     def close(self) -> None:
         """Ends the server, also while it starts."""
         self._is_closed = True
-        for connection in self._connections:
-            connection.close()
+        self._connections.close()
         if self._keeper is not None:
             self._keeper.close()
         shutil.rmtree(self._shared, ignore_errors=True)
@@ -146,24 +141,7 @@ class ClusterServer:
         if self._is_closed:
             keeper.close()
         keeper.await_start()
-        connection, told = self._connect()
-        self._idle.append(connection)
-        self._facts = {**told, "refusal": keeper.refusal}
-
-    def _take_connection(self) -> ServerConnection:
-        """A connection that no other thread uses."""
-        with suppress(IndexError):  # there is none
-            return self._idle.pop()
-        connection, _ = self._connect()
-        return connection
-
-    def _connect(self) -> tuple[ServerConnection, dict[str, Any]]:
-        """A new connection, and what the server says of itself."""
-        connection = ServerConnection(self._folder, self._number, self._lines.append)
-        self._connections.append(connection)
-        if self._is_closed:
-            connection.close()
-        return connection, connection.reach()
+        self._facts = {**self._connections.reach(), "refusal": keeper.refusal}
 
     def _require_weights(self, version: int) -> None:
         """Loads what is published, unless it has the weights of a number, or later ones."""

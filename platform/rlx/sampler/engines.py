@@ -28,6 +28,7 @@ __all__ = [
     "copy_policy",
     "count_servers",
     "load_weights",
+    "name_weights",
     "open_auto",
     "open_sampler",
     "open_transformers",
@@ -87,6 +88,20 @@ def load_weights(sampler: SamplingEngine, weights: Iterator[tuple[str, Tensor]])
         sampler.load(dict(weights))
     else:
         load_each(weights)
+
+
+def name_weights(sampler: SamplingEngine, step: int, *, are_new: bool = True) -> None:
+    """Tells an engine the training step after which the weights are that it gets next.
+
+    An engine need not have the method `name_weights`. One that takes weights while it samples has
+    it, so that it can say which sampled which token.
+
+    Args:
+        are_new: false if the step left the weights as they were, and the engine has them.
+    """
+    tell = getattr(sampler, "name_weights", None)
+    if tell is not None:
+        tell(step, are_new=are_new)
 
 
 def count_servers(sampler: SamplingEngine) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlx.model import Policy
 from rlx.sampler.server_pool import ServerFacts
 from rlx.sampler.transfer import SHARED_MEMORY, publish_weights
-from rlx.sampler.vllm_connection import ServerConnection
+from rlx.sampler.vllm_connection import ServerConnections
 from rlx.sampler.vllm_keeper import PoolKeeper, require_short_path
 from rlx.sampler.vllm_process import build_worker_environment, select_pool_gpus
 from rlx.sampler.vllm_settings import ModelFiles, build_worker_settings
@@ -51,7 +51,7 @@ class MachinePool:
         self.publishes = int(os.environ.get("LOCAL_RANK", 0)) == 0
         self._folders, self._dtype = _name_folders(), getattr(torch, runner.dtype)
         numbers = range(spec.pool.servers)
-        self._connections = [ServerConnection(self._folders[0], number) for number in numbers]
+        self._connections = [ServerConnections(self._folders[0], number) for number in numbers]
         self._keeper: PoolKeeper | None = None
         if self.publishes:
             try:
@@ -83,7 +83,7 @@ class MachinePool:
         """See `rlx.sampler.server_pool.ServerPool`."""
         refusal = self._keeper.refusal if self._keeper else None
         with ThreadPoolExecutor(len(self._connections)) as threads:
-            told = list(threads.map(ServerConnection.reach, self._connections))
+            told = list(threads.map(ServerConnections.reach, self._connections))
         return [ServerFacts(one["longest"], one["takes_adapter"], refusal) for one in told]
 
     def publish(self, kind: str, version: int, weights: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The connection to a vLLM server of this machine."""
+"""The connections to a vLLM server of this machine: one for every request at the same time."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from rlx.errors import RlxError
 from rlx.sampler.channel import Channel
 from rlx.sampler.vllm_keeper import FAILURE, get_socket, print_line
 
-__all__ = ["ServerConnection"]
+__all__ = ["ServerConnection", "ServerConnections"]
 
 LOOK = 0.1
 """Seconds between two attempts to reach a server that is being started."""
@@ -84,3 +84,48 @@ class ServerConnection:
         self._is_closed = True
         if self._channel is not None:
             self._channel.hang_up()
+
+
+class ServerConnections:
+    """Connections to one server, for any number of threads; see `ServerConnection`.
+
+    Args:
+        place: the pool's folder.
+        number: the server's.
+        report: as for `ServerConnection`.
+    """
+
+    def __init__(
+        self, place: Path, number: int, report: Callable[[str], None] = print_line
+    ) -> None:
+        self._settings = place, number, report
+        self._all: list[ServerConnection] = []
+        self._idle: list[ServerConnection] = []
+        self._is_closed = False
+
+    def reach(self) -> dict[str, Any]:
+        """Opens a connection; see `ServerConnection.reach`."""
+        connection = ServerConnection(*self._settings)
+        self._all.append(connection)
+        if self._is_closed:
+            connection.close()
+        told = connection.reach()
+        self._idle.append(connection)
+        return told
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Sends a message over a connection of its own; see `ServerConnection.ask`."""
+        while True:
+            with suppress(IndexError):  # all are in use
+                connection = self._idle.pop()
+                break
+            self.reach()
+        answer = connection.ask(message)
+        self._idle.append(connection)
+        return answer
+
+    def close(self) -> None:
+        """Closes all connections for good, also for threads that wait for an answer."""
+        self._is_closed = True
+        for connection in self._all:
+            connection.close()

@@ -113,6 +113,11 @@ class VllmSampler:
             raise
 
     @property
+    def steps(self) -> Mapping[int, int]:
+        """See `rlx.sampler.vllm_session.RowSampler`."""
+        return {}
+
+    @property
     def context_length(self) -> int:
         """Maximum dialogue length, in tokens."""
         return self.limits[0] if self._grows else min(self.limits)

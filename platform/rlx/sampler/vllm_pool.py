@@ -4,6 +4,11 @@ Every rank asks all servers. The rows of a request are cut into parts of equal s
 that rows with one context stay together; which server gets a part depends on the rank alone. If a
 server ends, what it was asked is asked of the one that replaces it. The answers stay the same,
 since every row has its own seed.
+
+New weights do not wait for rows that are being generated: every server takes them between two
+tokens, and says which version sampled which token. A request is answered with the weights that the
+servers have when it is made, or later ones. A run that wants its numbers to repeat therefore sends
+weights while nothing is asked.
 """
 
 import os
@@ -11,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +36,9 @@ from rlx.spec import VllmSamplerSpec as VllmSpec
 __all__ = ["PoolSampler", "split_evenly"]
 
 T = TypeVar("T")
+
+AT_ONCE = 16
+"""Requests that a rank makes at once: those of every step in flight, and its own."""
 
 
 class PoolSampler:
@@ -64,11 +73,13 @@ class PoolSampler:
         self.drift: SamplerDrift | None = None
         self.servers = spec.pool.servers
         self._version, self._dtype = 0, getattr(torch, runner.dtype)
+        self._step: int | None = None
+        self._steps: dict[int, int] = {}
         self._stored = StoredForm(policy.model)
         kind, rank = (ClusterPool, "RANK") if SERVERS in os.environ else (MachinePool, "LOCAL_RANK")
         self._pool: ServerPool = kind(policy, spec, runner, device)
-        self._threads = ThreadPoolExecutor(self.servers)
-        self._rows = [0] * self.servers
+        self._threads = ThreadPoolExecutor(self.servers * AT_ONCE)
+        self._rows, self._lock = [0] * self.servers, Lock()
         try:
             facts = self._pool.describe()
             longest = min(one.longest for one in facts)
@@ -125,7 +136,7 @@ class PoolSampler:
         Raises:
             RlxError: vLLM cannot load them, or a server has ended too often.
         """
-        self._version, self.drift = self._version + 1, None
+        self._begin_version()
         if not self._pool.publishes:
             for _ in weights:  # whose parts the ranks gather together
                 pass
@@ -135,9 +146,26 @@ class PoolSampler:
 
     def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
         """Sends a LoRA adapter to the servers, in place of the one before; see `load_each`."""
-        self._version, self.drift = self._version + 1, None
+        self._begin_version()
         if self._pool.publishes:
             self._pool.publish(ADAPT, self._version, weights)
+
+    def name_weights(self, step: int, *, are_new: bool = True) -> None:
+        """See `rlx.sampler.name_weights`."""
+        self._step = step
+        if not are_new:
+            self._steps[self._version] = step
+
+    def _begin_version(self) -> None:
+        """Counts the weights that are sent next."""
+        self._version, self.drift = self._version + 1, None
+        if self._step is not None:
+            self._steps[self._version] = self._step
+
+    @property
+    def steps(self) -> Mapping[int, int]:
+        """See `rlx.sampler.vllm_session.RowSampler`."""
+        return self._steps
 
     @contextmanager
     def session(self) -> Iterator[VllmSession]:
@@ -150,7 +178,8 @@ class PoolSampler:
         def ask(number: int, part: list[Row]) -> list[Any]:
             message = {**build_row_request(part, sampling), "version": self._version}
             completed = list(self._pool.ask(number, message)["rows"]) if part else []
-            self._rows[number] += len(completed)
+            with self._lock:
+                self._rows[number] += len(completed)
             return completed
 
         answers = self._threads.map(ask, self._asked, split_evenly(rows, self.servers))

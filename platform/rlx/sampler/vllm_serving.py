@@ -2,8 +2,9 @@
 
 The rank that started it also sends it weights. As a server of a pool it takes requests of any rank
 of the machine, and generates the rows of all of them together. A request names the version of the
-weights that it wants, and waits for them. No rank therefore has to know which weights a server has,
-also if that was just started again.
+weights that it wants at least, and waits for them. No rank therefore has to know which weights a
+server has, also if that was just started again. New weights do not wait for rows that are being
+generated: these go on with them.
 """
 
 import socket
@@ -85,8 +86,9 @@ def serve(worker: RowGenerator, keeper: Channel, place: str | None = None) -> No
 
 
 def wants(message: Mapping[str, Any], worker: RowGenerator) -> bool:
-    """Whether a request wants the weights that a worker has."""
-    return bool(message.get("version") == worker.version)
+    """Whether a worker has the weights that a request wants, or later ones."""
+    wanted = message.get("version")
+    return wanted is None or (worker.version is not None and worker.version >= wanted)
 
 
 def _listen(place: Path) -> socket.socket:

@@ -22,9 +22,14 @@ class RowSampler(Protocol):
     Attributes:
         limits: maximum dialogue length of the model, and the one that fits into the KV cache, both
             in tokens.
+        steps: the training step after which weights were, by their version; empty if they do not
+            change while rows are generated.
     """
 
     limits: tuple[int, int]
+
+    @property
+    def steps(self) -> Mapping[int, int]: ...
 
     @property
     def context_length(self) -> int:
@@ -36,7 +41,8 @@ class RowSampler(Protocol):
         ...
 
     def generate(self, rows: list[Row], sampling: TurnSpec) -> list[Any]:
-        """Returns tokens, log-probabilities and finish reason for every row."""
+        """Returns tokens, log-probabilities, finish reason, and runs of tokens with the version of
+        the weights that sampled them, for every row."""
         ...
 
 
@@ -70,7 +76,10 @@ class VllmSession:
             )
         rows = [(request.context, seed) for request in requests for seed in request.seeds]
         completions = iter(self._sampler.generate(rows, sampling) if rows else ())
-        return [tuple(_build_completion(*next(completions)) for _ in r.seeds) for r in requests]
+        steps = self._sampler.steps
+        return [
+            tuple(_build_completion(steps, *next(completions)) for _ in r.seeds) for r in requests
+        ]
 
 
 def build_row_request(rows: Sequence[Row], sampling: TurnSpec) -> Mapping[str, Any]:
@@ -79,6 +88,15 @@ def build_row_request(rows: Sequence[Row], sampling: TurnSpec) -> Mapping[str, A
     return {"ask": "generate", "rows": rows, "sampling": settings}
 
 
-def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
+def _build_completion(
+    steps: Mapping[int, int],
+    tokens: list[int],
+    logprobs: list[float],
+    reason: str,
+    runs: Sequence[tuple[int, int]],
+) -> Completion:
     require_finite_logits([logprobs])
-    return Completion(tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length")
+    sampled_after = tuple((count, steps[version]) for count, version in runs if version in steps)
+    return Completion(
+        tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length", sampled_after
+    )

@@ -46,11 +46,18 @@ class _PendingCompletion:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = "length"
+    runs: list[tuple[int, int | None]] = field(default_factory=list)
+    """Number of tokens, and the version of the weights that sampled them, run by run."""
+
+    def end_run(self, version: int | None) -> None:
+        """Says that the tokens since the last run were sampled by weights of a version."""
+        if count := len(self.token_ids) - sum(tokens for tokens, _ in self.runs):
+            self.runs.append((count, version))
 
     @property
-    def completion(self) -> tuple[list[int], list[float], str]:
-        """Tokens, log-probabilities and finish reason."""
-        return self.token_ids, self.logprobs, self.finish_reason
+    def completion(self) -> tuple[list[int], list[float], str, list[tuple[int, int | None]]]:
+        """Tokens, log-probabilities, finish reason and runs."""
+        return self.token_ids, self.logprobs, self.finish_reason, self.runs
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +99,8 @@ class VllmWorker:
         self._device = torch.device("cpu") if on_cpu else torch.device("cuda", 0)
         self._parts = settings["tensor_parallel"]
         self._is_repeatable: bool = settings["repeatable"]
+        # New weights may come in the middle of a row.
+        self._counts_tokens = settings["socket"] is not None and not self._is_repeatable
         self._group: Group | None = None
         self._sleeps = settings["colocate"] and not on_cpu
         self._asleep = False
@@ -170,6 +179,8 @@ class VllmWorker:
         if message["ask"] == "sleep":
             return self._sleep()
         self._wake()
+        for row in self._pending.values():  # goes on with the new weights
+            row.end_run(self.version)
         if message["ask"] == "load":
             self._load(message, channel)
         else:
@@ -235,7 +246,8 @@ class VllmWorker:
         self._empty_prefix_cache()
 
     def _empty_prefix_cache(self) -> None:
-        if not self._llm.reset_prefix_cache():
+        """Empties the cache; rows that are being generated have theirs computed again."""
+        if not self._llm.reset_prefix_cache(reset_running_requests=bool(self._pending)):
             raise RuntimeError("vLLM did not empty its prefix cache")
 
     def begin(self, message: Mapping[str, Any], channel: Channel) -> None:
@@ -276,6 +288,7 @@ class VllmWorker:
             elif not output.finished:
                 continue
             del self._pending[output.request_id]
+            row.end_run(self.version)
             row.asked.unfinished -= 1
             if not row.asked.unfinished:
                 yield row.asked.channel, {"rows": [row.completion for row in row.asked.rows]}
@@ -294,7 +307,7 @@ class VllmWorker:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        looks = bool(sampling["stop"])
+        looks = bool(sampling["stop"]) or self._counts_tokens
         return SamplingParams(
             seed=seed,
             temperature=sampling["temperature"],

@@ -34,10 +34,10 @@ class SamplerPoolSpec(StrictModel):
     """vLLM servers on devices of their own, which all ranks of a machine share; with the launcher
     ray, all ranks of the run."""
 
-    servers: Count = Field(1, ge=1, le=64)
+    servers: int = Field(1, ge=1, le=64)
     """Servers on every machine that has ranks; with the launcher ray, in all. Each holds the whole
     model; the rows of every rank are spread over all of them."""
-    tensor_parallel: Count = Field(1, ge=1, le=64)
+    tensor_parallel: int = Field(1, ge=1, le=64)
     """Devices over which each server splits its model. It must divide the number of attention
     heads."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
