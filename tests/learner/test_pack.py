@@ -1,5 +1,9 @@
 """Prefix sharing as arithmetic: tries of random rows against brute force."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,9 +12,9 @@ from hypothesis import strategies as st
 from rlx.learner.pack import (
     _count_common_prefix,
     collate_trees,
-    distribute_trees,
     pack_trees,
 )
+from rlx.learner.share import RankMicroBatches, distribute_trees
 
 
 @st.composite
@@ -199,3 +203,41 @@ def test_an_empty_micro_batch_is_one_token_that_predicts_nothing():
 def test_a_tree_longer_than_the_limit_is_a_micro_batch_of_its_own(limit):
     shares = distribute_trees([tree_of(9), tree_of(8)], 1, limit)
     assert [len(batch) for batch in shares[0]] == [1, 1]
+
+
+class ThreadRanks:
+    """Ranks that are threads of this process, one of which calls."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rank, count, meeting, told):
+        self.rank, self.count, self._meeting, self._told = rank, count, meeting, told
+
+    def gather(self, item):
+        self._told[self.rank] = item
+        self._meeting.wait()
+        return list(self._told)
+
+
+@given(batches(), st.integers(1, 4), st.integers(2, 12), st.booleans())
+def test_ranks_that_pack_a_part_each_share_what_one_would_have_dealt(batch, count, limit, merge):
+    rows = SimpleNamespace(**dict(zip(("token_ids", "is_token", "tree_ids"), batch, strict=False)))
+    meeting, told = threading.Barrier(count), [None] * count
+
+    def take_share(rank):
+        ranks = ThreadRanks(rank, count, meeting, told)
+        return RankMicroBatches(rows, batch[3], limit, ranks, merge=merge)
+
+    with ThreadPoolExecutor(count) as threads:
+        shares = list(threads.map(take_share, range(count)))
+    trees = pack_trees(*batch, limit=limit, merge=merge)
+    assert {share.computed_tokens for share in shares} == {sum(map(len, trees))}
+    if not trees:
+        assert [len(share) for share in shares] == [0] * count
+        return
+    expected = distribute_trees(trees, count, limit, padded=not merge)
+    for share, dealt in zip(shares, expected, strict=True):
+        for found, together in zip(share, dealt, strict=True):
+            wanted = collate_trees(together, batch[0])
+            for name in ("token_ids", "positions", "ends", "sources", "rows", "columns"):
+                assert torch.equal(getattr(found, name), getattr(wanted, name)), name

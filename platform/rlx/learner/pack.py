@@ -21,8 +21,8 @@ __all__ = [
     "PackedBatch",
     "PackedBranches",
     "PackedTree",
+    "TreePacker",
     "collate_trees",
-    "distribute_trees",
     "pack_trees",
 ]
 
@@ -136,17 +136,8 @@ class PackedBatch:
         return PackedBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
 
-def pack_trees(
-    token_ids: Tensor,
-    is_token: Tensor,
-    tree_ids: Tensor,
-    want: Tensor,
-    limit: int,
-    *,
-    branches: Branches | None = None,
-    merge: bool = True,
-) -> list[PackedTree]:
-    """Packs the rows that have wanted tokens, and the branches.
+class TreePacker:
+    """Packs the rows that have wanted tokens, and the branches, tree by tree.
 
     Args:
         token_ids: `[B, T]` int64.
@@ -159,34 +150,63 @@ def pack_trees(
         merge: False disables sharing: every row is its own tree, and so is a branch, unless its
             path begins another one's.
 
-    Returns:
-        Packed trees, in order of tree id.
+    Attributes:
+        numbers: ids of the trees that have anything to pack, in order.
     """
-    rows_of, branches_of = dict[int, list[int]](), dict[int, list[int]]()
-    for b in want.any(dim=1).nonzero()[:, 0].tolist():
-        rows_of.setdefault(int(tree_ids[b]), []).append(b)
-    if branches is not None:
-        for number, b in enumerate(branches.rows.tolist()):
-            branches_of.setdefault(int(tree_ids[b]), []).append(number)
 
-    def read_row(b: int) -> _Path:
-        columns = want[b].nonzero()[:, 0].tolist()
-        return _Path(tuple(token_ids[b, is_token[b]].tolist()), b, columns)
+    def __init__(
+        self,
+        token_ids: Tensor,
+        is_token: Tensor,
+        tree_ids: Tensor,
+        want: Tensor,
+        limit: int,
+        *,
+        branches: Branches | None = None,
+        merge: bool = True,
+    ) -> None:
+        self._token_ids, self._is_token, self._want = token_ids, is_token, want
+        self._limit, self._branches, self._merge = limit, branches, merge
+        self._rows_of, self._branches_of = dict[int, list[int]](), dict[int, list[int]]()
+        for b in want.any(dim=1).nonzero()[:, 0].tolist():
+            self._rows_of.setdefault(int(tree_ids[b]), []).append(b)
+        if branches is not None:
+            for number, b in enumerate(branches.rows.tolist()):
+                self._branches_of.setdefault(int(tree_ids[b]), []).append(number)
+        self.numbers = sorted({*self._rows_of, *self._branches_of})
 
-    def read_branch(number: int) -> _Path:
-        assert branches is not None
-        b, start = int(branches.rows[number]), int(branches.starts[number])
-        branch = branches.tokens[number]
-        shown = (*token_ids[b, :start].tolist(), *branch[:-1])
+    def pack(self, tree: int) -> list[PackedTree]:
+        """Packs one tree; as Python numbers, its rows are large."""
+        rows, branches = self._rows_of.get(tree, ()), self._branches_of.get(tree, ())
+        paths = sorted([*map(self._read_row, rows), *map(self._read_branch, branches)])
+        groups = _split_paths(paths, self._limit) if self._merge else _split_chains(paths)
+        return [_build_packed_tree(group) for group in groups]
+
+    def _read_row(self, b: int) -> "_Path":
+        columns = self._want[b].nonzero()[:, 0].tolist()
+        return _Path(tuple(self._token_ids[b, self._is_token[b]].tolist()), b, columns)
+
+    def _read_branch(self, number: int) -> "_Path":
+        assert self._branches is not None
+        b, start = int(self._branches.rows[number]), int(self._branches.starts[number])
+        branch = self._branches.tokens[number]
+        shown = (*self._token_ids[b, :start].tolist(), *branch[:-1])
         return _Path(shown, b, list(range(start, start + len(branch))), number, branch)
 
-    packed = []
-    for tree in sorted({*rows_of, *branches_of}):  # one by one: as Python numbers, rows are large
-        paths = [read_row(b) for b in rows_of.get(tree, ())]
-        paths = sorted(paths + [read_branch(number) for number in branches_of.get(tree, ())])
-        groups = _split_paths(paths, limit) if merge else _split_chains(paths)
-        packed += [_build_packed_tree(group) for group in groups]
-    return packed
+
+def pack_trees(
+    token_ids: Tensor,
+    is_token: Tensor,
+    tree_ids: Tensor,
+    want: Tensor,
+    limit: int,
+    *,
+    branches: Branches | None = None,
+    merge: bool = True,
+) -> list[PackedTree]:
+    """Packs all trees, in order of tree id. See `TreePacker`."""
+    packer = TreePacker(token_ids, is_token, tree_ids, want, limit, branches=branches, merge=merge)
+    return [packed for tree in packer.numbers for packed in packer.pack(tree)]
 
 
 class _Path(NamedTuple):
@@ -294,47 +314,6 @@ def _build_packed_tree(paths: Sequence[_Path]) -> PackedTree:
 
 def _to_indices(values: Sequence[int] | Sequence[tuple[int, int, int]]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
-
-
-def distribute_trees(
-    trees: Sequence[PackedTree], ranks: int, limit: int, *, padded: bool = False
-) -> list[list[list[PackedTree]]]:
-    """Distributes packed trees over ranks by token count, and splits each share into micro-batches.
-
-    Args:
-        trees: the trees of the whole step.
-        ranks: number of ranks.
-        limit: maximum tokens per micro-batch.
-        padded: count every tree of a micro-batch with the length of the longest.
-
-    Returns:
-        The micro-batches of each rank, the same number for all ranks; missing ones are empty.
-    """
-    shares: list[list[PackedTree]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for tree in sorted(trees, key=len, reverse=True):
-        lightest = loads.index(min(loads))
-        shares[lightest].append(tree)
-        loads[lightest] += len(tree)
-    dealt = [_micro_batches(share, limit, padded=padded) for share in shares]
-    most = max(map(len, dealt))
-    return [batches + [[] for _ in range(most - len(batches))] for batches in dealt]
-
-
-def _micro_batches(
-    share: Sequence[PackedTree], limit: int, *, padded: bool
-) -> list[list[PackedTree]]:
-    """Splits a rank's trees, longest first, into runs of at most `limit` tokens."""
-    batches: list[list[PackedTree]] = []
-    tokens = 0
-    for tree in share:
-        new = len(batches[-1][0]) if batches and padded else len(tree)
-        if not batches or tokens + new > limit:
-            batches.append([])
-            tokens, new = 0, len(tree)
-        batches[-1].append(tree)
-        tokens += new
-    return batches
 
 
 def collate_trees(trees: Sequence[PackedTree], token_ids: Tensor) -> PackedBatch:

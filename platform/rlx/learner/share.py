@@ -1,21 +1,39 @@
 """One rank's share of a step's tokens, in micro-batches."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.learner.distributed import Ranks
-from rlx.learner.pack import Branches, PackedBatch, collate_trees, distribute_trees, pack_trees
+from rlx.learner.pack import Branches, PackedBatch, PackedTree, TreePacker, collate_trees
 
-__all__ = ["RankMicroBatches"]
+__all__ = ["RankMicroBatches", "distribute_trees"]
+
+SizedT = TypeVar("SizedT", bound=Sized)
+
+
+@dataclass(frozen=True, slots=True)
+class _TreePart:
+    """A packed tree of some rank: a tree's id, which of its parts, and the number of tokens."""
+
+    tree: int
+    part: int
+    tokens: int
+
+    def __len__(self) -> int:
+        return self.tokens
 
 
 class RankMicroBatches:
     """One rank's share of the wanted tokens; every rank has the same number of micro-batches.
 
-    Rows are never split: all wanted tokens of a row are targets of the same micro-batch.
+    Rows are never split: all wanted tokens of a row are targets of the same micro-batch. Every rank
+    packs some trees and tells the others their lengths, by which all distribute them alike; then it
+    packs what it lacks of its share. Every rank makes one, at the same time.
 
     Args:
         batch: all rows of the step, the same on every rank.
@@ -42,22 +60,19 @@ class RankMicroBatches:
     ) -> None:
         self._batch = batch
         self._ranks = ranks
-        trees = pack_trees(
-            batch.token_ids,
-            batch.is_token,
-            batch.tree_ids,
-            want,
-            limit,
+        packer = TreePacker(
+            *(batch.token_ids, batch.is_token, batch.tree_ids, want, limit),
             branches=branches,
             merge=merge,
         )
-        shares = (
-            distribute_trees(trees, ranks.count, limit, padded=not merge)
-            if trees
-            else [[]] * ranks.count
-        )
-        self._mine = shares[ranks.rank]
-        self.computed_tokens = sum(map(len, trees))
+        packed = {tree: packer.pack(tree) for tree in packer.numbers[ranks.rank :: ranks.count]}
+        parts = _gather_parts(packer.numbers, packed, ranks)
+        shares = distribute_trees(parts, ranks.count, limit, padded=not merge) if parts else []
+        mine = shares[ranks.rank] if shares else []
+        lacking = {part.tree for together in mine for part in together} - packed.keys()
+        packed |= {tree: packer.pack(tree) for tree in lacking}
+        self._mine = [[packed[part.tree][part.part] for part in together] for together in mine]
+        self.computed_tokens = sum(map(len, parts))
         represented = want.any(dim=1)
         if branches is not None:
             represented = represented.index_fill(0, branches.rows, True)
@@ -87,3 +102,56 @@ class RankMicroBatches:
         for packed in self:
             result[packed.rows.cpu(), packed.columns.cpu()] = ask(packed).float().cpu()
         return self._ranks.sum_tensors(result)  # a token is computed on one rank only
+
+
+def _gather_parts(
+    numbers: Sequence[int], packed: Mapping[int, Sequence[PackedTree]], ranks: Ranks
+) -> list[_TreePart]:
+    """The packed trees of all ranks, in order of tree id.
+
+    Args:
+        numbers: ids of all trees, in order.
+        packed: this rank's packed trees, by tree id.
+    """
+    told = ranks.gather({tree: [len(part) for part in parts] for tree, parts in packed.items()})
+    lengths = {tree: counts for one in told for tree, counts in one.items()}
+    return [_TreePart(tree, n, count) for tree in numbers for n, count in enumerate(lengths[tree])]
+
+
+def distribute_trees(
+    trees: Sequence[SizedT], ranks: int, limit: int, *, padded: bool = False
+) -> list[list[list[SizedT]]]:
+    """Distributes packed trees over ranks by token count, and splits each share into micro-batches.
+
+    Args:
+        trees: the trees of the whole step, or what stands for them, with their lengths.
+        ranks: number of ranks.
+        limit: maximum tokens per micro-batch.
+        padded: count every tree of a micro-batch with the length of the longest.
+
+    Returns:
+        The micro-batches of each rank, the same number for all ranks; missing ones are empty.
+    """
+    shares: list[list[SizedT]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for tree in sorted(trees, key=len, reverse=True):
+        lightest = loads.index(min(loads))
+        shares[lightest].append(tree)
+        loads[lightest] += len(tree)
+    dealt = [_micro_batches(share, limit, padded=padded) for share in shares]
+    most = max(map(len, dealt))
+    return [batches + [[] for _ in range(most - len(batches))] for batches in dealt]
+
+
+def _micro_batches(share: Sequence[SizedT], limit: int, *, padded: bool) -> list[list[SizedT]]:
+    """Splits a rank's trees, longest first, into runs of at most `limit` tokens."""
+    batches: list[list[SizedT]] = []
+    tokens = 0
+    for tree in share:
+        new = len(batches[-1][0]) if batches and padded else len(tree)
+        if not batches or tokens + new > limit:
+            batches.append([])
+            tokens, new = 0, len(tree)
+        batches[-1].append(tree)
+        tokens += new
+    return batches

@@ -68,5 +68,6 @@ class Sampler(Protocol):
     """A sampling engine."""
 
     def session(self) -> AbstractContextManager[SamplingSession]:
-        """Opens a session; weights do not change while it is open."""
+        """Opens a session. Weights do not change while it is open, unless completions say which
+        sampled them."""
         ...
