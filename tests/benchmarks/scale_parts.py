@@ -19,7 +19,7 @@ PARTS = {
     "gathering": EVERY,
     "rows": EVERY,
     "credit": EVERY,
-    "packing": EVERY,
+    "packing": SHARE,
     "figures": EVERY,
     **dict.fromkeys(("trained rows", *RECORDED.values()), FIRST),
     **dict.fromkeys(("SQLite", "PostgreSQL", "object store"), FIRST),
