@@ -22,7 +22,7 @@ from rlx.learner import Learner, Ranks
 from rlx.model import Policy
 from rlx.spec import OptimizerSpec, RunnerSpec
 
-__all__ = ["rlcr_update_long", "rlcr_update_short"]
+__all__ = ["RATE", "STEEP", "build_sgd", "rlcr_update_long", "rlcr_update_short", "runner"]
 
 SHAPES = {"short": SHORT, "long": LONG}
 ROUNDS = 5
@@ -89,7 +89,7 @@ def _apart(shape: Shape, ranks: Ranks) -> float:
     train = train_batch(shape, vocabulary=len(policy().tokenizer))
     readable = OptimizerSpec(learning_rate=STEEP, max_grad_norm=1e6)
     packed = policy()
-    told = Learner(packed, runner(shape), readable, ranks, _sgd).update(train, LOSS, STEEP)
+    told = Learner(packed, runner(shape), readable, ranks, build_sgd).update(train, LOSS, STEEP)
     assert told is not None
     start = dict(policy().model.named_parameters())
 
@@ -101,7 +101,7 @@ def _apart(shape: Shape, ranks: Ranks) -> float:
     for joined in (False, True):
         single = policy().model
         plain = PlainLearner(
-            single, runner(shape), readable, ranks, _sgd, lean=joined, joined=joined
+            single, runner(shape), readable, ranks, build_sgd, lean=joined, joined=joined
         )
         loss = plain.update(train, LOSS, STEEP)
         assert abs(told.loss - loss) <= 1e-6, f"losses {told.loss} and {loss}"
@@ -112,7 +112,7 @@ def _apart(shape: Shape, ranks: Ranks) -> float:
     return farthest
 
 
-def _sgd(parameters: Iterable[nn.Parameter], spec: object) -> torch.optim.Optimizer:
+def build_sgd(parameters: Iterable[nn.Parameter], spec: object) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=STEEP)
 
 

@@ -17,8 +17,9 @@ from mirrored_gpu import CUDA, mirror_gpu, mutate
 
 from rlx.checks import read_spec
 from rlx.home import RunFolder
-from rlx.learner import Critic, Learner, Ranks, build_learner_with_reference, choice
-from rlx.learner.forms import CachedForm, GroupedForm, PlainForm
+from rlx.learner import Critic, Learner, Ranks, build_learner_with_reference, choice, flash
+from rlx.learner.chains import AttentionChains
+from rlx.learner.forms import CachedForm, ChainForm, GroupedForm, PlainForm
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
 from rlx.model import build_policy, warm_start_policy
@@ -121,7 +122,17 @@ def update(device, dtype="float32", form=None, **options):
     return stats, learner.logprobs(train.batch, train.mask)
 
 
-@pytest.mark.parametrize("form", [GroupedForm(), CachedForm(), PlainForm()], ids=lambda f: f.name)
+@pytest.fixture
+def flash_of_the_cpu(monkeypatch):
+    """The mirrored GPU has no flash attention but the CPU's."""
+    monkeypatch.setattr(flash, "_select_kernel", lambda _: "cpu")
+
+
+FORMS = (ChainForm(), GroupedForm(), CachedForm(), PlainForm())
+
+
+@pytest.mark.usefixtures("flash_of_the_cpu")
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 def test_an_update_is_that_of_the_cpu(gpu, form):
     if isinstance(form, PlainForm):
         form, choice.FORMS["cuda"] = None, (form,)
@@ -133,6 +144,15 @@ def test_an_update_is_that_of_the_cpu(gpu, form):
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("flash_of_the_cpu")
+@pytest.mark.parametrize("part", ["places", "tokens", "real[:, None, :, None]"])
+def test_a_layout_of_chains_left_on_the_host_is_found(gpu, monkeypatch, part):
+    mutant = mutate(AttentionChains, "from_positions", f"{part}.to(device)", part)
+    monkeypatch.setattr(AttentionChains, "from_positions", classmethod(mutant))
+    with pytest.raises(AssertionError, match=r"chain attention \(.*found at least two devices"):
+        update(CUDA, form=ChainForm())
+
+
 def test_a_batch_is_packed_once_for_all_updates_of_one_loss(monkeypatch):
     packs = []
 
@@ -141,6 +161,7 @@ def test_a_batch_is_packed_once_for_all_updates_of_one_loss(monkeypatch):
         return RankMicroBatches(*args, **options)
 
     monkeypatch.setattr("rlx.learner.learner.RankMicroBatches", pack)
+    monkeypatch.setattr("rlx.learner.critic.RankMicroBatches", pack)
 
     def learn(updates, *, anew):
         policy = build_policy(MODEL, 0)
@@ -157,6 +178,13 @@ def test_a_batch_is_packed_once_for_all_updates_of_one_loss(monkeypatch):
     packs.clear()
     assert learn([first, first, other], anew=True) == once
     assert len(packs) == 3
+    packs.clear()
+    policy = build_policy(MODEL, 0)
+    critic = Critic(policy, RunnerSpec(), CriticSpec(value_clip=None), Ranks(0, 1, CPU), 0)
+    train = train_batch(SHAPE, len(policy.tokenizer))
+    train = dataclasses.replace(train, returns=train.mask.float())
+    assert critic.update(train, 1e-2).loss > critic.update(train, 1e-2).loss
+    assert len(packs) == 1
 
 
 def test_a_trial_leaves_nothing_behind(monkeypatch):

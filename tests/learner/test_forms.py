@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from rlx.learner.attention import AttentionBlocks
 from rlx.learner.choice import FORMS, choose_form
 from rlx.learner.distributed import Ranks
-from rlx.learner.forms import CachedForm, FlexForm, GroupedForm, PlainForm
+from rlx.learner.forms import (
+    CachedForm,
+    ChainForm,
+    FlexForm,
+    GroupedForm,
+    MixedForm,
+    PlainForm,
+)
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.pack import collate_trees, pack_trees
 from rlx.model.lora import adapt_model
@@ -30,14 +37,14 @@ SIZES = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 CHOSEN = {
-    "Qwen2": ({}, GroupedForm),
-    "Qwen3": ({"head_dim": 16}, GroupedForm),
-    "Llama": ({}, GroupedForm),
-    "Mistral": ({"sliding_window": None}, GroupedForm),
-    "SmolLM3": ({}, GroupedForm),
-    "Phi3": ({}, GroupedForm),
-    "GPTNeoX": ({}, GroupedForm),
-    "Qwen3Moe": (EXPERTS, GroupedForm),
+    "Qwen2": ({}, MixedForm),
+    "Qwen3": ({"head_dim": 16}, MixedForm),
+    "Llama": ({}, MixedForm),
+    "Mistral": ({"sliding_window": None}, MixedForm),
+    "SmolLM3": ({}, MixedForm),
+    "Phi3": ({}, MixedForm),
+    "GPTNeoX": ({}, MixedForm),
+    "Qwen3Moe": (EXPERTS, MixedForm),
     "Gemma2": ({"head_dim": 16}, CachedForm),
     "Bloom": ({"n_layer": 2, "n_head": 4}, PlainForm),
     "Mamba": ({"state_size": 4}, PlainForm),
@@ -172,7 +179,9 @@ def qwen():
 
 @settings(max_examples=10, deadline=None)
 @given(forest=forests())
-@pytest.mark.parametrize("form", [GroupedForm(), CachedForm()], ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    "form", [ChainForm(), MixedForm(), GroupedForm(), CachedForm()], ids=lambda form: form.name
+)
 def test_values_and_gradients_are_those_of_plain_rows(qwen, form, forest):
     if not forest[3].any():
         return
@@ -221,7 +230,7 @@ def test_flex_attention_predicts_what_plain_rows_do(qwen):
 
 
 def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
-    for form in (GroupedForm(), CachedForm(), PlainForm()):
+    for form in (ChainForm(), *FORMS["cpu"]):
         qwen.use(form)
         qwen.zero_grad()
         logprobs, _ = qwen(collate_trees([], torch.zeros(1, 1, dtype=torch.int64)), torch.ones(0))
@@ -264,7 +273,7 @@ def test_an_adapter_as_it_begins_shares_prefixes():
     model = model_of("Qwen2")
     adapt_model(model, Lora(rank=2), 0)
     choice = choose_form(PackedPolicy(model), HERE)
-    assert type(choice.form) is GroupedForm, str(choice)
+    assert type(choice.form) is MixedForm, str(choice)
 
 
 def test_padding_of_plain_rows_makes_no_mask(qwen, monkeypatch):

@@ -6,6 +6,7 @@ depth d costs b · (d + b), wherever the tree branches. Blocks with similar numb
 computed together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-__all__ = ["GROUPED", "AttentionBlocks"]
+from rlx.learner.chains import AttentionChains, attend_chains
 
-GROUPED = "rlx_grouped"
+__all__ = ["PACKED", "AttentionBlocks"]
+
+PACKED = "rlx_packed"
 """Name under which the attention function is registered with transformers."""
 
 SMALLEST = 64
@@ -69,7 +72,7 @@ class AttentionBlocks:
         """
         device, length = ends.device, int(positions.max()) + 1
         ends, places = ends.cpu(), positions.cpu()
-        size = max(SMALLEST, length // PATHS_PER_BLOCK)
+        size = cls.choose_size(positions)
         tokens = torch.arange(len(ends)).split(size)
         seen = [torch.cat([(ends[: t[0]] > t[0]).nonzero()[:, 0], t]) for t in tokens]
         buckets: list[list[int]] = []
@@ -96,6 +99,11 @@ class AttentionBlocks:
             key_positions=tuple(places[k.clamp(min=0)].to(device) for k in key_rows),
             length=length,
         )
+
+    @staticmethod
+    def choose_size(positions: Tensor) -> int:
+        """Tokens of a block, for the `[L]` positions of a micro-batch."""
+        return max(SMALLEST, (int(positions.max()) + 1) // PATHS_PER_BLOCK)
 
     def select_masks(self, window: int | None) -> tuple[Tensor, ...]:
         """The masks of a layer that sees `window` tokens, itself included; None: all."""
@@ -126,7 +134,7 @@ def _build_attention_mask(queries: Tensor, keys: Tensor, ends: Tensor) -> Tensor
     return torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
 
 
-def _compute_grouped_attention(
+def _compute_packed_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -134,28 +142,46 @@ def _compute_grouped_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    rlx_blocks: AttentionBlocks | None = None,
+    rlx_layout: AttentionBlocks | AttentionChains | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers: `[1, heads, L, width]` in, `[1, L, heads, width]` out.
 
     Raises:
-        ValueError: the model requests something other than plain attention.
+        ValueError: the model requests something other than plain attention, or the layer has a
+            window, which only blocks have masks for.
     """
-    if rlx_blocks is None:  # the model is not called on packed trees
+    if rlx_layout is None:  # the model is not called on packed trees
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
         return torch.as_tensor(output), None
     if unsupported := [name for name in UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"this model's attention uses {', '.join(unsupported)}")
-    blocks, (_, heads, _, width) = rlx_blocks, query.shape
+    if isinstance(rlx_layout, AttentionBlocks):
+        masks = rlx_layout.select_masks(sliding_window)
+        return _attend_in_blocks(query, key, value, rlx_layout, masks, scaling), None
+    if sliding_window is not None and sliding_window < rlx_layout.length:
+        raise ValueError(f"a layer has a window of {sliding_window} tokens")
+    return attend_chains(query, key, value, rlx_layout, scaling), None
+
+
+def _attend_in_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    blocks: AttentionBlocks,
+    masks: Sequence[Tensor],
+    scaling: float | None,
+) -> Tensor:
+    """Attention of `[1, heads, L, width]`, block by block; `[1, L, heads, width]`."""
+    _, heads, _, width = query.shape
     queries = _gather_tokens(query, blocks.queries)
     keys, values = _gather_tokens(key, blocks.keys), _gather_tokens(value, blocks.keys)
     lengths = [n * b for n, b, _ in blocks.sizes], [n * k for n, _, k in blocks.sizes]
     groups = zip(
         blocks.sizes,
-        blocks.select_masks(sliding_window),
+        masks,
         queries.split(lengths[0]),
         keys.split(lengths[1]),
         values.split(lengths[1]),
@@ -167,7 +193,7 @@ def _compute_grouped_attention(
         )
         for (n, b, c), mask, q, k, v in groups
     ]
-    return torch.cat(outputs).index_select(0, blocks.outputs).view(1, -1, heads, width), None
+    return torch.cat(outputs).index_select(0, blocks.outputs).view(1, -1, heads, width)
 
 
 def _gather_tokens(states: Tensor, tokens: Tensor) -> Tensor:
@@ -191,4 +217,4 @@ def _attend_blocks(
     return output.transpose(1, 2).reshape(query.shape[0] * query.shape[2], -1)
 
 
-AttentionInterface.register(GROUPED, _compute_grouped_attention)
+AttentionInterface.register(PACKED, _compute_packed_attention)

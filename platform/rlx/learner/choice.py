@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from rlx.errors import SpecError
 from rlx.learner.distributed import Ranks
-from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, PlainForm
+from rlx.learner.forms import (
+    CachedForm,
+    FlexForm,
+    ForwardForm,
+    GroupedForm,
+    MixedForm,
+    PlainForm,
+)
 from rlx.learner.forward import PackedModule, PackedPolicy
 from rlx.learner.pack import PackedBatch, collate_trees, pack_trees
 from rlx.learner.vocabulary import CHUNK
@@ -39,8 +46,8 @@ WHOLE_LOGITS = 2 << 30
 vocabulary. Several tensors of that size are alive at once."""
 
 FORMS: dict[str, tuple[ForwardForm, ...]] = {
-    "cuda": (FlexForm(), GroupedForm(), CachedForm(), PlainForm()),
-    "cpu": (GroupedForm(), CachedForm(), PlainForm()),
+    "cuda": (FlexForm(), MixedForm(), GroupedForm(), CachedForm(), PlainForm()),
+    "cpu": (MixedForm(), GroupedForm(), CachedForm(), PlainForm()),
 }
 """By device type, fastest first. Plain rows are the reference."""
 
@@ -193,7 +200,10 @@ def _list_refused_forms(
 
 
 def _find_form_fault(module: PackedModule, form: ForwardForm, expected: tuple[Tensor, ...]) -> str:
-    """Explains why a form does not fit; empty if it does."""
+    """Explains why a form, or one that it may choose, does not fit; empty if it does."""
+    if isinstance(form, MixedForm):
+        faults = (_find_form_fault(module, part, expected) for part in form.parts)
+        return next(filter(None, faults), "")
     try:
         module.use(form)
         found = _compute_trial_outputs(module)
