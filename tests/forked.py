@@ -52,7 +52,7 @@ STARTED = (
     *("rlx.launch.supervisor", "rlx.launch.rank", "torch.distributed.run"),
     FORKING,
     *("rlx.launch.multi_node", "rlx.launch.node"),
-    *("measure_checkpoints", "measure_learner"),
+    *("measure_checkpoints", "measure_learner", "measure_loading"),
 )
 """What rlx and tests start, with `python -m`, and torchrun with `python -u -m`."""
 ENGINES = ("rlx.sampler.vllm_worker", "forgetful_vllm_worker")

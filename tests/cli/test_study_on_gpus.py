@@ -92,6 +92,7 @@ def test_every_command_of_the_readme_plans(line, monkeypatch, tmp_path):
     for report in planned(line):
         assert report.exit_code == 0
         assert not [f for f in report.findings if f.severity == "error"]
+        assert all(phase.memory.total > 0 for phase in report.phases), "no files are needed"
         assert any("its data are not" in note for note in report.notes) != ("samples" in line)
 
 

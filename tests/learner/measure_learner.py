@@ -66,7 +66,8 @@ VALUES = {
     # Those of 1 begin those of 1., so that all are told apart by what closes them.
     "longer values": {"1": (42, 11), "1.": (42, 27, 11), ".5": (27, 46, 11), "0.9": (39, 11)},
 }
-"""Texts of confidences and their tokens; 11 is `</confidence>`."""
+"""Texts of confidences and their tokens; 11 is `</confidence>`. Losses with an expected score ask
+the model once more, and are tried at the extremes; the others where nothing is sharded."""
 VALUE_CLIP = 0.1
 TEMPERATURES = {"answer": 1.0, "confidence": 0.7}
 LR = 1e4
@@ -79,8 +80,10 @@ if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
 LIMITS = {"whole": 16_384, "several": 84, "cut": 60}
 """Tokens per micro-batch: all trees in one, several of them, so few that trees are cut."""
 LORA = Lora(rank=4, alpha=6)
-EXTREMES = (0, 3)
-"""ZeRO stages at which everything is tried: nothing is sharded, and all is."""
+EXTREMES = {1: (0,), 2: (3,)} if DEVICE == "cpu" else {1: (0, 3), 2: (0, 3)}
+"""By number of ranks, the ZeRO stages at which everything is tried: none or all is sharded."""
+CRITIC_CUTS = ("cut",)
+"""How a critic's batch is cut at the other stages."""
 HALF = 2
 """ZeRO stage at which bfloat16 is tried."""
 DROPOUT = 0.5
@@ -403,7 +406,7 @@ class Bench:
             zero_stage=self.stage, micro_batch_tokens=tokens, device=DEVICE, **options
         )
 
-    def learner(self, optimizer, limit="cut", make_optimizer=build_adamw, **options):
+    def learner(self, optimizer, limit="several", make_optimizer=build_adamw, **options):
         policy, runner = self.policy(), self.runner(limit, **options)
         return policy, Learner(policy, runner, optimizer, self.ranks, make_optimizer)
 
@@ -499,7 +502,7 @@ class Bench:
             How far its first step is from the clipped gradient, and the norm it reports.
         """
         length = norm(self.gradient.values())
-        policy, learner = self.learner(READABLE)
+        policy, learner = self.learner(READABLE, "whole")
         learner.update(self.batches[1], LOSS, 0.0)
         bounded = READABLE.model_copy(update={"max_grad_norm": length / 2})
         learner.begin_phase(bounded, fresh=fresh)
@@ -550,7 +553,7 @@ class Bench:
         """Log-probabilities of the reference before and after a step, and the gradient of that."""
         policy, train = self.policy(), self.batches[0]
         learner, reference = build_learner_with_reference(
-            policy, self.runner("cut", **options), READABLE, self.ranks
+            policy, self.runner("several", **options), READABLE, self.ranks
         )
         own = learner.logprobs(train.batch, train.mask)
         first = reference.logprobs(train.batch, train.mask)
@@ -640,10 +643,13 @@ def measure_stage(stage, ranks, batches, chosen, folder):
     adapters = Bench(stage, ranks, batches, folder, lora=True)
     figures = {limit: bench.first_step(limit) for limit in LIMITS}
     figures["adapters"] = adapters.first_step("several")
-    if stage in EXTREMES:
+    extreme = stage in EXTREMES[ranks.count]
+    if extreme:
         figures |= {form.name: in_form(bench, form) for form in (CachedForm(), PlainForm())}
         figures["recomputed"] = bench.first_step("several", activation_checkpointing=True)
-        figures |= {name: bench.choice(chosen[name], loss) for name, loss in CHOICES.items()}
+    for name, loss in CHOICES.items():
+        if extreme if name in VALUES else stage == 0:
+            figures[name] = bench.choice(chosen[name], loss)
     if stage:
         figures["offloaded"] = bench.usual_steps(offload_optimizer=True)
     figures["fresh"] = bench.second_phase(fresh=True)
@@ -652,8 +658,8 @@ def measure_stage(stage, ranks, batches, chosen, folder):
     figures["usual_steps"] = bench.usual_steps()
     figures["frozen copy"] = bench.reference()
     figures["adapter-free"] = adapters.reference()
-    for limit, clip in (("whole", None), ("several", VALUE_CLIP), ("cut", VALUE_CLIP)):
-        figures[f"critic {limit}"] = bench.critic(limit, clip)
+    for limit in LIMITS if extreme else CRITIC_CUTS:
+        figures[f"critic {limit}"] = bench.critic(limit, None if limit == "whole" else VALUE_CLIP)
     if ranks.count > 1:
         figures["one_tree"] = bench.one_tree()
     if stage == HALF:

@@ -53,11 +53,13 @@ LARGE = TinyModelSpec(
 """Its weights are large beside all else that is counted."""
 STORED = ("float32", "bfloat16")
 CASES = [
-    *((stage, "bfloat16", stored, "whole") for stage in range(4) for stored in STORED),
-    *((stage, "bfloat16", "bfloat16", "adapters") for stage in range(4)),
+    *((stage, "bfloat16", STORED[stage % 2], "whole") for stage in range(3)),
+    *((3, "bfloat16", stored, "whole") for stored in STORED),
+    *((stage, "bfloat16", "bfloat16", "adapters") for stage in (1, 3)),
     *((3, "float32", "float32", what) for what in ("whole", "adapters")),
 ]
-"""ZeRO stage, precision of training, precision of the files, what learns."""
+"""ZeRO stage, precision of training, precision of the files, what learns. Stage 3 loads in its own
+way, and the others alike."""
 
 
 @contextmanager

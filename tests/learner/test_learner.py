@@ -30,6 +30,8 @@ QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS":
 ON_GPU = os.environ.get("RLX_TEST_DEVICE", "cpu") != "cpu"
 if not ON_GPU:
     QUIET["CUDA_VISIBLE_DEVICES"] = ""
+EXTREMES = {1: (0, 3), 2: (0, 3)} if ON_GPU else {1: (0,), 2: (3,)}
+"""By number of ranks, the ZeRO stages at which everything is tried: see `measure_learner.py`."""
 
 
 def has_gpus(ranks):
@@ -39,15 +41,17 @@ def has_gpus(ranks):
 
 def start(ranks, folder):
     """Starts measuring. One rank must do without any compiler: nothing is on its path."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", "-m", "measure_learner"]
-    command += [str(folder / "measured.json")]
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
     roots = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **QUIET, "PYTHONPATH": roots.rstrip(os.pathsep)}
     alone = ranks == 1 and not ON_GPU  # there, Triton compiles kernels
     if alone:
+        launcher = []
+        environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         environment["PATH"] = str(folder / "no-programs-here")
         environment["TORCH_EXTENSIONS_DIR"] = str(folder / "no-extensions-here")
+    command = [sys.executable, "-m", *launcher, "measure_learner", str(folder / "measured.json")]
     with (folder / "log").open("w") as log, cold_starts() if alone else nullcontext():
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
@@ -77,6 +81,17 @@ def measured(measuring, ranks):
     return json.loads((folder / "measured.json").read_text())
 
 
+def at_stages(stages):
+    """Every measurement at its stages, on one rank and on two; by default, at the extreme ones."""
+    cases = [
+        pytest.param(ranks, stage, cut, id=f"{number}-{stage}-{cut}")
+        for ranks, number in ((1, "one rank"), (2, "two ranks"))
+        for cut, several in stages.items()
+        for stage in several or EXTREMES[ranks]
+    ]
+    return pytest.mark.parametrize(("ranks", "stage", "cut"), cases, indirect=["ranks"])
+
+
 def near(figures):
     return pytest.approx(figures, rel=1e-5, abs=1e-6)
 
@@ -84,10 +99,11 @@ def near(figures):
 # One gradient, however the batch is cut ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("stage", "cut"),
-    [(stage, cut) for stage in range(4) for cut in ("whole", "several", "cut", "adapters")]
-    + [(s, cut) for s in (0, 3) for cut in ("a cache with gradient", "plain rows", "recomputed")],
+@at_stages(
+    {
+        **dict.fromkeys(("whole", "several", "cut", "adapters"), range(4)),
+        **dict.fromkeys(("a cache with gradient", "plain rows", "recomputed")),
+    }
 )
 class TestOneStep:
     @pytest.fixture
@@ -134,10 +150,9 @@ class TestOneStep:
         assert 1 < found["bonus_entropy"] < 5
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-@pytest.mark.parametrize("choice", ["gspo", "cispo", "none", "penalty", "all", *VALUES])
-def test_every_choice_of_loss_is_the_plain_one_however_cut(measured, stage, choice):
-    found = measured[str(stage)][choice]
+@at_stages(dict.fromkeys(["gspo", "cispo", "none", "penalty", "all"], (0,)) | dict.fromkeys(VALUES))
+def test_every_choice_of_loss_is_the_plain_one_however_cut(measured, stage, cut):
+    choice, found = cut, measured[str(stage)][cut]
     assert found["worst"] <= 5e-6
     assert found["found"] == near(found["plain"])
     assert (found["found"]["clip_fraction"] > 0.05) == (choice != "none")
@@ -236,8 +251,7 @@ def test_a_frozen_copy_is_rounded_as_the_policy_is(measured):
 # Critic ------------------------------------------------------------------------------------------
 
 
-@STAGES
-@pytest.mark.parametrize("cut", ["whole", "several", "cut"])
+@at_stages({"whole": None, "several": None, "cut": range(4)})
 class TestCritic:
     @pytest.fixture
     def found(self, measured, stage, cut):

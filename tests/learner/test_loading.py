@@ -51,7 +51,7 @@ def measured(tmp_path_factory):
 
 
 def test_every_case_begins_with_the_files_and_takes_the_step_of_plain_loading(measured):
-    assert len(measured["cases"]) == 14
+    assert len(measured["cases"]) == 9
     wrong = {
         case: [name for name, holds in found.items() if not holds]
         for case, found in measured["cases"].items()
