@@ -132,7 +132,6 @@ class ClusterServer:
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        self._dtype: torch.dtype = getattr(torch, model["dtype"])
         device = torch.device(model["settings"]["device"])
         environment = build_worker_environment(model["threads"], device)
         self._keeper = keeper = PoolKeeper(
@@ -184,8 +183,6 @@ class ClusterServer:
                 weights: dict[str, torch.Tensor] = {}
                 for chunk in chunks:
                     weights |= load(ray.get(chunk))
-                here, folders = torch.device("cpu"), (self._folder, self._shared)
-                keeper.publish(
-                    kind, number, publish_weights("file", weights, self._dtype, here, folders)
-                )
+                folders = self._folder, self._shared
+                keeper.publish(kind, number, publish_weights("file", weights, folders))
             self._versions = {kind: number for kind, (number, _) in published.items()}

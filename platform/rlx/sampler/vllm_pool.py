@@ -7,6 +7,7 @@ since every row has its own seed.
 """
 
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.machine_pool import MachinePool
 from rlx.sampler.server_pool import ADAPT, LOAD, ServerPool
 from rlx.sampler.servers_address import SERVERS
+from rlx.sampler.transfer import collect_weights, drop_tied_weights
 from rlx.sampler.vllm_engine import require_vllm
 from rlx.sampler.vllm_session import Row, VllmSession, build_row_request
 from rlx.spec import RunnerSpec, TurnSpec
@@ -115,8 +117,9 @@ class PoolSampler:
         """Does nothing: servers have all the room that their devices have."""
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Sends the learner's weights to the servers; see `load_each`."""
-        self.load_each(iter(weights.items()))
+        """Sends the learner's weights to the servers; tied weights may be listed twice. See
+        `load_each`."""
+        self.load_each(iter(drop_tied_weights(weights).items()))
 
     def load_each(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Sends the learner's weights to the servers, by name; an adapter that was loaded before is
@@ -127,17 +130,18 @@ class PoolSampler:
         """
         self._version, self.drift = self._version + 1, None
         if not self._pool.publishes:
-            for _ in weights:  # whose parts the ranks gather together
-                pass
+            deque(weights, maxlen=0)  # whose parts the ranks gather together
             return
-        kept = {name: weight.detach().to("cpu", self._dtype) for name, weight in weights}
-        self._pool.publish(LOAD, self._version, self._stored.convert(kept))
+        self._pool.publish(LOAD, self._version, self._stored.convert(self._collect(weights)))
 
     def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
         """Sends a LoRA adapter to the servers, in place of the one before; see `load_each`."""
         self._version, self.drift = self._version + 1, None
         if self._pool.publishes:
-            self._pool.publish(ADAPT, self._version, weights)
+            self._pool.publish(ADAPT, self._version, self._collect(iter(weights.items())))
+
+    def _collect(self, weights: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        return collect_weights("file", weights, self._dtype, torch.device("cpu"))
 
     @contextmanager
     def session(self) -> Iterator[VllmSession]:
