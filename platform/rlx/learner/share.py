@@ -1,15 +1,26 @@
 """One rank's share of a step's tokens, in micro-batches."""
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch
 from rlx.learner.distributed import Ranks
 from rlx.learner.pack import Branches, PackedBatch, collate_trees, distribute_trees, pack_trees
 
-__all__ = ["RankMicroBatches"]
+__all__ = ["RankMicroBatches", "TokenRows"]
+
+
+class TokenRows(Protocol):
+    """Rows of tokens, as in `rlx.batch.TokenBatch`."""
+
+    @property
+    def token_ids(self) -> Tensor: ...
+    @property
+    def is_token(self) -> Tensor: ...
+    @property
+    def tree_ids(self) -> Tensor: ...
 
 
 class RankMicroBatches:
@@ -32,7 +43,7 @@ class RankMicroBatches:
 
     def __init__(
         self,
-        batch: TokenBatch,
+        batch: TokenRows,
         want: Tensor,
         limit: int,
         ranks: Ranks,

@@ -45,7 +45,15 @@ if TYPE_CHECKING:
         tiny_tokenizer,
     )
     from rlx.model.vocabulary import Vocabulary
-    from rlx.model.warm_start import read_warm_start_losses, warm_start_policy
+    from rlx.model.warm_start import (
+        DemonstrationBatches,
+        SharedTraining,
+        WarmStartProgress,
+        build_demonstration_batches,
+        fits_warm_start,
+        read_warm_start_losses,
+        warm_start_policy,
+    )
     from rlx.model.windows import (
         build_attention_mask,
         do_windows_show,
@@ -55,17 +63,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatDialogue",
+    "DemonstrationBatches",
     "MatmulChoice",
     "OneDnnLinear",
     "PlainDialogue",
     "Policy",
+    "SharedTraining",
     "StoredForm",
     "TextFault",
     "TextSource",
     "Vocabulary",
+    "WarmStartProgress",
     "adapt_policy",
     "adapter_weights",
     "build_attention_mask",
+    "build_demonstration_batches",
     "build_policy",
     "build_vocabulary_dialogue",
     "check_model_files",
@@ -82,6 +94,7 @@ __all__ = [
     "find_target_layers",
     "find_text_faults",
     "find_window",
+    "fits_warm_start",
     "folder_dialogue",
     "is_adapted",
     "iterate_base_weights",
@@ -139,6 +152,11 @@ _HOME = {
     "pretrained_tokenizer": "tokenizer",
     "tiny_tokenizer": "tokenizer",
     "Vocabulary": "vocabulary",
+    "DemonstrationBatches": "warm_start",
+    "SharedTraining": "warm_start",
+    "WarmStartProgress": "warm_start",
+    "build_demonstration_batches": "warm_start",
+    "fits_warm_start": "warm_start",
     "read_warm_start_losses": "warm_start",
     "warm_start_policy": "warm_start",
     "build_attention_mask": "windows",
