@@ -25,6 +25,7 @@ from rlx.sampler.server_pool import ADAPT, LOAD, ServerPool
 from rlx.sampler.servers_address import SERVERS
 from rlx.sampler.transfer import collect_weights, drop_tied_weights
 from rlx.sampler.vllm_engine import require_vllm
+from rlx.sampler.vllm_keeper import print_line
 from rlx.sampler.vllm_session import Row, VllmSession, build_row_request
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
@@ -164,7 +165,7 @@ class PoolSampler:
         """Leaves the pool, which ends with the rank that sends it weights."""
         if self._pool.publishes:
             counts = ", ".join(f"{rows:,}" for rows in self._rows)
-            print(f"rows by vLLM server, of this rank: {counts}", flush=True)
+            print_line(f"rows by vLLM server, of this rank: {counts}")
         self._pool.close()
         # Others wait for no answer that they do not need.
         self._threads.shutdown(wait=self._pool.publishes)
