@@ -27,7 +27,8 @@ with speed_up_imports():
     from rlx.learner import Critic, Learner, build_learner_with_reference, choice, join_ranks
     from rlx.learner.engine import build_adamw
     from rlx.learner.forms import CachedForm, PlainForm
-    from rlx.learner.pack import distribute_trees, pack_trees
+    from rlx.learner.pack import pack_trees
+    from rlx.learner.share import distribute_trees
     from rlx.model import build_policy
     from rlx.model.lora import adapt_model, adapter_weights
     from rlx.plugin import Problem

@@ -11,6 +11,7 @@ import dataclasses
 import gc
 import json
 import re
+import shutil
 import sys
 import time
 from collections import deque
@@ -37,14 +38,16 @@ with speed_up_imports():
         critic_weights,
         train_batch,
     )
+    from torch.multiprocessing.reductions import StorageWeakRef
     from torch.profiler import ProfilerActivity, profile
 
     from rlx.learner import Critic, Learner, build_learner_with_reference, engine, join_ranks
     from rlx.learner import learner as learner_module
     from rlx.model import adapt_policy, build_policy, convert_weights, copy_model
-    from rlx.sampler import TransformersSampler, copy_policy
+    from rlx.sampler import TransformersSampler, VllmSampler, copy_policy, vllm_engine
     from rlx.sampler.engines import load_weights
-    from rlx.spec import CriticSpec, PretrainedModelSpec, RunnerSpec, TinyModelSpec
+    from rlx.sampler.transfer import read_weight_file
+    from rlx.spec import CriticSpec, PretrainedModelSpec, RunnerSpec, TinyModelSpec, VllmSamplerSpec
 
 RATE = 1e-3
 LARGE = TinyModelSpec(
@@ -60,6 +63,8 @@ CASES = [
 ]
 """ZeRO stage, precision of training, precision of the files, what learns. Stage 3 loads in its own
 way, and the others alike."""
+SENT = [(way, what) for way in ("file", "ipc", "nccl") for what in ("whole", "adapters")]
+"""How weights are sent to vLLM beside the ranks, and what learns."""
 
 
 @contextmanager
@@ -195,6 +200,68 @@ def count_whole_weights(ranks, folder):
     }
 
 
+class WorkerWithoutVllm:
+    """Keeps what it is sent."""
+
+    def __init__(self, environment, folders, device):
+        self.folders = folders
+
+    def ask(self, message, doing, weights=None):
+        if message.get("ask") == "load":
+            way = weights.message["way"]
+            if way == "file":
+                self.sent = dict(read_weight_file(f"/dev/fd/{weights._file.fileno()}"))
+            elif way == "ipc":
+                self.sent = weights._weights
+            else:
+                names = [name for name, _, _ in weights.message["tensors"]]
+                self.sent = dict(zip(names, weights._weights, strict=True))
+        return {"longest": 128}
+
+    def close(self):
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def count_gathered():
+    """Bytes of all weights that are gathered and not yet let go, whenever one was gathered."""
+    gathered, held = [], []
+    gather = engine.TrainingEngine.gather_parameter
+
+    def count(self, parameter):
+        whole = gather(self, parameter)
+        gathered.append((StorageWeakRef(whole.untyped_storage()), whole.nbytes))
+        held.append(sum(size for storage, size in gathered if not storage.expired()))
+        return whole
+
+    with patch.object(engine.TrainingEngine, "gather_parameter", count):
+        yield held
+
+
+def count_sent_bytes(way, what, ranks, folder):
+    """Bytes that are gathered at most while weights are sent to vLLM beside the ranks, and whether
+    all of them arrive."""
+    runner = RunnerSpec(zero_stage=3, dtype="bfloat16", device=DEVICE)
+    policy = load(folder / "bfloat16", torch.bfloat16, what)
+    plain = load(folder / "bfloat16", torch.bfloat16, "whole")
+    sizes = [p.nbytes for p in plain.model.parameters()]
+    spec = VllmSamplerSpec(weight_transfer=way, colocate=way != "nccl")
+    with (
+        patch.object(vllm_engine, "require_vllm", lambda: None),
+        patch.object(vllm_engine, "WorkerProcess", WorkerWithoutVllm),
+    ):
+        sampler = VllmSampler(plain, spec, runner, ranks.device)
+        learner = Learner(policy, runner, USUAL, ranks)
+        iterate = learner.iterate_weights if what == "whole" else learner.iterate_base_weights
+        expected = copied(dict(iterate()))
+        with count_gathered() as held:
+            load_weights(sampler, iterate())
+        sent = same(expected, sampler._worker.sent)
+        sampler.close()
+    return {"gathered": max(held), "largest": max(sizes), "whole": sum(sizes), "sent": sent}
+
+
 def save_models(folder):
     for dtype in STORED:
         build_policy(MODEL, 0, dtype=getattr(torch, dtype)).save(folder / dtype)
@@ -283,6 +350,9 @@ def main(folder):
         "critics": {s: compare_critic(s, ranks, train, folder) for s in range(4)},
         "references": {dtype: compare_references(dtype, ranks, train, folder) for dtype in STORED},
         "whole": count_whole_weights(ranks, folder),
+        "sent": {
+            repr((way, what)): count_sent_bytes(way, what, ranks, folder) for way, what in SENT
+        },
         "memory": {s: measure_memory(s, ranks, folder) for s in (1, 2, 3)},
     }
     if ranks.is_first:

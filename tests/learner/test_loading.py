@@ -82,6 +82,13 @@ def test_no_more_than_one_weight_is_whole_at_a_time(measured):
     assert found["sent"]
 
 
+def test_no_more_than_one_weight_is_gathered_while_vllm_beside_a_rank_gets_them(measured):
+    assert len(measured["sent"]) == 6
+    for case, found in measured["sent"].items():
+        assert found["sent"], case
+        assert 0 < found["gathered"] <= found["largest"] < 0.5 * found["whole"], (case, found)
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_loading_takes_the_memory_that_is_planned(measured, stage):
     shape, found = load_model_shape(LARGE, 142), measured["memory"][str(stage)]

@@ -10,7 +10,7 @@ import torch
 from engines import needs_vllm
 
 from rlx.errors import RlxError
-from rlx.model import adapter_weights, base_weights, build_policy
+from rlx.model import adapter_weights, build_policy, iterate_base_weights
 from rlx.model.lora import adapt_model
 from rlx.rollout import Completion
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
@@ -54,8 +54,8 @@ class Adapted(Plain):
         super().__init__(policy)
         adapt_model(self.model, policy.lora, seed=0)
 
-    def base_weights(self):
-        return base_weights(self.model)
+    def iterate_base_weights(self):
+        return iterate_base_weights(self.model)
 
     def adapter(self):
         return adapter_weights(self.model)
@@ -110,7 +110,7 @@ def test_swapped_adapters_are_the_learners_and_nothing_is_left_of_former_ones():
     with open_sampler(policy, spec, RUNNER, CPU) as sampler:
         assert sampler.description == "vLLM in a separate process; LoRA adapters are swapped"
         m = machinery(policy, spec, sampler)
-        for weight in m.learner.base_weights().values():
+        for _, weight in m.learner.iterate_base_weights():
             weight *= 1.1  # as after a resume, where they are the checkpoint's
         synchronize_sampler(m, 0, base=True)
         assert sampler.drift.largest <= 5e-5

@@ -12,7 +12,14 @@ from patience import LIMIT
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rlx.sampler.channel import Channel
-from rlx.sampler.transfer import DEVICE, join_process_group, publish_weights, receive_weights
+from rlx.sampler.transfer import (
+    DEVICE,
+    collect_weights,
+    drop_tied_weights,
+    join_process_group,
+    publish_weights,
+    receive_weights,
+)
 
 CPU = torch.device("cpu")
 WAYS = ("file", "ipc", "nccl")
@@ -39,7 +46,8 @@ def carried(way, weights, tmp_path, dtype=torch.float32, spoil=lambda: None, tim
     worker = threading.Thread(target=work)
     worker.start()
     group = join_process_group(tmp_path / "meeting", 0, CPU) if way == "nccl" else None
-    published = publish_weights(way, weights, dtype, CPU, (tmp_path / "disk", tmp_path / "memory"))
+    kept = collect_weights(way, drop_tied_weights(weights).items(), dtype, CPU)
+    published = publish_weights(way, kept, (tmp_path / "disk", tmp_path / "memory"))
     spoil()
     for _ in range(times):
         ours.send(published.message)
@@ -87,7 +95,7 @@ def test_a_broadcast_ends_with_the_worker(tmp_path):
     worker.communicate(timeout=LIMIT)  # it leaves when both have met
     assert worker.returncode == 0
     large = {"a": torch.ones(4_000_000)}
-    published = publish_weights("nccl", large, torch.float32, CPU, (tmp_path, tmp_path))
+    published = publish_weights("nccl", large, (tmp_path, tmp_path))
     theirs.close()
     published.send(ours, group)  # nobody receives it
     with pytest.raises((EOFError, OSError)):

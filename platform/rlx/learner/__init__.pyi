@@ -1,4 +1,5 @@
 from .critic import Critic, CriticStats, critic_rate
+from .demonstrations import train_on_demonstrations
 from .distributed import Ranks, join_ranks
 from .forward import PackedPolicy
 from .learner import Learner, learning_rate, write_model
@@ -20,5 +21,6 @@ __all__ = [
     "join_ranks",
     "learning_rate",
     "load_consolidated_weights",
+    "train_on_demonstrations",
     "write_model",
 ]

@@ -32,8 +32,8 @@ from rlx.learner.terms import (
 from rlx.model import (
     Policy,
     adapter_weights,
-    base_weights,
     disable_adapters,
+    iterate_base_weights,
     iterate_merged_weights,
     save_adapter,
 )
@@ -239,10 +239,10 @@ class Learner:
         """
         return iterate_merged_weights(self._model, self._engine.gather_parameter)
 
-    def base_weights(self) -> Mapping[str, Tensor]:
-        """Returns full weights under the plain model's parameter names, without what adapters add,
-        on every rank."""
-        return base_weights(self._model, self._engine.gather_parameter)
+    def iterate_base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields full weights under the plain model's parameter names, without what adapters add;
+        see `iterate_weights`."""
+        return iterate_base_weights(self._model, self._engine.gather_parameter)
 
     def adapter(self) -> Mapping[str, Tensor]:
         """Returns A and B of every adapted layer under peft's checkpoint names, on every rank; none

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch
 from rlx.learner.distributed import Ranks
 from rlx.learner.pack import Branches, PackedBatch, PackedTree, TreePacker, collate_trees
 
-__all__ = ["RankMicroBatches", "distribute_trees"]
+__all__ = ["RankMicroBatches", "TokenRows", "distribute_trees"]
 
 SizedT = TypeVar("SizedT", bound=Sized)
 
@@ -26,6 +25,17 @@ class _TreePart:
 
     def __len__(self) -> int:
         return self.tokens
+
+
+class TokenRows(Protocol):
+    """Rows of tokens, as in `rlx.batch.TokenBatch`."""
+
+    @property
+    def token_ids(self) -> Tensor: ...
+    @property
+    def is_token(self) -> Tensor: ...
+    @property
+    def tree_ids(self) -> Tensor: ...
 
 
 class RankMicroBatches:
@@ -50,7 +60,7 @@ class RankMicroBatches:
 
     def __init__(
         self,
-        batch: TokenBatch,
+        batch: TokenRows,
         want: Tensor,
         limit: int,
         ranks: Ranks,

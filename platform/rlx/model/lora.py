@@ -32,10 +32,10 @@ __all__ = [
     "adapt_model",
     "adapt_policy",
     "adapter_weights",
-    "base_weights",
     "disable_adapters",
     "find_target_layers",
     "is_adapted",
+    "iterate_base_weights",
     "iterate_merged_weights",
     "merged_weights",
     "save_adapter",
@@ -156,20 +156,21 @@ def disable_adapters(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def base_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:
-    """Returns weights under the plain model's parameter names, without what adapters add.
+def iterate_base_weights(
+    model: PreTrainedModel, whole: Whole = Tensor.detach
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields weights under the plain model's parameter names, without what adapters add.
 
     Args:
         model: adapted or plain.
-        whole: called for every parameter but those of adapters, in the same order on every rank.
+        whole: called for every parameter but those of adapters, in the same order on every rank,
+            when its weight is due.
     """
     layers = _find_adapted_layers(model)
     adapters = {id(p) for layer in layers.values() for p in _get_lora_matrices(layer)}
-    return {
-        name.replace(".base_layer.", "."): whole(parameter)
-        for name, parameter in model.named_parameters()
-        if id(parameter) not in adapters
-    }
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in adapters:
+            yield name.replace(".base_layer.", "."), whole(parameter)
 
 
 def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:
@@ -201,6 +202,7 @@ def iterate_merged_weights(
             added = added.T if layer.fan_in_fan_out else added
             weight = (weight.float() + added).to(weight.dtype)
         yield plain, weight
+        del weight  # before the next one is gathered
 
 
 def _get_lora_matrices(layer: Linear) -> tuple[nn.Parameter, nn.Parameter]:

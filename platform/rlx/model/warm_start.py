@@ -11,8 +11,9 @@ import json
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,17 @@ from rlx.spec import (
     WarmStart,
 )
 
-__all__ = ["read_warm_start_losses", "warm_start_policy"]
+__all__ = [
+    "DemonstrationBatches",
+    "SharedTraining",
+    "WarmStartProgress",
+    "build_demonstration_batches",
+    "fits_warm_start",
+    "read_warm_start_losses",
+    "warm_start_policy",
+]
 
-Progress = Callable[[int, int, float], None]
+WarmStartProgress = Callable[[int, int, float], None]
 """Called with (step, steps, loss)."""
 
 LOSSES = "losses.json"
@@ -51,21 +60,83 @@ SHARE = 0.5
 """Fraction of a device's memory that they may take; the rest is for activations."""
 
 
+@dataclass(frozen=True, slots=True)
+class DemonstrationBatches:
+    """The batches that a warm start learns from, and their learning rates.
+
+    Attributes:
+        warm: its settings.
+        dialogue: encodes demonstrations.
+        player: plays them.
+    """
+
+    warm: WarmStart
+    dialogue: ModelDialogue
+    player: DemonstrationPlayer
+
+    def build(self, step: int) -> tuple[Tensor, Tensor]:
+        """Builds `[B, T]` token ids of a step, from 0, and `[B, T]` bool: True for the policy's
+        tokens, which are learned."""
+        size = self.warm.batch_size
+        rows = [
+            self.player.episode(self.dialogue, index)
+            for index in range(step * size, (step + 1) * size)
+        ]
+        length = max(len(episode.token_ids) for episode in rows)
+        ids = torch.zeros(len(rows), length, dtype=torch.int64)
+        is_own = torch.zeros(len(rows), length, dtype=torch.bool)
+        for row, episode in enumerate(rows):
+            ids[row, : len(episode.token_ids)] = torch.tensor(episode.token_ids)
+            is_own[row, : len(episode.is_own)] = torch.tensor(episode.is_own)
+        return ids, is_own
+
+    def compute_rate(self, step: int) -> float:
+        """Learning rate: linear warm-up, then linear decay to `final_fraction` of the peak."""
+        warm = self.warm
+        if step < warm.warmup_steps:
+            return warm.learning_rate * ((step + 1) / warm.warmup_steps)
+        rest = (step - warm.warmup_steps) / max(1, warm.steps - warm.warmup_steps)
+        return warm.learning_rate * (1.0 + (warm.final_fraction - 1.0) * rest)
+
+
+def build_demonstration_batches(
+    policy: Policy, spec: ExperimentSpec, task: Task, environment: Environment | None = None
+) -> DemonstrationBatches:
+    """The batches of an experiment's warm start, which it must have; see `warm_start_policy`."""
+    assert spec.model.warm_start is not None
+    player = DemonstrationPlayer(spec, task, environment)
+    return DemonstrationBatches(spec.model.warm_start, policy.dialogue, player)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTraining:
+    """How several ranks train a warm start together.
+
+    Attributes:
+        train: trains a policy, whose model ends on the CPU.
+        identity: what decides the last bits of the result; part of the cache key.
+    """
+
+    train: Callable[[Policy, DemonstrationBatches, WarmStartProgress], None]
+    identity: Mapping[str, Any]
+
+
 def warm_start_policy(
     policy: Policy,
     spec: ExperimentSpec,
     task: Task,
     cache: Path,
-    progress: Progress,
+    progress: WarmStartProgress,
     environment: Environment | None = None,
     tell: Callable[[str], None] = lambda _: None,
     device: torch.device = CPU,
+    shared: SharedTraining | None = None,
 ) -> Path | None:
     """Trains `policy` on the task's demonstrations, or loads the same result from the cache.
 
     The cache key covers everything that affects the result: model, task options and code,
-    templates, seed, kind of device, and the library's version. Training mutates `policy.model` in
-    place.
+    templates, seed, kind of device, how ranks share the work, and the library's version. Training
+    mutates `policy.model` in place.
 
     Args:
         policy: freshly built; its weights are overwritten.
@@ -77,16 +148,16 @@ def warm_start_policy(
         tell: called with a message if the cached result is damaged.
         device: trains here if it has enough memory, otherwise on the CPU. The model ends on the
             CPU.
+        shared: how ranks train together, on devices of the same kind; None: this process alone.
 
     Returns:
         The folder of the cached result, or None without a warm start.
     """
-    warm = spec.model.warm_start
-    if warm is None:
+    if spec.model.warm_start is None:
         return None
-    stage = DemonstrationPlayer(spec, task, environment)
-    device = device if _fits(policy, device) else CPU
-    folder = cache / _compute_stage_digest(stage, policy, device)
+    batches = build_demonstration_batches(policy, spec, task, environment)
+    device = device if shared or fits_warm_start(policy, device) else CPU
+    folder = cache / _compute_stage_digest(batches.player, policy, device, shared)
     if folder.exists():
         try:
             check_sealed_folder(folder)
@@ -102,7 +173,10 @@ def warm_start_policy(
         losses.append(loss)
         progress(step, steps, loss)
 
-    _train_policy(policy, warm, stage, record_loss, device)
+    if shared is None:
+        _train_policy(policy, batches, record_loss, device)
+    else:
+        shared.train(policy, batches, record_loss)
     _save_policy(policy, folder, losses)
     return folder
 
@@ -153,16 +227,22 @@ def _remove_folder(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _fits(policy: Policy, device: torch.device) -> bool:
-    """Whether training fits on a device; the same on all ranks, whatever else is there."""
+def fits_warm_start(policy: Policy, device: torch.device, parts: int = 1) -> bool:
+    """Whether training fits on a device, if `parts` ranks hold a part of every weight each; the
+    same on all ranks, whatever else is there."""
     if device.type == "cpu":
         return True
     _, memory = torch.cuda.mem_get_info(device)
     weights = sum(parameter.numel() for parameter in policy.model.parameters())
-    return bool(COPIES * 4 * weights < SHARE * memory)
+    return bool(COPIES * 4 * weights / parts < SHARE * memory)
 
 
-def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy, device: torch.device) -> str:
+def _compute_stage_digest(
+    stage: DemonstrationPlayer,
+    policy: Policy,
+    device: torch.device,
+    shared: SharedTraining | None,
+) -> str:
     spec = stage.spec
     resolved = spec.dump_resolved()
     if resolved["model"]["warm_start"]["demonstrations"] is None:
@@ -195,6 +275,8 @@ def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy, device: to
         inputs["matmul"] = policy.matmul.library
     if device.type != "cpu":
         inputs["device"] = device.type
+    if shared is not None:
+        inputs["shared"] = dict(shared.identity)
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:20]
 
 
@@ -213,14 +295,10 @@ def _compute_source_digest(module: str) -> str:
 
 
 def _train_policy(
-    policy: Policy,
-    warm: WarmStart,
-    stage: DemonstrationPlayer,
-    progress: Progress,
-    device: torch.device,
+    policy: Policy, batches: DemonstrationBatches, progress: WarmStartProgress, device: torch.device
 ) -> None:
     # Dropout would draw from the global random generator.
-    model = policy.model.to(device).eval()
+    model, warm = policy.model.to(device).eval(), batches.warm
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=warm.learning_rate,
@@ -229,9 +307,9 @@ def _train_policy(
     )
     for step in range(warm.steps):
         for group in optimizer.param_groups:
-            group["lr"] = warm.learning_rate * _compute_rate_factor(step, warm)
-        batch = _build_demonstration_batch(policy.dialogue, stage, warm, step)
-        ids, labels = (tokens.to(device) for tokens in batch)
+            group["lr"] = batches.compute_rate(step)
+        ids, is_own = (tokens.to(device) for tokens in batches.build(step))
+        labels = ids.where(is_own, IGNORED)
         logits = model(input_ids=ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
@@ -243,29 +321,3 @@ def _train_policy(
         progress(step + 1, warm.steps, float(loss.detach()))
     optimizer.zero_grad()  # otherwise the first training step would add this gradient to its own
     model.to(CPU)
-
-
-def _compute_rate_factor(step: int, warm: WarmStart) -> float:
-    """Fraction of the peak learning rate: linear warm-up, then linear decay to `final_fraction`."""
-    if step < warm.warmup_steps:
-        return (step + 1) / warm.warmup_steps
-    rest = (step - warm.warmup_steps) / max(1, warm.steps - warm.warmup_steps)
-    return 1.0 + (warm.final_fraction - 1.0) * rest
-
-
-def _build_demonstration_batch(
-    dialogue: ModelDialogue, stage: DemonstrationPlayer, warm: WarmStart, step: int
-) -> tuple[Tensor, Tensor]:
-    """Builds `[B, T]` token ids and labels of one batch; only the policy's tokens have labels."""
-    rows = [
-        stage.episode(dialogue, index)
-        for index in range(step * warm.batch_size, (step + 1) * warm.batch_size)
-    ]
-    length = max(len(episode.token_ids) for episode in rows)
-    ids = torch.zeros(len(rows), length, dtype=torch.int64)
-    labels = torch.full((len(rows), length), IGNORED)
-    for row, episode in enumerate(rows):
-        tokens = torch.tensor(episode.token_ids)
-        ids[row, : len(tokens)] = tokens
-        labels[row, : len(tokens)] = tokens.where(torch.tensor(episode.is_own), IGNORED)
-    return ids, labels

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import torch
 
@@ -12,7 +11,7 @@ from rlx.evaluation import (
     draw_test_problems,
     limit_to_one_answer,
 )
-from rlx.home import WARM_STARTS, RunFolder, get_rlx_home
+from rlx.home import RunFolder
 from rlx.learner import (
     Critic,
     Learner,
@@ -26,8 +25,6 @@ from rlx.model import (
     adapt_policy,
     build_policy,
     convert_weights,
-    read_warm_start_losses,
-    warm_start_policy,
 )
 from rlx.plugin import Task
 from rlx.recipe import Recipe, build_recipe
@@ -47,6 +44,7 @@ from rlx.run.resume import ResumePoint, checkpoint_run, is_checkpoint_due, resum
 from rlx.run.stop_request import RunStopped, StopRequest
 from rlx.run.training import train_step
 from rlx.run.training_context import TrainingContext
+from rlx.run.warm_starting import start_warm
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import (
     SamplingEngine,
@@ -55,16 +53,10 @@ from rlx.sampler import (
     release_memory,
     require_engine,
 )
-from rlx.sealing import compute_manifest_digest
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
 
 __all__ = ["run_experiment"]
-
-WARM_START_POINTS = 100
-"""Points of the curve of a warm start's loss, about."""
-WARM_START_LINES = 10
-"""Lines of the log about a warm start."""
 
 
 def run_experiment(
@@ -186,7 +178,7 @@ def _start_model(
     progress: ProgressFile,
     recorder: Recorder | None,
 ) -> Policy:
-    """Builds the policy and warm-starts it; rank 0 trains the warm start and the others load it."""
+    """Builds the policy and warm-starts it."""
     progress.show_activity("model")
     matmul = keep_matmul(folder, ranks)
     dtype = getattr(torch, spec.runner.dtype)
@@ -197,51 +189,9 @@ def _start_model(
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)
 
-    trained: list[int] = []
-
-    def report_warm_start(done: int, total: int, loss: float) -> None:
-        progress.show(Progress("warm start", done, total, f"loss {loss:.3f}"))
-        if recorder and _is_point(done, total, WARM_START_POINTS):
-            recorder.warm_start({done: loss}, total)
-        trained.append(done)
-        if recorder and _is_point(done, total, WARM_START_LINES):
-            print(f"warm start  step {done}/{total}  loss {loss:.3f}", flush=True)
-
-    def report_damage(message: str) -> None:
-        if recorder:
-            recorder.event("warm_start_refused", message, level="warning")
-        print(message, flush=True)
-
-    cache = get_rlx_home() / WARM_STARTS
-    cache.mkdir(parents=True, exist_ok=True)
-    start = partial(
-        warm_start_policy,
-        *(policy, spec, recipe.demonstrations, cache, report_warm_start),
-        *(recipe.environment, report_damage, ranks.device),
-    )
-    started = start() if ranks.is_first else None
-    ranks.barrier()
-    if not ranks.is_first:
-        start()
+    start_warm(spec, recipe, policy, ranks, progress, recorder)
     convert_weights(policy.model, dtype)
-    if recorder and started:
-        sha256 = compute_manifest_digest(started)
-        if not trained:  # an earlier run did
-            losses = dict(enumerate(read_warm_start_losses(started), start=1))
-            total = len(losses)
-            points = {n: x for n, x in losses.items() if _is_point(n, total, WARM_START_POINTS)}
-            if points:
-                recorder.warm_start(points, total)
-            print(f"warm start  {len(losses)} steps of an earlier run are reused", flush=True)
-        recorder.phase("before training")
-        message = f"begins with warm start {started.name}"
-        recorder.event("warm_start", message, path=f"{WARM_STARTS}/{started.name}", sha256=sha256)
     return policy
-
-
-def _is_point(done: int, total: int, points: int) -> bool:
-    """Whether a step is the first, the last or one of about `points` steps between them."""
-    return done in (1, total) or done % max(1, total // points) == 0
 
 
 def _train_phase(

@@ -92,7 +92,7 @@ def _load_weights(context: RunContext, *, base: bool) -> None:
         load_weights(sampler, learner.iterate_weights())
         return
     if base:
-        sampler.load(learner.base_weights())
+        load_weights(sampler, learner.iterate_base_weights())
     sampler.load_adapter(learner.adapter())
 
 

@@ -43,13 +43,11 @@ class ServedModel(TypedDict):
     Attributes:
         files: the contents of the files of a model without weights, by relative path.
         settings: as for `rlx.sampler.vllm_worker.VllmWorker`, without a folder.
-        dtype: of the weights that will be published.
         threads: of each server, on a CPU.
     """
 
     files: dict[str, bytes]
     settings: dict[str, Any]
-    dtype: str
     threads: int
 
 
@@ -75,7 +73,6 @@ class ClusterPool:
 
         address: ServersAddress = json.loads(os.environ[SERVERS])
         self.publishes = int(os.environ.get("RANK", 0)) == 0
-        self._dtype: torch.dtype = getattr(torch, runner.dtype)
         self._is_closed = False
         self._published: dict[str, tuple[int, list[Any]]] = {}
         self._exit = ExitStack()
@@ -89,7 +86,6 @@ class ClusterPool:
                 model: ServedModel = {
                     "files": _read_files(ModelFiles(policy)),
                     "settings": settings,
-                    "dtype": runner.dtype,
                     "threads": runner.threads,
                 }
                 self._model = [ray.put(model)]
@@ -115,7 +111,7 @@ class ClusterPool:
         """See `rlx.sampler.server_pool.ServerPool`."""
         import ray
 
-        chunks = [ray.put(save(chunk)) for chunk in _cut_chunks(weights, self._dtype)]
+        chunks = [ray.put(save(chunk)) for chunk in _cut_chunks(weights)]
         kept = {} if kind == LOAD else self._published
         self._published = {**kept, kind: (version, chunks)}
         self._wait_for(self._store.publish.remote(version, self._published))
@@ -175,15 +171,14 @@ def _read_files(model: ModelFiles) -> dict[str, bytes]:
         return {str(path.relative_to(name)): path.read_bytes() for path in files}
 
 
-def _cut_chunks(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
+def _cut_chunks(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Yields weights in parts that travel together."""
     chunk: dict[str, Tensor] = {}
     size = 0
     for name, weight in drop_tied_weights(weights).items():
-        here = weight.to("cpu", dtype).contiguous()
-        if chunk and size + here.nbytes > CHUNK:
+        if chunk and size + weight.nbytes > CHUNK:
             yield chunk
             chunk, size = {}, 0
-        chunk[name] = here
-        size += here.nbytes
+        chunk[name] = weight.contiguous()
+        size += weight.nbytes
     yield chunk

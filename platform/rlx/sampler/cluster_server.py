@@ -127,7 +127,6 @@ class ClusterServer:
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        self._dtype: torch.dtype = getattr(torch, model["dtype"])
         device = torch.device(model["settings"]["device"])
         environment = build_worker_environment(model["threads"], device)
         self._keeper = keeper = PoolKeeper(
@@ -162,8 +161,6 @@ class ClusterServer:
                 weights: dict[str, torch.Tensor] = {}
                 for chunk in chunks:
                     weights |= load(ray.get(chunk))
-                here, folders = torch.device("cpu"), (self._folder, self._shared)
-                keeper.publish(
-                    kind, number, publish_weights("file", weights, self._dtype, here, folders)
-                )
+                folders = self._folder, self._shared
+                keeper.publish(kind, number, publish_weights("file", weights, folders))
             self._versions = {kind: number for kind, (number, _) in published.items()}

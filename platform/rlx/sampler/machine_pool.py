@@ -49,7 +49,7 @@ class MachinePool:
     ) -> None:
         assert spec.pool is not None
         self.publishes = int(os.environ.get("LOCAL_RANK", 0)) == 0
-        self._folders, self._dtype = _name_folders(), getattr(torch, runner.dtype)
+        self._folders = _name_folders()
         numbers = range(spec.pool.servers)
         self._connections = [ServerConnections(self._folders[0], number) for number in numbers]
         self._keeper: PoolKeeper | None = None
@@ -89,10 +89,7 @@ class MachinePool:
     def publish(self, kind: str, version: int, weights: Mapping[str, Tensor]) -> None:
         """See `rlx.sampler.server_pool.ServerPool`."""
         assert self._keeper is not None
-        cpu = torch.device("cpu")
-        self._keeper.publish(
-            kind, version, publish_weights("file", weights, self._dtype, cpu, self._folders)
-        )
+        self._keeper.publish(kind, version, publish_weights("file", weights, self._folders))
 
     def ask(self, number: int, message: Mapping[str, Any]) -> dict[str, Any]:
         """See `rlx.sampler.server_pool.ServerPool`."""

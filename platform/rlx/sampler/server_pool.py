@@ -57,6 +57,7 @@ class ServerPool(Protocol):
         Args:
             kind: `LOAD` or `ADAPT`.
             version: their number, which requests name.
+            weights: on the host, in the servers' precision.
 
         Raises:
             RlxError: a server rejects them, or has ended too often.

@@ -15,7 +15,7 @@ import pickle
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
@@ -36,6 +36,7 @@ __all__ = [
     "SHARED_MEMORY",
     "Group",
     "PublishedWeights",
+    "collect_weights",
     "drop_tied_weights",
     "join_process_group",
     "publish_weights",
@@ -76,28 +77,42 @@ class PublishedWeights(ABC):
         """Releases the weights."""
 
 
+def collect_weights(
+    way: str, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """Copies weights as they come to where they are published from.
+
+    A weight is let go before the next one comes: of weights that ranks gather, no more than one is
+    whole at a time.
+
+    Args:
+        way: `file`, for which they are collected on the host, `ipc` or `nccl`.
+        weights: by name, each once.
+        dtype: weights are converted to it.
+        device: device of the rank.
+    """
+    place, copies = torch.device("cpu") if way == "file" else device, {}
+    for name, weight in weights:
+        # Own ones, since the learner continues and a replaced worker needs the same version.
+        copies[name] = weight.detach().to(place, dtype, copy=True).contiguous()
+        del weight
+    return copies
+
+
 def publish_weights(
-    way: str,
-    weights: Mapping[str, Tensor],
-    dtype: torch.dtype,
-    device: torch.device,
-    folders: tuple[Path, Path],
+    way: str, weights: Mapping[str, Tensor], folders: tuple[Path, Path]
 ) -> PublishedWeights:
-    """Takes a snapshot of the current weights.
+    """Publishes weights that nobody changes any more.
 
     Args:
         way: `file`, `ipc` or `nccl`.
-        weights: by name; tied weights may be listed once or twice.
-        dtype: weights are converted to it.
-        device: device of the rank.
+        weights: from `collect_weights` for this way; tied weights may be listed once or twice.
         folders: a temporary folder and one in shared memory, for the file.
     """
-    own = drop_tied_weights(weights)
+    own = {name: weight.contiguous() for name, weight in drop_tied_weights(weights).items()}
     if way == "file":
-        return _FileWeights({n: w.to("cpu", dtype).contiguous() for n, w in own.items()}, folders)
-    # Copies, since the learner continues and a replaced worker needs the same version.
-    copies = {n: torch.empty(w.shape, dtype=dtype, device=device).copy_(w) for n, w in own.items()}
-    return _SharedWeights(copies) if way == "ipc" else _BroadcastWeights(copies)
+        return _FileWeights(own, folders)
+    return _SharedWeights(own) if way == "ipc" else _BroadcastWeights(own)
 
 
 def drop_tied_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -22,7 +22,13 @@ from torch import Tensor
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.model import Policy, StoredForm
 from rlx.sampler.drift import SamplerDrift
-from rlx.sampler.transfer import SHARED_MEMORY, PublishedWeights, publish_weights
+from rlx.sampler.transfer import (
+    SHARED_MEMORY,
+    PublishedWeights,
+    collect_weights,
+    drop_tied_weights,
+    publish_weights,
+)
 from rlx.sampler.vllm_process import (
     WorkerGone,
     WorkerProcess,
@@ -175,15 +181,20 @@ class VllmSampler:
         return worker, answer["longest"]
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Sends the learner's weights to the worker, by name; tied weights may be listed twice.
+        """Sends the learner's weights to the worker; tied weights may be listed twice. See
+        `load_each`."""
+        self.load_each(iter(drop_tied_weights(weights).items()))
 
-        An adapter that was loaded before is dropped.
+    def load_each(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Sends the learner's weights to the worker, by name; an adapter that was loaded before is
+        dropped. Where they are collected first, says `collect_weights`.
 
         Raises:
             RlxError: vLLM cannot load them.
         """
         self._close_published_weights()
-        self._adapter, self._weights = None, self._publish(self._stored.convert(weights))
+        self._adapter, self._weights = None, None
+        self._weights = self._publish(self._stored.convert(self._collect(weights)))
         self.drift = None
         self._load_published_weights()
 
@@ -199,15 +210,18 @@ class VllmSampler:
         """
         if self._adapter is not None:
             self._adapter.close()
-        self._adapter = self._publish(weights)
+        self._adapter = self._publish(self._collect(iter(weights.items())))
         self.drift = None
         if self.is_asleep:
             self._load_published_weights()
         else:
             self._ask(ADAPT, "take the learner's adapter")
 
+    def _collect(self, weights: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        return collect_weights(self._way, weights, self._dtype, self._device)
+
     def _publish(self, weights: Mapping[str, Tensor]) -> PublishedWeights:
-        return publish_weights(self._way, weights, self._dtype, self._device, self._folders)
+        return publish_weights(self._way, weights, self._folders)
 
     def _load_published_weights(self) -> None:
         """Wakes the worker, if it sleeps, and sends the weights, and the adapter if it has one."""

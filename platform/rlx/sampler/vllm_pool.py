@@ -12,6 +12,7 @@ weights while nothing is asked.
 """
 
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,7 +29,9 @@ from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.machine_pool import MachinePool
 from rlx.sampler.server_pool import ADAPT, LOAD, ServerPool
 from rlx.sampler.servers_address import SERVERS
+from rlx.sampler.transfer import collect_weights, drop_tied_weights
 from rlx.sampler.vllm_engine import require_vllm
+from rlx.sampler.vllm_keeper import print_line
 from rlx.sampler.vllm_session import Row, VllmSession, build_row_request
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
@@ -126,8 +129,9 @@ class PoolSampler:
         """Does nothing: servers have all the room that their devices have."""
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Sends the learner's weights to the servers; see `load_each`."""
-        self.load_each(iter(weights.items()))
+        """Sends the learner's weights to the servers; tied weights may be listed twice. See
+        `load_each`."""
+        self.load_each(iter(drop_tied_weights(weights).items()))
 
     def load_each(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Sends the learner's weights to the servers, by name; an adapter that was loaded before is
@@ -138,17 +142,18 @@ class PoolSampler:
         """
         self._begin_version()
         if not self._pool.publishes:
-            for _ in weights:  # whose parts the ranks gather together
-                pass
+            deque(weights, maxlen=0)  # whose parts the ranks gather together
             return
-        kept = {name: weight.detach().to("cpu", self._dtype) for name, weight in weights}
-        self._pool.publish(LOAD, self._version, self._stored.convert(kept))
+        self._pool.publish(LOAD, self._version, self._stored.convert(self._collect(weights)))
 
     def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
         """Sends a LoRA adapter to the servers, in place of the one before; see `load_each`."""
         self._begin_version()
         if self._pool.publishes:
-            self._pool.publish(ADAPT, self._version, weights)
+            self._pool.publish(ADAPT, self._version, self._collect(iter(weights.items())))
+
+    def _collect(self, weights: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        return collect_weights("file", weights, self._dtype, torch.device("cpu"))
 
     def name_weights(self, step: int, *, are_new: bool = True) -> None:
         """See `rlx.sampler.name_weights`."""
@@ -189,7 +194,7 @@ class PoolSampler:
         """Leaves the pool, which ends with the rank that sends it weights."""
         if self._pool.publishes:
             counts = ", ".join(f"{rows:,}" for rows in self._rows)
-            print(f"rows by vLLM server, of this rank: {counts}", flush=True)
+            print_line(f"rows by vLLM server, of this rank: {counts}")
         self._pool.close()
         # Others wait for no answer that they do not need.
         self._threads.shutdown(wait=self._pool.publishes)

@@ -6,7 +6,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from rlx.rollout import NO_PARENT, EnvironmentPlan
-from rlx.spec import ExperimentSpec, RunnerSpec
+from rlx.spec import ExperimentSpec, RunnerSpec, VllmSamplerSpec
 from rlx.trial.model_shape import ModelShape
 from rlx.trial.sampler_memory import compute_pool_bytes, compute_sampler_bytes, get_width
 from rlx.trial.token_counts import LevelTokens, TokenBudget
@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # they import torch, and memory is estimated without a trial 
     from rlx.trial.synthetic_rollouts import PlanTrial
 
 __all__ = [
+    "SENT",
     "MemoryEstimate",
     "estimate_sampling_bytes",
     "estimate_step_memory",
@@ -142,6 +143,8 @@ def _sum_dialogue_tokens(levels: tuple[LevelTokens, ...], rollouts: int) -> Toke
 
 BUCKET = 500_000_000
 """Elements of the buffer in which ZeRO collects gradients, DeepSpeed's `reduce_bucket_size`."""
+SENT = "the weights that vLLM was sent"
+"""A copy that a rank keeps on its device, unless it sends a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +289,8 @@ def _share_of(runner: RunnerSpec, count: int, *, since: int) -> int:
 def _compute_held_bytes(
     spec: ExperimentSpec, shape: ModelShape, needs: Collection[str]
 ) -> dict[str, int]:
-    """Bytes that are on the device in every stage: learner, critic and reference policy."""
+    """Bytes that are on the device in every stage: learner, critic, reference policy, and what a
+    worker of vLLM that is started again would be sent."""
     width, lora = get_width(spec.runner), getattr(spec.model, "lora", None)
     learned = shape.parameters if lora is None else shape.adapters(lora)
     held = _compute_engine_bytes(spec, shape.parameters, learned, width)
@@ -295,6 +299,8 @@ def _compute_held_bytes(
         held["critic, with gradients and moments"] = sum(engine.values())
     if "reference_logprobs" in needs and lora is None:
         held["reference policy"] = _share_of(spec.runner, width * shape.parameters, since=3)
+    if isinstance(spec.sampler, VllmSamplerSpec) and spec.sampler.weight_transfer != "file":
+        held[SENT] = width * shape.parameters
     return held
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rlx.spec import RunnerSpec
 from rlx.trial.budget import (
     BUCKET,
+    SENT,
     MemoryEstimate,
     estimate_step_memory,
     estimate_update_bytes,
@@ -111,7 +112,8 @@ def estimate_memory(trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget) 
     step = estimate_step_memory(trial, shape, tokens)
     copy, loading = "the sampler's copy", "the model while it is loaded"
     peak = estimate_loading(trial.recipe.spec.runner, shape, step.learned).peak
-    beside = (copy,) if copy in step.parts else ()  # a pool has its copies elsewhere
+    # A pool has its copies elsewhere.
+    beside = tuple(part for part in (copy, SENT) if part in step.parts)
     if sum(step.parts[part] for part in beside) + peak <= step.total:
         return step
     return replace(

@@ -1,0 +1,152 @@
+"""The warm start of a run: one rank trains it alone, or all ranks that share the weights together.
+
+Rank 0 alone trains it if that fits on its device, so that the result does not depend on the number
+of ranks, and runs of any number of ranks find it in the cache. A larger model is trained by all
+ranks under ZeRO stage 3. Sums over rows then have another order, which changes last bits: such a
+result has a cache entry of its own. What fits on no device is trained on the CPU.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from rlx.errors import EnvironmentFault
+from rlx.home import WARM_STARTS, get_rlx_home
+from rlx.learner import Ranks, train_on_demonstrations
+from rlx.model import (
+    DemonstrationBatches,
+    Policy,
+    SharedTraining,
+    WarmStartProgress,
+    build_demonstration_batches,
+    fits_warm_start,
+    read_warm_start_losses,
+    warm_start_policy,
+)
+from rlx.recipe import Recipe
+from rlx.record import Recorder
+from rlx.run.progress import Progress, ProgressFile
+from rlx.sealing import compute_manifest_digest
+from rlx.spec import ExperimentSpec
+
+__all__ = ["start_warm"]
+
+POINTS = 100
+"""Points of the curve of a warm start's loss, about."""
+LINES = 10
+"""Lines of the log about a warm start."""
+
+
+def start_warm(
+    spec: ExperimentSpec,
+    recipe: Recipe,
+    policy: Policy,
+    ranks: Ranks,
+    progress: ProgressFile,
+    recorder: Recorder | None,
+) -> None:
+    """Trains a policy on demonstrations, if the experiment has a warm start, or loads what an
+    earlier run has trained; every rank calls it.
+
+    Args:
+        policy: in float32; its weights are replaced.
+    """
+    trained: list[int] = []
+
+    def report_step(done: int, total: int, loss: float) -> None:
+        progress.show(Progress("warm start", done, total, f"loss {loss:.3f}"))
+        if recorder and _is_point(done, total, POINTS):
+            recorder.warm_start({done: loss}, total)
+        trained.append(done)
+        if recorder and _is_point(done, total, LINES):
+            print(f"warm start  step {done}/{total}  loss {loss:.3f}", flush=True)
+
+    def report_damage(message: str) -> None:
+        if recorder:
+            recorder.event("warm_start_refused", message, level="warning")
+        print(message, flush=True)
+
+    cache = get_rlx_home() / WARM_STARTS
+    cache.mkdir(parents=True, exist_ok=True)
+    start = partial(
+        warm_start_policy,
+        *(policy, spec, recipe.demonstrations, cache, report_step),
+        *(recipe.environment, report_damage, ranks.device),
+    )
+    is_shared = _is_shared(policy, spec, ranks)
+    if is_shared:
+        started = _start_together(spec, recipe, policy, ranks, start)
+    else:
+        started = start() if ranks.is_first else None
+        ranks.barrier()
+        if not ranks.is_first:
+            start()
+    if recorder and started:
+        _record_start(recorder, started, ranks.count if is_shared else 1, reused=not trained)
+
+
+def _is_shared(policy: Policy, spec: ExperimentSpec, ranks: Ranks) -> bool:
+    """Whether all ranks train together, since rank 0 alone cannot."""
+    wanted = spec.model.warm_start is not None and spec.runner.zero_stage == 3 and ranks.count > 1
+    return (
+        wanted
+        and ranks.gather(
+            not fits_warm_start(policy, ranks.device)
+            and fits_warm_start(policy, ranks.device, ranks.count)
+        )[0]
+    )
+
+
+def _start_together(
+    spec: ExperimentSpec,
+    recipe: Recipe,
+    policy: Policy,
+    ranks: Ranks,
+    start: Callable[..., Path | None],
+) -> Path | None:
+    """Rank 0 looks into the cache. If it has to train, the others help it, and load what it has
+    saved."""
+    runner = spec.runner
+    keys = ("micro_batch_tokens", "offload_optimizer")
+    identity = {"ranks": ranks.count, **runner.model_dump(include=set(keys))}
+
+    def lead(policy: Policy, batches: DemonstrationBatches, progress: WarmStartProgress) -> None:
+        ranks.gather(True)
+        train_on_demonstrations(policy, batches, progress, runner, ranks)
+
+    def refuse(*_: object) -> None:
+        raise EnvironmentFault(
+            f"rank {ranks.rank} does not find the warm start that rank 0 has saved: RLX_HOME must "
+            "be on a disk that all machines of a run share"
+        )
+
+    if ranks.is_first:
+        started = start(shared=SharedTraining(lead, identity))
+        ranks.gather(False)
+        return started
+    while any(ranks.gather(False)):
+        batches = build_demonstration_batches(
+            policy, spec, recipe.demonstrations, recipe.environment
+        )
+        train_on_demonstrations(policy, batches, lambda *_: None, runner, ranks)
+    return start(shared=SharedTraining(refuse, identity))
+
+
+def _record_start(recorder: Recorder, folder: Path, ranks: int, *, reused: bool) -> None:
+    if reused:  # an earlier run has trained it
+        losses = dict(enumerate(read_warm_start_losses(folder), start=1))
+        total = len(losses)
+        if points := {n: loss for n, loss in losses.items() if _is_point(n, total, POINTS)}:
+            recorder.warm_start(points, total)
+        print(f"warm start  {total} steps of an earlier run are reused", flush=True)
+    recorder.phase("before training")
+    message = f"begins with warm start {folder.name}"
+    if ranks > 1:
+        message += f", which {ranks} ranks have trained together"
+    sha256 = compute_manifest_digest(folder)
+    recorder.event("warm_start", message, path=f"{WARM_STARTS}/{folder.name}", sha256=sha256)
+
+
+def _is_point(done: int, total: int, points: int) -> bool:
+    """Whether a step is the first, the last or one of about `points` steps between them."""
+    return done in (1, total) or done % max(1, total // points) == 0
