@@ -209,6 +209,10 @@ def test_a_token_that_is_older_than_it_may_be_or_not_yet_born_is_found(pool):
     assert (fine.checked, fine.violated) == (count, 0)
     old = by_name["ages"].check(aged((1, 3), (count - 1, 4)))
     assert [(v.stored, v.expected, v.tree) for v in old.first] == [(1, 0, 0)]
+    short = by_name["ages"].check(aged((count - 1, 4)))
+    assert [(v.what, v.stored, v.expected) for v in short.first] == [
+        ("tokens that have an age", count - 1, count)
+    ]
     unborn = by_name["ages"].check(aged((count - 1, 4), (1, 5)))
     assert [(v.stored, v.expected) for v in unborn.first] == [(-1, 0)]
 

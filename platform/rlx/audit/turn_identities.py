@@ -58,10 +58,23 @@ def check_response_mask(e: StepEvidence) -> IdentityResult:
 
 
 def check_token_ages(e: StepEvidence) -> IdentityResult:
-    """Each token of a turn that says whose weights sampled it is as old as the phase allows."""
+    """Each token of the policy says whose weights sampled it, if its engine may take some while it
+    samples, and is as old as the phase allows."""
     most, checked, wrong = e.recipe.spec.rollout.off_policy_steps, 0, list[Violation]()
     for t, tree in enumerate(e.stored.trees):
-        for segment in tree.segments:
+        for segment in (tree.segments[s] for s in tree.policy_segments):
+            told = sum(count for count, _ in segment.sampled_after)
+            if (told or most > 1) and told != len(segment.token_ids):
+                wrong.append(
+                    Violation(
+                        step=e.step,
+                        tree=t,
+                        turn=segment.turn,
+                        what="tokens that have an age",
+                        stored=told,
+                        expected=len(segment.token_ids),
+                    )
+                )
             for count, after in segment.sampled_after:
                 checked += count
                 if not 0 <= (age := e.step - 1 - after) <= most:

@@ -78,7 +78,8 @@ class Prefetcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._threads.shutdown()
+        # After an error nobody waits for dialogues: the sampler's end ends them.
+        self._threads.shutdown(wait=error is None, cancel_futures=error is not None)
 
     @property
     def keeps_weights(self) -> bool:

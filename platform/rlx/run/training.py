@@ -186,7 +186,8 @@ def _update_models(
             rate_now = critic_rate(spec, critic_steps)
             critic_stats = context.critic.update(part, rate_now) or critic_stats
         if critic_steps < spec.lead_steps:
-            name_weights(context.sampler, step, are_new=False)
+            if not context.prefetcher.keeps_weights:  # or they are named when they are sent
+                name_weights(context.sampler, step, are_new=False)
             return [], critic_stats
     parts = _list_updates(recipe, train, recipe.spec.optimizer)
     updates = [context.learner.update(part, recipe.spec.loss, rate) for part in parts]

@@ -99,7 +99,9 @@ class ClusterPool:
         """See `rlx.sampler.server_pool.ServerPool`."""
         if not self.publishes:
             return 0
-        return sum(max(lives, default=0) + sum(lives.values()) for lives in self._restarts)
+        return sum(
+            max(lives, default=0) + sum(lives.values()) for lives in map(dict, self._restarts)
+        )
 
     def describe(self) -> list[ServerFacts]:
         """See `rlx.sampler.server_pool.ServerPool`."""

@@ -140,17 +140,21 @@ class PoolSampler:
         Raises:
             RlxError: vLLM cannot load them, or a server has ended too often.
         """
-        self._begin_version()
-        if not self._pool.publishes:
+        self.drift = None
+        if self._pool.publishes:
+            kept = self._stored.convert(self._collect(weights))
+            self._pool.publish(LOAD, self._version + 1, kept)
+        else:
             deque(weights, maxlen=0)  # whose parts the ranks gather together
-            return
-        self._pool.publish(LOAD, self._version, self._stored.convert(self._collect(weights)))
+        self._end_version()
 
     def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
         """Sends a LoRA adapter to the servers, in place of the one before; see `load_each`."""
-        self._begin_version()
+        self.drift = None
         if self._pool.publishes:
-            self._pool.publish(ADAPT, self._version, self._collect(iter(weights.items())))
+            kept = self._collect(iter(weights.items()))
+            self._pool.publish(ADAPT, self._version + 1, kept)
+        self._end_version()
 
     def _collect(self, weights: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
         return collect_weights("file", weights, self._dtype, torch.device("cpu"))
@@ -158,14 +162,16 @@ class PoolSampler:
     def name_weights(self, step: int, *, are_new: bool = True) -> None:
         """See `rlx.sampler.name_weights`."""
         self._step = step
-        if not are_new:
-            self._steps[self._version] = step
+        if are_new:
+            self._steps.setdefault(self._version, step)
+        # Before they are sent: rows may end with them before this rank has sent them all.
+        self._steps[self._version + are_new] = step
 
-    def _begin_version(self) -> None:
-        """Counts the weights that are sent next."""
-        self._version, self.drift = self._version + 1, None
+    def _end_version(self) -> None:
+        """Counts weights when they have been sent: requests want none that may never come."""
+        self._version += 1
         if self._step is not None:
-            self._steps[self._version] = self._step
+            self._steps[self._version + 1] = self._step  # an adapter may follow
 
     @property
     def steps(self) -> Mapping[int, int]:

@@ -96,7 +96,7 @@ def _build_completion(
     runs: Sequence[tuple[int, int]],
 ) -> Completion:
     require_finite_logits([logprobs])
-    sampled_after = tuple((count, steps[version]) for count, version in runs if version in steps)
+    sampled_after = tuple((count, steps[version]) for count, version in runs) if steps else ()
     return Completion(
         tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length", sampled_after
     )
