@@ -10,6 +10,7 @@ except times and places.
 import argparse
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -52,8 +53,10 @@ SMALL = {
 GRID = "estimator.confidence.normalize=center,std"
 RUN_ROWS = ("digest", "seed", "status", "step", "steps_total", "plugins", "code", "phase", "reason")
 """What is recorded of a run itself, besides its experiment, times and places."""
-OF_MACHINE = frozenset({"attempt_failed", "resources", "waiting", "paused", "continued"})
+OF_MACHINE = frozenset({"attempt_failed", "resumed", "resources", "waiting", "paused", "continued"})
 """Kinds of events that tell of processes and machines."""
+MEASURED = re.compile(r" \(in a trial .*\)")
+"""What a time was measured for, in a message."""
 
 
 class Home:
@@ -95,12 +98,7 @@ class Home:
                     yield one, None, [f"the cluster has {len(found)} such runs"]
                     continue
                 differences = list(find_run_differences(registry, one.id, found[0].id))
-                rows = [_list_rows(registry, run) for run in (one, found[0])]
-                differences += [
-                    f"{name}: {rows[0][name]} and {rows[1][name]}"
-                    for name in rows[0]
-                    if rows[0][name] != rows[1][name]
-                ]
+                differences += _compare_rows(*(_list_rows(registry, r) for r in (one, found[0])))
                 yield one, found[0], differences
 
 
@@ -117,8 +115,21 @@ def _list_rows(registry: Registry, run: RunRecord) -> dict[str, Any]:
             {k: v for k, v in asdict(one).items() if k not in ("created", "at")}
             for one in registry.results.checkpoints(run.id)
         ],
-        "events": sorted((e.kind, e.message) for e in events if e.kind not in OF_MACHINE),
+        # Every attempt repeats some.
+        "events": sorted(
+            {(e.kind, MEASURED.sub("", e.message)) for e in events if e.kind not in OF_MACHINE}
+        ),
     }
+
+
+def _compare_rows(here: dict[str, Any], there: dict[str, Any]) -> Iterator[str]:
+    """Yields which rows differ; of lists, what only one of them has."""
+    for name, row in here.items():
+        if isinstance(row, list) and row != there[name]:
+            only = [one for one in row if one not in there[name]]
+            yield f"{name}: {only} and {[one for one in there[name] if one not in row]}"
+        elif row != there[name]:
+            yield f"{name}: {row} and {there[name]}"
 
 
 def kill_half_way(
