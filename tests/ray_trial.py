@@ -2,8 +2,9 @@
 
 An experiment is run on two ranks of this machine, and again on a cluster of three raylets, with its
 scorers and vLLM servers as actors. Each run on the cluster loses something at a random moment: a
-rank, an actor, a server's process, or a node, after which another node joins. Whether each has the
-numbers of the run on this machine is printed.
+rank, an actor, a server's process, a node, after which another node joins, or the head, after which
+a new cluster comes up at its address. Whether each has the numbers of the run on this machine is
+printed.
 """
 
 import argparse
@@ -43,7 +44,9 @@ VICTIMS = {
     "server": "ray::ServerActor",
     "process of a server": "rlx.sampler.vllm_worker",
 }
-"""What can be lost besides a node, by a part of its command line."""
+"""What can be lost besides a node and the head, by a part of its command line."""
+ABSENCE = 20.0
+"""Seconds at most until a lost head is replaced."""
 
 
 class Trial:
@@ -110,6 +113,11 @@ def lose(what: str, cluster: RayCluster, draw: random.Random) -> bool:
         cluster.kill_node(draw.randrange(1, len(cluster.nodes)))  # the first has the head
         cluster.add_node(processors=4, **NODE)
         return True
+    if what == "head":  # alone, or with its node
+        cluster.kill_head(node=draw.random() < 0.5)
+        time.sleep(draw.random() * ABSENCE)
+        cluster.replace()
+        return True
     found = find_processes(cluster, VICTIMS[what])
     if not found:
         return False
@@ -130,7 +138,7 @@ def lose_in_time(
 
 
 def run_trial(
-    trial: Trial, cluster: RayCluster, kills: int, draw: random.Random
+    trial: Trial, cluster: RayCluster, kills: int, victims: list[str], draw: random.Random
 ) -> Iterator[tuple[str, str, RunRecord, list[str]]]:
     """Yields what each run has lost, at which step, its record, and in what it differs."""
     here = trial.await_end(trial.submit())
@@ -144,7 +152,7 @@ def run_trial(
     rest = time.monotonic() - began - start
     yield "nothing", "", there, trial.compare(here.id, run)
     for _ in range(kills):
-        what = draw.choice([*VICTIMS, "node"])
+        what = draw.choice(victims)
         run = trial.submit(launcher)
         # A quarter of the kills come before the first step.
         if draw.random() < 0.25:
@@ -164,6 +172,8 @@ def main() -> int:
     reader.add_argument("--experiment", type=Path, default=QUICK)
     reader.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="sets")
     reader.add_argument("--kills", type=int, default=20, help="runs that lose something")
+    victims = [*VICTIMS, "node", "head"]
+    reader.add_argument("--only", choices=victims, help="what is lost, each time")
     reader.add_argument("--seed", type=int, default=0, help="of what is lost when")
     reader.add_argument("--transformers", action="store_true", help="no servers: ranks sample")
     given = reader.parse_args()
@@ -171,14 +181,14 @@ def main() -> int:
     sets += [] if given.transformers else [f"sampler={POOL}"]
     sets += ["tracking.mlflow=null", "tracking.pictures=false", *given.sets]
     if given.transformers:
-        VICTIMS.pop("server")
-        VICTIMS.pop("process of a server")
+        victims = [one for one in victims if "server" not in one]
     equal = total = 0
     with tempfile.TemporaryDirectory(prefix="rlx-trial-") as folder, open_ray_cluster() as cluster:
         for _ in range(3):
             cluster.add_node(processors=4, **NODE)
         trial = Trial(Path(folder), given.experiment, sets)
-        rows = run_trial(trial, cluster, given.kills, random.Random(given.seed))
+        victims = [given.only] if given.only else victims
+        rows = run_trial(trial, cluster, given.kills, victims, random.Random(given.seed))
         for what, step, run, differences in rows:
             is_equal = run.status == "finished" and not differences
             equal, total = equal + is_equal, total + 1

@@ -16,6 +16,7 @@ from patience import LIMIT
 
 from rlx.home import RunFolder
 from rlx.launch.ray_cluster import OWN, QUIET, STORE, join_cluster
+from rlx.launch.ray_head import HeadWatch
 from rlx.launch.ray_launcher import Demand
 from rlx.reward import ScorersAddress
 from rlx.reward.actors import ActorPool
@@ -33,31 +34,36 @@ SETTINGS = {
 
 
 class RayCluster:
-    """A head and two more nodes; each holds one rank, and the head also has a resource `odd`."""
+    """A head and two more nodes; each holds one rank, and the head also has a resource `odd`.
+
+    Attributes:
+        address: HOST:PORT of the head, which stays when it is killed or replaced.
+        nodes: Ray's nodes, the head's first.
+    """
 
     def __init__(self) -> None:
+        self._begin()
+        self.add_node(odd=1)
+        self.add_node()
+        self.add_node()
+        self.address = str(self._cluster.address)
+
+    def _begin(self) -> None:
         from ray.cluster_utils import Cluster
 
         self._cluster: Any = Cluster()
         self.nodes: list[Any] = []
-        self.add_node(odd=1)
-        self.add_node()
-        self.add_node()
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT of the head."""
-        return str(self._cluster.address)
+        self._sizes: list[dict[str, Any]] = []
 
     def add_node(self, processors: int = 1, **resources: float) -> None:
         """Adds a node."""
+        self._add_node({"num_cpus": processors, "resources": resources})
+
+    def _add_node(self, size: dict[str, Any], **options: Any) -> None:
+        self._sizes.append(size)
         self.nodes.append(
             self._cluster.add_node(
-                num_cpus=processors,
-                num_gpus=0,
-                object_store_memory=STORE,
-                resources=resources,
-                include_dashboard=False,
+                num_gpus=0, object_store_memory=STORE, include_dashboard=False, **size, **options
             )
         )
 
@@ -68,7 +74,30 @@ class RayCluster:
     def kill_node(self, number: int) -> None:
         """Kills a node's raylet, and takes it out of the cluster."""
         os.kill(self.find_raylet(number), signal.SIGKILL)
+        self._sizes.pop(number)
         self._cluster.remove_node(self.nodes.pop(number), allow_graceful=False)
+
+    def kill_head(self, *, node: bool) -> None:
+        """Kills the head of the cluster.
+
+        Args:
+            node: with the raylet of its node, as if the machine were lost.
+        """
+        if node:
+            os.kill(self.find_raylet(0), signal.SIGKILL)
+        self.nodes[0].kill_gcs_server(check_alive=False)
+
+    def restart_head(self) -> None:
+        """Starts the head again, which knows what it has known if that is kept elsewhere."""
+        self.nodes[0].start_gcs_server()
+
+    def replace(self) -> None:
+        """Ends all nodes, and starts a new cluster of such nodes at the same address."""
+        port, sizes = int(self.address.rpartition(":")[2]), self._sizes
+        self.close()
+        self._begin()
+        for number, size in enumerate(sizes):
+            self._add_node(size, **({} if number else {"gcs_server_port": port}))
 
     def close(self) -> None:
         """Ends all nodes."""
@@ -108,7 +137,10 @@ def _serve_scorers(
     taken = {"memory": 2.0**20}  # no processors, which runs beside them need
     demand = Demand("scorers", count, taken, ((), ()))
     runner = RunnerSpec(reward_memory_mb=256)
-    with join_cluster(address), reserve_places([demand], "SPREAD") as reservation:
+    with (
+        join_cluster(address),
+        reserve_places([demand], "SPREAD", HeadWatch(address, print, print)) as reservation,
+    ):
         while not reservation.wait(1.0):
             pass
         order = build_order(RunFolder(Path(folder)), environment)

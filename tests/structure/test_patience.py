@@ -10,7 +10,15 @@ from patience import stop_process, wait_until
 
 TESTS = Path(__file__).parents[1]
 CLOCKS = {"sleep", "monotonic", "perf_counter"}
-MEASURE = ("patience.py", "pollers.py", "load.py", "ray_trial.py", "benchmarks", "gpu")
+MEASURE = (
+    "patience.py",
+    "pollers.py",
+    "load.py",
+    "ray_trial.py",
+    "ray_group_trial.py",
+    "benchmarks",
+    "gpu",
+)
 """The helper itself, and what measures speed without asserting it."""
 MARK = "# scenario"
 """Marks a pause that is part of what is tested, such as a server that is away for a while."""

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TextIO
 
 from rlx.home import get_rlx_home, tracking_url
 from rlx.record import MirrorUnavailableError, MlflowMirror, retry_registry_call
@@ -124,10 +125,14 @@ def _describe_missing(why: str) -> str:
     return f"MLflow {why}; the registry is complete, and `rlx sync` updates MLflow later"
 
 
-def print_to_log(line: str) -> None:
-    """Prints a line to the run's log."""
+def print_to_log(line: str, *, out: TextIO | None = None) -> None:
+    """Prints a line to the run's log.
+
+    Args:
+        out: the log, where stdout is something else.
+    """
     with suppress(OSError):  # the log's disk may be full
-        print(line, flush=True)
+        print(line, file=out, flush=True)
 
 
 def get_mlflow_uri(run: RunRecord) -> str | None:

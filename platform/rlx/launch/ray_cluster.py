@@ -10,18 +10,18 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rlx.errors import EnvironmentFault
-from rlx.launch.ray_launcher import REACH, SERVER_KIND, Bundle, Demand, connect_to_cluster
-from rlx.stopwatch import Stopwatch
+from rlx.launch.ray_launcher import SERVER_KIND, Bundle, Demand, connect_to_cluster
 
-__all__ = ["join_cluster", "list_nodes", "open_own_cluster"]
+__all__ = ["JOINING", "join_cluster", "list_nodes", "open_own_cluster"]
 
-RETURN, PAUSE = 120.0, 1.0
-"""Seconds in which a cluster that is gone may return, and between two looks."""
+PAUSE, JOINING = 1.0, 90.0
+"""Seconds between two tries to join a cluster, and the most that one takes: Ray waits itself for a
+node on this machine."""
 STORE = 80 * 2**20
 """Bytes of shared memory for objects: what is to be scored, some chunks at a time."""
 QUIET = {
@@ -49,7 +49,7 @@ def open_own_cluster(choices: Sequence[Sequence[Demand]]) -> Iterator[None]:
         sum(demand.count * demand.bundle.get("CPU", 0) for demand in demands) for demands in choices
     )
     every = [demand for demands in choices for demand in demands]
-    with _run_ray(
+    _start_ray(
         {**QUIET, **OWN},
         address="local",
         num_cpus=max(os.cpu_count() or 1, math.ceil(processors)),
@@ -58,43 +58,58 @@ def open_own_cluster(choices: Sequence[Sequence[Demand]]) -> Iterator[None]:
         # Weights for servers take more than jobs, how much is known later: Ray's own default.
         object_store_memory=None if any(d.kind == SERVER_KIND for d in every) else STORE,
         _temp_dir=tempfile.gettempdir(),
-    ):
+    )
+    with _leave_ray():
         yield
 
 
 @contextmanager
-def join_cluster(address: str, temporary: str | None = None) -> Iterator[None]:
+def join_cluster(
+    address: str, temporary: str | None = None, wait: Callable[[str], None] | None = None
+) -> Iterator[None]:
     """Joins a cluster that exists, and leaves it.
 
     Args:
         address: as in `runner.launcher.address`.
         temporary: the folder in which "auto" finds the cluster of this machine.
+        wait: called with the reason whenever the cluster cannot be joined, before the next try;
+            what it raises ends the wait. None: there is no second try.
+
+    Raises:
+        EnvironmentFault: nothing answers at the address.
+        ConnectionError: what answers has no node on this machine.
     """
     own = {} if temporary is None else {"RAY_TMPDIR": temporary}
-    _await_cluster(address, 0.0 if temporary is None else RETURN)
-    with _run_ray({**QUIET, **own}, address=address):
+    while True:
+        try:
+            connect_to_cluster(address)
+            _start_ray({**QUIET, **own}, address=address)
+            break
+        except (EnvironmentFault, ConnectionError) as error:
+            if wait is None:
+                raise
+            wait(str(error))
+            time.sleep(PAUSE)
+    with _leave_ray():
         yield
 
 
-def _await_cluster(address: str, patience: float) -> None:
-    """Waits until the cluster can be reached: its head may just be starting again."""
-    waited = Stopwatch(REACH + PAUSE)
-    while True:
-        try:
-            return connect_to_cluster(address)
-        except EnvironmentFault:
-            if waited.look() > patience:
-                raise
-            time.sleep(PAUSE)
-
-
-@contextmanager
-def _run_ray(environment: dict[str, str], **options: Any) -> Iterator[None]:
+def _start_ray(environment: dict[str, str], **options: Any) -> None:
     for name, value in environment.items():
         os.environ.setdefault(name, value)
     import ray  # reads the environment
 
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+@contextmanager
+def _leave_ray() -> Iterator[None]:
+    import ray
+
     try:
         yield
     finally:

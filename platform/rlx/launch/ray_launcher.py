@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from rlx.errors import EnvironmentFault
@@ -41,6 +43,8 @@ SERVER_KIND = "vLLM servers"
 
 PATIENCE = 60.0
 """Seconds in which a cluster must say which nodes it has."""
+FRESH = 60.0
+"""Seconds in which its answer is used again."""
 REACH = 5.0
 """Seconds in which its address must accept a connection."""
 OWN = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
@@ -269,11 +273,16 @@ def connect_to_cluster(address: str) -> None:
 
 
 def _query_nodes(address: str) -> list[Bundle]:
-    """What each node of a cluster has.
+    """What each node of a cluster has, or had up to a minute ago: all runs of a group ask.
 
     Raises:
         EnvironmentFault: it cannot be reached, or does not answer.
     """
+    return _query_nodes_once(address, time.monotonic() // FRESH)
+
+
+@lru_cache(maxsize=1)
+def _query_nodes_once(address: str, _: float) -> list[Bundle]:
     connect_to_cluster(address)
     try:
         done = subprocess.run(

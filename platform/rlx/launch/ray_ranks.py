@@ -6,10 +6,12 @@ numbered so that those of a node follow each other. If one ends otherwise than w
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
@@ -21,7 +23,9 @@ from rlx.launch.multi_node import FORWARDED_PREFIXES
 from rlx.launch.node import write_end_reason
 from rlx.launch.ray_actor import build_order, end_actors, require_actors
 from rlx.launch.ray_cluster import list_nodes
+from rlx.launch.ray_head import HeadWatch
 from rlx.launch.ray_launcher import find_shortage, list_demands, takes_gpus
+from rlx.launch.ray_orders import Orders
 from rlx.launch.ray_rank import RankActor, RankOrder, RankPlace, RankState
 from rlx.launch.ray_reservation import Reservation, reserve_places
 from rlx.launch.ray_scorers import start_scorers
@@ -31,7 +35,7 @@ from rlx.run import ProgressFile
 from rlx.sampler import SERVERS
 from rlx.spec import ExperimentSpec, RayLauncherSpec
 
-__all__ = ["Orders", "run_ranks"]
+__all__ = ["run_ranks"]
 
 LOOK = 0.25
 """Seconds between two looks at the orders."""
@@ -41,32 +45,18 @@ GRACE = 30.0
 """Seconds that actors have to end their ranks, and Ray to know why an actor is gone."""
 
 
-class Orders(Protocol):
-    """What a run's ranks are to do."""
-
-    stop: bool
-
-    def is_orphan(self) -> bool:
-        """Whether nobody wants the ranks any more."""
-        ...
-
-
-class _Interrupted(Exception):
-    """The ranks are not wanted any more, before all of them have started."""
-
-
 def run_ranks(spec: ExperimentSpec, folder: RunFolder, run_id: str, orders: Orders) -> int:
     """Runs all ranks until they end; returns the exit code."""
     on_gpus = takes_gpus(spec.runner, list_nodes())
     demands = list_demands(spec.runner, spec.sampler, on_gpus=on_gpus)
     own = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)}
-    try:
-        with reserve_places(demands, _settings(spec).strategy) as reservation:
-            _await_room(reservation, spec, folder, orders)
-            with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # of Ray
-                return _run_placed_ranks(reservation, spec, folder, run_id, orders, own)
-    except _Interrupted:
-        return 1
+    address = str(ray.get_runtime_context().gcs_address)
+    log = partial(print_to_log, out=sys.stdout)  # whatever stdout is later
+    watch = _RankWatch(orders, HeadWatch(address, log, partial(_replace_reason, folder)))
+    with reserve_places(demands, _settings(spec).strategy, watch.head) as reservation:
+        _await_room(reservation, spec, folder, watch)
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # of Ray
+            return _run_placed_ranks(reservation, spec, folder, run_id, watch, own)
 
 
 def _run_placed_ranks(
@@ -74,7 +64,7 @@ def _run_placed_ranks(
     spec: ExperimentSpec,
     folder: RunFolder,
     run_id: str,
-    orders: Orders,
+    watch: "_RankWatch",
     environment: dict[str, str],
 ) -> int:
     order = build_order(folder, environment)
@@ -83,13 +73,13 @@ def _run_placed_ranks(
     addresses = {SCORERS: scoring, SERVERS: serving}
     told = {name: json.dumps(address) for name, address in addresses.items() if address}
     try:
-        require_actors("scorer", scorers, lambda: _check_orders(orders))
-        require_actors("vLLM server", servers, lambda: _check_orders(orders))
+        require_actors("scorer", scorers, watch.check_start)
+        require_actors("vLLM server", servers, watch.check_start)
         actors = [
             reservation.start("ranks", number, RankActor, max_restarts=0)
             for number in range(reservation.count("ranks"))
         ]
-        ranks = _PlacedRanks(actors, orders)
+        ranks = _PlacedRanks(actors, watch)
         try:
             ranks.start(folder, run_id, environment | told)
             ranks.follow()
@@ -112,7 +102,7 @@ def _settings(spec: ExperimentSpec) -> RayLauncherSpec:
 
 
 def _await_room(
-    reservation: Reservation, spec: ExperimentSpec, folder: RunFolder, orders: Orders
+    reservation: Reservation, spec: ExperimentSpec, folder: RunFolder, watch: "_RankWatch"
 ) -> None:
     """Waits until the cluster has reserved what the run takes.
 
@@ -122,7 +112,9 @@ def _await_room(
     settings, progress = _settings(spec), ProgressFile(folder.progress)
     looks = 0
     while not reservation.wait(LOOK):
-        _check_orders(orders)
+        watch.check_start()
+        if watch.head.is_silent:
+            continue
         nodes, looks = list_nodes(), looks + 1
         short = find_shortage(nodes, reservation.demands, settings.strategy)
         if looks == PROMPT:
@@ -132,16 +124,24 @@ def _await_room(
             progress.show_activity("waiting for the cluster")
 
 
-def _check_orders(orders: Orders) -> None:
-    if orders.stop or orders.is_orphan():
-        raise _Interrupted
+class _RankWatch(NamedTuple):
+    """What may end the ranks besides themselves."""
+
+    orders: Orders
+    head: HeadWatch
+
+    def check_start(self) -> None:
+        """For whoever waits for the ranks to start: raises what ends the wait."""
+        self.orders.require_start()
+        self.head.check()
 
 
 class _PlacedRanks:
     """The actors of all ranks, numbered when they start."""
 
-    def __init__(self, actors: list[Any], orders: Orders) -> None:
-        self._actors, self._orders = actors, orders
+    def __init__(self, actors: list[Any], watch: _RankWatch) -> None:
+        self._actors, self._orders, self._head = actors, watch.orders, watch.head
+        self._check_start = watch.check_start
         self._places: list[RankPlace] = []
         self._codes: dict[int, int] = {}
         self._lost: dict[int, RayError] = {}
@@ -168,13 +168,20 @@ class _PlacedRanks:
         self._ask(commands)
 
     def follow(self) -> None:
-        """Prints what the ranks print, until all have ended, or one otherwise than well."""
+        """Prints what the ranks print, until all have ended, or one otherwise than well.
+
+        Raises:
+            HeadLostError: the head of the cluster is lost, alone or with an actor.
+        """
         looks = {} if self._lost else {self._poll_rank(n): n for n in range(len(self._actors))}
         while looks and not self._has_failed() and not self._orders.is_orphan():
+            self._head.check()
             for look in ray.wait(list(looks), timeout=LOOK)[0]:
                 rank = looks.pop(look)
                 if self._take(rank, look) and rank not in self._codes:
                     looks[self._poll_rank(rank)] = rank
+        if self._lost:  # without its head, Ray does not know why
+            self._head.require_answer()
 
     def end(self) -> None:
         """Ends all ranks; those that have ended already have their codes."""
@@ -197,7 +204,7 @@ class _PlacedRanks:
         done: list[Any] = []
         while len(done) < len(answers):
             done, _ = ray.wait(list(answers), num_returns=len(answers), timeout=LOOK)
-            _check_orders(self._orders)
+            self._check_start()
         found = []
         for rank, answer in enumerate(answers):
             try:

@@ -9,6 +9,7 @@ from ray.exceptions import RayError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlx.launch.ray_head import HeadWatch
 from rlx.launch.ray_launcher import Demand
 
 __all__ = ["Reservation", "reserve_places"]
@@ -57,11 +58,14 @@ class Reservation:
 
 
 @contextmanager
-def reserve_places(demands: Sequence[Demand], strategy: str) -> Iterator[Reservation]:
+def reserve_places(
+    demands: Sequence[Demand], strategy: str, head: HeadWatch
+) -> Iterator[Reservation]:
     """Reserves what a run takes as soon as it is free, and gives it back."""
     reservation = Reservation(demands, strategy)
     try:
         yield reservation
     finally:
-        with suppress(RayError):
-            remove_placement_group(reservation.group)
+        if head.find_loss() is None:  # else Ray would wait for it
+            with suppress(RayError):
+                remove_placement_group(reservation.group)
