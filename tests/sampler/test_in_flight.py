@@ -68,6 +68,7 @@ def test_each_token_has_the_probability_that_the_weights_give_it_which_it_names(
     policies = [replace(babbler(number), end_ids=(0,)) for number in range(3)]
     requests = [CompletionRequest((1 + n, 2, 3), None, (n, n + 50)) for n in range(6)]
     with opened(policies[0]) as sampler:
+        sampler.tell_ages()
         name_and_load(sampler, 0, policies[0])
 
         def hand_over(thread):

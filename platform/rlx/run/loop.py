@@ -52,6 +52,7 @@ from rlx.sampler import (
     open_sampler,
     release_memory,
     require_engine,
+    tell_ages,
 )
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
@@ -85,6 +86,8 @@ def run_experiment(
         progress.show_activity("sampler")
         sampler = ending.enter_context(_open_sampler(spec, policy, ranks))
         phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
+        if any(recipe.spec.rollout.off_policy_steps > 1 for recipe in phases):
+            tell_ages(sampler)
         progress.show_activity("learner")
         critic = _build_critic(spec, policy, phases, ranks)
         learner, reference = _build_learner(spec, policy, phases, ranks, recorder)

@@ -14,6 +14,7 @@ from .engines import (
     release_memory,
     require_engine,
     takes_adapter,
+    tell_ages,
 )
 from .limits import expect_dialogue_length
 from .servers_address import SERVERS, ServersAddress
@@ -43,4 +44,5 @@ __all__ = [
     "release_memory",
     "require_engine",
     "takes_adapter",
+    "tell_ages",
 ]

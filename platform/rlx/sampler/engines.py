@@ -36,6 +36,7 @@ __all__ = [
     "release_memory",
     "require_engine",
     "takes_adapter",
+    "tell_ages",
 ]
 
 
@@ -102,6 +103,16 @@ def name_weights(sampler: SamplingEngine, step: int, *, are_new: bool = True) ->
     tell = getattr(sampler, "name_weights", None)
     if tell is not None:
         tell(step, are_new=are_new)
+
+
+def tell_ages(sampler: SamplingEngine) -> None:
+    """Has an engine that takes weights while it samples say which sampled which token.
+
+    An engine need not have the method `tell_ages`; then it keeps its weights while it samples.
+    """
+    tell = getattr(sampler, "tell_ages", None)
+    if tell is not None:
+        tell()
 
 
 def count_servers(sampler: SamplingEngine) -> int:

@@ -78,6 +78,7 @@ class PoolSampler:
         self._version, self._dtype = 0, getattr(torch, runner.dtype)
         self._step: int | None = None
         self._steps: dict[int, int] = {}
+        self._tells_ages = False
         self._stored = StoredForm(policy.model)
         kind, rank = (ClusterPool, "RANK") if SERVERS in os.environ else (MachinePool, "LOCAL_RANK")
         self._pool: ServerPool = kind(policy, spec, runner, device)
@@ -176,7 +177,11 @@ class PoolSampler:
     @property
     def steps(self) -> Mapping[int, int]:
         """See `rlx.sampler.vllm_session.RowSampler`."""
-        return self._steps
+        return self._steps if self._tells_ages else {}
+
+    def tell_ages(self) -> None:
+        """See `rlx.sampler.tell_ages`."""
+        self._tells_ages = True
 
     @contextmanager
     def session(self) -> Iterator[VllmSession]:
