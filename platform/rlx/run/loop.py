@@ -85,9 +85,7 @@ def run_experiment(
         policy = _start_model(spec, base, folder, ranks, progress, recorder)
         progress.show_activity("sampler")
         sampler = ending.enter_context(_open_sampler(spec, policy, ranks))
-        phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
-        if any(recipe.spec.rollout.off_policy_steps > 1 for recipe in phases):
-            tell_ages(sampler)
+        phases = _build_phases(spec, sampler)
         progress.show_activity("learner")
         critic = _build_critic(spec, policy, phases, ranks)
         learner, reference = _build_learner(spec, policy, phases, ranks, recorder)
@@ -131,6 +129,15 @@ def _open_sampler(spec: ExperimentSpec, policy: Policy, ranks: Ranks) -> Iterato
     with open_sampler(policy, settings, spec.runner, ranks.device) as sampler:
         release_memory(sampler)
         yield sampler
+
+
+def _build_phases(spec: ExperimentSpec, sampler: SamplingEngine) -> list[Recipe]:
+    """Builds the recipe of each phase. Where weights may arrive while rollouts are sampled, the
+    sampler says which sampled which token."""
+    phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
+    if any(recipe.spec.rollout.off_policy_steps > 1 for recipe in phases):
+        tell_ages(sampler)
+    return phases
 
 
 def _record_forms(context: TrainingContext) -> None:
