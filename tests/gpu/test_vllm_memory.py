@@ -18,7 +18,7 @@ from rlx.spec import Lora, RunnerSpec, TinyModelSpec, TurnSpec, VllmSamplerSpec
 RUNNER = RunnerSpec(device="cuda")
 MODEL = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
 TURN = TurnSpec(max_new_tokens=4)
-ROW = ([5, 6], [-1.0, -1.0], "length")
+ROW = ([5, 6], [-1.0, -1.0], "length", [(2, None)])
 
 
 class StandIn:
