@@ -39,6 +39,9 @@ NETWORK = 50e9
 """Bytes per second of a GPU's own network card of 400 Gbit/s, by its data sheet."""
 ALL = ("gathering", "rows", "credit", "figures")
 """What every rank does for the whole step."""
+PACKED = 2
+"""A rank packs at most twice its share. The page's figure is of a whole step on every rank, before
+packing was divided."""
 RECORDED = (
     *("trained rows", "index rows", "table", "text of tokens", "index column"),
     *("Parquet file", "PostgreSQL", "object store"),
@@ -116,14 +119,14 @@ def simulate_step(measured: Measured, gpus: int, prompts: int) -> Step:
     tokens = phase.tokens.shared[1] * times
     share = tokens / measured.tokens
     cost = {name: share * seconds for name, seconds in measured.seconds.items()}
-    ranks = 4  # of the column that was read: a rank's share of scoring and packing
+    ranks = 4  # of the column that was read: a rank's share of the scoring
     gradients = 2 * shape.parameters
     return Step(
         gpus=gpus,
         rollouts=round(levels[-1].turns),
         sampling=estimate_sampling_seconds(work, GPUS["H100"], "vllm"),
         scoring=cost["scoring"] * ranks / gpus,
-        assembling=sum(cost[name] for name in ALL) + cost["packing"] * ranks / gpus,
+        assembling=sum(cost[name] for name in ALL) + cost["packing"] * PACKED / gpus,
         update=estimate_update_seconds(runner, shape, tokens, GPUS["H100"]),
         exchange=2 * gradients / NETWORK,
         recording=sum(cost.get(name, 0.0) for name in RECORDED),
