@@ -69,7 +69,10 @@ def test_every_identity_holds(past):
     assert done.returncode == 0, done.stdout + done.stderr
     then = (past.path / "check.txt").read_text()
     rows = [re.findall(r"^[✓✗–] .*", text, re.MULTILINE) for text in (then, done.stdout)]
-    assert [row.split()[:3] for row in rows[0]] == [row.split()[:3] for row in rows[1]]
+    then, now = ({row.split()[1]: row.split()[:3] for row in found} for found in rows)
+    assert {name: now[name] for name in then} == then
+    for name in now.keys() - then.keys():  # identities that came later check nothing that is there
+        assert now[name][2] == "nothing"
 
 
 def test_it_is_rescored_to_the_bit(past):
