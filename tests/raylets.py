@@ -1,9 +1,12 @@
 """A Ray cluster of the tests' own: three nodes on this machine, each with a raylet of its own."""
 
 import importlib.util
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +27,8 @@ from rlx.spec import RunnerSpec
 
 __all__ = ["RayCluster", "open_driver", "open_ray_cluster", "open_scorers"]
 
+SEPARATE = ("unshare", "--mount", *(() if os.getuid() == 0 else ("--map-root-user",)))
+"""Starts a command that may mount folders which others do not see."""
 SETTINGS = {
     **QUIET,
     **OWN,
@@ -65,6 +70,27 @@ class RayCluster:
             self._cluster.add_node(
                 num_gpus=0, object_store_memory=STORE, include_dashboard=False, **size, **options
             )
+        )
+
+    def add_separate_node(self, hidden: Path, **resources: float) -> subprocess.Popen[bytes]:
+        """Adds a node that does not see a folder, as if its disk were another machine's.
+
+        It holds one rank, and is no part of `nodes`.
+
+        Args:
+            hidden: the folder; empty on the node.
+        """
+        return subprocess.Popen(
+            [
+                *SEPARATE,
+                *("sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)),
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+                *(f"--address={self.address}", "--num-cpus=1", "--num-gpus=0"),
+                *(f"--resources={json.dumps(resources)}", f"--object-store-memory={STORE}"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
         )
 
     def find_raylet(self, number: int) -> int:

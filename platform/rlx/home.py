@@ -15,6 +15,7 @@ from rlx_registry import is_url, locate_working_folder
 __all__ = [
     "ATTEMPT",
     "DEFAULT_REGISTRY",
+    "DISK",
     "REGISTRY",
     "WARM_STARTS",
     "RunFolder",
@@ -27,6 +28,9 @@ __all__ = [
 REGISTRY, ATTEMPT = "RLX_RUN_REGISTRY", "RLX_RUN_ATTEMPT"
 """Environment variables that pass the registry URL and the fencing token to supervisor and ranks.
 The URL may contain a password, so it must not appear on a command line."""
+
+DISK = "RLX_DISK"
+"""Environment variable that names the disk of a rank's run folder, if it is not that of rank 0."""
 
 DEFAULT_REGISTRY = "sqlite:///{home}/registry.db"
 """As in `rlx.spec.TrackingSpec`, which lists of runs do not import; a test compares them."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["find_by_shared_hashing", "hash_written_files"]
 
 Found = TypeVar("Found")
+_Share = dict[Path, str] | CheckpointError | OSError
 
 OF_RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_")
 """How the names of DeepSpeed's files of one rank begin; rank 0 writes all others."""
@@ -32,28 +33,35 @@ def hash_written_files(folder: Path, ranks: "Ranks") -> dict[str, str]:
     Raises:
         CheckpointError, OSError: a rank cannot read or sync its files; raised on every rank.
     """
-    own = [folder / name for name in list_files(folder) if _is_own(name, ranks)]
-    found = _merge(ranks.gather(_try_digests(own, sync=True)))
-    return {str(path.relative_to(folder)): digest for path, digest in found.items()}
+    everyone = range(ranks.count)
+    own = [folder / name for name in list_files(folder) if _is_own(name, ranks, everyone)]
+    share = _try_digests(own, sync=True)
+    if isinstance(share, dict):  # ranks on several disks have different paths of the folder
+        share = {path.relative_to(folder): digest for path, digest in share.items()}
+    return {str(name): digest for name, digest in _merge(ranks.gather(share)).items()}
 
 
 def find_by_shared_hashing(find: Callable[[ComputeDigests], Found], ranks: "Ranks") -> Found:
-    """Returns on every rank what `find` returns on rank 0; the others hash their share of the files
-    whose digests it asks for.
+    """Returns on every rank what `find` returns on rank 0; the others that see its disk hash their
+    share of the files whose digests it asks for.
 
     Raises:
         CheckpointError: `find` raised it; raised on every rank.
     """
     found: Found | CheckpointError | None = None
+    sharers = ranks.beside_first
+
+    def compute_share(wanted: Iterable[Path]) -> list[_Share]:
+        return ranks.gather(_try_digests(p for p in wanted if _is_own(p.name, ranks, sharers)))
+
     if not ranks.is_first:
         while (wanted := ranks.gather(None)[0]) is not None:
-            ranks.gather(_try_digests(path for path in wanted if _is_own(path.name, ranks)))
+            compute_share(wanted)
 
     def compute_together(files: Iterable[Path]) -> list[str]:
         wanted = list(files)
         ranks.gather(wanted)
-        own = [path for path in wanted if _is_own(path.name, ranks)]
-        digests = _merge(ranks.gather(_try_digests(own)))
+        digests = _merge(compute_share(wanted))
         return [digests[path] for path in wanted]
 
     if ranks.is_first:
@@ -68,16 +76,14 @@ def find_by_shared_hashing(find: Callable[[ComputeDigests], Found], ranks: "Rank
     return cast("Found", outcome)
 
 
-def _is_own(name: str, ranks: "Ranks") -> bool:
-    """Whether this rank has written a file; each is some rank's own, also after their number has
-    changed."""
+def _is_own(name: str, ranks: "Ranks", sharers: Sequence[int]) -> bool:
+    """Whether this rank hashes a file: the one that wrote it, if it is among those that share the
+    work; each file is one rank's own, also after their number has changed."""
     named = OF_RANK.match(Path(name).name)
-    return (int(named[1]) % ranks.count if named else 0) == ranks.rank
+    return sharers[int(named[1]) % len(sharers) if named else 0] == ranks.rank
 
 
-def _try_digests(
-    files: Iterable[Path], *, sync: bool = False
-) -> dict[Path, str] | CheckpointError | OSError:
+def _try_digests(files: Iterable[Path], *, sync: bool = False) -> _Share:
     """Digests by file, or why one cannot be synced or read, for the other ranks."""
     paths = list(files)
     try:
@@ -88,7 +94,7 @@ def _try_digests(
         return error
 
 
-def _merge(shares: Sequence[dict[Path, str] | CheckpointError | OSError]) -> dict[Path, str]:
+def _merge(shares: Sequence[_Share]) -> dict[Path, str]:
     merged: dict[Path, str] = {}
     for share in shares:
         if isinstance(share, CheckpointError | OSError):

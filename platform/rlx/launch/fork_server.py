@@ -36,7 +36,6 @@ def main(folder: str, run_id: str) -> int:
     faulthandler.register(signal.SIGUSR1)  # the supervisor asks where an import hangs
     orders = socket.socket(fileno=os.dup(0))
     _close_input()
-    from rlx.home import RunFolder
     from rlx.launch.leftovers import remove_temporary_folder
     from rlx.launch.rank import import_libraries, show_activity, write_failure
     from rlx.launch.rank import main as run_rank
@@ -52,7 +51,7 @@ def main(folder: str, run_id: str) -> int:
         return 1
     if is_rank:
         return run_rank(folder, run_id)
-    remove_temporary_folder(RunFolder(Path(folder)))  # if it is still there, nobody else does
+    remove_temporary_folder()  # if it is still there, nobody else does
     os._exit(0)  # libraries would print on their way out
 
 

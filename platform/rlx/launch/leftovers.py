@@ -24,6 +24,8 @@ from rlx.launch.processes import has_ended
 __all__ = ["name_semaphores", "open_temporary_folder", "remove_temporary_folder"]
 
 _SHARED_MEMORY = Path("/dev/shm")
+_NAME = re.compile(r"rlx-[0-9a-f]{10}-\d+-\w{8}")
+"""Names of temporary folders."""
 
 
 @contextmanager
@@ -50,10 +52,10 @@ def name_semaphores() -> None:
     config["semprefix"] = f"/{Path(tempfile.gettempdir()).name}"
 
 
-def remove_temporary_folder(run: RunFolder) -> None:
+def remove_temporary_folder() -> None:
     """Removes the temporary folder of this rank, whose supervisor is no longer there to do so."""
     folder = Path(tempfile.gettempdir())
-    if folder.name.startswith(_build_mark(run)):
+    if _NAME.fullmatch(folder.name):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -27,8 +27,8 @@ def main(folder: str, run_id: str) -> int:
     faulthandler.register(signal.SIGUSR1)  # the supervisor asks a hung rank for its stacks
     _name_semaphores()
     supervisor = int(os.environ["RLX_SUPERVISOR"])
-    arguments = (supervisor, Path(folder))
-    threading.Thread(target=_exit_without_supervisor, args=arguments, daemon=True).start()
+    watch = threading.Thread(target=_exit_without_supervisor, args=(supervisor,), daemon=True)
+    watch.start()
     try:
         _run_rank(Path(folder), run_id)
     except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
@@ -71,11 +71,10 @@ def write_failure(folder: Path, error: Exception) -> None:
         aside.replace(paths.failure)
 
 
-def _exit_without_supervisor(supervisor: int, folder: Path) -> None:
+def _exit_without_supervisor(supervisor: int) -> None:
     """Ends this rank once its supervisor is gone: ranks must not train on unobserved."""
     import psutil
 
-    from rlx.home import RunFolder
     from rlx.launch.leftovers import remove_temporary_folder
 
     try:
@@ -87,7 +86,7 @@ def _exit_without_supervisor(supervisor: int, folder: Path) -> None:
         pass
     with suppress(OSError):  # it may have read what this process prints
         print(f"the supervisor, process {supervisor}, is gone", file=sys.stderr, flush=True)
-    remove_temporary_folder(RunFolder(folder))
+    remove_temporary_folder()
     os._exit(1)
 
 
@@ -118,7 +117,7 @@ def show_activity(folder: Path, what: str) -> None:
 
 
 def _run_rank(folder: Path, run_id: str) -> None:
-    from rlx.home import ATTEMPT, REGISTRY, RunFolder
+    from rlx.home import ATTEMPT, DISK, REGISTRY, RunFolder
     from rlx.launch.stored_spec import load_resolved_spec
 
     paths = RunFolder(folder)
@@ -131,7 +130,7 @@ def _run_rank(folder: Path, run_id: str) -> None:
     from rlx_registry import Registry
 
     show_activity(folder, "ranks")
-    ranks, stop = join_ranks(spec.runner), StopRequest()
+    ranks, stop = join_ranks(spec.runner, os.environ.get(DISK, "")), StopRequest()
     if not ranks.is_first:
         with suppress(RunStopped):
             run_experiment(spec, paths, ranks, None, stop)

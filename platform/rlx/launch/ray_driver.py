@@ -51,7 +51,7 @@ def main(folder: str, run_id: str, temporary: str) -> int:
         raise
     finally:
         if orders.is_orphan():
-            remove_temporary_folder(paths)
+            remove_temporary_folder()
 
 
 def _open_cluster(

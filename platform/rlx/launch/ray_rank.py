@@ -20,6 +20,7 @@ from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
 from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.node import find_network_interface
+from rlx.launch.ray_folders import enter_folder, find_folder, write_start_files
 
 __all__ = ["RankActor", "RankOrder", "RankPlace", "RankState"]
 
@@ -31,20 +32,34 @@ _CHUNK = 1 << 16
 
 
 class RankPlace(NamedTuple):
-    """Where an actor runs: Ray's id of the node, its name and address, a free port, and the
-    actor's GPUs by the tokens of CUDA_VISIBLE_DEVICES."""
+    """Where an actor runs.
+
+    Attributes:
+        node: Ray's id of the node.
+        host: its name.
+        address: its IP address.
+        port: a free one.
+        gpus: of the actor, by the tokens of CUDA_VISIBLE_DEVICES.
+        folder: where its rank would have the run's folder.
+    """
 
     node: str
     host: str
     address: str
     port: int
     gpus: tuple[str, ...]
+    folder: str
 
 
 class RankOrder(TypedDict):
-    """The rank that an actor is to start."""
+    """The rank that an actor is to start.
+
+    Attributes:
+        files: what its folder must hold, if its node does not see the run's.
+    """
 
     folder: str
+    files: dict[str, bytes]
     run_id: str
     cwd: str
     environment: dict[str, str]
@@ -55,18 +70,28 @@ class RankState(NamedTuple):
 
     Attributes:
         code: its exit code, below 0 after a signal; None while it runs.
+        failure: what it wrote for the supervisor, which does not see its disk.
     """
 
     output: bytes
     code: int | None
+    failure: bytes = b""
 
 
 class RankActor:
-    """Runs one rank."""
+    """Runs one rank.
 
-    def __init__(self) -> None:
+    Args:
+        folder: of the run.
+        mark: a file in it; see `rlx.launch.ray_folders`.
+    """
+
+    def __init__(self, folder: str, mark: str) -> None:
         adopt_orphans()
         self._exit = ExitStack()
+        self._temporary = self._exit.enter_context(open_temporary_folder(RunFolder(Path(folder))))
+        self._run, self._mark = folder, mark
+        self._failure: Path | None = None
         self._rest = b""
         self._is_stopped = False
         self._rank: subprocess.Popen[bytes] | None = None
@@ -79,13 +104,16 @@ class RankActor:
             port = int(one.getsockname()[1])
         gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
         address = ray.util.get_node_ip_address()
-        return RankPlace(context.get_node_id(), socket.gethostname(), address, port, gpus)
+        folder = find_folder(self._run, self._mark, self._temporary["TMPDIR"])
+        return RankPlace(context.get_node_id(), socket.gethostname(), address, port, gpus, folder)
 
     def start(self, order: RankOrder) -> None:
         """Starts the rank."""
-        folder = RunFolder(Path(order["folder"]))
-        temporary = self._exit.enter_context(open_temporary_folder(folder))
-        own = {**os.environ, **order["environment"], **temporary}
+        if order["files"]:
+            folder = RunFolder(Path(order["folder"]))
+            write_start_files(folder.root, order["files"])
+            self._failure = folder.failure
+        own = {**os.environ, **order["environment"], **self._temporary}
         if interface := find_network_interface(own["MASTER_ADDR"]):
             own.setdefault("GLOO_SOCKET_IFNAME", interface)
         # Ray starts its processes with this signal blocked, which they would pass on.
@@ -96,7 +124,7 @@ class RankActor:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            cwd=order["cwd"],
+            cwd=enter_folder(order["cwd"], self._temporary["TMPDIR"]),
             env={**own, "RLX_SUPERVISOR": str(os.getpid())},
         )
         assert self._rank.stdout is not None
@@ -118,6 +146,7 @@ class RankActor:
     def end(self) -> RankState:
         """Ends the rank, if it has not ended, with all that it started and its files."""
         if self._rank is None:  # a peer could not start
+            self._exit.close()
             return RankState(b"", None)
         code = self._rank.poll()
         self._rank.kill()
@@ -138,4 +167,7 @@ class RankActor:
         text = self._rest + text
         end = len(text) if code is not None else text.rfind(b"\n") + 1
         self._rest = text[end:]
-        return RankState(text[:end], code)
+        failure = b""
+        if code and self._failure is not None and self._failure.exists():
+            failure = self._failure.read_bytes()
+        return RankState(text[:end], code, failure)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
+from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.failures import describe_signal
 from rlx.launch.mirroring import print_to_log
@@ -23,6 +24,7 @@ from rlx.launch.multi_node import FORWARDED_PREFIXES
 from rlx.launch.node import write_end_reason
 from rlx.launch.ray_actor import build_order, end_actors, require_actors
 from rlx.launch.ray_cluster import list_nodes
+from rlx.launch.ray_folders import build_home_environment, leave_mark, read_start_files
 from rlx.launch.ray_head import HeadWatch
 from rlx.launch.ray_launcher import find_shortage, list_demands, takes_gpus
 from rlx.launch.ray_orders import Orders
@@ -75,19 +77,15 @@ def _run_placed_ranks(
     try:
         require_actors("scorer", scorers, watch.check_start)
         require_actors("vLLM server", servers, watch.check_start)
-        actors = [
-            reservation.start("ranks", number, RankActor, max_restarts=0)
-            for number in range(reservation.count("ranks"))
-        ]
-        ranks = _PlacedRanks(actors, watch)
+        ranks = _PlacedRanks(folder, watch)
         try:
-            ranks.start(folder, run_id, environment | told)
+            ranks.start(reservation, run_id, environment | told)
             ranks.follow()
         finally:
             ranks.end()
     finally:
         end_actors([*scorers, *servers])
-    return ranks.report(folder)
+    return ranks.report()
 
 
 def _count_ahead(spec: ExperimentSpec) -> int:
@@ -139,33 +137,63 @@ class _RankWatch(NamedTuple):
 class _PlacedRanks:
     """The actors of all ranks, numbered when they start."""
 
-    def __init__(self, actors: list[Any], watch: _RankWatch) -> None:
-        self._actors, self._orders, self._head = actors, watch.orders, watch.head
+    def __init__(self, folder: RunFolder, watch: _RankWatch) -> None:
+        self._folder, self._orders, self._head = folder, watch.orders, watch.head
         self._check_start = watch.check_start
+        self._actors: list[Any] = []
         self._places: list[RankPlace] = []
         self._codes: dict[int, int] = {}
         self._lost: dict[int, RayError] = {}
 
-    def start(self, folder: RunFolder, run_id: str, environment: dict[str, str]) -> None:
-        """Numbers the ranks and starts them, unless an actor is lost."""
-        found: list[RankPlace] = self._ask([actor.find_place.remote() for actor in self._actors])
+    def start(self, reservation: Reservation, run_id: str, environment: dict[str, str]) -> None:
+        """Numbers the ranks and starts them, unless an actor is lost.
+
+        Raises:
+            EnvironmentFault: no node with a rank sees the run's folder.
+        """
+        run = str(self._folder.root)
+        with leave_mark(self._folder) as mark:
+            self._actors = [
+                reservation.start("ranks", number, RankActor, run, mark, max_restarts=0)
+                for number in range(reservation.count("ranks"))
+            ]
+            found = self._ask([actor.find_place.remote() for actor in self._actors])
         if self._lost:
             return
-        here = ray.get_runtime_context().get_node_id()
-        nodes = list(dict.fromkeys([here, *(place.node for place in found)]))
-        order = sorted(range(len(found)), key=lambda n: (nodes.index(found[n].node), n))
-        self._actors = [self._actors[n] for n in order]
-        self._places = [found[n] for n in order]
-        commands = []
-        for actor, own in zip(self._actors, _build_rank_environments(self._places), strict=True):
+        self._number_ranks(found)
+        files, commands = read_start_files(self._folder), []
+        environments = _build_rank_environments(self._places)
+        for actor, place, own in zip(self._actors, self._places, environments, strict=True):
+            is_apart = place.folder != run
+            own |= build_home_environment(place.folder, place.node) if is_apart else {}
             command: RankOrder = {
-                "folder": str(folder.root),
+                "folder": place.folder,
+                "files": files if is_apart else {},
                 "run_id": run_id,
                 "cwd": str(Path.cwd()),
                 "environment": {**environment, **own},
             }
             commands.append(actor.start.remote(command))
         self._ask(commands)
+
+    def _number_ranks(self, found: list[RankPlace]) -> None:
+        """Numbers those of a node one after the other, and before all others those that see the
+        run's folder, of which this node's are the first."""
+        here, run = ray.get_runtime_context().get_node_id(), str(self._folder.root)
+        nodes = list(dict.fromkeys([here, *(place.node for place in found)]))
+
+        def rank(number: int) -> tuple[bool, int, int]:
+            return found[number].folder != run, nodes.index(found[number].node), number
+
+        order = sorted(range(len(found)), key=rank)
+        self._actors = [self._actors[n] for n in order]
+        firsts = {found[n].node: found[n].folder for n in reversed(order)}
+        self._places = [found[n]._replace(folder=firsts[found[n].node]) for n in order]
+        if self._places[0].folder != run:
+            raise EnvironmentFault(
+                f"no node with a rank sees {run}: one of the ranks must be on the machine where "
+                "you submit, or RLX_HOME on a disk that a rank's node shares"
+            )
 
     def follow(self) -> None:
         """Prints what the ranks print, until all have ended, or one otherwise than well.
@@ -190,13 +218,13 @@ class _PlacedRanks:
         for end in done:
             self._take(ends[end], end)
 
-    def report(self, folder: RunFolder) -> int:
+    def report(self) -> int:
         """Writes why the ranks ended, unless a rank has; returns the exit code."""
         killed = [code for code in self._codes.values() if code < 0]
         if self._lost:
-            _replace_reason(folder, self._describe_loss(*next(iter(self._lost.items()))))
+            _replace_reason(self._folder, self._describe_loss(*next(iter(self._lost.items()))))
         elif killed and not self._orders.stop:
-            _replace_reason(folder, f"a rank was {describe_signal(-killed[0])}")
+            _replace_reason(self._folder, f"a rank was {describe_signal(-killed[0])}")
         return int(self._has_failed())
 
     def _ask(self, answers: Sequence[Any]) -> list[Any]:
@@ -224,9 +252,19 @@ class _PlacedRanks:
             self._lost.setdefault(rank, error)
             return False
         _write_to_log(state.output)
+        if state.failure:
+            self._take_failure(json.loads(state.failure))
         if state.code is not None:
             self._codes[rank] = state.code
         return True
+
+    def _take_failure(self, failure: dict[str, Any]) -> None:
+        """Writes why a rank failed that does not see the run's folder. Its peers, who do, have
+        written that they lost it, if it was the first."""
+        if not failure["again"] or not any(self._codes.values()):
+            _remove_passing_reason(self._folder)
+        code, again = failure["exit_code"], failure["again"]
+        write_end_reason(self._folder, failure["message"], code, again=again)
 
     def _has_failed(self) -> bool:
         return bool(self._lost) or any(self._codes.values())
@@ -278,8 +316,12 @@ def _build_rank_environments(places: Sequence[RankPlace]) -> Iterator[dict[str, 
 
 def _replace_reason(folder: RunFolder, message: str) -> None:
     """Writes why the ranks ended, in place of what their peers have taken it for."""
-    with suppress(FileNotFoundError):
-        if not json.loads(folder.failure.read_text())["again"]:
-            return  # an error of rlx, which would occur again
-        folder.failure.unlink()
+    _remove_passing_reason(folder)
     write_end_reason(folder, message, 1, again=True)
+
+
+def _remove_passing_reason(folder: RunFolder) -> None:
+    """Removes why the ranks ended, unless it is an error of rlx, which would occur again."""
+    with suppress(FileNotFoundError):
+        if json.loads(folder.failure.read_text())["again"]:
+            folder.failure.unlink()

@@ -3,6 +3,7 @@
 import io
 import pickle
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,9 +111,15 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
         CheckpointError: the checkpoint of the other run is damaged, or another version of rlx wrote
             the rollouts in flight.
     """
-    found = find_by_shared_hashing(partial(_find_resume_checkpoint, context), context.ranks)
-    if found is None:
+    place = find_by_shared_hashing(partial(_find_resume_checkpoint, context), context.ranks)
+    if place is None:
         return None
+    with context.ranks.share_folder(context.folder.root / place):
+        return _resume_from(context, context.folder.root / place)
+
+
+def _resume_from(context: TrainingContext, found: Path) -> ResumePoint:
+    """Loads a checkpoint that every rank sees."""
     state, forked = read_state(found), found.parent == context.folder.origin
     if not forked and state.digest != context.spec.digest:
         raise RlxError(f"checkpoint {found.name} belongs to another experiment, {state.digest}")
@@ -123,8 +130,10 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
     if otherwise and context.ranks.is_first:
         context.progress.show_activity("conversion of the checkpoint")
         source = convert_checkpoint(found, context.folder.checkpoints)
-    source, *_ = context.ranks.gather(source)
-    load_checkpoint(source, context.learner, context.critic, universal=otherwise)
+    name, *_ = context.ranks.gather(source.name)
+    source = context.folder.checkpoints / name if otherwise else found
+    with context.ranks.share_folder(source) if otherwise else nullcontext():
+        load_checkpoint(source, context.learner, context.critic, universal=otherwise)
     # A fork does not take over the rollouts of the other experiment.
     ahead = None if forked else read_in_flight_bytes(found)
     if ahead is not None:
@@ -137,7 +146,7 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
 
 
 def _find_resume_checkpoint(context: TrainingContext, compute: ComputeDigests) -> Path | None:
-    """Finds the checkpoint to resume from; only rank 0 calls it."""
+    """Finds the checkpoint to resume from, by its path in the run's folder; rank 0 calls it."""
 
     def report_refusal(what: str) -> None:
         if context.recorder:
@@ -154,7 +163,7 @@ def _find_resume_checkpoint(context: TrainingContext, compute: ComputeDigests) -
                 "damaged, and there is no other checkpoint to resume from: submit the experiment "
                 "again"
             )
-    return found
+    return found and found.relative_to(context.folder.root)
 
 
 _FORMER_NAMES = {"Harvest": StepRollouts, "Scored": ScoredTrees}

@@ -7,6 +7,7 @@ result has a cache entry of its own. What fits on no device is trained on the CP
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -68,17 +69,18 @@ def start_warm(
 
     cache = get_rlx_home() / WARM_STARTS
     cache.mkdir(parents=True, exist_ok=True)
-    start = partial(
+    start: Callable[..., Path | None] = partial(
         warm_start_policy,
         *(policy, spec, recipe.demonstrations, cache, report_step),
         *(recipe.environment, report_damage, ranks.device),
     )
     is_shared = _is_shared(policy, spec, ranks)
     if is_shared:
-        started = _start_together(spec, recipe, policy, ranks, start)
+        started, start = _start_together(spec, recipe, policy, ranks, start)
     else:
         started = start() if ranks.is_first else None
-        ranks.barrier()
+    name, *_ = ranks.gather(started and started.name)
+    with ranks.share_folder(cache / name) if name else nullcontext():
         if not ranks.is_first:
             start()
     if recorder and started:
@@ -103,9 +105,12 @@ def _start_together(
     policy: Policy,
     ranks: Ranks,
     start: Callable[..., Path | None],
-) -> Path | None:
-    """Rank 0 looks into the cache. If it has to train, the others help it, and load what it has
-    saved."""
+) -> tuple[Path | None, Callable[[], Path | None]]:
+    """Rank 0 looks into the cache. If it has to train, the others help it.
+
+    Returns:
+        What rank 0 has started from; how the others load it.
+    """
     runner = spec.runner
     keys = ("micro_batch_tokens", "offload_optimizer")
     identity = {"ranks": ranks.count, **runner.model_dump(include=set(keys))}
@@ -120,16 +125,17 @@ def _start_together(
             "be on a disk that all machines of a run share"
         )
 
+    load = partial(start, shared=SharedTraining(refuse, identity))
     if ranks.is_first:
         started = start(shared=SharedTraining(lead, identity))
         ranks.gather(False)
-        return started
+        return started, load
     while any(ranks.gather(False)):
         batches = build_demonstration_batches(
             policy, spec, recipe.demonstrations, recipe.environment
         )
         train_on_demonstrations(policy, batches, lambda *_: None, runner, ranks)
-    return start(shared=SharedTraining(refuse, identity))
+    return None, load
 
 
 def _record_start(recorder: Recorder, folder: Path, ranks: int, *, reused: bool) -> None:
