@@ -32,7 +32,7 @@ test: install  ## every test, in five parts, three of them side by side
 # files share their runs. The longest begin first.
 # rlx starts as a fork of a process that has the libraries, but for tests that need a new interpreter.
 KILLS = hang_watch killed leftovers pauses queue resume team_registry
-MACHINES = elsewhere group in_flight ray ray_disks ray_head ray_scorers ray_servers slurm vllm vllm_pool
+MACHINES = elsewhere group in_flight ray ray_disks ray_head ray_jobs ray_scorers ray_servers slurm vllm vllm_pool
 ROOMS = $(filter-out tests/run/ tests/discovery/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
 FIRST = $(filter $(foreach l,a b c d e f g h i j k l m,tests/$l%),$(ROOMS))
 test-runs: install

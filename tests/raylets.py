@@ -165,7 +165,9 @@ def _serve_scorers(
     runner = RunnerSpec(reward_memory_mb=256)
     with (
         join_cluster(address),
-        reserve_places([demand], "SPREAD", HeadWatch(address, print, print)) as reservation,
+        reserve_places(
+            [demand], "SPREAD", HeadWatch(address, print, print), first_here=False
+        ) as reservation,
     ):
         while not reservation.wait(1.0):
             pass

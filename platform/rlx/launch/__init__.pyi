@@ -32,6 +32,7 @@ from .processes import (
     this_machine,
 )
 from .queue import run_queue
+from .ray_jobs import RayJobsLauncher
 from .ray_launcher import RayLauncher
 from .removal import Removal, plan_removal, remove_run_data
 from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
@@ -78,6 +79,7 @@ __all__ = [
     "NodeOrder",
     "NodeSession",
     "Package",
+    "RayJobsLauncher",
     "RayLauncher",
     "Removal",
     "ResumeTrialReport",

@@ -60,8 +60,9 @@ def _open_cluster(
     launcher = spec.runner.launcher
     assert isinstance(launcher, RayLauncherSpec)
     if launcher.address != "local":
-        absence = _Absence(launcher.address, folder, spec.runner.hang_after, orders)
-        return join_cluster(launcher.address, temporary, absence.wait)
+        address = "auto" if launcher.submits_jobs else launcher.address  # a job's own cluster
+        absence = _Absence(address, folder, spec.runner.hang_after, orders)
+        return join_cluster(address, temporary, absence.wait)
     # Whether there are GPUs, Ray finds out; there must be room for either.
     choices = (False,) if spec.runner.device == "cpu" else (False, True)
     return open_own_cluster(

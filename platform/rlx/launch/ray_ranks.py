@@ -6,6 +6,7 @@ numbered so that those of a node follow each other. If one ends otherwise than w
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
@@ -26,7 +27,13 @@ from rlx.launch.ray_actor import build_order, end_actors, require_actors
 from rlx.launch.ray_cluster import list_nodes
 from rlx.launch.ray_folders import build_home_environment, leave_mark, read_start_files
 from rlx.launch.ray_head import HeadWatch
-from rlx.launch.ray_launcher import find_shortage, list_demands, takes_gpus
+from rlx.launch.ray_launcher import (
+    Demand,
+    count_places,
+    find_shortage,
+    list_demands,
+    takes_gpus,
+)
 from rlx.launch.ray_orders import Orders
 from rlx.launch.ray_rank import RankActor, RankOrder, RankPlace, RankState
 from rlx.launch.ray_reservation import Reservation, reserve_places
@@ -36,6 +43,7 @@ from rlx.reward import SCORERS
 from rlx.run import ProgressFile
 from rlx.sampler import SERVERS
 from rlx.spec import ExperimentSpec, RayLauncherSpec
+from rlx_registry import StoredFolder
 
 __all__ = ["run_ranks"]
 
@@ -55,10 +63,26 @@ def run_ranks(spec: ExperimentSpec, folder: RunFolder, run_id: str, orders: Orde
     address = str(ray.get_runtime_context().gcs_address)
     log = partial(print_to_log, out=sys.stdout)  # whatever stdout is later
     watch = _RankWatch(orders, HeadWatch(address, log, partial(_replace_reason, folder)))
-    with reserve_places(demands, _settings(spec).strategy, watch.head) as reservation:
+    first_here = StoredFolder.find(folder.root) is not None  # no other node sees its working folder
+    if first_here:
+        _require_place_here(demands[0])
+    strategy = _settings(spec).strategy
+    with reserve_places(demands, strategy, watch.head, first_here=first_here) as reservation:
         _await_room(reservation, spec, folder, watch)
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # of Ray
             return _run_placed_ranks(reservation, spec, folder, run_id, watch, own)
+
+
+def _require_place_here(ranks: Demand) -> None:
+    """Raises an error unless this node has what a rank takes."""
+    own = ray.get_runtime_context().get_node_id()
+    here = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
+    if not count_places([here], ranks.bundle, "PACK"):
+        raise EnvironmentFault(
+            "RLX_HOME is in an object store: rank 0 must be on the supervisor's node, which "
+            f"has no place for a rank: {socket.gethostname()}; submit on one that has, or name a "
+            "shared disk"
+        )
 
 
 def _run_placed_ranks(

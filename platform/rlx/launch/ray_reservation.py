@@ -15,12 +15,24 @@ from rlx.launch.ray_launcher import Demand
 __all__ = ["Reservation", "reserve_places"]
 
 
-class Reservation:
-    """What all actors of a run take, reserved together: a run has all of it, or waits."""
+TRACE = 0.001
+"""Amount of the resource that stands for a node, of which each has 1."""
 
-    def __init__(self, demands: Sequence[Demand], strategy: str) -> None:
+
+class Reservation:
+    """What all actors of a run take, reserved together: a run has all of it, or waits.
+
+    Args:
+        demands: what it takes.
+        strategy: Ray's, of placement groups.
+        first_here: whether the first of the first kind must be on this node.
+    """
+
+    def __init__(self, demands: Sequence[Demand], strategy: str, *, first_here: bool) -> None:
         self.demands = demands
-        bundles = [demand.bundle for demand in demands for _ in range(demand.count)]
+        bundles = [dict(demand.bundle) for demand in demands for _ in range(demand.count)]
+        if first_here:
+            bundles[0][f"node:{ray.util.get_node_ip_address()}"] = TRACE
         self.group: Any = placement_group(bundles, strategy=strategy)
 
     def wait(self, seconds: float) -> bool:
@@ -59,10 +71,10 @@ class Reservation:
 
 @contextmanager
 def reserve_places(
-    demands: Sequence[Demand], strategy: str, head: HeadWatch
+    demands: Sequence[Demand], strategy: str, head: HeadWatch, *, first_here: bool
 ) -> Iterator[Reservation]:
-    """Reserves what a run takes as soon as it is free, and gives it back."""
-    reservation = Reservation(demands, strategy)
+    """Reserves what a run takes as soon as it is free, and gives it back; see `Reservation`."""
+    reservation = Reservation(demands, strategy, first_here=first_here)
     try:
         yield reservation
     finally:

@@ -68,7 +68,10 @@ def _check_whole_above_one(amount: float) -> float:
     return amount
 
 
-RayAddress = Annotated[str, Field(pattern=r"^(local|auto|[A-Za-z0-9.-]+:\d{1,5})$")]
+RayAddress = Annotated[
+    str,
+    Field(pattern=r"^(local|auto|[A-Za-z0-9.-]+:\d{1,5}|https?://[A-Za-z0-9.:\[\]-]+(/[^\s@]*)?)$"),
+]
 ResourceName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
 ResourceAmount = Annotated[float, Field(gt=0), AfterValidator(_check_whole_above_one)]
 
@@ -86,12 +89,11 @@ class ScorersSpec(StrictModel):
 class RayLauncherSpec(LauncherPlugin):
     """Runs every rank as an actor of a Ray cluster, which places it by the resources it takes."""
 
-    implementation: ClassVar[str] = "rlx.launch:RayLauncher"
-
     kind: Literal["ray"] = "ray"
     address: RayAddress = "local"
     """local: a cluster of the run's own on this machine. auto: the one that this machine belongs
-    to. HOST:PORT: the same, by the address of its head."""
+    to. HOST:PORT: the same, by the address of its head. http://HOST:PORT: Ray Jobs of any cluster,
+    where each run becomes a job."""
     resources: dict[ResourceName, ResourceAmount] = Field(default_factory=dict)
     """What each rank takes, by Ray's names: {CPU: 4, "accelerator_type:A100": 0.001}. CPU is
     `runner.threads` and GPU what the device and the sampler need, unless they are given here."""
@@ -105,6 +107,16 @@ class RayLauncherSpec(LauncherPlugin):
     without GPUs `runner.threads` for each device, unless they are given here."""
     grows: bool = False
     """The cluster adds nodes on demand, so a run that its present nodes cannot hold waits."""
+
+    @property
+    def submits_jobs(self) -> bool:  # type: ignore[override]
+        """Whether the address is one of Ray Jobs."""
+        return self.address.startswith("http")
+
+    @property
+    def implementation(self) -> str:  # type: ignore[override]
+        """The launcher that serves the address."""
+        return "rlx.launch:RayJobsLauncher" if self.submits_jobs else "rlx.launch:RayLauncher"
 
     def check_ranks(self, ranks: int) -> None:
         places = ranks + (self.scorers.count if self.scorers else 0)
