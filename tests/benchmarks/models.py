@@ -14,12 +14,13 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlx.model import PlainDialogue, Policy
+from rlx.model.matmul import TORCH, MatmulChoice, apply_matmul, choose_matmul
 from rlx.spec import RunnerSpec
 
 if TYPE_CHECKING:
     from rlx.learner import Ranks
 
-__all__ = ["BEGIN", "DEVICE", "DTYPE", "alone", "policy", "save", "text"]
+__all__ = ["BEGIN", "DEVICE", "DTYPE", "alone", "choose_once", "policy", "save", "text"]
 
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -32,7 +33,11 @@ BEGIN = "<bos>"
 """What the dialogue puts before a prompt, for peers that read text alone."""
 
 
-def policy(seed: int = 0) -> Policy:
+choose_once = functools.cache(choose_matmul)
+"""The library of matrix products that a run would choose on this machine."""
+
+
+def policy(seed: int = 0, matmul: MatmulChoice = TORCH) -> Policy:
     """The model with random weights. None of its tokens ends a turn: all lengths are the limit."""
     tokenizer = characters()
     sizes = {
@@ -56,6 +61,7 @@ def policy(seed: int = 0) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
+    apply_matmul(model, matmul)
     return Policy(model.eval(), tokenizer, PlainDialogue(tokenizer, ()), end_ids=())
 
 

@@ -23,6 +23,11 @@ A name that ends with `_strongest` is beside the strongest plain form that we kn
 one, the other baseline of the same figure is labelled "weaker": it is what one writes first, or
 what a trainer does that shares no prefix. Rows of `_strongest` that a table lacks have not been
 measured yet.
+
+Our side multiplies matrices with the library that a run would choose on the machine (oneDNN on many
+AMD processors, [resume.md](resume.md)), the baselines with torch's own, as those who write them do;
+with the same library as ours they end in `_same_products`, which a machine that chooses torch's
+lacks.
 """
 
 STEPS = """\

@@ -42,7 +42,7 @@ class RowBatch:
     rows: Tensor
     columns: Tensor
 
-    def of(self, tensor: Tensor) -> Tensor:
+    def gather_targets(self, tensor: Tensor) -> Tensor:
         """`[M]` values of a `[B, T]` tensor at the targets."""
         return tensor[self.rows, self.columns]
 
@@ -58,7 +58,7 @@ def row_batches(train: TrainBatch, *, joined: bool = False) -> list[RowBatch]:
     learns, owners = _join_rows(train) if joined else _separate_rows(train)
     for length in lengths.unique().tolist():
         chosen = ((lengths == length) & learns.any(dim=1)).nonzero()[:, 0]
-        for rows in chosen.split(ROWS):
+        for rows in chosen.split(ROWS) if len(chosen) else ():
             ids = train.batch.token_ids[rows, :length]
             row, column = learns[rows, :length].nonzero(as_tuple=True)
             targets, owner = ids[row, column], owners[rows[row], column]

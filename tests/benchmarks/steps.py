@@ -3,14 +3,14 @@
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
 from generation import generated, generated_both_turns
 from harness import Spent, compared, in_turns, spent
-from models import BEGIN, DEVICE, policy, save, text
+from models import BEGIN, DEVICE, choose_once, policy, save, text
 from own_steps import RATE, OwnSteps, reward
 from peers import PEERS, Peer, peer_python
 from plain_rows import ROWS
@@ -18,6 +18,7 @@ from shapes import SHORT
 from torch import Tensor
 
 from rlx.credit import estimate_two_level, group_advantages
+from rlx.model.matmul import TORCH, MatmulChoice
 from rlx.spec import TurnSpec, TwoLevel, TwoTurnRolloutSpec
 
 __all__ = ["grpo_step_vs_trl", "grpo_steps", "rlcr_step"]
@@ -36,32 +37,36 @@ def rlcr_step() -> list[dict]:
         confidence=TurnSpec(template=QUESTION, max_new_tokens=SHORT.confidence),
     )
     ours = OwnSteps(rollout, partial(estimate_two_level, options=TwoLevel()), ROWS * SHORT.longest)
-    plain, strongest = PlainSteps(), StrongestSteps()
+    weaker = "weaker: generate twice, plain rows, AdamW"
+    kept = "generate with one cache, one row per trajectory, lean logits, AdamW"
+    choice = choose_once()
+    baselines = {"": (PlainSteps(), weaker), "_strongest": (StrongestSteps(), kept)}
+    if choice.library != TORCH.library:  # which the baselines above have, as torch's users do
+        also = f"{kept}, with products by {choice.library} too"
+        baselines |= {"_strongest_same_products": (StrongestSteps(choice), also)}
     count = iter(range(10**6))
 
     def texts() -> list[str]:
         number = next(count)
         return [text(SHORT.prompt - 1, number, n) for n in range(SHORT.prompts)]
 
-    sides = {
-        "ours": lambda: spent(lambda: ours.step(texts(), next(count))),
-        "plain": lambda: spent(lambda: plain.step(texts())),
-        "strongest": lambda: spent(lambda: strongest.step(texts())),
-    }
+    def timed(side: PlainSteps) -> Callable[[], Spent]:
+        return lambda: spent(lambda: side.step(texts()))
+
+    sides = {"ours": lambda: spent(lambda: ours.step(texts(), next(count)))}
+    sides |= {ending: timed(side) for ending, (side, _) in baselines.items()}
     took = in_turns(sides, ROUNDS)
-    weaker = "weaker: generate twice, plain rows, AdamW"
-    kept = "generate with one cache, one row per trajectory, lean logits, AdamW"
     return [
-        compared("rlcr_step", took["plain"], took["ours"], weaker),
-        compared("rlcr_step_strongest", took["strongest"], took["ours"], kept),
+        compared(f"rlcr_step{ending}", took[ending], took["ours"], baseline)
+        for ending, (_, baseline) in baselines.items()
     ]
 
 
 class PlainSteps:
     """An RLCR step as it is first written: no cache is kept and no prefix is shared."""
 
-    def __init__(self) -> None:
-        self._policy = policy()
+    def __init__(self, matmul: MatmulChoice = TORCH) -> None:
+        self._policy = policy(matmul=matmul)
         self._model = self._policy.model
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=RATE)
 
