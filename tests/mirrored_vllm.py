@@ -11,7 +11,8 @@ does not arrive on the GPU.
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread
@@ -36,6 +37,10 @@ from rlx.spec import TurnSpec
 
 __all__ = ["mirror_transfer", "mirror_vllm"]
 
+LEAVING = 1.0
+"""Seconds until a worker is left to itself, which waits for a broadcast that never comes."""
+PATIENCE = timedelta(seconds=30)
+"""After which it ends."""
 SHARED: dict[int, Tensor] = {}
 """Tensors whose handles were sent; a rank keeps what it has published."""
 
@@ -74,6 +79,7 @@ class MirroredNccl:
 def mirror_transfer() -> Iterator[None]:
     """Context manager within `mirror_gpu`: weights go to a worker as on a machine with GPUs."""
     with (
+        patch.object(transfer, "PATIENCE", PATIENCE),
         patch.object(transfer, "reduce_tensor", share_tensor),
         patch.object(transfer, "rebuild_cuda_tensor", open_handle),
         patch.object(dist, "ProcessGroupNCCL", MirroredNccl, create=True),
@@ -150,7 +156,8 @@ def work(channel: Channel) -> None:
     except EOFError:
         return
     except Exception as error:
-        channel.send({"error": f"{type(error).__name__}: {error}"})
+        with suppress(OSError):  # or it has left
+            channel.send({"error": f"{type(error).__name__}: {error}"})
 
 
 class WorkerThread(WorkerProcess):
@@ -165,7 +172,7 @@ class WorkerThread(WorkerProcess):
 
     def close(self) -> None:
         self._channel.hang_up()
-        self._thread.join()
+        self._thread.join(LEAVING)
         self._channel.close()
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)

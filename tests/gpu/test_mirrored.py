@@ -144,8 +144,11 @@ def test_an_update_is_that_of_the_cpu(gpu, form):
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
 
 
+CHAIN_PARTS = ("places", "tokens", "real[:, None, :, None]")
+
+
 @pytest.mark.usefixtures("flash_of_the_cpu")
-@pytest.mark.parametrize("part", ["places", "tokens", "real[:, None, :, None]"])
+@pytest.mark.parametrize("part", CHAIN_PARTS)
 def test_a_layout_of_chains_left_on_the_host_is_found(gpu, monkeypatch, part):
     mutant = mutate(AttentionChains, "from_positions", f"{part}.to(device)", part)
     monkeypatch.setattr(AttentionChains, "from_positions", classmethod(mutant))
