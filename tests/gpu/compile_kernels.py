@@ -36,9 +36,10 @@ SHARED_MEMORY = 232_448
 CAPABILITY, CUDA = (9, 0), torch.device("cuda", 0)
 PROPERTIES = SimpleNamespace(
     name="sm_90", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30, warp_size=32,
-    max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65_536,
+    max_threads_per_multi_processor=2048, max_threads_per_block=1024,
     shared_memory_per_block_optin=SHARED_MEMORY, shared_memory_per_multiprocessor=233_472,
-    shared_memory_per_block=49_152, L2_cache_size=50 << 20, gcnArchName="",
+    regs_per_multiprocessor=65_536, shared_memory_per_block=49_152, L2_cache_size=50 << 20,
+    gcnArchName="",
 )  # fmt: skip
 SHAPE = Shape(1, 60, 40, 30, 12, answers=4, confidences=2)
 """Of the trees that are packed: some 700 tokens."""
@@ -83,7 +84,7 @@ def pretend_gpu(stack: ExitStack) -> None:
     from torch._dynamo.device_interface import CudaInterface
 
     operators = import_module("torch._higher_order_ops.flex_attention")
-    from torch._inductor.runtime import triton_heuristics, triton_helpers
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
     from triton.runtime import driver
 
     nothing, number, yes = lambda *_, **__: None, lambda *_, **__: 0, lambda *_, **__: True
@@ -165,7 +166,7 @@ class Kernels:
                 pretend_gpu(stack)
                 moved, there = move_graph(graph, inputs)
                 compile_fx_inner(moved, there, is_backward=backward, cudagraphs=BoxedBool(False))
-        except Exception as error:  # noqa: BLE001  (reported)
+        except Exception as error:
             why = str(error).strip().splitlines() or [""]
             self.failures.append(f"{self._where}: {type(error).__name__}: {why[0]}")
         return make_boxed_func(graph.forward)
