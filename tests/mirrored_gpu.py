@@ -10,7 +10,10 @@ Everything computes on the CPU with real values. Below autograd every operation 
   `global` also the waits of other threads. What a capture "computes" is undone or overwritten with
   NaN, so a result that is read before the first replay shows.
 
-A module that is moved there gets new parameters, so tied ones are tied no more.
+`mirrored_deepspeed.py` trains there with DeepSpeed itself, under every ZeRO stage, and has what is
+only needed for that.
+
+A module that is moved there gets new parameters; ties stay. What is pickled loads as CPU tensors.
 
 It does not show: kernels that CUDA lacks for a dtype or shape, memory (also memory that a graph
 uses after its owner has freed it), order between streams, flex attention, NCCL, and speed.
@@ -24,10 +27,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -204,6 +209,11 @@ class MirrorTensor(torch.Tensor):
     def to(self, *args, **kwargs):
         return convert(self, args, kwargs)
 
+    def record_stream(self, _): ...
+
+    def __reduce_ex__(self, protocol):
+        return unmirror(self).__reduce_ex__(protocol)
+
     def __deepcopy__(self, memo):
         if id(self) not in memo:
             new = mirror(unmirror(self).clone())
@@ -295,6 +305,7 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
 
 def convert(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """`Tensor.to`: the device first, then the dtype."""
+    given = tensor
     named = {k: v for k, v in kwargs.items() if k in ("device", "dtype") and v is not None}
     for value in args:
         if isinstance(value, Tensor):
@@ -305,14 +316,18 @@ def convert(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
             named["device"] = torch.device(value)
     if "device" in named:
         tensor = move(tensor, torch.device(named["device"]))
-    if "dtype" not in named:
-        return tensor
-    with torch._C.DisableTorchFunctionSubclass():
-        return torch.Tensor.to(tensor, named["dtype"])
+    if "dtype" in named:
+        with torch._C.DisableTorchFunctionSubclass():
+            tensor = torch.Tensor.to(tensor, named["dtype"])
+    return tensor.clone() if kwargs.get("copy") and tensor is given else tensor
 
 
 class Placement(TorchFunctionMode):
-    """Factories with `device="cuda"`, and moves of CPU tensors."""
+    """Factories with `device="cuda"`, and moves of CPU tensors.
+
+    While torch runs a function, it asks no mode about what this one calls: `run_backward` asks
+    again, for the hooks of a backward pass.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -334,6 +349,36 @@ class Placement(TorchFunctionMode):
         return out
 
 
+_run_backward = torch.autograd._engine_run_backward
+
+
+def run_backward(*args: Any, **kwargs: Any) -> Any:
+    """A backward pass, whose hooks may make tensors, and recompute layers."""
+    with Placement():
+        return _run_backward(*args, **kwargs)
+
+
+def convert_module(module: nn.Module, change: Callable[[Tensor], Tensor], _: bool = True) -> Any:
+    """`nn.Module._apply`: a parameter that changes its device is another one, but only once."""
+    changed: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if old is not None and id(old) not in changed:
+                with torch.no_grad():
+                    value = change(old)
+                changed[id(old)] = old
+                if isinstance(value, MirrorTensor) != isinstance(old, MirrorTensor):
+                    changed[id(old)] = nn.Parameter(value, old.requires_grad)
+                elif value is not old:
+                    old.data = value
+            if old is not None:
+                part._parameters[name] = changed[id(old)]
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = change(buffer)
+    return module
+
+
 def plain_argument(value: Any) -> Any:
     return unmirror(value) if isinstance(value, MirrorTensor) else value
 
@@ -345,8 +390,24 @@ class MirrorStream:
         self.priority = priority
 
     def wait_stream(self, _: "MirrorStream") -> None: ...
+    def wait_event(self, _: "MirrorEvent") -> None: ...
     def synchronize(self) -> None:
         GPU.wait("synchronize")
+
+
+class MirrorEvent:
+    """An event that has happened when it is recorded."""
+
+    def __init__(self, **_: bool) -> None: ...
+    def record(self, _: MirrorStream | None = None) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        GPU.wait("synchronize")
+
+
+DEFAULT_STREAM = MirrorStream()
 
 
 @contextmanager
@@ -370,7 +431,7 @@ class MirrorGraph:
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         thread = threading.get_ident()
-        if GPU.streams.get(thread) is None:
+        if GPU.streams.get(thread) in (None, DEFAULT_STREAM):
             raise RuntimeError("CUDA graphs must be captured on a non-default stream")
         if GPU.capturing:
             raise RuntimeError("another capture is under way")
@@ -432,8 +493,11 @@ def _set_device(_: Any) -> None:
 
 REPLACED: dict[str, Any] = {
     "CUDAGraph": MirrorGraph,
+    "Event": MirrorEvent,
     "Stream": MirrorStream,
     "stream": use_stream,
+    "current_stream": lambda *_: DEFAULT_STREAM,
+    "default_stream": lambda *_: DEFAULT_STREAM,
     "is_available": lambda: True,
     "device_count": lambda: 1,
     "current_device": lambda: 0,
@@ -441,30 +505,30 @@ REPLACED: dict[str, Any] = {
     "synchronize": lambda *_: GPU.wait("synchronize"),
     "empty_cache": lambda: None,
     "mem_get_info": lambda *_: (60 << 30, 80 << 30),
+    "memory_allocated": lambda *_: 0,
+    "memory_reserved": lambda *_: 0,
     "max_memory_allocated": lambda *_: 0,
     "max_memory_reserved": lambda *_: 0,
     "memory_stats": lambda *_: {},
     "reset_peak_memory_stats": lambda *_: None,
     "get_device_name": lambda *_: "mirror",
+    "get_device_properties": lambda *_: SimpleNamespace(major=9, minor=0, total_memory=80 << 30),
+    "is_bf16_supported": lambda *_: True,
+    "nvtx": SimpleNamespace(),
 }
 
 
 @contextmanager
 def mirror_gpu() -> Iterator[MirroredGpu]:
     """Context manager: this process has a GPU."""
-    saved = {name: getattr(torch.cuda, name) for name in REPLACED}
-    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
     GPU.__init__()  # type: ignore[misc]
-    try:
-        for name, replacement in REPLACED.items():
-            setattr(torch.cuda, name, replacement)
-        with Placement():
-            yield GPU
-    finally:
-        for name, original in saved.items():
-            setattr(torch.cuda, name, original)
-        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+    with (
+        patch.multiple(torch.cuda, **REPLACED),
+        patch.object(nn.Module, "_apply", convert_module),
+        patch.object(torch.autograd, "_engine_run_backward", run_backward),
+        Placement(),
+    ):
+        yield GPU
 
 
 def mutate(owner: Any, name: str, old: str, new: str) -> Any:

@@ -1,4 +1,7 @@
-"""Learner, critic, reference, sampler and whole runs on a mirrored GPU, and mutants that it finds.
+"""Learner, critic, reference and sampler on a mirrored GPU, and mutants that it finds.
+
+Whole runs are in `test_mirrored_profiles.py`, weights on their way to vLLM in
+`test_mirrored_transfer.py`.
 
 `tests/mirrored_gpu.py` says what a mirrored GPU shows and what not.
 """
@@ -16,7 +19,6 @@ from babblers import use_flash
 from mirrored_gpu import CUDA, mirror_gpu, mutate
 
 from rlx.checks import read_spec
-from rlx.home import RunFolder
 from rlx.learner import Critic, Learner, Ranks, build_learner_with_reference, choice, flash
 from rlx.learner.chains import AttentionChains
 from rlx.learner.forms import CachedForm, ChainForm, GroupedForm, PlainForm
@@ -26,8 +28,6 @@ from rlx.model import build_policy, warm_start_policy
 from rlx.plugin import Problem
 from rlx.recipe import build_recipe
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
-from rlx.run.loop import run_experiment
-from rlx.run.stop_request import StopRequest
 from rlx.sampler import TransformersSampler, copy_policy, flash_steps, shared_attention
 from rlx.sampler.captured import CapturedSteps
 from rlx.sampler.shared_attention import StepAttention
@@ -144,8 +144,11 @@ def test_an_update_is_that_of_the_cpu(gpu, form):
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
 
 
+CHAIN_PARTS = ("places", "tokens", "real[:, None, :, None]")
+
+
 @pytest.mark.usefixtures("flash_of_the_cpu")
-@pytest.mark.parametrize("part", ["places", "tokens", "real[:, None, :, None]"])
+@pytest.mark.parametrize("part", CHAIN_PARTS)
 def test_a_layout_of_chains_left_on_the_host_is_found(gpu, monkeypatch, part):
     mutant = mutate(AttentionChains, "from_positions", f"{part}.to(device)", part)
     monkeypatch.setattr(AttentionChains, "from_positions", classmethod(mutant))
@@ -250,8 +253,7 @@ def test_a_warm_start_is_that_of_the_cpu(gpu, monkeypatch, tmp_path):
     there, here = train(CUDA), train(CPU)
     assert len(there) == len(here) == 3, "results of another kind of device are not reused"
     assert there[0] == pytest.approx(here[0], rel=1e-5)
-    # A model that is moved to the mirror, unlike one on a GPU, has untied embeddings from then on.
-    assert there == pytest.approx(here, rel=5e-3)
+    assert there == pytest.approx(here, rel=1e-4)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 10, 1 << 10))
     assert train(CUDA) == [], "too little memory: trained on the CPU, as before"
 
@@ -398,32 +400,3 @@ def test_a_step_that_cannot_be_captured_says_so(gpu, monkeypatch, mutant):
     waits_beside(gpu)
     assert "steps not captured: " in draw(CUDA)[0]
     assert not gpu.capturing and not any(gpu.streams.values()), "nothing stays behind"
-
-
-# Whole runs --------------------------------------------------------------------------------------
-
-SMALL = (
-    *(f"model.{size}" for size in ("hidden_size=32", "heads=1", "kv_heads=1", "layers=1")),
-    *("model.intermediate_size=32", "model.warm_start=null", "evaluation.problems=6"),
-    *("rollout.prompts_per_step=2", "runner.checkpoint.every=0", "tracking.mlflow=null"),
-    "runner.device=cuda",
-)
-RUNS = {
-    "rlcr": "phases.0.steps=2 phases.1.steps=2 rollout.off_policy_steps=1",
-    "kg_gae": "phases.0.steps=2",
-    "countdown_probe": "phases.0.steps=1",
-}
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_whole_run(gpu, monkeypatch, tmp_path, name):
-    """Prefetching, evaluation, critic and probe; checkpoints and the export are DeepSpeed's."""
-    monkeypatch.setenv("RLX_HOME", str(tmp_path))
-    monkeypatch.setattr("rlx.run.loop.resume_run", lambda _: None)
-    monkeypatch.setattr("rlx.run.loop.is_checkpoint_due", lambda *_, **__: False)
-    monkeypatch.setattr(Learner, "export", lambda *_: None)
-    spec = read_spec(EXPERIMENTS / f"{name}.yaml", [*SMALL, *RUNS[name].split()]).spec
-    folder = RunFolder(tmp_path / "run")
-    folder.root.mkdir()
-    run_experiment(spec, folder, Ranks(0, 1, CUDA), None, StopRequest())
-    assert gpu.launches > 1000 and not gpu.capturing

@@ -5,6 +5,8 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import flex_attention
+from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from rlx.learner.attention import AttentionBlocks
 from rlx.learner.choice import FORMS, choose_form
@@ -210,23 +212,39 @@ def test_every_kind_of_model_learns_as_from_plain_rows(kind, chosen):
     assert apart(own, gradient) <= 5e-6
 
 
-@pytest.mark.filterwarnings("ignore")  # of running without its compiler
-def test_flex_attention_predicts_what_plain_rows_do(qwen):
-    """Forward alone: on CPU torch has no backward of it."""
+@pytest.fixture
+def flex_on_the_cpu(monkeypatch):
+    """Flex attention with a backward pass, which torch only refuses on a CPU: its graphs run there
+    as they are, and nothing is compiled."""
+    compiled, flex = torch.compile, flex_attention.flex_attention
+
+    def compile_flex(function=None, **options):
+        if function is flex:
+            options = {"backend": "aot_eager"}
+        return compiled(function, **options)
+
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(torch, "compile", compile_flex)
+    monkeypatch.setattr(WrappedFlexAttention, "_instance", None)
+    monkeypatch.setattr(WrappedFlexAttention, "_is_flex_compiled", False)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("flex_on_the_cpu")
+def test_flex_attention_learns_as_plain_rows_do(qwen):
+    """Forward and backward; `tests/gpu/compile_kernels.py` compiles its kernels for a GPU."""
     ids = torch.randint(3, 50, (4, 60), generator=torch.Generator().manual_seed(1))
     ids[:, :40] = ids[0, :40]
+    ids[2:, 40:45] = ids[2, 40:45]
     want = torch.zeros_like(ids, dtype=torch.bool)
     want[:, 30:] = True
-    answers = []
-    for form in (PlainForm(), FlexForm()):
-        qwen.use(form)
-        packed = collate_trees(
-            pack_trees(ids, ids > 0, torch.zeros(4), want, 999, merge=form.merges), ids
-        )
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # compiling takes a minute
-            logprobs, _ = qwen(packed, torch.ones(len(packed.targets)))
-        answers.append(torch.zeros(ids.shape).index_put((packed.rows, packed.columns), logprobs))
-    assert torch.allclose(*answers, atol=5e-6)
+    forest = ids, ids > 0, torch.tensor([0, 0, 0, 0]), want
+    qwen.use(PlainForm())
+    expected, gradient = measured(qwen, forest)
+    qwen.use(FlexForm())
+    found, own = measured(qwen, forest)
+    assert torch.allclose(found, expected, atol=5e-6)
+    assert own.keys() == gradient.keys() and apart(own, gradient) <= 5e-6
 
 
 def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):

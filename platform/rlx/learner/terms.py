@@ -216,11 +216,24 @@ def _accumulate_statistics(
 ) -> None:
     """Adds the statistics of one micro-batch of `[M]` tokens, at least one."""
     ratio, kept_open = surrogate.log_ratio.exp(), targets.bonus != 0
-    sums.kl += float((token_log_ratio.expm1() - token_log_ratio).sum())
-    sums.clipped += float(surrogate.held.sum())
-    sums.entropy += float(entropy.sum())
-    sums.bonus_entropy += float(entropy[kept_open].sum())
+    figures = (
+        (token_log_ratio.expm1() - token_log_ratio).sum(),
+        surrogate.held.sum(),
+        entropy.sum(),
+        entropy[kept_open].sum(),
+        kept_open.sum(),
+        ratio.max(),
+        token_log_ratio.exp().max(),
+    )
+    # Read at once, since reading waits for the device; exact in float64.
+    kl, clipped, whole, bonus, opened, largest, token_largest = torch.stack(
+        [figure.double() for figure in figures]
+    ).tolist()
+    sums.kl += kl
+    sums.clipped += clipped
+    sums.entropy += whole
+    sums.bonus_entropy += bonus
     sums.tokens += len(ratio)
-    sums.bonus_tokens += int(kept_open.sum())
-    sums.ratio_max = max(sums.ratio_max, float(ratio.max()))
-    sums.token_ratio_max = max(sums.token_ratio_max, float(token_log_ratio.exp().max()))
+    sums.bonus_tokens += int(opened)
+    sums.ratio_max = max(sums.ratio_max, largest)
+    sums.token_ratio_max = max(sums.token_ratio_max, token_largest)
