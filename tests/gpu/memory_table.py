@@ -4,14 +4,13 @@
 
 Prints the table of docs/gpu.md, in GiB on one rank's device, with all turns at their limit. Weights
 and the optimizer's state are counted. What sampling adds, and what a micro-batch of an update adds,
-is also measured: the sampler's and the learner's own code computes models of two sizes with
-tensors that have shapes and no numbers, and every further layer adds the same. vLLM takes the share
-of the GPU that it is given. Nothing but the plan is known of an optimizer step.
+is also measured: the sampler's and the learner's own code computes with tensors that have shapes
+and no numbers. The learner's models have 4 and 8 layers: every further layer adds the same. vLLM
+takes the share of the GPU that it is given. Nothing but the plan is known of an optimizer step.
 """
 
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,8 +34,13 @@ HEADING = (
     *("profile", "GPUs", "ZeRO stage", "sampling: plan", "fake", "update: plan", "fake"),
     *("optimizer step: plan", "of 24 GB", "of 80 GB", "of 141 GB"),
 )
-SAMPLED, LEARNED = (2, 4), (4, 8)
-"""Layers of the two models that are measured."""
+LAYERS = (4, 8)
+"""Layers of the two models whose updates are measured."""
+MEASURED = {
+    "sampling": ("the sampler's cache", "logits of a decoding step"),
+    "update": ("activations", "logits", "one layer, or logits"),
+}
+"""Parts of a plan in whose place a measured size is."""
 GIB = 1 << 30
 
 
@@ -69,41 +73,27 @@ def measure_stages(spec: ExperimentSpec, phase: PhaseReport) -> tuple[float | No
     runner, parts, budget = spec.runner, memory.parts, phase.tokens
     tokens = min(runner.micro_batch_tokens, -(-int(budget.shared[1]) // runner.ranks))
     targets = int(tokens * min(1.0, budget.sampled[1] / budget.shared[1]))
-    measured = {
-        "sampling": lambda shape: measure_sampling(
-            shape, budget.levels, spec.sampler.max_rows, runner.ranks
-        ),
-        "update": lambda shape: measure_update(
-            shape,
+
+    def measure(layered: ModelShape) -> float:
+        return measure_update(
+            layered,
             tokens,
             targets,
             recomputes=runner.activation_checkpointing,
             chunks=runner.zero_stage != 3,
-        ),
-    }
-    counted = {
-        "sampling": ("the sampler's cache", "logits of a decoding step"),
-        "update": ("activations", "logits", "one layer, or logits"),
-    }
-    found: list[float | None] = []
-    for stage, layers in (("sampling", SAMPLED), ("update", LEARNED)):
-        if stage == "sampling" and spec.sampler.holds_weights_apart:
-            found.append(None)
-            continue
-        held = [part for part in memory.stages[stage] if part not in counted[stage]]
-        size = extrapolate(measured[stage], shape, layers)
-        found.append((sum(parts[part] for part in held) + size) / GIB)
-    sampling, update = found
-    assert update is not None
-    return sampling, update
+        )
 
+    def add_held(stage: str, size: float) -> float:
+        held = [part for part in memory.stages[stage] if part not in MEASURED[stage]]
+        return (sum(parts[part] for part in held) + size) / GIB
 
-def extrapolate(
-    measure: Callable[[ModelShape], float], shape: ModelShape, layers: tuple[int, int]
-) -> float:
-    """The size for all layers, from those of two smaller models."""
-    few, more = (measure(replace(shape, layers=count)) for count in layers)
-    return more + (more - few) / (layers[1] - layers[0]) * (shape.layers - layers[1])
+    few, more = (measure(replace(shape, layers=count)) for count in LAYERS)
+    each = (more - few) / (LAYERS[1] - LAYERS[0])
+    update = add_held("update", more + each * (shape.layers - LAYERS[1]))
+    if spec.sampler.holds_weights_apart:
+        return None, update
+    sampling = measure_sampling(shape, budget.levels, spec.sampler.max_rows, runner.ranks)
+    return add_held("sampling", sampling), update
 
 
 def format_row(name: str, spec: ExperimentSpec, phase: PhaseReport) -> str:

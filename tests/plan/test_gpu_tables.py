@@ -19,7 +19,7 @@ MEMORY = {
     for line in PAGE.splitlines()
     if len(cells := [cell.strip() for cell in line.split("|")[1:-1]]) == len(memory_table.HEADING)
 }
-MEASURED = ("kg_3b", "rlcr_0.5b")
+MEASURED = ("countdown_7b", "rlcr_0.5b")
 """Profiles whose figures of fake tensors are made again; the command makes all of them."""
 NEAR = 0.1
 
