@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rlx.spec import RunnerSpec, VllmSamplerSpec
-from rlx.spec.sampler import SamplerSpec
+from rlx.spec import RunnerSpec, SamplerSpec, VllmSamplerSpec
 from rlx.trial.budget import MemoryEstimate
 
 __all__ = ["USABLE_GIB", "compute_gpu_shares", "get_usable_share"]
