@@ -106,12 +106,13 @@ shelf: install  ## published ways of teaching a confidence, side by side: docs/s
 release: install  ## checks a release and builds its packages, a dry run: VERSION=1.2.3; ARGS=--really commits and tags
 	$(BIN)/python .ci/release.py $(or $(VERSION),$(error which version? make release VERSION=1.2.3)) $(ARGS)
 
-# On a machine with a GPU whose Python has torch: nothing is fetched, WHEELS are brought along.
+# Installs what is missing, with EXTRAS=dev,vllm vLLM too. On a machine without a network whose Python
+# has torch, nothing is fetched: WHEELS are brought along, a folder.
 SITE ?= .gpu-site
 ROOTS = $(CURDIR)/platform:$(CURDIR)/plugins:$(CURDIR)/registry:$(CURDIR)/web
-gpu-check:  ## the promises on CUDA, part by part; see tests/gpu/check.py
+gpu-check: $(if $(WHEELS),,install)  ## the promises on CUDA, part by part; see tests/gpu/check.py
 	$(if $(WHEELS),$(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target $(SITE) $(WHEELS)/*.whl)
-	PYTHONPATH=$(ROOTS):$(SITE):$$PYTHONPATH $(PYTHON) tests/gpu/check.py $(ARGS)
+	$(if $(WHEELS),PYTHONPATH=$(ROOTS):$(SITE):$$PYTHONPATH $(PYTHON),$(BIN)/python) tests/gpu/check.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .bench .coverage-data .mypy_cache .pytest_cache .ruff_cache .hypothesis

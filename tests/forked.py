@@ -53,6 +53,8 @@ STARTED = (
     FORKING,
     *("rlx.launch.multi_node", "rlx.launch.node"),
     *("measure_checkpoints", "measure_learner", "measure_loading"),
+    *(f"gpu.{name}" for name in ("check", "gpu_kernels", "precision", "speed")),
+    *(f"gpu.{name}" for name in ("collectives", "kill_resume", "stages", "whole_run")),
 )
 """What rlx and tests start, with `python -m`, and torchrun with `python -u -m`."""
 ENGINES = ("rlx.sampler.vllm_worker", "forgetful_vllm_worker")

@@ -120,6 +120,11 @@ class RunFolder:
         return self.root / "failure.json"
 
     @property
+    def memory_snapshot(self) -> Path:
+        """What held a GPU's memory when a rank ran out of it, for pytorch.org/memory_viz."""
+        return self.root / "memory.pickle"
+
+    @property
     def reserve(self) -> Path:
         """Disk space reserved for final messages; removed when the disk is full or the run ends."""
         return self.root / "reserve"

@@ -1,10 +1,11 @@
-"""Checks rlx on a machine with a GPU and no network, part by part; one JSON comes out.
+"""Checks rlx on a machine with a GPU, part by part; one JSON comes out.
 
     make gpu-check [WHEELS=folder] [ARGS="--only sampler --again"]
 
-Every part is a process of its own with at most 8 minutes. Results are written after each part, and
+A part has at most 8 minutes for all that it starts. Results are written after each figure, and
 parts that have passed on the same sources are not run again, so an interrupted check goes on where
-it stopped. `tests/gpu/wheels.py` says which packages must be brought along.
+it stopped. `tests/gpu/wheels.py` says which packages must be brought along where there is no
+network.
 """
 
 import argparse
@@ -12,8 +13,9 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
+import resource
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -21,176 +23,162 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-LONGEST = 480.0
-"""Seconds that one part may take."""
+sys.path.insert(0, str(Path(__file__).parent))
+
+from part import Part, PartSkippedError, Result
+
+from rlx.descendants import adopt_orphans, kill_descendants
+
+ROOT = Path(__file__).parents[2]
 ROOMS = {
     "sampler": ("sampler",),
     "learner": ("learner",),
     "others": ("credit", "kl", "loss", "mask", "step", "batch", "reward", "rollout"),
 }
 """Rooms whose tests are run; those that touch devices read RLX_TEST_DEVICE."""
+MACHINE = """
+import json, torch, sys
+from importlib.metadata import version
 
-Result = dict[str, Any]
+here = torch.cuda.is_available()
+print(json.dumps({"machine": {
+    "python": sys.version.split()[0],
+    "cuda": torch.version.cuda,
+    "device": torch.cuda.get_device_name() if here else "cpu",
+    "devices": torch.cuda.device_count(),
+    "memory_gb": torch.cuda.mem_get_info()[1] / 1e9 if here else None,
+    "bf16": here and torch.cuda.is_bf16_supported(),
+    "packages": {n: version(n) for n in (
+        "torch", "transformers", "deepspeed", "pydantic", "sqlalchemy", "rlx"
+    )},
+}}))
+sys.exit("torch finds no CUDA device" if sys.argv[1] == "cuda" and not here else 0)
+"""
 
 
-def machine(device: str) -> Result:
+def machine(part: Part) -> None:
     """What is here: the GPU, its driver, and what kernels are compiled with."""
-    code = (
-        "import json, torch, sys; from importlib.metadata import version as v; "
-        "g = torch.cuda; here = g.is_available(); print(json.dumps({"
-        "'python': sys.version.split()[0], 'cuda': torch.version.cuda, "
-        "'device': g.get_device_name() if here else 'cpu', 'devices': g.device_count(), "
-        "'memory_gb': g.mem_get_info()[1] / 1e9 if here else None, 'bf16': here and "
-        "g.is_bf16_supported(), 'packages': {n: v(n) for n in ('torch', 'transformers', "
-        "'deepspeed', 'pydantic', 'sqlalchemy', 'rlx')}}))"
-    )
-    found: Result = json.loads(_run([sys.executable, "-c", code]).splitlines()[-1])
-    if device == "cuda" and found["device"] == "cpu":
-        raise AssertionError("torch finds no CUDA device")
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
-    found["compiler"] = shutil.which("gcc") or shutil.which("cc")
-    found["python_headers"] = headers.exists()
-    found["free_gb"] = {
-        folder: shutil.disk_usage(folder).free / 1e9
-        for folder in ("/dev/shm", tempfile.gettempdir())
-        if Path(folder).exists()
-    }
-    if device == "cuda" and not (found["compiler"] and found["python_headers"]):
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    folders = [name for name in ("/dev/shm", tempfile.gettempdir()) if Path(name).exists()]
+    part.note(
+        "compiler",
+        name=compiler and Path(compiler).name,
+        python_headers=headers.exists(),
+        free_gb={folder: shutil.disk_usage(folder).free / 1e9 for folder in folders},
+        cpus=len(os.sched_getaffinity(0)),
+    )
+    part.run([sys.executable, "-c", MACHINE, part.device])
+    if part.device == "cuda" and not (compiler and headers.exists()):
         raise AssertionError(
             f"Triton needs a C compiler (gcc) and Python's headers ({headers}): install both, "
             "such as gcc and python3-dev"
         )
-    return found
 
 
-def promises(device: str, which: str) -> Result:
+def kernels(part: Part, what: str) -> None:
+    """What only a GPU shows of the learner or the sampler."""
+    part.run_script("gpu_kernels", what, part.device)
+
+
+def precision(part: Part) -> None:
+    """Sampler against learner, in float32 and bfloat16."""
+    part.run_script("precision", part.device)
+
+
+def stages(part: Part, profile: str, *overrides: str) -> None:
+    """Three steps of a profile with random weights: the peak of each stage beside the plan's."""
+    part.run_script("stages", profile, part.device, *overrides)
+
+
+def kill_and_resume(part: Part, name: str) -> None:
+    """A run whose rank is killed, beside one that nothing happened to."""
+    part.run_script("kill_resume", name, part.device)
+
+
+def vllm(part: Part) -> None:
+    """The same with vLLM: how far it is from the learner, and whether both fit one GPU."""
+    _require_vllm()
+    stages(part, "rlcr_1.5b", "sampler={engine: vllm}")
+
+
+def two_gpus(part: Part) -> None:
+    """Two ranks with NCCL."""
+    _require_gpus(part, 2)
+    stages(part, "rlcr_1.5b", "runner.ranks=2")
+
+
+def vllm_pool(part: Part) -> None:
+    """A rank beside a pool of one server, split over two GPUs."""
+    _require_vllm()
+    _require_gpus(part, 3)
+    stages(part, "rlcr_1.5b", "sampler={engine: vllm, pool: {servers: 1, tensor_parallel: 2}}")
+
+
+def _require_vllm() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        raise PartSkippedError("vLLM is not installed here")
+
+
+def _require_gpus(part: Part, wanted: int) -> None:
+    if part.device == "cuda":
+        count = part.run([sys.executable, "-c", "import torch; print(torch.cuda.device_count())"])
+        if int(count) < wanted:
+            raise PartSkippedError(f"GPUs: {int(count)} of {wanted}")
+
+
+def promises(part: Part, which: str) -> None:
     """The tests of rooms that compute; sampler and learner on this device."""
     rooms = [str(ROOT / "tests" / room) for room in ROOMS[which]]
     # Other versions of the libraries are here than in CI, and with them other warnings.
     arguments = ["-q", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
-    said = _run([sys.executable, "-m", "pytest", *arguments, *rooms], device=device)
-    return {"summary": said.splitlines()[-1]}
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.xml"
+        try:
+            command = [sys.executable, "-m", "pytest", *arguments, f"--junit-xml={results}"]
+            part.run([*command, *rooms])
+        finally:
+            if results.exists():
+                counts = re.findall(
+                    r'(errors|failures|skipped|tests)="(\d+)"', results.read_text()[:2000]
+                )
+                part.note("tests", **{word: int(count) for word, count in counts[:4]})
 
 
-def precision(device: str) -> Result:
-    """Sampler against learner, in float32 and bfloat16."""
-    said = _run([sys.executable, str(HERE / "precision.py"), device], device=device)
-    found: Result = json.loads(said.splitlines()[-1])
-    return found
-
-
-def speed(device: str) -> Result:
+def speed(part: Part) -> None:
     """Updates in every form of packed trees, and sampling: tokens per second, memory, use."""
-    said = _run([sys.executable, str(HERE / "speed.py"), device], device=device)
-    found: Result = json.loads(said.splitlines()[-1])
-    return found
+    part.run_script("speed", part.device)
 
 
-def kernels(device: str, what: str) -> Result:
-    """What only a GPU shows of the learner or the sampler, figure by figure."""
-    command = [sys.executable, str(HERE / "gpu_kernels.py"), what, device]
-    figures = _run(command, device=device).splitlines()
-    return {"figures": [json.loads(line) for line in figures if line.startswith("{")]}
-
-
-def _stages(device: str, name: str, *overrides: str) -> Result:
-    """Three steps of a profile with random weights: the peak of each stage beside the plan's."""
-    said = _run([sys.executable, str(HERE / "stages.py"), name, device, *overrides], device=device)
-    found: Result = json.loads(said.splitlines()[-1])
-    return found
-
-
-def vllm(device: str) -> Result:
-    """The same with vLLM: how far it is from the learner, and whether both fit one GPU."""
-    if importlib.util.find_spec("vllm") is None:
-        return {"skipped": "vLLM is not installed here"}
-    return _stages(device, "rlcr_1.5b", "sampler={engine: vllm}")
-
-
-def two_gpus(device: str) -> Result:
-    """Two ranks with NCCL."""
-    lack = _find_gpu_lack(device, 2)
-    return {"skipped": lack} if lack else _stages(device, "rlcr_1.5b", "runner.ranks=2")
-
-
-def vllm_pool(device: str) -> Result:
-    """A rank beside a pool of one server, split over two GPUs."""
-    if importlib.util.find_spec("vllm") is None:
-        return {"skipped": "vLLM is not installed here"}
-    lack = _find_gpu_lack(device, 3)
-    pool = "sampler={engine: vllm, pool: {servers: 1, tensor_parallel: 2}}"
-    return {"skipped": lack} if lack else _stages(device, "rlcr_1.5b", pool)
-
-
-def _find_gpu_lack(device: str, wanted: int) -> str | None:
-    count = json.loads(
-        _run([sys.executable, "-c", "import torch; print(torch.cuda.device_count())"])
-    )
-    return f"GPUs: {count} of {wanted}" if device == "cuda" and count < wanted else None
-
-
-def _experiment(name: str, device: str) -> Result:
+def experiment(part: Part, name: str) -> None:
     """An experiment from its start to its end."""
-    with tempfile.TemporaryDirectory() as home:
-        environment = {"RLX_HOME": home}
-        rlx = [sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())"]
-        spec = str(ROOT / "experiments" / f"{name}.yaml")
-        options = {"runner.device": device, "tracking.mlflow": "null"}
-        overrides = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
-        began = time.monotonic()
-        _run([*rlx, "submit", spec, *overrides], device=device, **environment)
-        seconds = time.monotonic() - began
-        said = json.loads(_run([*rlx, "status", "latest", "--json"], **environment))
-    evaluation, suites = said["evaluation"], said["suites"]
-    accuracy = {
-        suite: {label: figures["accuracy"] for label, figures in labels.items()}
-        for suite, labels in suites.items()
-    }
-    told = {label: evaluation[label] for label in ("before", "after")}
-    return {"wall_s": seconds, **told, "accuracy": accuracy}
+    part.run_script("whole_run", name, part.device)
 
 
-PARTS: dict[str, Callable[[str], Result]] = {
+PARTS: dict[str, Callable[[Part], None]] = {
     "machine": machine,
     "learner": partial(kernels, what="learner"),
     "sampler": partial(kernels, what="sampler"),
     "precision": precision,
-    "rlcr_1.5b": partial(_stages, name="rlcr_1.5b"),
-    "countdown_1.5b": partial(_stages, name="countdown_1.5b"),
-    "rlcr_coupled_1.5b": partial(_stages, name="rlcr_coupled_1.5b"),
-    "off_policy": lambda device: _stages(device, "countdown_1.5b", "rollout.off_policy_steps=1"),
+    **{
+        name: partial(stages, profile=name)
+        for name in ("rlcr_1.5b", "countdown_1.5b", "rlcr_coupled_1.5b", "kg_1.5b")
+    },
+    "kill_quick": partial(kill_and_resume, name="quick"),
+    "kill_rlcr_1.5b": partial(kill_and_resume, name="rlcr_1.5b"),
+    "off_policy": lambda part: stages(part, "countdown_1.5b", "rollout.off_policy_steps=1"),
     "vllm": vllm,
     "two_gpus": two_gpus,
     "vllm_pool": vllm_pool,
     **{f"tests_{which}": partial(promises, which=which) for which in ROOMS},
     "speed": speed,
-    **{name: partial(_experiment, name) for name in ("quick", "rlcr", "countdown", "kg")},
+    **{name: partial(experiment, name=name) for name in ("quick", "rlcr", "countdown", "kg")},
 }
 """In the order of what one would want to know first."""
 
 
-def _run(command: list[str], device: str | None = None, **environment: str) -> str:
-    """Runs a command to its end and returns what it printed; fails with the end of what it said."""
-    variables = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", **environment}
-    if device is not None:
-        variables["RLX_TEST_DEVICE"] = device
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=variables, timeout=LONGEST, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        said = (error.stdout or b"").decode(errors="replace")
-        raise AssertionError(f"no end after {LONGEST:.0f} s; so far: {said[-4000:]}") from error
-    if done.returncode:
-        raise AssertionError(f"exit code {done.returncode}: {(done.stdout + done.stderr)[-4000:]}")
-    return done.stdout
-
-
-def _sources() -> str:
+def compute_sources_digest() -> str:
     """A digest of all that the parts run."""
     digest = hashlib.sha256()
     for folder in ("platform", "plugins", "registry", "experiments", "tests"):
@@ -198,6 +186,68 @@ def _sources() -> str:
             if file.suffix in (".py", ".yaml", ".json"):
                 digest.update(file.relative_to(ROOT).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+class Report:
+    """The JSON file: results by part, of one device and of the same sources.
+
+    Args:
+        path: if it has results of these sources on this device, they are kept.
+    """
+
+    def __init__(self, path: Path, device: str) -> None:
+        self._path = path
+        sources = compute_sources_digest()
+        self._content: Result = {"sources": sources, "device": device, "parts": {}}
+        if path.exists():
+            earlier = json.loads(path.read_text())
+            if (earlier["sources"], earlier["device"]) == (sources, device):
+                self._content = earlier
+
+    def has_passed(self, name: str) -> bool:
+        """Whether a part has passed."""
+        return bool(self._content["parts"].get(name, {}).get("ok"))
+
+    def begin(self, name: str) -> Result:
+        """The result of a part that begins; until it ends, it has been interrupted."""
+        result: Result = {"ok": False, "why": "interrupted", "figures": {}}
+        self._content["parts"][name] = result
+        return result
+
+    def write(self) -> None:
+        """Writes the file, whole or not at all."""
+        aside = self._path.with_name(f"{self._path.name}.part")
+        aside.write_text(json.dumps(self._content, indent=2) + "\n")
+        aside.replace(self._path)
+
+
+def count_cpu_seconds() -> float:
+    """Of all that this process has started, and that has ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def run_part(name: str, device: str, report: Report) -> None:
+    """Runs a part, ends what it has left, and prints how it went."""
+    began, spent, result = time.monotonic(), count_cpu_seconds(), report.begin(name)
+    try:
+        PARTS[name](Part(device, result, report.write))
+        result |= {"ok": True}
+    except PartSkippedError as error:
+        result |= {"ok": True, "skipped": str(error)}
+    except Exception as error:  # the other parts still run
+        result["why"] = f"{type(error).__name__}: {error}"
+    finally:
+        kill_descendants()
+        if result["ok"]:
+            del result["why"]
+        result["seconds"] = round(time.monotonic() - began, 1)
+        result["cpu_seconds"] = round(count_cpu_seconds() - spent, 1)
+        report.write()
+    word = result.get("skipped", "passed")
+    if not result["ok"]:
+        word = f"FAILED: {result['why']}\n{result.get('output', '')[-600:]}"
+    print(f"{name:<18} {word}  ({result['seconds']} s)", flush=True)
 
 
 def main() -> int:
@@ -208,29 +258,16 @@ def main() -> int:
     parser.add_argument("--only", choices=list(PARTS), action="append", help="may be repeated")
     parser.add_argument("--again", action="store_true", help="also parts that have passed")
     options = parser.parse_args()
-    sources = _sources()
-    report: Result = {"sources": sources, "device": options.device, "parts": {}}
-    if options.out.exists():
-        earlier = json.loads(options.out.read_text())
-        if (earlier["sources"], earlier["device"]) == (sources, options.device):
-            report = earlier
+    adopt_orphans()
+    report = Report(options.out, options.device)
     for name in options.only or PARTS:
-        if report["parts"].get(name, {}).get("ok") and not options.again:
+        if report.has_passed(name) and not options.again:
             print(f"{name:<18} passed before", flush=True)
-            continue
-        began = time.monotonic()
-        try:
-            found: Result = {"ok": True, **PARTS[name](options.device)}
-        except (AssertionError, subprocess.TimeoutExpired, KeyError, ValueError) as error:
-            found = {"ok": False, "why": f"{type(error).__name__}: {error}"}
-        found["seconds"] = round(time.monotonic() - began, 1)
-        report["parts"][name] = found
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
-        word = found.get("skipped", "passed") if found["ok"] else f"FAILED: {found['why'][-600:]}"
-        print(f"{name:<18} {word}  ({found['seconds']} s)", flush=True)
-    passed = [report["parts"].get(name, {}).get("ok", False) for name in PARTS]
-    print(f"{sum(passed)} of {len(PARTS)} parts passed; written to {options.out}")
-    return 0 if all(report["parts"][name]["ok"] for name in options.only or PARTS) else 1
+        else:
+            run_part(name, options.device, report)
+    passed = sum(map(report.has_passed, PARTS))
+    print(f"{passed} of {len(PARTS)} parts passed; written to {options.out}")
+    return 0 if all(map(report.has_passed, options.only or PARTS)) else 1
 
 
 if __name__ == "__main__":

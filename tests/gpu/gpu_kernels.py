@@ -8,7 +8,6 @@ bfloat16 are. sampler: captured steps, with and without flash attention, against
 rows. Each figure is a JSON line of its own, printed as soon as it is known.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
+from figures import print_figure
 from random_model import SHAPES, build_qwen
 from shapes import Shape, train_batch
 
@@ -40,11 +40,6 @@ NEAR = 0.05
 """Relative L2 distance of logits that bfloat16 may make."""
 FURTHER = 1.1
 """How much further from float32 than plain rows a form may be."""
-
-
-def say(name: str, **figures: Any) -> None:
-    """One figure."""
-    print(json.dumps({name: figures}), flush=True)
 
 
 def measure(device: str, work: Callable[[], Any]) -> tuple[Any, float, float | None]:
@@ -110,7 +105,7 @@ def check_learner(device: str) -> None:
                 device, lambda module=module: compute_update(module, train, limit)
             )
             distances[name] = {key: compare(found[key], expected[key]) for key in expected}
-            say(name, seconds=seconds, peak_gib=peak, distance=distances[name])
+            print_figure(name, seconds=seconds, peak_gib=peak, distance=distances[name])
             del module, found
     usual = distances[f"{forms[-1].name}, whole logits"]
     faults = {
@@ -154,7 +149,7 @@ def check_sampler(device: str) -> None:
             )
             distance = compare(results[name], results["plain"])
             tokens = rows * STEPS[device] / seconds
-            say(
+            print_figure(
                 f"{rows} rows, {name}",
                 seconds=seconds,
                 tokens_per_s=tokens,

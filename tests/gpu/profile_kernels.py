@@ -21,12 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu_kernels import compute_update
-from random_model import SHAPES, build_qwen, build_tokenizer
+from random_model import SHAPES, build_qwen, build_random_policy
 from shapes import Shape, train_batch
 
 from rlx.learner import PackedPolicy, choice
-from rlx.model.build import Policy
-from rlx.model.tokenizer import build_dialogue
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler
@@ -101,10 +99,7 @@ def sample(device: str) -> None:
     """A turn, as a run samples it: draws, stops and all."""
     large = device == "cuda"
     shape = SHAPES["1.5b" if large else "small"]
-    model = build_qwen(shape, device, torch.bfloat16)
-    tokenizer = build_tokenizer(shape.vocabulary)
-    dialogue = build_dialogue(tokenizer, (2,), chat_template=True)
-    policy = Policy(model, tokenizer, dialogue, (2,))
+    policy = build_random_policy(shape, device, torch.bfloat16)
     sampler = TransformersSampler(policy, max_rows=512, device=torch.device(device))
     prompts, answers, tokens = (64, 8, 192) if large else (2, 2, 6)
     schedule = SingleRolloutSpec(

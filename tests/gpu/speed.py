@@ -2,9 +2,10 @@
 
     python speed.py cuda|cpu
 
-A model with random weights samples two turns and learns from them, once in every form of packed
-trees that the device has and once from plain rows. TRL's trainer stands beside it where it is
-installed. Prints one JSON line; on a CPU sizes are those of a quick look.
+A model with random weights, on a GPU of the size and vocabulary of Qwen2.5-1.5B, samples two turns
+and learns from them, once in every form of packed trees that the device has and once from plain
+rows. TRL's trainer stands beside it where it is installed. Prints figures as they come; on a CPU
+sizes are those of a quick look.
 """
 
 import importlib.util
@@ -21,17 +22,20 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent))
 
+from figures import print_figure
+from random_model import SHAPES, build_random_policy
 from shapes import LOSS, Shape, train_batch
 
 from rlx.learner import Learner, Ranks, choice, join_ranks
 from rlx.learner.forms import ForwardForm, PlainForm
-from rlx.model import Policy, build_policy
+from rlx.model import Policy
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler
 from rlx.sampler import choice as sampled
-from rlx.spec import OptimizerSpec, RunnerSpec, TinyModelSpec, TurnSpec, TwoTurnRolloutSpec
+from rlx.spec import OptimizerSpec, RunnerSpec, TurnSpec, TwoTurnRolloutSpec
 
 ROUNDS = 5
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -42,26 +46,18 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 class Case:
     """What is measured on a kind of device."""
 
-    model: TinyModelSpec
+    size: str
     shape: Shape
     dtype: str
 
 
 CASES = {
     "cuda": Case(
-        TinyModelSpec(
-            hidden_size=1536,
-            heads=12,
-            kv_heads=2,
-            head_dim=128,
-            layers=28,
-            intermediate_size=8960,
-            max_position=4096,
-        ),
+        "1.5b",
         Shape(4, 500, 1000, 30, 20, answers=8, confidences=8),
         "bfloat16",
     ),
-    "cpu": Case(TinyModelSpec(), Shape(2, 40, 20, 8, 6, answers=4, confidences=2), "float32"),
+    "cpu": Case("small", Shape(2, 40, 20, 8, 6, answers=4, confidences=2), "float32"),
 }
 
 
@@ -88,13 +84,19 @@ TRL_CASES = {
 }
 
 
+def build_case_policy(case: Case, ranks: Ranks) -> Policy:
+    """The case's model on the device."""
+    dtype = getattr(torch, case.dtype)
+    return build_random_policy(SHAPES[case.size], ranks.device.type, dtype)
+
+
 def made(case: Case, ranks: Ranks, form: ForwardForm | None) -> tuple[Policy, Learner]:
     """A policy under a learner; `form` takes the place of what would be chosen."""
-    policy = build_policy(case.model, 0)
+    policy = build_case_policy(case, ranks)
     runner = RunnerSpec(
         device=ranks.device.type,
         dtype=case.dtype,
-        micro_batch_tokens=max(8 * case.shape.longest, 16_384),
+        micro_batch_tokens=max(4 * case.shape.longest, 8192),
     )
     kind = ranks.device.type
     usual = choice.FORMS[kind]
@@ -155,10 +157,7 @@ def sampling(case: Case, ranks: Ranks, *, captured: bool) -> dict[str, Any]:
     """Both turns: tokens drawn per second, steps captured or not."""
     shape = case.shape
     sampled.CAPTURED = frozenset({ranks.device.type}) if captured else frozenset()
-    policy = build_policy(case.model, 0)
-    for parameter in policy.model.parameters():
-        parameter.data = parameter.data.to(getattr(torch, case.dtype))
-    policy = replace(policy, end_ids=())  # every length is the limit
+    policy = replace(build_case_policy(case, ranks), end_ids=())  # every length is the limit
     sampler = TransformersSampler(policy, max_rows=512, device=ranks.device)
     schedule = TwoTurnRolloutSpec(
         num_generations_answer=shape.answers,
@@ -166,7 +165,7 @@ def sampling(case: Case, ranks: Ranks, *, captured: bool) -> dict[str, Any]:
         answer=TurnSpec(max_new_tokens=shape.answer),
         confidence=TurnSpec(template="sure?\n", max_new_tokens=shape.confidence),
     )
-    prompt = " ".join(str(n % 97) for n in range(shape.prompt // 2))
+    prompt = "12 7 " * (shape.prompt // 5)  # a token per character
     problems = [Problem(id=str(n), prompt=prompt, fields={}) for n in range(shape.prompts)]
     drawn = []
 
@@ -218,22 +217,20 @@ def main(device: str) -> None:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({**alone, "MASTER_PORT": os.environ.get("MASTER_PORT", "29519")})
     case, ranks = CASES[device], join_ranks(RunnerSpec(device=device))
-    found: dict[str, Any] = {
-        "sampling": sampling(case, ranks, captured=False),
-        "sampling_captured": sampling(case, ranks, captured=True),
-    }
-    for form in choice.FORMS[device]:
-        found[form.name] = update(case, ranks, form)
+    for name, captured in (("sampling", False), ("sampling_captured", True)):
+        print_figure(name, **sampling(case, ranks, captured=captured))
+    taken: dict[str, float] = {}
+    for form in reversed(choice.FORMS[device]):  # the last one is plain rows
+        found = update(case, ranks, form)
+        taken[form.name] = found["seconds"]
+        found["times_plain_rows"] = taken[PlainForm.name] / found["seconds"]
+        print_figure(form.name, **found)
         if device == "cuda":
             torch.cuda.empty_cache()
-    plain = found[PlainForm.name]
-    for name in (form.name for form in choice.FORMS[device]):
-        found[name]["times_plain_rows"] = plain["seconds"] / found[name]["seconds"]
     try:
-        found["trl"] = beside_trl(device)
-    except RuntimeError as error:  # a peer's fault must not cost our own figures
-        found["trl"] = {"failed": str(error)}
-    print(json.dumps(found))
+        print_figure("trl", **beside_trl(device))
+    except RuntimeError as error:  # a peer's fault is none of ours
+        print_figure("trl", failed=str(error))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from pathlib import Path
 
 __all__ = ["import_libraries", "main", "show_activity", "write_failure"]
 
+MEMORY_HISTORY = "RLX_MEMORY_HISTORY"
+"""Environment variable: if set, a snapshot of memory says which lines allocated it."""
 SUPERVISOR_EVERY = 2.0
 """Seconds between two checks that the supervisor is alive."""
 
@@ -34,6 +36,7 @@ def main(folder: str, run_id: str) -> int:
     except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
         write_failure(Path(folder), error)  # first: on a full disk, writing the log fails
         traceback.print_exc()
+        _explain_lack_of_memory(Path(folder), error)
         return 1
     return 0
 
@@ -69,6 +72,21 @@ def write_failure(folder: Path, error: Exception) -> None:
         aside = paths.failure.with_suffix(f".{os.getpid()}")
         aside.write_text(json.dumps(failure))
         aside.replace(paths.failure)
+
+
+def _explain_lack_of_memory(folder: Path, error: Exception) -> None:
+    """Writes what holds the GPU's memory, if this rank ran out of it: the tensors of all that was
+    going on are still there."""
+    from rlx.launch.failures import is_out_of_memory
+
+    if not is_out_of_memory(error):
+        return
+    from rlx.home import RunFolder
+    from rlx.run import write_memory_snapshot
+
+    snapshot = RunFolder(folder).memory_snapshot
+    write_memory_snapshot(snapshot)
+    print(f"what held the GPU's memory: {snapshot}, for pytorch.org/memory_viz", file=sys.stderr)
 
 
 def _exit_without_supervisor(supervisor: int) -> None:
@@ -126,11 +144,13 @@ def _run_rank(folder: Path, run_id: str) -> None:
     import_libraries(on_cpu=spec.runner.device == "cpu")
     from rlx.learner import join_ranks
     from rlx.record import Recorder, retry_registry_call
-    from rlx.run import RunStopped, StopRequest, run_experiment
+    from rlx.run import RunStopped, StopRequest, record_allocations, run_experiment
     from rlx_registry import Registry
 
     show_activity(folder, "ranks")
     ranks, stop = join_ranks(spec.runner, os.environ.get(DISK, "")), StopRequest()
+    if os.environ.get(MEMORY_HISTORY) and ranks.device.type == "cuda":
+        record_allocations()
     if not ranks.is_first:
         with suppress(RunStopped):
             run_experiment(spec, paths, ranks, None, stop)

@@ -10,7 +10,8 @@ from jinja2 import Environment, StrictUndefined, Template
 from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.row_report import RowAccount, TokenLine
 from rlx.plan.statistics import GroupStatistics
-from rlx.plan.text import compute_level_scales, format_memory_size
+from rlx.plan.summary_table import format_memory_size
+from rlx.plan.text import compute_level_scales
 from rlx.text import escape_unprintable
 from rlx.trial import describe_row_kind
 

@@ -12,7 +12,8 @@
                               tokens}]
                  groups, kinds, counts       see `rlx.plan.statistics`
                  tokens                      see `rlx.trial.TokenBudget`
-                 memory                      see `MemoryEstimate`, plus its totals; or null}]
+                 memory                      see `MemoryEstimate`, plus its totals; or null
+                 gpus, gpu_room              see `PhaseReport`}]
 
 A turn has number, kind, finish_reason and advantage. A token has position, token, text, author,
 turn, learns, placed (by reward), kl, reward, advantage, weight, old_logprob, reference_logprob,
@@ -48,7 +49,9 @@ from rlx.trial import (
     MemoryEstimate,
     PlanTrial,
     TokenBudget,
+    compute_gpu_shares,
     estimate_memory,
+    get_usable_share,
     token_budget,
 )
 from rlx_registry import STREAMS
@@ -73,6 +76,8 @@ class PhaseReport:
         shown: numbers of the rows to look at first: a correct answer, a failed one, and
             confidences of both.
         memory: None if the model's dimensions are unknown on this machine.
+        gpus: for GPUs by their size, such as "80 GB", the share that the memory takes of what torch
+            finds there; empty on a CPU. Up to `gpu_room` fits.
     """
 
     names: tuple[str, ...]
@@ -89,6 +94,8 @@ class PhaseReport:
     counts: MissingCounts | None
     tokens: TokenBudget
     memory: MemoryEstimate | None
+    gpus: Mapping[str, float]
+    gpu_room: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +192,8 @@ def _build_phase_report(
     rows = _build_row_accounts(trial, speech)
     tokens = token_budget(trial)
     shape = trial.shape
+    memory = None if shape is None else estimate_memory(trial, shape, tokens)
+    shares = {} if memory is None else compute_gpu_shares(spec.runner, spec.sampler, memory)
     return PhaseReport(
         names=tuple(phase.name for phase in alike),
         steps=sum(phase.steps for phase in alike),
@@ -199,7 +208,9 @@ def _build_phase_report(
         kinds=list_kinds(rows),
         counts=count_trial_losses(trial) if rows else None,
         tokens=tokens,
-        memory=None if shape is None else estimate_memory(trial, shape, tokens),
+        memory=memory,
+        gpus=shares,
+        gpu_room=get_usable_share(spec.sampler),
     )
 
 

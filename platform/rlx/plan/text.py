@@ -10,12 +10,12 @@ from rich.text import Text
 
 from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.row_report import RewardAccount, RowAccount, TokenLine
+from rlx.plan.summary_table import build_summary_table, format_memory_size
 from rlx.text import escape_unprintable, pluralize_noun
 
 __all__ = [
     "compute_heat_level",
     "compute_level_scales",
-    "format_memory_size",
     "format_visible_text",
     "show_plan",
     "show_rows",
@@ -48,15 +48,6 @@ def compute_level_scales(rows: Sequence[RowAccount]) -> dict[int, float]:
     for row in rows:
         largest[row.level] = max([largest[row.level], *(abs(t.advantage) for t in row.tokens)])
     return largest
-
-
-def format_memory_size(count: float) -> str:
-    """Formats bytes with a readable unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def show_plan(
@@ -287,26 +278,10 @@ def _format_table_number(value: float | None) -> str:
 # All rows together -----------------------------------------------------------------------------
 
 
-def _build_summary_table(title: str, *heads: str) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        show_header=any(heads),
-        header_style="dim",
-        padding=(0, 2, 0, 0),
-        title=f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-    )
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="right" if number else "left", no_wrap=head != "scores")
-    return table
-
-
 def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Console) -> None:
     """Prints group statistics of the prompts shown, and one line about the others."""
     trees = {row.tree for row in phase.rows if row.row in row_numbers}
-    table = _build_summary_table("groups", "group", "size", "scores", "mean", "σ", "advantages")
+    table = build_summary_table("groups", "group", "size", "scores", "mean", "σ", "advantages")
     for group in (g for g in phase.groups if g.tree in trees):
         below = f"prompt {group.tree}" if group.parent is None else f"row {group.parent}"
         scores = " ".join(f"{score:.2g}" for score in group.scores[:8])
@@ -326,7 +301,7 @@ def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Consol
 
 def _show_turn_kinds(phase: PhaseReport, console: Console) -> None:
     heads = ("kind", "turns", "tokens", "learn", "of tokens", "of gradient weight")
-    table = _build_summary_table("what learns", *heads)
+    table = build_summary_table("what learns", *heads)
     for kind in phase.kinds:
         table.add_row(
             escape_unprintable(kind.kind),
@@ -363,7 +338,7 @@ def _show_missing_counts(phase: PhaseReport, console: Console) -> None:
 
 def _show_token_budget(phase: PhaseReport, console: Console) -> None:
     budget = phase.tokens
-    table = _build_summary_table("tokens per step", "", "turns", "opening", "synthetic", "at most")
+    table = build_summary_table("tokens per step", "", "turns", "opening", "synthetic", "at most")
     for level in budget.levels:
         numbers = (f"{level.turns:,}", f"{level.opening:.0f}", f"{level.made_up:.0f}")
         table.add_row(escape_unprintable(level.kind), *numbers, f"{level.at_most:,}")
@@ -383,13 +358,16 @@ def _show_memory_budget(phase: PhaseReport, console: Console) -> None:
         return
     memory = phase.memory
     parameters = _format_parameter_count(memory.parameters)
-    table = _build_summary_table(f"memory per rank, {parameters} parameters", "", "")
+    table = build_summary_table(f"memory per rank, {parameters} parameters", "", "")
     apart = {f"a device of the pool: {what}": count for what, count in memory.pool.items()}
     for what, count in {**memory.parts, **apart}.items():
         table.add_row(what, "about " * (what in memory.estimated) + format_memory_size(count))
     for stage, count in memory.stage_totals.items():
         style = "bold" * (stage == memory.largest_stage)
         table.add_row(f"at the peak of {stage}", f"about {format_memory_size(count)}", style=style)
+    for size, share in phase.gpus.items():
+        verdict = "fits" if share <= phase.gpu_room else "too little"
+        table.add_row(f"of a GPU of {size}", f"{share:.0%}, {verdict}")
     console.print(table)
 
 

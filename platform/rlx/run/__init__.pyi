@@ -1,4 +1,5 @@
 from .controller_state import ControllerState
+from .gpu_memory import record_allocations, write_memory_snapshot
 from .loop import run_experiment
 from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results
 from .progress import Progress, ProgressFile, read_progress
@@ -19,6 +20,8 @@ __all__ = [
     "probe_problems",
     "read_progress",
     "read_token_streams",
+    "record_allocations",
     "record_probe_results",
     "run_experiment",
+    "write_memory_snapshot",
 ]

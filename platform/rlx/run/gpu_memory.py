@@ -1,8 +1,12 @@
-"""Peak memory of a GPU by stage of a step, as metrics beside what `rlx plan` expects."""
+"""Peak memory of a GPU by stage of a step, as metrics beside what `rlx plan` expects; and what held
+it when there was none left."""
+
+import pickle
+from pathlib import Path
 
 import torch
 
-__all__ = ["GpuPeaks"]
+__all__ = ["GpuPeaks", "record_allocations", "write_memory_snapshot"]
 
 
 class GpuPeaks:
@@ -32,3 +36,16 @@ class GpuPeaks:
             self.figures[f"perf/memory_reserved_{stage}_gib"] = held / 2**30
             self.figures["perf/memory_retries"] = float(retries)
             torch.cuda.reset_peak_memory_stats(self._device)
+
+
+def record_allocations() -> None:
+    """Has torch remember which line of Python allocated the memory that is in use."""
+    torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
+
+
+def write_memory_snapshot(path: Path) -> None:
+    """Writes what holds this process's GPU memory, as https://pytorch.org/memory_viz reads it.
+
+    Without `record_allocations` it has sizes alone.
+    """
+    path.write_bytes(pickle.dumps(torch.cuda.memory._snapshot()))

@@ -13,6 +13,7 @@ from .duration import (
     estimate_update_seconds,
     list_expected_levels,
 )
+from .gpu_room import USABLE_GIB, compute_gpu_shares, get_usable_share
 from .loading import LoadingMemory, estimate_loading, estimate_memory
 from .model_shape import ModelShape, estimate_checkpoint_bytes, load_model_shape
 from .phases import group_equal_phases, list_trial_settings, run_phase_trial
@@ -23,6 +24,7 @@ from .token_counts import LevelTokens, TokenBudget
 __all__ = [
     "FILLED",
     "GPUS",
+    "USABLE_GIB",
     "EncodingDialogue",
     "Gpu",
     "LevelTokens",
@@ -34,6 +36,7 @@ __all__ = [
     "PlanTrial",
     "SamplingWork",
     "TokenBudget",
+    "compute_gpu_shares",
     "describe_row_kind",
     "estimate_checkpoint_bytes",
     "estimate_loading",
@@ -42,6 +45,7 @@ __all__ = [
     "estimate_sampling_seconds",
     "estimate_update_bytes",
     "estimate_update_seconds",
+    "get_usable_share",
     "group_equal_phases",
     "list_expected_levels",
     "list_trial_settings",

@@ -30,7 +30,7 @@ def count_cached_tokens(
 
     `max_rows` dialogues go through all turns together. While the sampler decodes a batch of so many
     turns, it keeps the caches of all that go on; what a batch continues is copied, so that it can
-    grow.
+    grow. What no later batch continues is freed after that.
 
     Args:
         levels: turn levels, first turn first.
@@ -52,15 +52,17 @@ def count_cached_tokens(
         rows = turns if forks else max(rows, turns)
         together = max(max_rows, turns / max(contexts, 1.0))  # a context's turns are not split
         part = min(1.0, together / max(rows, 1.0))
+        later = kept if part < 1.0 else shared  # what is left of it while this batch is decoded
         if forks:  # a context becomes an ancestor, whose keys change their layout
             shared += contexts * length
             read, own = part * contexts * length, float(level.at_most)
-            batch = max(COPIES * read + part * rows * own, read + copies * part * rows * own)
+            copying, read = COPIES * read, later + read
         else:
             own = length + level.at_most
-            batch = copies * part * rows * own
-        ended = 0.0 if last else rows * own + shared + part * before
-        peak = max(peak, kept + batch, ended)
+            copying, read = 0.0, later
+        batch = part * rows * own
+        ended = 0.0 if last else rows * own + shared + part * before * (part < 1.0)
+        peak = max(peak, kept + copying + batch, read + copies * batch, ended)
     return peak
 
 
