@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import LIMIT
+from patience import LIMIT, wait_until
 
 from rlx.home import RunFolder
 from rlx.launch.ray_cluster import OWN, QUIET, STORE, join_cluster
@@ -73,14 +73,15 @@ class RayCluster:
         )
 
     def add_separate_node(self, hidden: Path, **resources: float) -> subprocess.Popen[bytes]:
-        """Adds a node that does not see a folder, as if its disk were another machine's.
+        """Adds a node that does not see a folder, as if its disk were another machine's, and waits
+        for it.
 
         It holds one rank, and is no part of `nodes`.
 
         Args:
             hidden: the folder; empty on the node.
         """
-        return subprocess.Popen(
+        node = subprocess.Popen(
             [
                 *SEPARATE,
                 *("sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)),
@@ -92,6 +93,14 @@ class RayCluster:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
+        wait_until("the node to join", lambda: {*resources} <= self._list_resources())
+        return node
+
+    def _list_resources(self) -> set[str]:
+        """Names of what nodes of the cluster have."""
+        command = [sys.executable, "-m", "rlx.launch.ray_cluster", self.address]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        return {name for node in json.loads(done.stdout.splitlines()[-1]) for name in node}
 
     def find_raylet(self, number: int) -> int:
         """The process id of a node's raylet."""

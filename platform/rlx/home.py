@@ -111,7 +111,7 @@ class RunFolder:
 
     @property
     def job(self) -> Path:
-        """The Slurm job of the run; missing if the supervisor is not a Slurm job."""
+        """The job of the run in a job system; missing if its supervisor is no such job."""
         return self.root / "job.json"
 
     @property

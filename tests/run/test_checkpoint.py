@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlx.checkpoint.store import (
     LATEST,
@@ -18,6 +19,7 @@ from rlx.checkpoint.store import (
     read_state,
     write_checkpoint,
 )
+from rlx.learner import Ranks
 from rlx.sealing import (
     MANIFEST,
     CheckpointError,
@@ -52,20 +54,13 @@ class Engines:
         (folder / "weights.pt").write_bytes(self.content)
 
 
-class One:
-    rank, count, is_first = 0, 1, True
-
-    def barrier(self):
-        pass
-
-    def gather(self, item):
-        return [item]
+ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 def put(root, step, *, keep=2, critic=True):
     state = RunState(step=step, **STATE_OF)
     values = Engines(b"v" * 100) if critic else None
-    return write_checkpoint(root, state, Engines(bytes([step]) * 1000), values, One(), keep=keep)
+    return write_checkpoint(root, state, Engines(bytes([step]) * 1000), values, ALONE, keep=keep)
 
 
 @pytest.fixture

@@ -17,17 +17,19 @@ from raylets import SETTINGS
 from rlx.audit import find_run_differences
 from rlx.launch.ray_jobs import _choose_variables
 
+OVER = ("finished", "failed", "stopped", "lost")
 TOKEN = "of-the-cluster-of-these-tests-alone"
 
 
 @pytest.fixture(scope="module")
 def cluster(own_home):
-    """The address of Ray Jobs. Its `python` is the one of the tests."""
+    """The address of Ray Jobs, and the cluster. Its `python` is the one of the tests."""
     port = find_free_port()
     with tempfile.TemporaryDirectory(prefix="rlx-jobs-") as folder:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         command += ["--include-dashboard=true", f"--dashboard-port={port}", "--num-cpus=2"]
         command += [f"--port={find_free_port()}", f"--temp-dir={folder}"]
+        command += [f"--dashboard-agent-listen-port={find_free_port()}"]  # others have the default
         command += ["--object-store-memory=80000000", "--num-gpus=0"]
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         environment = {**os.environ, **SETTINGS, "PATH": path}
@@ -43,9 +45,10 @@ def cluster(own_home):
             start_new_session=True,
         ) as head:
             address = f"http://127.0.0.1:{port}"
-            wait_until("Ray Jobs to answer", lambda: head.poll() is None and ask(address, "jobs/"))
+            trial = {"entrypoint": "true"}
+            wait_until("Ray to take jobs", lambda: ask(address, "jobs/", "POST", trial))
             try:
-                yield address
+                yield address, head
             finally:
                 head.terminate()
                 head.wait()
@@ -58,10 +61,11 @@ def find_cluster(folder):
     return [pid for pid, line in words if folder in line and pid != os.getpid()]
 
 
-def ask(address, place, method="GET"):
+def ask(address, place, method="GET", content=None):
     """What Ray Jobs answers, as text; nothing if it does not."""
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    request = urllib.request.Request(f"{address}/api/{place}", method=method, headers=headers)
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    data = None if content is None else json.dumps(content).encode()
+    request = urllib.request.Request(f"{address}/api/{place}", data, headers, method=method)
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.read().decode()
@@ -75,7 +79,7 @@ def find_job(home, run):
 
 @pytest.fixture(scope="module")
 def sets(own_home, cluster):
-    launcher = json.dumps({"kind": "ray", "address": cluster})
+    launcher = json.dumps({"kind": "ray", "address": cluster[0]})
     sets = {**own_home.brief, "model.warm_start.steps": 10, "runner.checkpoint": "{every: 1}"}
     return {**sets, "runner.launcher": launcher}
 
@@ -88,7 +92,7 @@ def submit(home, sets, *more):
 
 def test_a_job_has_the_numbers_of_this_machine(own_home, sets):
     run = submit(own_home, sets)
-    own_home.until(lambda: own_home.run(run).ended, "the job to end")
+    own_home.until(lambda: own_home.json("status", run)["status"] in OVER, "the job to end")
     record = own_home.run(run)
     assert record.status == "finished", record.reason
     here = submit(own_home, {**sets, "runner.launcher": "local"}, "--again")
@@ -113,6 +117,14 @@ def test_a_run_is_stopped_and_goes_on_as_another_job(own_home, sets):
     assert find_job(own_home, run) != first
 
 
+def test_an_address_where_nothing_answers_is_refused_before_a_run_is_recorded(own_home, sets):
+    launcher = json.dumps({"kind": "ray", "address": f"http://127.0.0.1:{find_free_port()}"})
+    other = {**sets, "runner.launcher": launcher, "seed": 9}
+    done = own_home.rlx("submit", own_home.yaml, sets=other)
+    assert done.returncode == 4, done.stderr
+    assert "no Ray Jobs at" in done.stderr
+
+
 def test_a_job_that_ray_stops_or_kills_is_not_left_running(own_home, cluster, sets):
     run = submit(own_home, {**sets, "phases.0.steps": 100_000, "seed": 3})
     own_home.until(lambda: own_home.run(run).step > 1, "it to train")
@@ -122,19 +134,19 @@ def test_a_job_that_ray_stops_or_kills_is_not_left_running(own_home, cluster, se
     )
     assert own_home.rlx("resume", run, "-d").returncode == 0
     own_home.until(lambda: own_home.run(run).status == "running", "it to go on")
-    ask(cluster, f"jobs/{find_job(own_home, run)}/stop", "POST")
+    address, head = cluster
+    ask(address, f"jobs/{find_job(own_home, run)}/stop", "POST")
     own_home.until(
         lambda: own_home.json("status", run)["status"] in ("stopped", "lost"), "Ray to stop it"
     )
     own_home.until(lambda: not own_home.ranks(run), "its ranks to end")
-
-
-def test_an_address_where_nothing_answers_is_refused_before_a_run_is_recorded(own_home, sets):
-    launcher = json.dumps({"kind": "ray", "address": f"http://127.0.0.1:{find_free_port()}"})
-    other = {**sets, "runner.launcher": launcher, "seed": 9}
-    done = own_home.rlx("submit", own_home.yaml, sets=other)
-    assert done.returncode == 4, done.stderr
-    assert "no Ray Jobs at" in done.stderr
+    head.terminate()
+    head.wait()
+    before = own_home.run(run).step
+    done = own_home.rlx("resume", run, "-d", "--set", "runner.launcher=local")
+    assert done.returncode == 0, done.stderr
+    own_home.stop(run, after=before)
+    assert own_home.run(run).status == "stopped", "it went on here, since the cluster is gone"
 
 
 def test_a_job_gets_no_secret():
@@ -142,11 +154,13 @@ def test_a_job_gets_no_secret():
         {
             "RLX_HOME": "s3://bucket/rlx",
             "RLX_RUN_REGISTRY": "postgresql://ann:s3cret@db/rlx",
+            "RLX_REGISTRY": "postgresql://ann@localhost/rlx",
             "RLX_WEB_TOKEN": "t0ken",
+            "RLX_JUDGE_PASSWORD": "p",
             "HF_TOKEN": "hf",
             "AWS_SECRET_ACCESS_KEY": "k",
             "PATH": "/usr/bin",
-            "NCCL_DEBUG": "INFO",
+            "OMP_NUM_THREADS": "1",
         }
     )
-    assert told == {"RLX_HOME": "s3://bucket/rlx", "NCCL_DEBUG": "INFO"}
+    assert told == {"RLX_HOME": "s3://bucket/rlx", "OMP_NUM_THREADS": "1"}

@@ -51,12 +51,14 @@ class AttemptEnd(NamedTuple):
         reason: why it ended; None if it finished.
         exit_code: of the command that follows the run.
         again: whether another attempt may succeed.
+        needs_smaller_batches: whether a GPU had no memory for a micro-batch.
     """
 
     status: Status
     reason: str | None = None
     exit_code: int = 1
     again: bool = False
+    needs_smaller_batches: bool = False
 
 
 def build_failed_end(folder: RunFolder, error: Exception) -> AttemptEnd:
@@ -207,7 +209,11 @@ class Attempt:
         failure = json.loads(failure_file.read_text()) if failure_file.exists() else {}
         if failure and not (failure["again"] and killed):  # a lost peer follows from a killed rank
             return AttemptEnd(
-                "failed", str(failure["message"]), int(failure["exit_code"]), failure["again"]
+                "failed",
+                str(failure["message"]),
+                int(failure["exit_code"]),
+                failure["again"],
+                failure.get("needs_smaller_batches", False),
             )
         if not self._folder.has_room:  # a rank could not write its failure
             return build_failed_end(

@@ -23,6 +23,7 @@ __all__ = [
     "describe_error",
     "describe_signal",
     "is_disk_full",
+    "is_learner_out_of_memory",
     "is_out_of_memory",
     "is_registry_away",
 ]
@@ -91,10 +92,19 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
+def is_learner_out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU had no memory for a micro-batch: smaller ones may fit, with the same sums."""
+    return is_out_of_memory(error) and not _has_sampled(error)
+
+
+def _has_sampled(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(frame.filename).parent.name == "sampler" for frame in frames)
+
+
 def _describe_lack_of_memory(error: BaseException) -> str:
     """Names the settings that need less memory, first the one of the stage that failed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    sampled = any(Path(frame.filename).parent.name == "sampler" for frame in frames)
+    sampled = _has_sampled(error)
     helps = ["lower runner.micro_batch_tokens", "set runner.activation_checkpointing: true"]
     helps.insert(0 if sampled else 2, "lower sampler.max_rows")
     stage = "while it sampled" if sampled else "while it computed the learner's part"

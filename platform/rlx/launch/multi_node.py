@@ -34,7 +34,7 @@ LOOK = 0.25
 FORWARDED_PREFIXES = (
     *("RLX_", "OMP_", "PYTHON", "HF_", "TOKENIZERS_", "TRANSFORMERS_", "TORCH", "NCCL_", "GLOO_"),
     "VLLM_",
-    *("PATH", "LD_LIBRARY_PATH"),
+    *("PATH", "LD_LIBRARY_PATH", "XDG_CACHE_HOME"),
 )
 """Prefixes of the environment variables that are passed to every machine."""
 NODE = [sys.executable, "-m", "rlx.launch.node"]

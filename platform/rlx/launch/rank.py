@@ -55,6 +55,7 @@ def write_failure(folder: Path, error: Exception) -> None:
         convert_to_rlx_error,
         describe_error,
         is_disk_full,
+        is_learner_out_of_memory,
         is_registry_away,
     )
 
@@ -65,6 +66,7 @@ def write_failure(folder: Path, error: Exception) -> None:
         "exit_code": 1 if rlx_error is None else rlx_error.exit_code,
         # An rlx error would occur again; a lost connection or device may come back.
         "again": is_registry_away(error) or (rlx_error is None and not isinstance(error, RlxError)),
+        "needs_smaller_batches": is_learner_out_of_memory(error),
     }
     if is_disk_full(error):
         paths.reserve.unlink(missing_ok=True)

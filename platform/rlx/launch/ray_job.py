@@ -1,26 +1,41 @@
 """Becomes the supervisor of a run inside a Ray job: `python -m rlx.launch.ray_job RUN_ID`.
 
-A job has no secret from the machine that submitted it: without a URL of the registry, it takes the
-cluster's own RLX_REGISTRY. What the supervisor prints goes to the run's log, as on any machine.
+A job has no secret of the machine that submitted it: the cluster's own RLX_REGISTRY comes first.
+What the supervisor prints goes to the run's log, as on any machine.
 """
 
+import json
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from rlx.home import REGISTRY
 from rlx.launch.run_access import locate_run_folder
+from rlx.spec import ExperimentSpec
 from rlx_registry import Registry
 
-__all__ = ["main"]
+__all__ = ["JOB_DIGEST", "JOB_FOLDER", "main"]
+
+JOB_FOLDER, JOB_DIGEST = "RLX_JOB_FOLDER", "RLX_JOB_DIGEST"
+"""Environment variables of a job: the folder in which it was submitted, and its experiment."""
 
 
 def main(run_id: str) -> None:
     """Opens the run's log, and replaces this process by the supervisor."""
-    url = os.environ.get(REGISTRY) or os.environ.get("RLX_REGISTRY")
+    url = os.environ.get("RLX_REGISTRY") or os.environ.get(REGISTRY)
     if not url:
-        sys.exit("this cluster needs RLX_REGISTRY in its environment: the URL has a password")
+        sys.exit("this cluster needs RLX_REGISTRY in its environment: the run's has a password")
     with Registry.open(url, read_only=True) as registry:
-        folder = locate_run_folder(registry.run(run_id))
+        run = registry.run(run_id)
+        recorded = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+        if os.environ[JOB_DIGEST] not in (recorded.digest, run.digest):
+            sys.exit(f"{run_id} is another run in this cluster's RLX_REGISTRY")
+        folder = locate_run_folder(run)
+    if not folder.root.is_dir():
+        sys.exit(f"this cluster does not see {folder.root}: RLX_HOME must be where it does")
+    with suppress(OSError):  # else the job's own
+        os.chdir(os.environ.get(JOB_FOLDER, Path.cwd()))
     log = os.open(folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -7,6 +7,7 @@ second, and commands ask for the state of jobs.
 import http.client
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -17,25 +18,29 @@ from typing import Any, ClassVar
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.launcher import JobLauncher
+from rlx.launch.ray_job import JOB_DIGEST, JOB_FOLDER
 from rlx.launch.ray_launcher import RayLauncher
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import Diagnostic, build_error
-from rlx.text import escape_unprintable, redact_passwords
+from rlx.text import escape_unprintable, redact_passwords, shorten_for_record
 from rlx_registry import Status
 
 __all__ = ["RayJobsLauncher"]
 
-PATIENCE = 30.0
-"""Timeout of a request in seconds."""
+PATIENCE, LOOK = 30.0, 5.0
+"""Timeouts in seconds of a request, and of one for the state of a job."""
 HEADERS = "RAY_JOB_HEADERS"
 """Environment variable with headers of every request as JSON, as for Ray's own command line."""
-FORWARDED = (
-    *("RLX_", "OMP_", "TOKENIZERS_", "TRANSFORMERS_", "TORCH", "NCCL_", "GLOO_", "VLLM_"),
-    *("HF_HUB_", "PYTHONUNBUFFERED", "PYTHONWARNINGS"),
-)
-"""Prefixes of the environment variables that a job gets; it has the cluster's own besides."""
+FORWARDED = ("RLX_", "OMP_", "TOKENIZERS_", "TRANSFORMERS_VERBOSITY", "PYTHONUNBUFFERED")
+"""Prefixes of the environment variables that a job gets; the rest is the cluster's own."""
+SECRET = re.compile("pass|pwd|secret|token|key|credential", re.IGNORECASE)
+"""Names of variables that may hold a secret."""
 ENDED = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
-GONE = 404
+LONGEST = 300
+"""Characters of Ray's words about a job that a run keeps."""
+GONE = "does not exist"
+SILENT: set[str] = set()
+"""Addresses that have not answered this process."""
 
 
 class RayJobsLauncher(JobLauncher, RayLauncher):
@@ -64,13 +69,15 @@ class RayJobsLauncher(JobLauncher, RayLauncher):
         script: Path,
         environment: Mapping[str, str],
     ) -> str:
+        of_run = {JOB_FOLDER: str(Path.cwd()), JOB_DIGEST: spec.digest}
         told = self._request(
             "POST",
             "jobs/",
             {
                 "entrypoint": f"python -m rlx.launch.ray_job {run_id}",
-                "runtime_env": {"env_vars": _choose_variables(environment)},
+                "runtime_env": {"env_vars": {**_choose_variables(environment), **of_run}},
                 "metadata": {"rlx_run": run_id, "name": spec.name},
+                **_name_node(self.settings.job_resources),
             },
         )
         return str(told["submission_id"])
@@ -79,14 +86,19 @@ class RayJobsLauncher(JobLauncher, RayLauncher):
         self._request("POST", f"jobs/{job}/stop", missing={})
 
     def find_status(self, job: str, status: Status) -> tuple[Status, str] | None:
+        address = self.settings.address
+        if status not in ("queued", "running") or address in SILENT:
+            return None
         try:
-            told = self._request("GET", f"jobs/{job}", missing={"status": "gone"})
+            told = self._request("GET", f"jobs/{job}", missing={"status": "gone"}, timeout=LOOK)
         except EnvironmentFault:
+            SILENT.add(address)
             return None
         state = told.get("status")
         if state not in ENDED and state != "gone":
             return None
         words = escape_unprintable(" ".join(str(told.get("message") or "").split()))
+        words = shorten_for_record(words, LONGEST)
         why = f"its Ray state is {state}{': ' if words else ''}{words}"
         if status == "queued":
             if state == "STOPPED":
@@ -105,13 +117,15 @@ class RayJobsLauncher(JobLauncher, RayLauncher):
         place: str,
         content: Mapping[str, Any] | None = None,
         missing: Mapping[str, Any] | None = None,
+        timeout: float = PATIENCE,
     ) -> Mapping[str, Any]:
         """What Ray Jobs answers.
 
         Args:
             place: below `/api/`.
             content: is sent as JSON.
-            missing: stands for the answer that there is no such thing; None if that is an error.
+            missing: stands for the answer that there is no such job; None if that is an error.
+            timeout: in seconds.
 
         Raises:
             EnvironmentFault: it does not answer, or refuses.
@@ -124,12 +138,12 @@ class RayJobsLauncher(JobLauncher, RayLauncher):
             headers={"Content-Type": "application/json", **_read_headers()},
         )
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
                 told: Mapping[str, Any] = json.load(answer)
         except urllib.error.HTTPError as error:
-            if error.code == GONE and missing is not None:
-                return missing
             lines = error.read().decode(errors="replace").strip().splitlines()
+            if missing is not None and any(GONE in line for line in lines):
+                return missing
             words = escape_unprintable(lines[-1] if lines else error.reason)
             raise EnvironmentFault(
                 f"Ray Jobs at {address} refused: {error.code} {words}"
@@ -142,9 +156,23 @@ class RayJobsLauncher(JobLauncher, RayLauncher):
 
 def _choose_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """What a job gets of an environment; Ray's dashboard shows it, so it has no secret."""
-    own = {name: value for name, value in environment.items() if name.startswith(FORWARDED)}
-    public = {name: value for name, value in own.items() if redact_passwords(value) == value}
-    return {name: value for name, value in public.items() if not name.endswith(("TOKEN", "KEY"))}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(FORWARDED)
+        and name != "RLX_REGISTRY"  # the cluster's own comes first
+        and not SECRET.search(name)
+        and redact_passwords(value) == value
+    }
+
+
+def _name_node(resources: Mapping[str, float]) -> dict[str, Any]:
+    """What the job itself takes, which decides on which node its supervisor is."""
+    rest = dict(resources)
+    taken = {"entrypoint_num_cpus": rest.pop("CPU", 0), "entrypoint_num_gpus": rest.pop("GPU", 0)}
+    return {name: amount for name, amount in taken.items() if amount} | (
+        {"entrypoint_resources": rest} if rest else {}
+    )
 
 
 def _read_headers() -> dict[str, str]:

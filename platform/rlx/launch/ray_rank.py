@@ -152,8 +152,9 @@ class RankActor:
         self._rank.kill()
         self._rank.wait()
         kill_descendants(PATIENCE if code is not None else 0.0)
+        state = self._read_output(code)
         self._exit.close()
-        return self._read_output(code)
+        return state
 
     def _read_output(self, code: int | None) -> RankState:
         assert self._rank is not None and self._rank.stdout is not None

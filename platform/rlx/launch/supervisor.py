@@ -38,7 +38,7 @@ from rlx.launch.rank_group import ForkServer
 from rlx.launch.run_access import WHOLE, is_spec_of_run, locate_run_folder
 from rlx.launch.signals import SigtermListener
 from rlx.launch.store_thread import StoreThread
-from rlx.launch.stored_spec import load_resolved_spec
+from rlx.launch.stored_spec import load_resolved_spec, put_spec
 from rlx.launch.submission import fail_unless_started
 from rlx.launch.takeover import attempts_used
 from rlx.record import retry_registry_call
@@ -153,6 +153,7 @@ class _Supervisor:
         self._folder = folder
         self._devices = devices
         self._orders = orders
+        self._is_halved = False
 
     def supervise(self, started: StartedAttempt) -> int:
         """Runs the ranks to their end and records it; returns the exit code."""
@@ -205,6 +206,8 @@ class _Supervisor:
             except Exception as error:  # noqa: BLE001  (recorded: a run must not stay "running")
                 end = build_failed_end(self._folder, error)
                 _print_traceback()
+            if end.needs_smaller_batches and self._halve_micro_batches(writer):
+                end = end._replace(again=True)
             if not end.again or self._orders.stop or number >= self._spec.runner.max_attempts:
                 break
             self._record_event(
@@ -222,6 +225,25 @@ class _Supervisor:
         if end.status == "stopped" and launcher and not writer.run(self._run_id).request:
             end = AttemptEnd(*launcher.find_stop_status())
         return writer, end
+
+    def _halve_micro_batches(self, writer: Registry) -> bool:
+        """Halves the micro-batches of the next attempt, once; returns whether it has.
+
+        The gradient of a step is a sum over all of its tokens, however they are divided.
+        """
+        tokens = self._spec.runner.micro_batch_tokens // 2
+        if self._is_halved or not tokens:
+            return False
+        self._is_halved = True
+        runner = self._spec.runner.model_copy(update={"micro_batch_tokens": tokens})
+        self._spec = self._spec.model_copy(update={"runner": runner})
+        put_spec(self._folder, self._spec)
+        message = (
+            f"the GPU had no memory for a micro-batch: runner.micro_batch_tokens is {tokens} now"
+        )
+        print_to_log(message)
+        self._record_event(writer, "smaller_batches", message, {"tokens": tokens}, level="warning")
+        return True
 
     def _restart_attempt(self, writer: Registry, reason: str | None) -> StartedAttempt | None:
         devices = self._devices

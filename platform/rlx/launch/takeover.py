@@ -5,7 +5,7 @@ import signal
 from contextlib import suppress
 
 from rlx.launch.disk import hold_reserve
-from rlx.launch.jobs import cancel_job, reconcile_job, submit_job
+from rlx.launch.jobs import leave_job, reconcile_job, submit_job
 from rlx.launch.processes import has_lost_supervisor, is_job, list_live_ranks, this_machine
 from rlx.launch.run_access import WHOLE, locate_run_folder, send_run_folder
 from rlx.launch.stored_spec import load_resolved_spec, put_spec
@@ -76,7 +76,7 @@ def continue_run(
     if not registry.transition(run.id, {run.status}, "queued", BY_HAND):
         return False
     with fail_unless_started(registry, run.id):
-        cancel_job(folder)  # the run's previous job, whose state must not count any more
+        leave_job(registry, run, folder)  # whose state must not count any more
         if changed is not None:
             put_spec(folder, changed)
         hold_reserve(folder.reserve)
@@ -105,7 +105,7 @@ def take_over_run(
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with fail_unless_started(registry, run.id):
-        cancel_job(folder)
+        leave_job(registry, run, folder)
         if changed is not None:
             put_spec(folder, changed)
         hold_reserve(folder.reserve)

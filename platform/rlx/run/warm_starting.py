@@ -122,7 +122,7 @@ def _start_together(
     def refuse(*_: object) -> None:
         raise EnvironmentFault(
             f"rank {ranks.rank} does not find the warm start that rank 0 has saved: RLX_HOME must "
-            "be on a disk that all machines of a run share"
+            "be on a disk that all machines of a run share, unless Ray starts its ranks"
         )
 
     load = partial(start, shared=SharedTraining(refuse, identity))

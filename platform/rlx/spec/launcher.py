@@ -105,13 +105,16 @@ class RayLauncherSpec(LauncherPlugin):
     server_resources: dict[ResourceName, ResourceAmount] = Field(default_factory=dict)
     """What each server of `sampler.pool` takes. GPU is `sampler.pool.tensor_parallel` and CPU 1, or
     without GPUs `runner.threads` for each device, unless they are given here."""
+    job_resources: dict[ResourceName, ResourceAmount] = Field(default_factory=dict)
+    """With an address of Ray Jobs: what the supervisor's job takes, and so on which nodes it may
+    be; without, it is on the head's."""
     grows: bool = False
     """The cluster adds nodes on demand, so a run that its present nodes cannot hold waits."""
 
     @property
     def submits_jobs(self) -> bool:  # type: ignore[override]
         """Whether the address is one of Ray Jobs."""
-        return self.address.startswith("http")
+        return self.address.startswith(("http://", "https://"))
 
     @property
     def implementation(self) -> str:  # type: ignore[override]
@@ -124,6 +127,10 @@ class RayLauncherSpec(LauncherPlugin):
             raise ValueError(
                 "launcher.strategy STRICT_SPREAD needs several nodes, and a cluster "
                 "with launcher.address local has one"
+            )
+        if self.job_resources and not self.submits_jobs:
+            raise ValueError(
+                "launcher.job_resources needs a launcher.address of Ray Jobs, http://HOST:PORT"
             )
 
 
