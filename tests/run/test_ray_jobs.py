@@ -145,8 +145,10 @@ def test_a_job_that_ray_stops_or_kills_is_not_left_running(own_home, cluster, se
     before = own_home.run(run).step
     done = own_home.rlx("resume", run, "-d", "--set", "runner.launcher=local")
     assert done.returncode == 0, done.stderr
-    own_home.stop(run, after=before)
-    assert own_home.run(run).status == "stopped", "it went on here, since the cluster is gone"
+    own_home.until(lambda: own_home.run(run).step > before, "it to train here")
+    assert own_home.rlx("stop", run).returncode == 0
+    own_home.until(lambda: own_home.run(run).ended, "it to stop")
+    assert own_home.run(run).status == "stopped", own_home.run(run).reason
 
 
 def test_a_job_gets_no_secret():
