@@ -32,7 +32,7 @@ from .processes import (
     this_machine,
 )
 from .queue import run_queue
-from .ray_jobs import RayJobsLauncher
+from .ray_jobs import RayJobsLauncher, open_ray_launcher
 from .ray_launcher import RayLauncher
 from .removal import Removal, plan_removal, remove_run_data
 from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
@@ -120,6 +120,7 @@ __all__ = [
     "list_packages",
     "locate_run_folder",
     "open_launcher",
+    "open_ray_launcher",
     "open_registry",
     "plan_removal",
     "query_nvidia_driver",

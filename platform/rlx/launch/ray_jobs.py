@@ -20,12 +20,13 @@ from rlx.home import RunFolder
 from rlx.launch.launcher import JobLauncher
 from rlx.launch.ray_job import JOB_DIGEST, JOB_FOLDER
 from rlx.launch.ray_launcher import RayLauncher
-from rlx.spec import ExperimentSpec
+from rlx.plugin import SamplerPlugin
+from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.spec.reading import Diagnostic, build_error
 from rlx.text import escape_unprintable, redact_passwords, shorten_for_record
 from rlx_registry import Status
 
-__all__ = ["RayJobsLauncher"]
+__all__ = ["RayJobsLauncher", "open_ray_launcher"]
 
 PATIENCE, LOOK = 30.0, 5.0
 """Timeouts in seconds of a request, and of one for the state of a job."""
@@ -152,6 +153,12 @@ class RayJobsLauncher(JobLauncher, RayLauncher):
             why = getattr(error, "reason", error)
             raise EnvironmentFault(f"no Ray Jobs at {address}: {why}") from error
         return told
+
+
+def open_ray_launcher(runner: RunnerSpec, sampler: SamplerPlugin | None = None) -> RayLauncher:
+    """The launcher for the address that the section `runner.launcher` names."""
+    kind = RayJobsLauncher if runner.launcher.submits_jobs else RayLauncher
+    return kind(runner, sampler)
 
 
 def _choose_variables(environment: Mapping[str, str]) -> dict[str, str]:

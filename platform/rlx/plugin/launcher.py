@@ -13,8 +13,8 @@ class LauncherPlugin(StrictModel, Plugin):
     A subclass declares `kind: Literal["NAME"] = "NAME"`, with the name of its entry point.
 
     Attributes:
-        implementation: "module:Class" of a `rlx.launch.Launcher`; of a `rlx.launch.JobLauncher` if
-            `submits_jobs`.
+        implementation: "module:Class" of a `rlx.launch.Launcher`, or a function that returns one;
+            of a `rlx.launch.JobLauncher` if `submits_jobs`.
         submits_jobs: whether a job system starts each run's supervisor, and not `rlx submit`.
     """
 

@@ -89,6 +89,8 @@ class ScorersSpec(StrictModel):
 class RayLauncherSpec(LauncherPlugin):
     """Runs every rank as an actor of a Ray cluster, which places it by the resources it takes."""
 
+    implementation: ClassVar[str] = "rlx.launch:open_ray_launcher"
+
     kind: Literal["ray"] = "ray"
     address: RayAddress = "local"
     """local: a cluster of the run's own on this machine. auto: the one that this machine belongs
@@ -115,11 +117,6 @@ class RayLauncherSpec(LauncherPlugin):
     def submits_jobs(self) -> bool:  # type: ignore[override]
         """Whether the address is one of Ray Jobs."""
         return self.address.startswith(("http://", "https://"))
-
-    @property
-    def implementation(self) -> str:  # type: ignore[override]
-        """The launcher that serves the address."""
-        return "rlx.launch:RayJobsLauncher" if self.submits_jobs else "rlx.launch:RayLauncher"
 
     def check_ranks(self, ranks: int) -> None:
         places = ranks + (self.scorers.count if self.scorers else 0)
