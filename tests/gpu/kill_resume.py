@@ -30,6 +30,7 @@ SMALL = {
     "runner.checkpoint.every": "1",
     "evaluation.problems": "8",
     "rollout.prompts_per_step": "4",
+    "phases.0.steps": "8",
 }
 SMALL_ON_GPU = {"rollout.answer.max_new_tokens": "128"}
 LOOK = 0.05
