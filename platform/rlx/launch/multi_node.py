@@ -62,9 +62,9 @@ class _MachineSession:
         self.name = name
         # In its own session: the pipe ends it, not the signals that this process receives.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        self.say(json.dumps(order).encode() + b"\n")
+        self.send_line(json.dumps(order).encode() + b"\n")
 
-    def say(self, line: bytes) -> None:
+    def send_line(self, line: bytes) -> None:
         """Sends a line to the machines of this session."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended, which `poll` reports
@@ -117,11 +117,11 @@ def _watch_sessions(
         if stop and not stop_sent:
             stop_sent = True
             for session in sessions:
-                session.say(STOP)
+                session.send_line(STOP)
         if time.monotonic() - beat > BEAT:
             beat = time.monotonic()
             for session in sessions:
-                session.say(b"\n")
+                session.send_line(b"\n")
         ended = [s for s in sessions if s.process.poll()]
         if ended and not stop_sent:
             code = _report_failed_session(ended[0], folder)

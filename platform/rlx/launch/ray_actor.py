@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 
 from rlx.home import REGISTRY, RunFolder
 from rlx.launch.leftovers import open_temporary_folder
-from rlx.launch.ray_folders import enter_folder
+from rlx.launch.ray_folders import choose_working_folder
 from rlx.text import escape_unprintable
 
 __all__ = ["ActorOrder", "build_order", "end_actors", "enter_run", "require_actors"]
@@ -58,7 +58,7 @@ def enter_run(order: ActorOrder, ending: ExitStack) -> Path:
     temporary = ending.enter_context(open_temporary_folder(RunFolder(Path(order["folder"]))))
     own = order["environment"] | temporary
     os.environ.update(own)
-    os.chdir(enter_folder(order["cwd"], temporary["TMPDIR"]))
+    os.chdir(choose_working_folder(order["cwd"], temporary["TMPDIR"]))
     # What a new interpreter would do; processes that it starts take over its path.
     sys.path[:0] = [place for place in own.get("PYTHONPATH", "").split(os.pathsep) if place]
     # They import the main module of this process, which is one of Ray's and imports Ray.

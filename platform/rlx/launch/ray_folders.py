@@ -15,7 +15,7 @@ from rlx.home import DISK, RunFolder
 
 __all__ = [
     "build_home_environment",
-    "enter_folder",
+    "choose_working_folder",
     "find_folder",
     "leave_mark",
     "read_start_files",
@@ -63,10 +63,6 @@ def write_start_files(folder: Path, files: Mapping[str, bytes]) -> None:
         aside.replace(path)
 
 
-def enter_folder(folder: str, temporary: str) -> str:
-    """The folder to work in: this one, or where this node does not have it, one for temporary
-    files; says so in that case."""
-    if os.path.isdir(folder):  # noqa: PTH112  (False if it may not be looked at)
-        return folder
-    print(f"works in {temporary}: this node has no folder {folder}", flush=True)
-    return temporary
+def choose_working_folder(folder: str, temporary: str) -> str:
+    """The folder to work in: this one, or where this node does not have it, a temporary one."""
+    return folder if os.path.isdir(folder) else temporary  # noqa: PTH112  (False if hidden)

@@ -7,7 +7,6 @@ What the supervisor prints goes to the run's log, as on any machine.
 import json
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from rlx.home import REGISTRY
@@ -34,11 +33,13 @@ def main(run_id: str) -> None:
         folder = locate_run_folder(run)
     if not folder.root.is_dir():
         sys.exit(f"this cluster does not see {folder.root}: RLX_HOME must be where it does")
-    with suppress(OSError):  # else the job's own
-        os.chdir(os.environ.get(JOB_FOLDER, Path.cwd()))
     log = os.open(folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    try:
+        os.chdir(os.environ[JOB_FOLDER])
+    except OSError as error:
+        print(f"works in {Path.cwd()}: {error}", flush=True)
     os.environ[REGISTRY] = url
     os.execv(sys.executable, [sys.executable, "-m", "rlx.launch.supervisor", run_id])
 

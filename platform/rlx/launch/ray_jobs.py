@@ -6,8 +6,10 @@ second, and commands ask for the state of jobs.
 
 import http.client
 import json
+import math
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -40,8 +42,10 @@ ENDED = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 LONGEST = 300
 """Characters of Ray's words about a job that a run keeps."""
 GONE = "does not exist"
-SILENT: set[str] = set()
-"""Addresses that have not answered this process."""
+REST = 60.0
+"""Seconds in which an address that did not answer is not asked for states again."""
+SILENT: dict[str, float] = {}
+"""When addresses have last not answered this process, by the monotonic clock."""
 
 
 class RayJobsLauncher(JobLauncher, RayLauncher):
@@ -88,12 +92,13 @@ class RayJobsLauncher(JobLauncher, RayLauncher):
 
     def find_status(self, job: str, status: Status) -> tuple[Status, str] | None:
         address = self.settings.address
-        if status not in ("queued", "running") or address in SILENT:
+        is_resting = time.monotonic() - SILENT.get(address, -math.inf) < REST
+        if status not in ("queued", "running") or is_resting:
             return None
         try:
             told = self._request("GET", f"jobs/{job}", missing={"status": "gone"}, timeout=LOOK)
         except EnvironmentFault:
-            SILENT.add(address)
+            SILENT[address] = time.monotonic()
             return None
         state = told.get("status")
         if state not in ENDED and state != "gone":

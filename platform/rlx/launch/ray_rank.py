@@ -20,7 +20,7 @@ from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
 from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.node import find_network_interface
-from rlx.launch.ray_folders import enter_folder, find_folder, write_start_files
+from rlx.launch.ray_folders import choose_working_folder, find_folder, write_start_files
 
 __all__ = ["RankActor", "RankOrder", "RankPlace", "RankState"]
 
@@ -116,6 +116,12 @@ class RankActor:
         own = {**os.environ, **order["environment"], **self._temporary}
         if interface := find_network_interface(own["MASTER_ADDR"]):
             own.setdefault("GLOO_SOCKET_IFNAME", interface)
+        place = choose_working_folder(order["cwd"], self._temporary["TMPDIR"])
+        if place != order["cwd"]:
+            note = (
+                f"{socket.gethostname()} has no folder {order['cwd']}: its ranks work in {place}\n"
+            )
+            self._rest = note.encode()  # of the run's log
         # Ray starts its processes with this signal blocked, which they would pass on.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self._rank = subprocess.Popen(
@@ -124,7 +130,7 @@ class RankActor:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            cwd=enter_folder(order["cwd"], self._temporary["TMPDIR"]),
+            cwd=place,
             env={**own, "RLX_SUPERVISOR": str(os.getpid())},
         )
         assert self._rank.stdout is not None
