@@ -13,7 +13,7 @@ from .errors import (
     SchemaError,
     StoreError,
 )
-from .home_urls import find_folder_url, is_url, locate_working_folder
+from .home_urls import find_folder_url, is_url, locate_cache, locate_working_folder
 from .idle_steps import IDLE_STEPS
 from .index_rows import INDEX_COLUMN, add_index_column
 from .journal_import import find_journal
@@ -132,6 +132,7 @@ __all__ = [
     "is_supervisor_alive",
     "is_supervisor_in_other_container",
     "is_url",
+    "locate_cache",
     "locate_working_folder",
     "read_body",
     "read_trees",

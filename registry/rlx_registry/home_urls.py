@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlx_registry.errors import StoreError
 
-__all__ = ["find_folder_url", "is_url", "locate_folder", "locate_working_folder"]
+__all__ = ["find_folder_url", "is_url", "locate_cache", "locate_folder", "locate_working_folder"]
 
 HOME = "RLX_HOME"
 RUNS = "runs"
@@ -24,14 +24,19 @@ def is_url(home: str) -> bool:
     return "://" in home
 
 
-def locate_working_folder(url: str) -> Path:
-    """The folder of this machine that stands for a home: below XDG_CACHE_HOME, or ~/.cache."""
-    url = url.rstrip("/")
+def locate_cache() -> Path:
+    """The folder of this machine's own files of rlx: below XDG_CACHE_HOME, or ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.path.expanduser(cache)  # noqa: PTH111  (the method may raise)
+    return Path(folder, "rlx").absolute()
+
+
+def locate_working_folder(url: str) -> Path:
+    """The folder of this machine that stands for a home."""
+    url = url.rstrip("/")
     digest = hashlib.sha256(url.encode()).hexdigest()[:8]
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", url)[-60:]
-    folder = os.path.expanduser(cache)  # noqa: PTH111  (the method may raise)
-    return Path(folder, "rlx", "homes", f"{readable}-{digest}").absolute()
+    return locate_cache() / "homes" / f"{readable}-{digest}"
 
 
 def find_folder_url(folder: Path | str) -> str | None:

@@ -1,6 +1,7 @@
 """Matrix multiplication by oneDNN: the same numbers, chosen by a trial and kept."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from rlx.model import MatmulChoice, OneDnnLinear, choose_matmul
 from rlx.model.matmul import MARGIN, MIN_ROWS, apply_matmul
 from rlx.run import matmul
 
-ONEDNN = MatmulChoice("oneDNN", 2.0)
+ONEDNN, SLOWER = MatmulChoice("oneDNN", 2.0), MatmulChoice("torch", 1.0)
+HERE = Ranks(0, 1, torch.device("cpu"))
 
 
 @settings(max_examples=30, deadline=None)
@@ -85,13 +87,66 @@ def test_a_choice_says_who_multiplies(by):
     )
 
 
-def test_a_run_keeps_its_choice(tmp_path, monkeypatch):
-    folder, here = RunFolder(tmp_path), Ranks(0, 1, torch.device("cpu"))
-    monkeypatch.setattr(matmul, "choose_matmul", lambda: ONEDNN)
-    assert matmul.keep_matmul(folder, here) == ONEDNN
-    monkeypatch.setattr(matmul, "choose_matmul", lambda: MatmulChoice("torch", 1.0))
-    assert matmul.keep_matmul(folder, here) == ONEDNN
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A machine whose cache is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rlx" / "matmul"
+
+
+def find(monkeypatch, choice):
+    """Has the next trials find this."""
+    monkeypatch.setattr(matmul, "choose_matmul", lambda: choice)
+
+
+def run_folder(path):
+    path.mkdir()
+    return RunFolder(path)
+
+
+def test_a_run_keeps_its_choice(tmp_path, monkeypatch, cache):
+    folder = run_folder(tmp_path / "run")
+    find(monkeypatch, ONEDNN)
+    assert matmul.keep_matmul(folder, HERE) == ONEDNN
+    find(monkeypatch, SLOWER)
+    shutil.rmtree(cache)
+    assert matmul.keep_matmul(folder, HERE) == ONEDNN
     folder.matmul.unlink()
     (folder.checkpoints / "step_000001").mkdir(parents=True)
-    assert matmul.keep_matmul(folder, here) == MatmulChoice(), "of a version that had none"
+    assert matmul.keep_matmul(folder, HERE) == MatmulChoice(), "of a version that had none"
     assert matmul.keep_matmul(folder, Ranks(0, 1, torch.device("cuda"))) == MatmulChoice()
+
+
+def test_all_runs_on_a_machine_choose_alike(tmp_path, monkeypatch, cache):
+    find(monkeypatch, ONEDNN)
+    assert matmul.keep_matmul(run_folder(tmp_path / "first"), HERE) == ONEDNN
+    find(monkeypatch, SLOWER)
+    assert matmul.keep_matmul(run_folder(tmp_path / "second"), HERE) == ONEDNN
+    monkeypatch.setattr(matmul.platform, "machine", lambda: "another processor")
+    assert matmul.keep_matmul(run_folder(tmp_path / "third"), HERE) == SLOWER
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_of_runs_that_start_together_one_chooses(tmp_path, monkeypatch, cache):
+    def choose_second():
+        find(monkeypatch, ONEDNN)
+        assert matmul.keep_matmul(run_folder(tmp_path / "first"), HERE) == ONEDNN
+        return SLOWER
+
+    monkeypatch.setattr(matmul, "choose_matmul", choose_second)
+    assert matmul.keep_matmul(run_folder(tmp_path / "second"), HERE) == ONEDNN
+
+
+@pytest.mark.parametrize("damage", [b"", b"[1]", b'{"library": 3, "no": 1}', b"\xff"])
+def test_a_damaged_cache_means_a_trial(tmp_path, monkeypatch, cache, damage):
+    find(monkeypatch, ONEDNN)
+    matmul.keep_matmul(run_folder(tmp_path / "first"), HERE)
+    [kept] = cache.iterdir()
+    kept.write_bytes(damage)
+    assert matmul.keep_matmul(run_folder(tmp_path / "second"), HERE) == ONEDNN
+
+
+def test_a_machine_without_a_cache_has_its_trial(tmp_path, monkeypatch, cache):
+    cache.parent.parent.write_text("a file")
+    find(monkeypatch, ONEDNN)
+    assert matmul.keep_matmul(run_folder(tmp_path / "run"), HERE) == ONEDNN

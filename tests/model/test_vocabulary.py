@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlx.discovery import resolve_plugins
@@ -34,10 +34,12 @@ def pieces(vocabulary, text):
 
 @WRITES_ALL
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+@example("of <unk> and <eos>")
 @settings(max_examples=60)
 def test_any_text_is_written_and_read_back(vocabulary, text):
     assert vocabulary.decode(vocabulary.encode(text)) == text
-    assert vocabulary.unk_token_id not in vocabulary.encode(text)
+    if "<unk>" not in text:  # the name of the token; dialogues break up such names
+        assert vocabulary.unk_token_id not in vocabulary.encode(text)
 
 
 def test_what_one_token_is():

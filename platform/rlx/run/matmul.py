@@ -1,11 +1,22 @@
-"""The matmul library of a run: chosen by a trial at its start, kept by all its attempts."""
+"""The matmul library of a run: a trial chooses it once per machine, and all attempts keep it.
 
+Two runs on one machine are then equal to the bit, also where the trial finds nearly no difference.
+"""
+
+import hashlib
 import json
+import os
+import platform
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
+
+import torch
 
 from rlx.home import RunFolder
 from rlx.learner import Ranks
 from rlx.model import MatmulChoice, choose_matmul
+from rlx_registry import locate_cache
 
 __all__ = ["keep_matmul"]
 
@@ -24,11 +35,50 @@ def keep_matmul(folder: RunFolder, ranks: Ranks) -> MatmulChoice:
 
 def _read_or_choose(folder: RunFolder) -> MatmulChoice:
     if folder.matmul.exists():
-        return MatmulChoice(**json.loads(folder.matmul.read_text()))
+        return _read(folder.matmul)
     if folder.checkpoints.exists() and any(folder.checkpoints.iterdir()):
         return MatmulChoice()
-    choice = choose_matmul()
-    aside = folder.matmul.with_suffix(".new")
-    aside.write_text(json.dumps(asdict(choice)))
-    aside.replace(folder.matmul)
+    choice = _choose_for_machine()
+    _write_aside(folder.matmul, choice).replace(folder.matmul)
     return choice
+
+
+def _choose_for_machine() -> MatmulChoice:
+    """The choice of the first run on this machine, from its cache; a trial without one.
+
+    Of runs that start together, one writes it and all read it. A run whose machine has no cache
+    that can be written uses its own trial.
+    """
+    kept = locate_cache() / "matmul" / f"{_identify_machine()}.json"
+    with suppress(OSError, ValueError, TypeError):
+        return _read(kept)
+    choice = choose_matmul()
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        aside = _write_aside(kept, choice)
+        with suppress(FileExistsError):
+            os.link(aside, kept)
+        aside.unlink()
+        return _read(kept)
+    except (OSError, ValueError, TypeError):
+        return choice
+
+
+def _identify_machine() -> str:
+    """8 hex digits for the processor and the version of torch."""
+    processor = platform.processor()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        processor = next((line for line in lines if line.startswith("model name")), processor)
+    inputs = [platform.machine(), processor, torch.__version__]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:8]
+
+
+def _read(path: Path) -> MatmulChoice:
+    return MatmulChoice(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def _write_aside(path: Path, choice: MatmulChoice) -> Path:
+    aside = path.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(asdict(choice)), encoding="utf-8")
+    return aside
