@@ -27,6 +27,15 @@ RUNS = (10, 100, 1000)
 ROWS = (64, 160, 640)
 TOKENS = (100, 800, 6400)
 STEPS = (10, 100, 1000)
+LARGE = (1024, 8192)
+"""Rows of a large step, and tokens of each."""
+RECORDS = {
+    "record": "CPU ms a step",
+    "registry": "KB a step",
+    "journal": "KB a step",
+    "parquet": "KB a step",
+}
+"""What is measured of a step's record, and its unit."""
 LITTLE = {"steps": 2, "long_steps": 20, "recorded": 1, "recorded_steps": 2, "rows": 16}
 BIG = {"big_rows": 8, "big_tokens": 10}
 
@@ -35,7 +44,7 @@ def growth() -> list[dict]:
     """Figures of every point, and slopes."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        return [*_lists(place), *_steps(place), *_rows(place), *_tokens(place)]
+        return [*_lists(place), *_steps(place), *_rows(place), *_tokens(place), *_large(place)]
 
 
 def _lists(place: Path) -> list[dict]:
@@ -95,17 +104,20 @@ def _tokens(place: Path) -> list[dict]:
     return _of_records("tokens", f"in each of {ROWS[0]} rows", costs)
 
 
+def _large(place: Path) -> list[dict]:
+    """A step as large as that of a long run on many GPUs."""
+    rows, tokens = LARGE
+    costs = _record(place / "large", rows, tokens)
+    said = f"{rows} rows of {tokens} tokens"
+    return [row(f"growth_{kind}_large", costs[kind], said, of) for kind, of in RECORDS.items()]
+
+
 def _of_records(
     unit: str, about: str, costs: Mapping[int, Mapping[str, list[float]]]
 ) -> list[dict]:
     return [
         figure
-        for kind, of in (
-            ("record", "CPU ms a step"),
-            ("registry", "KB a step"),
-            ("journal", "KB a step"),
-            ("parquet", "KB a step"),
-        )
+        for kind, of in RECORDS.items()
         for figure in _along(
             f"growth_{kind}_{unit}", f"{unit} {about}", of, {n: costs[n][kind] for n in costs}
         )

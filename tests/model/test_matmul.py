@@ -12,7 +12,8 @@ from torch import nn
 from rlx.home import RunFolder
 from rlx.learner import Ranks
 from rlx.model import MatmulChoice, OneDnnLinear, choose_matmul
-from rlx.model.matmul import MARGIN, MIN_ROWS, apply_matmul
+from rlx.model import matmul as products
+from rlx.model.matmul import MARGIN, MIN_ROWS, TRIALS, apply_matmul
 from rlx.run import matmul
 
 ONEDNN, SLOWER = MatmulChoice("oneDNN", 2.0), MatmulChoice("torch", 1.0)
@@ -72,6 +73,36 @@ def test_other_dtypes_are_left_to_torch():
 def test_the_trial_decides():
     choice = choose_matmul()
     assert (choice.library == "oneDNN") == (choice.speedup is not None and choice.speedup >= MARGIN)
+    assert (choice.library == "oneDNN") == (choice.smallest > 0)
+
+
+@pytest.mark.parametrize(
+    ("speedups", "choice"),
+    [
+        ((2, 3, 4), MatmulChoice("oneDNN", 4, 256 * 96 * 96)),
+        ((0.5, 3, 4), MatmulChoice("oneDNN", 4, 512 * 96 * 256)),
+        ((3, 0.5, 1.3), MatmulChoice("oneDNN", 1.3, 2816 * 96 * 256)),
+        ((3, 3, 1.29), MatmulChoice("torch", 1.29)),
+    ],
+)
+def test_a_product_goes_to_onednn_from_the_size_at_which_it_pays(speedups, choice, monkeypatch):
+    by_shape = dict(zip(TRIALS, speedups, strict=True))
+    monkeypatch.setattr(products, "_measure_speedup", lambda shape, _: by_shape[shape])
+    assert choose_matmul() == choice
+
+
+def test_smaller_products_are_left_to_torch(monkeypatch):
+    by_onednn = []
+    multiply = products._multiply
+    monkeypatch.setattr(products, "_multiply", lambda *a: by_onednn.append(a) or multiply(*a))
+    layer = nn.Sequential(nn.Linear(8, 4, bias=False))
+    apply_matmul(layer, MatmulChoice("oneDNN", 2.0, 200 * 8 * 4))
+    for rows in (MIN_ROWS, 199):
+        x = torch.randn(rows, 8)
+        assert torch.equal(layer(x), nn.functional.linear(x, layer[0].weight))
+    assert not by_onednn
+    layer(torch.randn(200, 8))
+    assert len(by_onednn) == 1
 
 
 def test_without_onednn_torch_multiplies(monkeypatch):

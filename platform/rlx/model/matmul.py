@@ -1,13 +1,15 @@
 """Float32 matrix multiplication on the CPU: by torch, or by oneDNN where a trial finds it faster.
 
-torch calls MKL, which uses AVX2 on AMD processors, where oneDNN uses AVX-512. Their results differ
-in the last bits, so a run keeps its choice for all its attempts. Small inputs always go to torch:
-oneDNN's overhead per call costs more than it saves there.
+torch calls MKL, which uses AVX2 on some AMD processors, where oneDNN uses AVX-512. Their results
+differ in the last bits, so a run keeps its choice for all its attempts. oneDNN has more overhead
+per call, so the trial also finds the size from which it pays, and few rows always go to torch.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -28,9 +30,9 @@ MARGIN = 1.3
 """Minimum speedup of oneDNN; well above timing noise, so that a machine always chooses alike."""
 OPERATOR = "_linear_pointwise"
 """torch's binding of oneDNN's linear layer; not public, and absent on some platforms."""
-TRIAL = (512, 96, 256)
-"""Rows, inputs and outputs of the trial."""
-ROUNDS, REPEATS = 5, 4
+TRIALS = {(256, 96, 96): 20, (512, 96, 256): 4, (2816, 96, 256): 1}
+"""Rows, inputs and outputs of the trials, from small to large, and repetitions of each."""
+ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,14 @@ class MatmulChoice:
 
     Attributes:
         library: its name.
-        speedup: of oneDNN over torch in the trial; None if there was no trial.
+        speedup: of oneDNN over torch for the largest product of the trial; None if there was no
+            trial.
+        smallest: rows × inputs × outputs of the smallest product that goes to oneDNN.
     """
 
     library: Literal["torch", "oneDNN"] = "torch"
     speedup: float | None = None
+    smallest: int = 0
 
     def __str__(self) -> str:
         if self.speedup is None:
@@ -55,14 +60,25 @@ TORCH = MatmulChoice()
 
 
 def choose_matmul() -> MatmulChoice:
-    """Times a linear layer and its gradients with both libraries, in alternation, in CPU seconds.
+    """Times a linear layer and its gradients with both libraries, by size.
 
     Returns:
-        oneDNN if it is faster by `MARGIN`; torch otherwise, also where torch lacks oneDNN.
+        oneDNN for the sizes from which on it is faster by `MARGIN`; torch if there are none, also
+        where torch lacks oneDNN.
     """
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, OPERATOR)):
         return TORCH
-    rows, inputs, outputs = TRIAL
+    speedups = {shape: _measure_speedup(shape, times) for shape, times in TRIALS.items()}
+    faster = list(takewhile(lambda shape: speedups[shape] >= MARGIN, reversed(TRIALS)))
+    speedup = round(speedups[max(TRIALS, key=prod)], 2)
+    if not faster:
+        return MatmulChoice("torch", speedup)
+    return MatmulChoice("oneDNN", speedup, prod(faster[-1]))
+
+
+def _measure_speedup(shape: tuple[int, int, int], repeats: int) -> float:
+    """CPU seconds of torch over those of oneDNN, the least of rounds in alternation."""
+    rows, inputs, outputs = shape
     generator = torch.Generator().manual_seed(0)
     x, weight, gradient = (
         torch.randn(shape, generator=generator)
@@ -71,7 +87,7 @@ def choose_matmul() -> MatmulChoice:
 
     def time_multiplications(multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
         began = time.process_time()
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             multiply(x, weight)
             multiply(gradient, weight.t())
             multiply(x.t(), gradient.t())
@@ -82,9 +98,7 @@ def choose_matmul() -> MatmulChoice:
             (time_multiplications(nn.functional.linear), time_multiplications(_multiply))
             for _ in range(ROUNDS)
         ]
-    by_torch, by_onednn = map(min, zip(*times, strict=True))
-    speedup = by_torch / by_onednn
-    return MatmulChoice("oneDNN" if speedup >= MARGIN else "torch", round(speedup, 2))
+    return min(by_torch for by_torch, _ in times) / min(by_onednn for _, by_onednn in times)
 
 
 def apply_matmul(model: nn.Module, choice: MatmulChoice) -> None:
@@ -93,29 +107,36 @@ def apply_matmul(model: nn.Module, choice: MatmulChoice) -> None:
         for module in model.modules():
             if type(module) is nn.Linear:
                 module.__class__ = OneDnnLinear
+                vars(module)["smallest"] = choice.smallest
 
 
 class OneDnnLinear(nn.Linear):
     """A linear layer that uses oneDNN; see `compute_linear`."""
 
+    smallest: int
+
     def forward(self, input: Tensor) -> Tensor:
         """Maps `[..., in]` to `[..., out]`."""
-        return compute_linear(input, self.weight, self.bias)
+        return compute_linear(input, self.weight, self.bias, self.smallest)
 
 
-def compute_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns x Wᵀ + b: by oneDNN for float32 on the CPU and `MIN_ROWS` or more, else by torch.
+def compute_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, smallest: int = 0
+) -> Tensor:
+    """Returns x Wᵀ + b: by oneDNN for large float32 products on the CPU, else by torch.
 
     Args:
-        x: `[..., in]`.
+        x: `[..., in]`; fewer than `MIN_ROWS` rows go to torch.
         weight: `[out, in]`.
         bias: `[out]`, or None.
+        smallest: rows × inputs × outputs of the smallest product that goes to oneDNN.
 
     Returns:
         `[..., out]`.
     """
     supported = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    if not supported or x.numel() < MIN_ROWS * x.shape[-1]:
+    is_small = x.numel() < MIN_ROWS * x.shape[-1] or x.numel() * len(weight) < smallest
+    if not supported or is_small:
         return nn.functional.linear(x, weight, bias)
     if torch.is_grad_enabled():
         mapped: Tensor = _OneDnnMap.apply(x, weight, bias)  # type: ignore[no-untyped-call]

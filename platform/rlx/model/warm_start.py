@@ -273,6 +273,8 @@ def _compute_stage_digest(
     }
     if policy.matmul.library != "torch":  # whose results have had no name
         inputs["matmul"] = policy.matmul.library
+        if policy.matmul.smallest:
+            inputs["matmul_from"] = policy.matmul.smallest
     if device.type != "cpu":
         inputs["device"] = device.type
     if shared is not None:

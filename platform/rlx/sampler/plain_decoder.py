@@ -6,6 +6,7 @@ loaded into the model take effect immediately.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -225,7 +226,10 @@ class _Matrix:
         self._weight = _concatenate_weights([m.weight for m in maps])
         biases = [m.bias.detach() for m in maps if m.bias is not None]
         self._bias = torch.cat(biases) if biases else None
-        self._map = compute_linear if type(maps[0]) is OneDnnLinear else functional.linear
+        first = maps[0]
+        self._map: Callable[..., Tensor] = functional.linear
+        if isinstance(first, OneDnnLinear):
+            self._map = partial(compute_linear, smallest=first.smallest)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._map(x, self._weight.t(), self._bias)
@@ -244,7 +248,7 @@ class _Matrix:
 
     def add_to_residual(self, residual: Tensor, x: Tensor) -> Tensor:
         """Returns the sum of the residual and the mapped `x`."""
-        if self._map is compute_linear:
+        if self._map is not functional.linear:
             return residual + self(x)
         total = torch.addmm(residual, x, self._weight)
         return total if self._bias is None else total + self._bias
