@@ -4,7 +4,8 @@ Everything computes on the CPU with real values. Below autograd every operation 
 
 * an operation that mixes the "GPU" with a CPU tensor raises, as CUDA does;
 * what waits for the device (`item`, `tolist`, `cpu`, `nonzero`, boolean indices, ...) is counted by
-  the line of rlx that asks for it, and so are copies from the host;
+  the line of rlx that asks for it, and so are copies from pageable memory of the host;
+* sums that CUDA adds in another order every time are counted where an index is repeated;
 * `torch.cuda.CUDAGraph` records operations and computes them again on the same memory. A capture
   forbids what CUDA forbids: waits, copies from the host, the default stream, and in the mode
   `global` also the waits of other threads. What a capture "computes" is undone or overwritten with
@@ -54,6 +55,7 @@ WAITING = {
 """Operations whose result, or whose shape, the host must know."""
 INDEXING = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
 COPYING = {"copy_", "_to_copy", "set_"}
+ADDING = {"index_add", "index_add_", "scatter_add", "scatter_add_"}
 ALLOCATING = {
     "empty",
     "empty_like",
@@ -68,7 +70,8 @@ class MirroredGpu:
 
     Attributes:
         waits: by the source line that waits.
-        copies: copies from the host, by source line.
+        copies: copies from pageable memory of the host, which wait, by source line.
+        unordered: sums by repeated index with atomic operations, by source line.
         launches: kernels that would have been launched one by one; a replay is one.
         replays: replayed graphs.
         graphs: the captured graphs.
@@ -86,6 +89,7 @@ class MirroredGpu:
         """Forgets what was counted."""
         self.waits: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
+        self.unordered: Counter[str] = Counter()
         self.launches = self.replays = 0
         self.graphs: list[MirrorGraph] = []
 
@@ -245,8 +249,31 @@ def inspect_operation(func: Any, args: Any, kwargs: Any) -> None:
         )
     elif name == "copy_" and any(t.dim() for t in on_host):
         (GPU.copy if isinstance(args[0], MirrorTensor) else GPU.wait)("copy_")
+    if name in ADDING and repeats_index(*args[1:3]):
+        GPU.unordered[f"{find_source_line()} {name}"] += 1
     if name not in ALLOCATING:
         GPU.launches += 1
+
+
+def repeats_index(dim: int, index: Tensor) -> bool:
+    with torch._C._DisableTorchDispatch():
+        ordered = unmirror(index).sort(dim).values
+        return bool((ordered.diff(dim=dim) == 0).any())
+
+
+class PinnedTensor(torch.Tensor):
+    """A CPU tensor in pinned memory."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def pin_memory(tensor: Tensor, *_: object) -> Tensor:
+    """A copy in pinned memory, which only a machine with a GPU has."""
+    assert not isinstance(tensor, MirrorTensor)
+    return torch.Tensor._make_subclass(PinnedTensor, tensor.clone(), False)
 
 
 def inspect_indexing(name: str, args: Any) -> None:
@@ -288,8 +315,9 @@ class ToDevice(torch.autograd.Function):
         return unmirror(gradient)
 
 
-def move(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on another device; the tensor itself where it is there already."""
+def move(tensor: Tensor, device: torch.device, *, waits: bool = True) -> Tensor:
+    """A copy on another device; the tensor itself where it is there already. The host does not
+    wait for a copy from pinned memory that is asked not to block."""
     is_there = isinstance(tensor, MirrorTensor)
     if is_there == (device.type == "cuda"):
         return tensor
@@ -297,7 +325,8 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
     if is_there:
         GPU.wait("cpu")
         return ToHost.apply(tensor) if follows else unmirror(tensor).clone()
-    GPU.copy("to the device")
+    if tensor.numel() and (waits or not isinstance(tensor, PinnedTensor)):
+        GPU.copy("to the device")
     if follows and not tensor.is_leaf:
         return ToDevice.apply(tensor)
     return mirror(tensor.detach().clone())
@@ -315,7 +344,8 @@ def convert(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
         elif isinstance(value, str | torch.device):
             named["device"] = torch.device(value)
     if "device" in named:
-        tensor = move(tensor, torch.device(named["device"]))
+        waits = not kwargs.get("non_blocking", False)
+        tensor = move(tensor, torch.device(named["device"]), waits=waits)
     if "dtype" in named:
         with torch._C.DisableTorchFunctionSubclass():
             tensor = torch.Tensor.to(tensor, named["dtype"])
@@ -526,6 +556,7 @@ def mirror_gpu() -> Iterator[MirroredGpu]:
         patch.multiple(torch.cuda, **REPLACED),
         patch.object(nn.Module, "_apply", convert_module),
         patch.object(torch.autograd, "_engine_run_backward", run_backward),
+        patch.object(torch.Tensor, "pin_memory", pin_memory),
         Placement(),
     ):
         yield GPU

@@ -148,6 +148,7 @@ class PlainLearner:
 
         batches = row_batches(train, joined=self._joined)
         self._engine.step(_Share(batches), term, rate)
+        sums.read_kept()
         return sums.loss
 
 

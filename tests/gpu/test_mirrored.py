@@ -19,11 +19,21 @@ from babblers import use_flash
 from mirrored_gpu import CUDA, mirror_gpu, mutate
 
 from rlx.checks import read_spec
-from rlx.learner import Critic, Learner, Ranks, build_learner_with_reference, choice, flash
+from rlx.learner import (
+    Critic,
+    Learner,
+    Ranks,
+    build_learner_with_reference,
+    choice,
+    flash,
+    forward,
+    vocabulary,
+)
 from rlx.learner.chains import AttentionChains
 from rlx.learner.forms import CachedForm, ChainForm, GroupedForm, PlainForm
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
+from rlx.loss import surrogates
 from rlx.model import build_policy, warm_start_policy
 from rlx.plugin import Problem
 from rlx.recipe import build_recipe
@@ -109,7 +119,7 @@ def gpu():
 # The learner -------------------------------------------------------------------------------------
 
 
-def update(device, dtype="float32", form=None, **options):
+def update(device, dtype="float32", form=None, loss=None, **options):
     """One update of a new model: its statistics, and the log-probabilities after it."""
     forms = (form, PlainForm()) if form else choice.FORMS["cuda"]
     with patch.dict(choice.FORMS, {device.type: forms}):
@@ -118,7 +128,7 @@ def update(device, dtype="float32", form=None, **options):
         learner = Learner(policy, runner, OptimizerSpec(), Ranks(0, 1, device))
     assert learner.chosen.form is forms[0], learner.chosen
     train = train_batch(SHAPE, len(policy.tokenizer))
-    stats = learner.update(train, LossSpec(), 1e-2)
+    stats = learner.update(train, loss or LossSpec(), 1e-2)
     return stats, learner.logprobs(train.batch, train.mask)
 
 
@@ -171,7 +181,7 @@ def test_a_batch_is_packed_once_for_all_updates_of_one_loss(monkeypatch):
         learner = Learner(policy, RunnerSpec(), OptimizerSpec(), Ranks(0, 1, CPU))
         train, found = train_batch(SHAPE, len(policy.tokenizer)), []
         for loss in updates:
-            found.append(learner.update(train, loss, 1e-2))
+            found.append(learner.update(train, loss or LossSpec(), 1e-2))
             train = dataclasses.replace(train) if anew else train
         return found
 
@@ -355,7 +365,13 @@ def test_another_thread_trains_during_captures(gpu):
 
 MOVES = [
     (RankMicroBatches, "__iter__", ".to(self._ranks.device)", "", update),
-    (PackedBatch, "gather_targets", ".to(self.rows.device)", "", update),
+    (
+        PackedBatch,
+        "gather_targets",
+        "copy_to(tensor[self.rows, self.columns], self.targets.device)",
+        "tensor[self.rows, self.columns]",
+        update,
+    ),
     (_TransformersSession, "_sample_batch", ".to(logits.device)", "", draw),
     (_DecodingLoop, "_drop", "self._counts)\n", "self._counts.cpu())\n", draw),
 ]
@@ -376,6 +392,48 @@ CAPTURES = [
     ),
     (CapturedSteps, "step", "self._graph.replay()", "pass"),
 ]
+
+
+def predict_branches(device):
+    """Gradients of states that several tokens follow, by chunks of the vocabulary."""
+    hidden, weight = (torch.randn(n, 8).to(device).requires_grad_() for n in (3, 50))
+    states, tokens = (torch.tensor(x).to(device) for x in ([0, 0, 2, 0], [1, 40, 3, 7]))
+    logprobs, _ = vocabulary.compute_token_logprobs(
+        hidden, weight, None, torch.ones(3).to(device), states, tokens, chunk=16
+    )
+    logprobs.sum().backward()
+
+
+def update_rows(device, form=None):
+    """An update with logits by chunks, and a ratio of each row."""
+    with patch.object(choice, "WHOLE_LOGITS", 0):
+        update(device, form=form, loss=LossSpec(ratio="sequence"))
+
+
+def sum_in_any_order(values, slots, count):
+    return values.new_zeros(count).index_add(0, slots, values)
+
+
+UNORDERED = [
+    (forward, "take_rows", lambda states, at: states.index_select(0, at), update_rows),
+    (surrogates, "sum_by_slot", sum_in_any_order, update_rows),
+    (vocabulary, "sum_by_slot", sum_in_any_order, predict_branches),
+]
+
+
+@pytest.mark.parametrize("form", [GroupedForm(), CachedForm(), PlainForm()], ids=lambda f: f.name)
+def test_an_update_sums_in_the_same_order_every_time(gpu, form):
+    update_rows(CUDA, form)
+    predict_branches(CUDA)
+    assert not gpu.unordered
+
+
+@pytest.mark.parametrize("mutant", UNORDERED, ids=lambda m: f"{m[0].__name__}: {m[1]}")
+def test_sums_in_the_order_of_threads_are_found(gpu, monkeypatch, mutant):
+    owner, name, unordered, work = mutant
+    monkeypatch.setattr(owner, name, unordered)
+    work(CUDA)
+    assert gpu.unordered
 
 
 @pytest.mark.parametrize("mutant", MOVES, ids=lambda m: m[1])

@@ -32,6 +32,8 @@ def test_every_mutant_is_in_the_table():
     names = [f"{owner.__name__}.{name}" for owner, name, *_ in mutants]
     names += ["AttentionChains.from_positions"] * len(test_mirrored.CHAIN_PARTS)
     names += ["_build_ancestor_masks"]
+    unordered = [(owner.__name__, name) for owner, name, *_ in test_mirrored.UNORDERED]
+    names += [f"{owner.rpartition('.')[2]}.{name}" for owner, name in unordered]
     names += ["collect_weights"] * len(test_mirrored_transfer.MUTANTS)
     rows = read_table(("function", "what the mutant does", "found by"))
     assert Counter(re.sub("`", "", row[0]) for row in rows) == Counter(names)

@@ -2,7 +2,8 @@
 
     python tests/gpu/waits.py
 
-Counts on a mirrored GPU (`tests/mirrored_gpu.py`) the waits of a longer and of a shorter piece of
+Counts on a mirrored GPU (`tests/mirrored_gpu.py`) the waits of a longer (copies from pageable
+memory are some) and of a shorter piece of
 work, and divides their difference. Prints the table of docs/gpu.md, which names functions, since
 lines move.
 """
@@ -91,7 +92,7 @@ def count_decoding(gpu: MirroredGpu, *, flash: bool = False) -> Waits:
             with sampler.session() as session:
                 problem = Problem(id="a", prompt="nums: 1 2\n", fields={})
                 sample_rollout_trees(plan, [problem], [0], session, policy.dialogue)
-            pieces.append(gpu.waits)
+            pieces.append(gpu.waits + gpu.copies)
     return count_each((pieces[0], pieces[1]), STEPS[1] - STEPS[0])
 
 
@@ -112,7 +113,7 @@ def count_updating(gpu: MirroredGpu, form: ForwardForm) -> Waits:
             sizes.append(len(share))
             gpu.reset()
             learner.update(train, LossSpec(), 1e-3)
-            pieces.append(gpu.waits)
+            pieces.append(gpu.waits + gpu.copies)
     name = Path(engine.__file__).relative_to(SOURCES)
     for counts in pieces:
         for line in [line for line in counts if line.startswith(str(name))]:

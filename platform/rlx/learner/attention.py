@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 from rlx.learner.chains import AttentionChains, attend_chains
+from rlx.repeatable import take_rows
 
 __all__ = ["PACKED", "AttentionBlocks"]
 
@@ -199,7 +200,7 @@ def _attend_in_blocks(
 def _gather_tokens(states: Tensor, tokens: Tensor) -> Tensor:
     """Gathers tokens of `[1, heads, L, width]` into `[tokens, heads, width]`."""
     flat = states[0].transpose(0, 1).flatten(1)
-    return flat.index_select(0, tokens).view(-1, states.shape[1], states.shape[3])
+    return take_rows(flat, tokens).view(-1, states.shape[1], states.shape[3])
 
 
 def _attend_blocks(

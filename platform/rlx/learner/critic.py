@@ -146,7 +146,7 @@ class Critic:
         if not share:
             return None
         tokens = int(train.mask.sum())
-        sums = torch.zeros(5, dtype=torch.float64)
+        sums = torch.zeros(5, dtype=torch.float64, device=self._ranks.device)
 
         def compute_value_loss(packed: PackedBatch) -> Tensor:
             values, returns = self._engine(packed), packed.gather_targets(train.returns)
@@ -157,12 +157,12 @@ class Critic:
                 held = losses > value_loss(values, None, returns, clip=None)
                 errors = (returns - values).double()
                 noted = (losses, held, values, errors, errors.square())
-                sums.add_(torch.stack([x.double().sum() for x in noted]).cpu())
+                sums.add_(torch.stack([x.double().sum() for x in noted]))
             return losses.sum() / tokens
 
         norm = self._engine.step(share, compute_value_loss, rate)
         loss, held, value, error, square = (
-            torch.stack(self._ranks.gather(sums)).sum(dim=0) / tokens
+            torch.stack(self._ranks.gather(sums.cpu())).sum(dim=0) / tokens
         ).tolist()
         return CriticStats(
             loss=loss,

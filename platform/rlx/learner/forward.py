@@ -16,6 +16,7 @@ from rlx.learner.forms import ForwardForm
 from rlx.learner.pack import PackedBatch
 from rlx.learner.vocabulary import compute_token_logprobs
 from rlx.model import build_attention_mask
+from rlx.repeatable import take_rows
 
 __all__ = ["PackedModule", "PackedPolicy", "PackedValues"]
 
@@ -106,16 +107,16 @@ class PackedPolicy(PackedModule):
         `[M, D]` hidden states that they follow from."""
         if self.chunks_logits:
             hidden = self.model.get_decoder()(**arguments).last_hidden_state
-            return torch.as_tensor(hidden.flatten(0, 1).index_select(0, at))
+            return torch.as_tensor(take_rows(hidden.flatten(0, 1), at))
         rows, length = arguments["input_ids"].shape
         if not self._keeps:
             logits = self.model(**arguments).logits
-            return torch.as_tensor(logits.flatten(0, 1).index_select(0, at))
+            return torch.as_tensor(take_rows(logits.flatten(0, 1), at))
         if rows == 1:
             return torch.as_tensor(self.model(**arguments, logits_to_keep=at).logits[0])
         kept, where = (at % length).unique(return_inverse=True)
         logits = self.model(**arguments, logits_to_keep=kept).logits.flatten(0, 1)
-        return torch.as_tensor(logits.index_select(0, at // length * len(kept) + where))
+        return torch.as_tensor(take_rows(logits, at // length * len(kept) + where))
 
     def forward(
         self,
@@ -214,7 +215,7 @@ class PackedValues(PackedModule):
     def read(self, at: Tensor, **arguments: Any) -> Tensor:
         """Returns `[M, D]` last hidden states."""
         hidden = self.model(**arguments).last_hidden_state
-        return torch.as_tensor(hidden.flatten(0, 1).index_select(0, at))
+        return torch.as_tensor(take_rows(hidden.flatten(0, 1), at))
 
     def forward(self, packed: PackedBatch) -> Tensor:
         """Returns `[M]` float32: the value of the state before each target."""

@@ -170,6 +170,7 @@ class Learner:
             return term
 
         norm = self._engine.step(share, compute_policy_loss, rate)
+        sums.read_kept()
         return UpdateSums.sum_over_ranks(self._ranks.gather(sums)).stats(
             grad_norm=norm,
             learning_rate=rate,

@@ -10,7 +10,7 @@ reads: branches of one token add no node at all.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -23,8 +23,17 @@ __all__ = [
     "PackedTree",
     "TreePacker",
     "collate_trees",
+    "copy_to",
     "pack_trees",
 ]
+
+
+def copy_to(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a CPU tensor to a device; the host does not wait for a GPU, which reads from memory
+    that is pinned until then."""
+    if device.type != "cuda" or not tensor.numel():
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -53,6 +62,8 @@ class PackedBranches:
         states: `[K]` for every token of every branch, the state that it follows.
         tokens: `[K]` the token.
         numbers: `[K]` the branch's number in `Branches`.
+
+    Rows, starts and numbers stay on the CPU, where the tensors are that they are indices of.
     """
 
     at: Tensor
@@ -64,11 +75,13 @@ class PackedBranches:
 
     def to(self, device: torch.device) -> "PackedBranches":
         """Returns the branches on another device."""
-        return PackedBranches(**{name: getattr(self, name).to(device) for name in self.__slots__})
+        moving = ("at", "states", "tokens")
+        return replace(self, **{name: copy_to(getattr(self, name), device) for name in moving})
 
     def gather_starts(self, tensor: Tensor) -> Tensor:
-        """Returns the `[U]` values of a `[B, T]` tensor where rows were left, on this device."""
-        return tensor[self.rows.cpu(), self.starts.cpu()].to(self.rows.device)
+        """Returns the `[U]` values of a CPU tensor, `[B, T]`, where rows were left, on this
+        device."""
+        return copy_to(tensor[self.rows, self.starts], self.states.device)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -111,6 +124,8 @@ class PackedBatch:
         rows: `[M]` row of each target in the step's batch.
         columns: `[M]` position of each target in its row.
         branches: the branches that leave the rows.
+
+    Rows and columns stay on the CPU, where the tensors are that they are indices of.
     """
 
     token_ids: Tensor
@@ -126,14 +141,17 @@ class PackedBatch:
         return len(self.token_ids)
 
     def gather_targets(self, tensor: Tensor) -> Tensor:
-        """Returns the `[M]` values of a `[B, T]` tensor at the targets, on this batch's device."""
-        return tensor[self.rows.cpu(), self.columns.cpu()].to(self.rows.device)
+        """Returns the `[M]` values of a CPU tensor, `[B, T]`, at the targets, on this batch's
+        device."""
+        return copy_to(tensor[self.rows, self.columns], self.targets.device)
 
     def to(self, device: torch.device) -> "PackedBatch":
         """Returns the micro-batch on another device."""
-        if device == self.rows.device:
+        if device == self.token_ids.device:
             return self
-        return PackedBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
+        moving = ("token_ids", "positions", "ends", "sources", "targets")
+        moved = {name: copy_to(getattr(self, name), device) for name in moving}
+        return replace(self, branches=self.branches.to(device), **moved)
 
 
 class TreePacker:

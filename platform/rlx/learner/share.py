@@ -110,7 +110,7 @@ class RankMicroBatches:
         """
         result = torch.zeros(self._batch.token_ids.shape)
         for packed in self:
-            result[packed.rows.cpu(), packed.columns.cpu()] = ask(packed).float().cpu()
+            result[packed.rows, packed.columns] = ask(packed).float().cpu()
         return self._ranks.sum_tensors(result)  # a token is computed on one rank only
 
 

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from rlx.kl import kl_terms
 from rlx.learner.confidences import ConfidenceBranches
-from rlx.learner.pack import PackedBatch
+from rlx.learner.pack import PackedBatch, copy_to
 from rlx.loss import TokenLosses, compute_expected_score_loss, compute_token_losses
+from rlx.repeatable import sum_by_slot
 from rlx.spec import LossSpec
 from rlx.train_batch import TrainBatch
 
@@ -96,7 +97,7 @@ class UpdateTargets:
                 raise ValueError("loss.kl needs the stream reference_logprobs")
             reference = packed.gather_targets(logprobs)
         return cls(
-            rows=packed.rows,
+            rows=copy_to(packed.rows, packed.targets.device),
             old=packed.gather_targets(train.streams.old_logprobs),
             advantages=packed.gather_targets(train.advantages),
             weights=packed.gather_targets(train.weights),
@@ -110,16 +111,32 @@ class UpdateSums:
     """Running sums of one step's statistics, over micro-batches and ranks."""
 
     def __init__(self) -> None:
+        self._kept: list[tuple[tuple[str, ...], Tensor]] = []
         self.loss = self.entropy = self.bonus_entropy = self.kl = self.clipped = 0.0
         self.kl_loss = self.kl_weight = self.ratio_max = self.token_ratio_max = 0.0
         self.expected_score = self.stated_mass = self.confidences = 0.0
-        self.tokens = self.bonus_tokens = 0
+        self.bonus_tokens = 0.0
+        self.tokens = 0
+
+    def keep(self, **figures: Tensor) -> None:
+        """Keeps `[]` figures of a micro-batch, by attribute, where they were computed."""
+        values = torch.stack([figure.detach().double() for figure in figures.values()])
+        self._kept.append((tuple(figures), values))
+
+    def read_kept(self) -> None:
+        """Adds what was kept; the host waits for a device only here. Exact in float64."""
+        names = [name for group, _ in self._kept for name in group]
+        values = torch.cat([values for _, values in self._kept]).tolist() if names else []
+        for name, value in zip(names, values, strict=True):
+            so_far = getattr(self, name)
+            setattr(self, name, max(so_far, value) if name in LARGEST else so_far + value)
+        self._kept.clear()
 
     @staticmethod
     def sum_over_ranks(parts: "list[UpdateSums]") -> "UpdateSums":
         """Combines the sums of all ranks."""
         total = UpdateSums()
-        for name in vars(total):
+        for name in vars(total).keys() - {"_kept"}:
             values = [getattr(part, name) for part in parts]
             setattr(total, name, max(values) if name in LARGEST else sum(values))
         return total
@@ -170,10 +187,11 @@ def policy_term(
     if spec.kl is not None and targets.reference is not None:
         penalty = kl_terms(logprobs, targets.reference, spec.kl.kl_penalty)
         losses = losses + spec.kl.coefficient * penalty
-        sums.kl_loss += float((targets.weights * penalty.detach()).sum())
-        sums.kl_weight += float(targets.weights.sum())
+        sums.keep(
+            kl_loss=(targets.weights * penalty.detach()).sum(), kl_weight=targets.weights.sum()
+        )
     term: Tensor = (targets.weights * losses).sum() - (targets.bonus * entropy).sum()
-    sums.loss += float(term.detach())
+    sums.keep(loss=term)
     if len(logprobs):
         with torch.no_grad():
             _accumulate_statistics(logprobs - targets.old, surrogate, entropy, targets, sums)
@@ -195,14 +213,14 @@ def expected_score_term(
         `[]`, with a zero gradient if there are no branches.
     """
     numbers, slots = packed.branches.numbers.unique(return_inverse=True)
-    whole = logprobs.new_zeros(len(numbers)).index_add(0, slots, logprobs)
-    here = numbers.cpu()
-    scores, weights = (v[here].to(whole.device) for v in (confidences.scores, confidences.weights))
+    whole = sum_by_slot(logprobs, copy_to(slots, logprobs.device), len(numbers))
+    scores, weights = (
+        copy_to(values[numbers], whole.device)
+        for values in (confidences.scores, confidences.weights)
+    )
     term = compute_expected_score_loss(whole, scores, weights)
-    sums.loss += float(term.detach())
     mass = whole.detach().exp()
-    sums.expected_score += float((mass * scores).sum())
-    sums.stated_mass += float(mass.sum())
+    sums.keep(loss=term, expected_score=(mass * scores).sum(), stated_mass=mass.sum())
     sums.confidences += len(numbers) / confidences.values
     return term
 
@@ -216,24 +234,13 @@ def _accumulate_statistics(
 ) -> None:
     """Adds the statistics of one micro-batch of `[M]` tokens, at least one."""
     ratio, kept_open = surrogate.log_ratio.exp(), targets.bonus != 0
-    figures = (
-        (token_log_ratio.expm1() - token_log_ratio).sum(),
-        surrogate.held.sum(),
-        entropy.sum(),
-        entropy[kept_open].sum(),
-        kept_open.sum(),
-        ratio.max(),
-        token_log_ratio.exp().max(),
-    )
-    # Read at once, since reading waits for the device; exact in float64.
-    kl, clipped, whole, bonus, opened, largest, token_largest = torch.stack(
-        [figure.double() for figure in figures]
-    ).tolist()
-    sums.kl += kl
-    sums.clipped += clipped
-    sums.entropy += whole
-    sums.bonus_entropy += bonus
     sums.tokens += len(ratio)
-    sums.bonus_tokens += int(opened)
-    sums.ratio_max = max(sums.ratio_max, largest)
-    sums.token_ratio_max = max(sums.token_ratio_max, token_largest)
+    sums.keep(
+        kl=(token_log_ratio.expm1() - token_log_ratio).sum(),
+        clipped=surrogate.held.sum(),
+        entropy=entropy.sum(),
+        bonus_entropy=torch.where(kept_open, entropy, 0.0).sum(),
+        bonus_tokens=kept_open.sum(),
+        ratio_max=ratio.max(),
+        token_ratio_max=token_log_ratio.exp().max(),
+    )

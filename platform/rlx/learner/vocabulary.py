@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlx.repeatable import sum_by_slot
+
 __all__ = ["CHUNK", "compute_token_logprobs"]
 
 CHUNK = 8192
@@ -97,7 +99,7 @@ class _TokenLogprobs(torch.autograd.Function):
         to_hidden, to_weight, to_bias = ctx.needs_input_grad[:3]
         if of_logprobs is None:
             of_logprobs = torch.zeros(len(tokens), device=hidden.device)
-        each = torch.zeros_like(logsumexp).index_add_(0, states, of_logprobs)
+        each = sum_by_slot(of_logprobs, states, len(logsumexp))
         d_hidden = torch.zeros(hidden.shape, device=hidden.device) if to_hidden else None
         d_weight = torch.empty_like(weight) if to_weight else None
         d_bias = torch.empty_like(bias) if to_bias else None

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rlx.repeatable import sum_by_slot
 from rlx.spec import Divergence
 
 __all__ = [
@@ -46,8 +47,7 @@ def sequence_log_ratio(log_ratio: Tensor, rows: Tensor) -> Tensor:
         GSPO, arXiv 2507.18071, equation 7.
     """
     _, slot, counts = rows.unique(return_inverse=True, return_counts=True)
-    sums = log_ratio.new_zeros(len(counts)).index_add(0, slot, log_ratio)
-    means: Tensor = sums / counts
+    means: Tensor = sum_by_slot(log_ratio, slot, len(counts)) / counts
     return means[slot]
 
 
