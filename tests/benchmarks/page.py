@@ -17,7 +17,9 @@ Both sides of a ratio take turns in one run, on one thread; a first round does n
 median, lowest and highest are of the rounds' ratios of CPU time, which other work on the machine
 hardly touches: they are what goals are held against. "Clock" is the median of the same ratio by the
 clock, and "ms" is our own CPU time. Ratios carry over to other machines better than times do; below
-each table stands where its figures were made.
+each table stands where its figures were made. "Earlier" is the lowest and the highest median of
+earlier runs of `make bench`, on other days and machines and with other versions of rlx, and how
+many there were.
 
 A name that ends with `_strongest` is beside the strongest plain form that we know. Where there is
 one, the other baseline of the same figure is labelled "weaker": it is what one writes first, or
@@ -181,6 +183,7 @@ COLUMNS = {
     "low": "low",
     "high": "high",
     "clock": "wall",
+    "earlier": "earlier",
     "unit": "unit",
     "ms": "milliseconds",
     "share of bandwidth": "share_of_bandwidth",
@@ -217,7 +220,9 @@ def _describe_origins(rows: list[dict]) -> str:
 
 def _table(rows: list[dict]) -> str:
     columns = {
-        title: key for title, key in COLUMNS.items() if any(row.get(key, "") != "" for row in rows)
+        title: key
+        for title, key in COLUMNS.items()
+        if any(row.get(key, "") not in ("", []) for row in rows)
     }
     lines = [f"| figure | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
     for row in rows:
@@ -227,7 +232,9 @@ def _table(rows: list[dict]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A number with the digits that it deserves."""
+    """A number with the digits that it deserves; of several the least and the greatest."""
+    if isinstance(value, list):
+        return f"{_shown(min(value))} to {_shown(max(value))} ({len(value)})" if value else ""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
