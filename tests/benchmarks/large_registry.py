@@ -22,6 +22,7 @@ import numpy as np
 from sqlalchemy import Connection, Table, insert
 
 from rlx.checks import read_spec
+from rlx.discovery import resolve_plugins
 from rlx_registry import Registry, models, write_body
 from rlx_registry.queries import EXACT
 
@@ -156,12 +157,12 @@ def _status(run: int, size: Size) -> str:
 
 def _runs(connection: Connection, folder: Path, size: Size, rng: np.random.Generator) -> None:
     read = [read_spec(ROOT / "experiments" / f"{name}.yaml") for name in SPECS]
+    plugins = [resolve_plugins(one.spec).list_records() for one in read]
     rows, changes = [], []
     for run in range(1, size.runs + 1):
         recipe, one = run // size.seeds, read[run // size.seeds % len(read)]
         status, at = _status(run, size), _began(run)
         resolved = one.spec.dump_resolved() | {"recipe": recipe}
-        options = {"kind": "estimator", "options": {"gamma": 1.0, "lam": 1.0}}
         rows.append(
             {
                 "id": run,
@@ -182,7 +183,7 @@ def _runs(connection: Connection, folder: Path, size: Size, rng: np.random.Gener
                 "phase": "joint",
                 "yaml": one.yaml,
                 "spec": resolved,
-                "plugins": [options] * 8,
+                "plugins": plugins[recipe % len(read)],
                 "code": {"version": "1", "digest": "d" * 64},
                 "environment": {"python": "3.11.7", "packages": {f"p{i}": "1.0" for i in range(8)}},
                 "host": f"node-{run % 7}",

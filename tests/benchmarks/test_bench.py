@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -13,6 +15,11 @@ PROMISED = {
     *("grpo_step_vs_trl", "gae", "gae_gaps", "turn_proportional", "grpo_outcome"),
     *("countdown_score", "validate_cpu_seconds", "start_cpu_seconds"),
 }
+LITTLE = {
+    "runs": 20, "steps": 8, "long_steps": 5001, "long_rows": 1,
+    "recorded": 1, "recorded_steps": 8, "rows": 8, "big_rows": 640, "big_tokens": 4,
+}  # fmt: skip
+"""A registry in which every page of the benchmark exists."""
 KEYS = {"benchmark", "name", "ratio", "low", "high", "baseline", "unit", "machine"}
 
 
@@ -39,3 +46,13 @@ def test_every_figure_is_whole_and_on_the_page():
     names = [figure["name"] for figure in figures]
     assert len(set(names)) == len(names)
     assert set(names) >= PROMISED
+
+
+def test_every_page_of_the_large_registry_is_served(tmp_path, monkeypatch):
+    """The benchmark of the dashboard makes its registry itself, past what records runs."""
+    monkeypatch.syspath_prepend(str(BENCH.parent))
+    pages, large = import_module("dashboard_pages"), import_module("large_registry")
+    url = large.build(tmp_path / "registry", replace(large.LARGE, **LITTLE))
+    with pages.dashboard(url) as served:
+        for path in pages.PAGES.values():
+            pages.asked(served, path)  # which wants an answer of status 200
