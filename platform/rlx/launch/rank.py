@@ -79,7 +79,7 @@ def write_failure(folder: Path, error: Exception) -> None:
 def _explain_lack_of_memory(folder: Path, error: Exception) -> None:
     """Writes what holds the GPU's memory, if this rank ran out of it: the tensors of all that was
     going on are still there."""
-    from rlx.launch.failures import is_out_of_memory
+    from rlx.errors import is_out_of_memory
 
     if not is_out_of_memory(error):
         return
