@@ -292,8 +292,8 @@ def test_causes_of_each_other_are_no_lack_of_memory():
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA driver error: out of memory"),
         torch.distributed.DistBackendError(
-            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error\nncclUnhandledCudaError: Call to "
-            "CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
+            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error\nncclUnhandledCudaError: Call "
+            "to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
         ),
         RuntimeError("Triton Error [CUDA]: out of memory"),
     ],

@@ -49,7 +49,7 @@ def _name_semaphores() -> None:
 
 def write_failure(folder: Path, error: Exception) -> None:
     """Writes atomically why this rank failed; the failure of an earlier rank is kept."""
-    from rlx.errors import RlxError
+    from rlx.errors import RlxError, is_out_of_memory
     from rlx.home import RunFolder
     from rlx.launch.failures import (
         convert_to_rlx_error,
@@ -67,6 +67,7 @@ def write_failure(folder: Path, error: Exception) -> None:
         # An rlx error would occur again; a lost connection or device may come back.
         "again": is_registry_away(error) or (rlx_error is None and not isinstance(error, RlxError)),
         "needs_smaller_batches": is_learner_out_of_memory(error),
+        "lacks_gpu_memory": is_out_of_memory(error),
     }
     if is_disk_full(error):
         paths.reserve.unlink(missing_ok=True)
