@@ -16,8 +16,10 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["import_libraries", "main", "show_activity", "write_failure"]
+__all__ = ["import_libraries", "keep_compiled_kernels", "main", "show_activity", "write_failure"]
 
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable of torch: where its compiler keeps kernels, and Triton's below it."""
 MEMORY_HISTORY = "RLX_MEMORY_HISTORY"
 """Environment variable: if set, a snapshot of memory says which lines allocated it."""
 SUPERVISOR_EVERY = 2.0
@@ -111,6 +113,21 @@ def _exit_without_supervisor(supervisor: int) -> None:
     os._exit(1)
 
 
+def keep_compiled_kernels() -> None:
+    """Has torch keep what it compiles in this machine's cache, unless the user chose a folder.
+
+    It would take the temporary folder, which is gone after the attempt. If the cache cannot be
+    written, it does.
+    """
+    from rlx_registry import locate_cache
+
+    folder = locate_cache() / "inductor"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            os.environ.setdefault(KERNELS, str(folder))
+
+
 def import_libraries(*, on_cpu: bool) -> None:
     """Imports what a rank needs, which takes longer than all else before its first step."""
     from rlx.importing import speed_up_imports
@@ -142,6 +159,7 @@ def _run_rank(folder: Path, run_id: str) -> None:
     from rlx.launch.stored_spec import load_resolved_spec
 
     paths = RunFolder(folder)
+    keep_compiled_kernels()
     show_activity(folder, "libraries")
     spec = load_resolved_spec(paths)
     import_libraries(on_cpu=spec.runner.device == "cpu")
