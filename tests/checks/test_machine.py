@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlx.checks import check_file, machine, run_preflight_checks
-from rlx.errors import EnvironmentFault, RegistryError
+from rlx.errors import EnvironmentFault, RegistryError, is_out_of_memory
 from rlx.launch.devices import (
     DeviceShortage,
     TorchBuild,
@@ -24,7 +24,7 @@ from rlx.launch.failures import (
     convert_to_rlx_error,
     describe_error,
     is_disk_full,
-    is_out_of_memory,
+    is_learner_out_of_memory,
 )
 from rlx.launch.packages import Package
 from rlx.sampler.limits import require_context_room
@@ -283,6 +283,37 @@ def test_causes_of_each_other_are_no_lack_of_memory():
     assert is_out_of_memory(one)
     other.__suppress_context__ = True
     assert not is_out_of_memory(one)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA driver error: out of memory"),
+        torch.distributed.DistBackendError(
+            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error\nncclUnhandledCudaError: Call "
+            "to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
+        ),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_a_gpu_without_memory_is_told_whoever_says_so(error):
+    assert is_out_of_memory(error) and is_learner_out_of_memory(error)
+    assert str(convert_to_rlx_error(error)).startswith("the GPU ran out of memory while it comput")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("Triton Error [CUDA]: out of resource: shared memory"),
+        ValueError("CUDA error: out of memory"),
+    ],
+)
+def test_another_error_of_a_gpu_is_no_lack_of_memory(error):
+    assert not is_out_of_memory(error)
 
 
 @pytest.mark.parametrize(

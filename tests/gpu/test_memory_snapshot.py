@@ -46,7 +46,14 @@ def test_a_snapshot_says_which_lines_hold_memory():
     }
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), ValueError("no")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        ValueError("no"),
+    ],
+)
 def test_a_rank_that_runs_out_of_memory_writes_what_held_it(tmp_path, monkeypatch, capsys, error):
     def fail(*_):
         raise error

@@ -282,6 +282,15 @@ def own_home(tmp_path_factory):
     yield from at_home(tmp_path_factory.mktemp("own"))
 
 
+@pytest.fixture
+def own(home, tmp_path):
+    """A home of this test's own, in which nothing goes on at the end."""
+    own = type(home)(tmp_path)
+    yield own
+    for pid in own.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
 class Finished:
     """A run that was followed to its end, with what was printed."""
 

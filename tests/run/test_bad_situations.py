@@ -214,15 +214,6 @@ def test_a_read_only_home_whose_log_was_never_taken_in(home, mount):
 # Plugins -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own(home, tmp_path):
-    """A home of this test's own, in which nothing goes on at the end."""
-    own = type(home)(tmp_path)
-    yield own
-    for pid in own.processes():
-        os.kill(pid, signal.SIGKILL)
-
-
 LATE = """
 from rlx.plugin import Mask
 
@@ -242,47 +233,6 @@ def test_a_plugin_that_fails_in_the_ranks_ends_its_follower_with_3(own):
     assert "✗ r-0001 failed: implementation 'no_such_module:mask'" in done.stderr
     assert own.json("status", "latest")["exit_code"] == 3
     own.until(lambda: not own.processes(), "every process to end")
-
-
-GREEDY = """
-import json
-from pathlib import Path
-
-import torch
-
-from rlx.plugin import Mask
-
-class Greedy(Mask):
-    implementation = "rlx_greedy:select"
-    place: str = ""
-    room: int = 0
-
-def select(batch, options):
-    spec = json.loads(next(Path(options.place).glob("runs/*/spec.json")).read_text())
-    tokens = spec["runner"]["micro_batch_tokens"]
-    if tokens > options.room:
-        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {tokens}.00 GiB")
-    return batch.is_own.clone()
-"""
-
-
-@pytest.mark.parametrize(("room", "status"), [(1024, "finished"), (1023, "failed")])
-def test_a_gpu_without_memory_for_a_micro_batch_is_asked_once_for_half_of_it(own, room, status):
-    guest = own.folder / "guest"
-    (guest / "rlx_greedy.py").write_text(GREEDY)
-    offered = guest / "rlx_guest-0.1.dist-info" / "entry_points.txt"
-    offered.write_text("[rlx.masks]\ngreedy = rlx_greedy:Greedy\n")
-    mask = f"{{strategy: greedy, place: {own.path}, room: {room}}}"
-    sets = {**own.small, "mask": mask, "runner.micro_batch_tokens": 2048}
-    done = own.rlx("submit", own.yaml, "-q", sets=sets)
-    record = own.run("r-0001")
-    assert (record.status, record.attempt) == (status, 2), done.stderr
-    with own.registry() as registry:
-        (event,) = [e for e in registry.results.events("r-0001") if e.kind == "smaller_batches"]
-    assert event.payload["tokens"] == 1024
-    if status == "failed":
-        assert done.returncode == 4
-        assert "the GPU ran out of memory" in record.reason
 
 
 # Interrupts --------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ class AttemptEnd(NamedTuple):
         exit_code: of the command that follows the run.
         again: whether another attempt may succeed.
         needs_smaller_batches: whether a GPU had no memory for a micro-batch.
+        lacks_gpu_memory: whether a GPU had no memory, for whatever.
     """
 
     status: Status
@@ -59,6 +60,7 @@ class AttemptEnd(NamedTuple):
     exit_code: int = 1
     again: bool = False
     needs_smaller_batches: bool = False
+    lacks_gpu_memory: bool = False
 
 
 def build_failed_end(folder: RunFolder, error: Exception) -> AttemptEnd:
@@ -214,6 +216,7 @@ class Attempt:
                 int(failure["exit_code"]),
                 failure["again"],
                 failure.get("needs_smaller_batches", False),
+                failure.get("lacks_gpu_memory", False),
             )
         if not self._folder.has_room:  # a rank could not write its failure
             return build_failed_end(

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rlx_registry
-from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError
+from rlx.errors import (
+    EnvironmentFault,
+    RegistryError,
+    RlxError,
+    SpecError,
+    is_out_of_memory,
+)
 from rlx.home import get_rlx_home
 from rlx.launch.disk import RESERVE, format_disk_space, free_bytes
 from rlx.text import escape_unprintable, redact_passwords
@@ -24,7 +30,6 @@ __all__ = [
     "describe_signal",
     "is_disk_full",
     "is_learner_out_of_memory",
-    "is_out_of_memory",
     "is_registry_away",
 ]
 
@@ -76,20 +81,6 @@ def is_disk_full(error: BaseException) -> bool:
     """Whether an exception was caused by a full disk or an exhausted quota."""
     refusal = _find_refusal(error)
     return refusal is not None and refusal.errno in _FULL
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception was caused by a GPU without free memory."""
-    seen: set[int] = set()  # a cause may have been raised again because of what it caused
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        kind = type(error)  # torch need not be imported here
-        if kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "torch":
-            return True
-        if isinstance(error, RuntimeError) and "CUDA out of memory" in str(error):
-            return True
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return False
 
 
 def is_learner_out_of_memory(error: BaseException) -> bool:

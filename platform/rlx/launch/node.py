@@ -29,7 +29,7 @@ from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.log_lines import stamp_output
 from rlx.stopwatch import Stopwatch
 
-__all__ = ["STOP", "find_network_interface", "main", "write_end_reason"]
+__all__ = ["STOP", "find_network_interface", "keep_failure", "main", "write_end_reason"]
 
 STOP = b"stop\n"
 SILENCE = 30.0
@@ -54,10 +54,15 @@ def main() -> int:
 
 def write_end_reason(folder: RunFolder, message: str, exit_code: int, *, again: bool) -> None:
     """Writes the file that tells the supervisor why ranks ended; an existing reason is kept."""
+    keep_failure(folder, {"message": message, "exit_code": exit_code, "again": again})
+
+
+def keep_failure(folder: RunFolder, failure: Mapping[str, Any]) -> None:
+    """Writes what `rlx.launch.rank.write_failure` has written elsewhere, or the like of it; an
+    existing failure is kept."""
     if not folder.failure.exists():
-        reason = {"message": message, "exit_code": exit_code, "again": again}
         aside = folder.failure.with_suffix(f".{socket.gethostname()}.{os.getpid()}")
-        aside.write_text(json.dumps(reason))
+        aside.write_text(json.dumps(failure))
         aside.replace(folder.failure)
 
 

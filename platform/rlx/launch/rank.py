@@ -16,8 +16,10 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["import_libraries", "main", "show_activity", "write_failure"]
+__all__ = ["import_libraries", "keep_compiled_kernels", "main", "show_activity", "write_failure"]
 
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable of torch: where its compiler keeps kernels, and Triton's below it."""
 MEMORY_HISTORY = "RLX_MEMORY_HISTORY"
 """Environment variable: if set, a snapshot of memory says which lines allocated it."""
 SUPERVISOR_EVERY = 2.0
@@ -49,7 +51,7 @@ def _name_semaphores() -> None:
 
 def write_failure(folder: Path, error: Exception) -> None:
     """Writes atomically why this rank failed; the failure of an earlier rank is kept."""
-    from rlx.errors import RlxError
+    from rlx.errors import RlxError, is_out_of_memory
     from rlx.home import RunFolder
     from rlx.launch.failures import (
         convert_to_rlx_error,
@@ -67,6 +69,7 @@ def write_failure(folder: Path, error: Exception) -> None:
         # An rlx error would occur again; a lost connection or device may come back.
         "again": is_registry_away(error) or (rlx_error is None and not isinstance(error, RlxError)),
         "needs_smaller_batches": is_learner_out_of_memory(error),
+        "lacks_gpu_memory": is_out_of_memory(error),
     }
     if is_disk_full(error):
         paths.reserve.unlink(missing_ok=True)
@@ -79,7 +82,7 @@ def write_failure(folder: Path, error: Exception) -> None:
 def _explain_lack_of_memory(folder: Path, error: Exception) -> None:
     """Writes what holds the GPU's memory, if this rank ran out of it: the tensors of all that was
     going on are still there."""
-    from rlx.launch.failures import is_out_of_memory
+    from rlx.errors import is_out_of_memory
 
     if not is_out_of_memory(error):
         return
@@ -108,6 +111,21 @@ def _exit_without_supervisor(supervisor: int) -> None:
         print(f"the supervisor, process {supervisor}, is gone", file=sys.stderr, flush=True)
     remove_temporary_folder()
     os._exit(1)
+
+
+def keep_compiled_kernels() -> None:
+    """Has torch keep what it compiles in this machine's cache, unless the user chose a folder.
+
+    It would take the temporary folder, which is gone after the attempt. If the cache cannot be
+    written, it does.
+    """
+    from rlx_registry import locate_cache
+
+    folder = locate_cache() / "inductor"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            os.environ.setdefault(KERNELS, str(folder))
 
 
 def import_libraries(*, on_cpu: bool) -> None:
@@ -141,6 +159,7 @@ def _run_rank(folder: Path, run_id: str) -> None:
     from rlx.launch.stored_spec import load_resolved_spec
 
     paths = RunFolder(folder)
+    keep_compiled_kernels()
     show_activity(folder, "libraries")
     spec = load_resolved_spec(paths)
     import_libraries(on_cpu=spec.runner.device == "cpu")

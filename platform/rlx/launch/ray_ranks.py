@@ -22,7 +22,7 @@ from rlx.home import RunFolder
 from rlx.launch.failures import describe_signal
 from rlx.launch.mirroring import print_to_log
 from rlx.launch.multi_node import FORWARDED_PREFIXES
-from rlx.launch.node import write_end_reason
+from rlx.launch.node import keep_failure, write_end_reason
 from rlx.launch.ray_actor import build_order, end_actors, require_actors
 from rlx.launch.ray_cluster import list_nodes
 from rlx.launch.ray_folders import build_home_environment, leave_mark, read_start_files
@@ -287,8 +287,7 @@ class _PlacedRanks:
         written that they lost it, if it was the first."""
         if not failure["again"] or not any(self._codes.values()):
             _remove_passing_reason(self._folder)
-        code, again = failure["exit_code"], failure["again"]
-        write_end_reason(self._folder, failure["message"], code, again=again)
+        keep_failure(self._folder, failure)
 
     def _has_failed(self) -> bool:
         return bool(self._lost) or any(self._codes.values())

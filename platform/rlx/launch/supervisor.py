@@ -199,6 +199,7 @@ class _Supervisor:
         """
         number = retry_registry_call(lambda: attempts_used(self._registry, self._run_id))
         while True:
+            first = self._find_newest_step(writer)
             try:
                 end = self._run_attempt(writer, started, forks)
             except FencedError:
@@ -208,6 +209,8 @@ class _Supervisor:
                 _print_traceback()
             if end.needs_smaller_batches and self._halve_micro_batches(writer):
                 end = end._replace(again=True)
+            elif end.lacks_gpu_memory and self._find_newest_step(writer) > first:
+                end = end._replace(again=True)  # new processes have no fragments of memory
             if not end.again or self._orders.stop or number >= self._spec.runner.max_attempts:
                 break
             self._record_event(
@@ -225,6 +228,11 @@ class _Supervisor:
         if end.status == "stopped" and launcher and not writer.run(self._run_id).request:
             end = AttemptEnd(*launcher.find_stop_status())
         return writer, end
+
+    def _find_newest_step(self, writer: Registry) -> int:
+        """The step of the run's newest checkpoint; 0 if it has none."""
+        recorded = retry_registry_call(lambda: writer.results.checkpoints(self._run_id))
+        return max((checkpoint.step for checkpoint in recorded), default=0)
 
     def _halve_micro_batches(self, writer: Registry) -> bool:
         """Halves the micro-batches of the next attempt, once; returns whether it has.

@@ -13,6 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from rlx.errors import is_out_of_memory
 from rlx.sampler.flash_steps import FlashStepAttention
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.shared_attention import StepAttention
@@ -97,8 +98,11 @@ class CapturedSteps:
         self._angles = self._decoder.angles  # keeps the tensor alive while the graph uses it
         with CAPTURING:
             torch.cuda.empty_cache()
-            with suppress(torch.OutOfMemoryError):
+            try:
                 return self._record()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
             torch.cuda.empty_cache()  # also of what the failed capture has left
             return self._record()
 

@@ -1,0 +1,71 @@
+"""Where ranks keep the kernels that torch compiles: longer than an attempt."""
+
+import os
+from pathlib import Path
+
+import pytest
+from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+
+from rlx.launch.rank import KERNELS, keep_compiled_kernels
+
+TELLS = """
+from pathlib import Path
+
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from rlx.plugin import Mask
+
+class Tells(Mask):
+    implementation = "rlx_tells:select"
+    told: str = ""
+
+def select(batch, options):
+    Path(options.told).write_text(cache_dir())
+    return batch.is_own.clone()
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(KERNELS, "")  # so that it is as before in the end
+    monkeypatch.delenv(KERNELS)
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    return tmp_path / "cache" / "rlx" / "inductor"
+
+
+def test_torch_and_triton_keep_kernels_in_the_cache_of_the_machine(cache):
+    keep_compiled_kernels()
+    assert cache_dir() == str(cache)
+    assert Path(triton_cache_dir(0)).is_relative_to(cache)
+
+
+def test_a_folder_that_the_user_chose_stays(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv(KERNELS, str(tmp_path / "mine"))
+    keep_compiled_kernels()
+    assert cache_dir() == str(tmp_path / "mine")
+
+
+def test_without_a_cache_that_can_be_written_torch_chooses(cache, monkeypatch):
+    cache.parents[1].touch()  # a file is where the folder should be
+    keep_compiled_kernels()
+    assert KERNELS not in os.environ
+    cache.parents[1].unlink()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # another user's, or read-only
+    keep_compiled_kernels()
+    assert KERNELS not in os.environ
+
+
+def test_every_rank_of_a_run_keeps_its_kernels(own, tmp_path):
+    guest = own.folder / "guest"
+    (guest / "rlx_tells.py").write_text(TELLS)
+    offered = guest / "rlx_guest-0.1.dist-info" / "entry_points.txt"
+    offered.write_text("[rlx.masks]\ntells = rlx_tells:Tells\n")
+    own.environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    own.environment.pop(KERNELS, None)  # this process's, whose imports have set it
+    told = tmp_path / "told"
+    done = own.rlx(
+        "submit", own.yaml, sets={**own.small, "mask": f"{{strategy: tells, told: {told}}}"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert told.read_text() == str(tmp_path / "cache" / "rlx" / "inductor")

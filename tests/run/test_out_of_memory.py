@@ -1,0 +1,118 @@
+"""Runs whose GPU has no free memory: which are tried again, and with what."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlx.home import RunFolder
+from rlx.launch.rank import write_failure
+
+GREEDY = """
+import json
+from pathlib import Path
+
+import torch
+
+from rlx.plugin import Mask
+
+class Greedy(Mask):
+    implementation = "rlx_greedy:select"
+    place: str = ""
+    room: int = 0
+
+def select(batch, options):
+    spec = json.loads(next(Path(options.place).glob("runs/*/spec.json")).read_text())
+    tokens = spec["runner"]["micro_batch_tokens"]
+    if tokens > options.room:
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {tokens}.00 GiB")
+    return batch.is_own.clone()
+"""
+
+
+@pytest.mark.parametrize(("room", "status"), [(1024, "finished"), (1023, "failed")])
+def test_a_gpu_without_memory_for_a_micro_batch_is_asked_once_for_half_of_it(own, room, status):
+    guest = own.folder / "guest"
+    (guest / "rlx_greedy.py").write_text(GREEDY)
+    offered = guest / "rlx_guest-0.1.dist-info" / "entry_points.txt"
+    offered.write_text("[rlx.masks]\ngreedy = rlx_greedy:Greedy\n")
+    mask = f"{{strategy: greedy, place: {own.path}, room: {room}}}"
+    sets = {**own.small, "mask": mask, "runner.micro_batch_tokens": 2048}
+    done = own.rlx("submit", own.yaml, "-q", sets=sets)
+    record = own.run("r-0001")
+    assert (record.status, record.attempt) == (status, 2), done.stderr
+    with own.registry() as registry:
+        (event,) = [e for e in registry.results.events("r-0001") if e.kind == "smaller_batches"]
+    assert event.payload["tokens"] == 1024
+    if status == "failed":
+        assert done.returncode == 4
+        assert "the GPU ran out of memory" in record.reason
+
+
+LEAKY = """
+import os
+from itertools import count
+
+import torch
+
+from rlx.plugin import Mask
+
+class Leaky(Mask):
+    implementation = "sampler.rlx_leaky:select"
+    steps: list[int] = []
+
+calls = count()
+
+def select(batch, options):
+    attempt = int(os.environ.get("RLX_RUN_ATTEMPT", 0))
+    if attempt and next(calls) == options.steps[attempt - 1]:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+    return batch.is_own.clone()
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "status"),
+    [([3, 2, 9], "finished"), ([3, 0], "failed"), ([1], "failed")],
+    ids=["later", "at the same place", "before a checkpoint"],
+)
+def test_a_sampler_without_memory_goes_on_after_a_newer_checkpoint(own, steps, status):
+    """A new process has no fragments. The plugin fails in a frame of a folder `sampler`, after as
+    many steps of each attempt as it is told."""
+    guest = own.folder / "guest"
+    (guest / "sampler").mkdir()
+    (guest / "sampler" / "rlx_leaky.py").write_text(LEAKY)
+    offered = guest / "rlx_guest-0.1.dist-info" / "entry_points.txt"
+    offered.write_text("[rlx.masks]\nleaky = sampler.rlx_leaky:Leaky\n")
+    sets = {
+        **own.small,
+        "mask": f"{{strategy: leaky, steps: {steps}}}",
+        "phases.0.steps": 5,
+        "runner.checkpoint.every": 2,
+    }
+    done = own.rlx("submit", own.yaml, "-q", sets=sets)
+    record = own.run("r-0001")
+    assert (record.status, record.attempt) == (status, len(steps)), done.stderr
+    with own.registry() as registry:
+        events = registry.results.events("r-0001")
+    failures = [e.message for e in events if e.kind == "attempt_failed"]
+    assert len(failures) == len(steps) - 1
+    assert all("ran out of memory while it sampled" in text for text in failures)
+    assert not any(e.kind == "smaller_batches" for e in events)
+    assert done.returncode == (0 if status == "finished" else 4)
+
+
+def test_a_lack_of_memory_reaches_the_supervisor_from_a_disk_that_it_does_not_see(tmp_path):
+    """A node of Ray's without the run's folder sends what its rank has written."""
+    from rlx.launch.ray_ranks import _PlacedRanks  # which imports Ray
+
+    there, here = RunFolder(tmp_path / "there"), RunFolder(tmp_path / "here")
+    there.root.mkdir()
+    here.root.mkdir()
+    write_failure(there.root, torch.OutOfMemoryError("CUDA out of memory"))
+    ranks = _PlacedRanks(here, SimpleNamespace(orders=None, head=None, check_start=None))
+    ranks._take_failure(json.loads(there.failure.read_text()))
+    failure = json.loads(here.failure.read_text())
+    assert failure == json.loads(there.failure.read_text())
+    assert failure["needs_smaller_batches"] and failure["lacks_gpu_memory"]
