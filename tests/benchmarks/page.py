@@ -23,8 +23,7 @@ many there were.
 
 A name that ends with `_strongest` is beside the strongest plain form that we know. Where there is
 one, the other baseline of the same figure is labelled "weaker": it is what one writes first, or
-what a trainer does that shares no prefix. Rows of `_strongest` that a table lacks have not been
-measured yet.
+what a trainer does that shares no prefix.
 
 Our side multiplies matrices with the library that a run would choose on the machine (oneDNN on many
 AMD processors, [resume.md](resume.md)), the baselines with torch's own, as those who write them do;
