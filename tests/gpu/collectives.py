@@ -5,7 +5,8 @@
 A small model in bfloat16 takes one step of one micro-batch per rank, and one of several. Rank 0
 prints a figure per stage and number of micro-batches: by operation, how often it was called and the
 elements and bytes that it was given. What rlx itself gathers, such as statistics, is among them. Of
-the optimizer step, it has the bytes of all tensors at the peak.
+the optimizer step, it has the bytes of all tensors at the peak; of a step's first and last
+micro-batch, those before their forward pass.
 """
 
 import gc
@@ -62,10 +63,18 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class RealBytes(LiveBytes):
+    """Without the tensors of shapes alone that DeepSpeed keeps."""
+
+    def note(self, storage: torch.UntypedStorage) -> None:
+        if storage.device.type != "meta":
+            super().note(storage)
+
+
 def count_step(ranks: Ranks, stage: int, limit: int) -> dict[str, object]:
     """Of a second step: the first one makes buffers and moments."""
-    live, peaks = LiveBytes(), [0]
-    finish = TrainingEngine._finish
+    live, peaks, befores = RealBytes(), [0], [0]
+    finish, call = TrainingEngine._finish, TrainingEngine.__call__
 
     def finish_watched(engine: TrainingEngine) -> float:
         gc.collect()
@@ -74,15 +83,25 @@ def count_step(ranks: Ranks, stage: int, limit: int) -> dict[str, object]:
         peaks.append(live.peak)
         return norm
 
+    def call_watched(engine: TrainingEngine, *arguments: object, **options: object) -> object:
+        gc.collect()
+        befores.append(live.live)
+        return call(engine, *arguments, **options)
+
     runner = RunnerSpec(
         device="cpu", dtype="bfloat16", zero_stage=stage, ranks=2, micro_batch_tokens=limit
     )
-    with live, patch.object(TrainingEngine, "_finish", finish_watched):
+    with (
+        live,
+        patch.object(TrainingEngine, "_finish", finish_watched),
+        patch.object(TrainingEngine, "__call__", call_watched),
+    ):
         policy = build_policy(MODEL, 0)
         count = sum(one.numel() for one in policy.model.parameters())
         learner = Learner(policy, runner, OptimizerSpec(), ranks, build_fused_adamw)
         train = train_batch(SHAPE, len(policy.tokenizer))
         learner.update(train, LOSS, 1e-4)
+        befores.clear()
         with Collectives() as seen:
             learner.update(train, LOSS, 1e-4)
     merges = learner.chosen.form.merges
@@ -95,6 +114,8 @@ def count_step(ranks: Ranks, stage: int, limit: int) -> dict[str, object]:
         "elements": dict(seen.elements),
         "bytes": dict(seen.bytes),
         "optimizer_step_bytes": peaks[-1],
+        "before_first_forward": befores[0],
+        "before_last_forward": befores[-1],
     }
 
 

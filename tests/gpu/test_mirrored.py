@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -38,8 +39,15 @@ from rlx.model import build_policy, warm_start_policy
 from rlx.plugin import Problem
 from rlx.recipe import build_recipe
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
-from rlx.sampler import TransformersSampler, copy_policy, flash_steps, shared_attention
+from rlx.sampler import (
+    TransformersSampler,
+    copy_policy,
+    flash_steps,
+    shared_attention,
+    shared_rows,
+)
 from rlx.sampler.captured import CapturedSteps
+from rlx.sampler.rows import COMPACT_BELOW
 from rlx.sampler.shared_attention import StepAttention
 from rlx.sampler.transformers_engine import _DecodingLoop, _TransformersSession
 from rlx.spec import (
@@ -271,12 +279,17 @@ def test_a_warm_start_is_that_of_the_cpu(gpu, monkeypatch, tmp_path):
 # The sampler -------------------------------------------------------------------------------------
 
 
-def draw(device, dtype=torch.float32, **options):
+MANY = {"answers": 16, "max_rows": 48, "end_ids": tuple(range(0, 140, 30))}
+"""For `draw`: so many rows that end one by one that a batch becomes smaller several times."""
+
+
+def draw(device, dtype=torch.float32, answers=3, max_rows=16, **options):
     """Tokens and log-probabilities of both turns, and how they were computed."""
+    schedule = SCHEDULE.model_copy(update={"num_generations_answer": answers})
     policy = dataclasses.replace(build_policy(MODEL, 0), **options)
-    sampler = TransformersSampler(copy_policy(policy, dtype), max_rows=16, device=device)
+    sampler = TransformersSampler(copy_policy(policy, dtype), max_rows=max_rows, device=device)
     with sampler.session() as session:
-        plan = build_rollout_plan(SCHEDULE)
+        plan = build_rollout_plan(schedule)
         trees = sample_rollout_trees(plan, PROBLEMS, range(len(PROBLEMS)), session, policy.dialogue)
     turns = [s for tree in trees for s in tree.segments if s.logprobs]
     return sampler.description, [s.token_ids for s in turns], [p for s in turns for p in s.logprobs]
@@ -285,12 +298,23 @@ def draw(device, dtype=torch.float32, **options):
 @pytest.mark.parametrize("flash", [False, True], ids=["products", "flash attention"])
 def test_captured_steps_draw_what_the_cpu_draws(gpu, flash):
     with use_flash(wanted=flash):
-        description, tokens, logprobs = draw(CUDA)
+        description, tokens, logprobs = draw(CUDA, **MANY)
     assert description.endswith("captured steps" + " with flash attention" * flash)
     assert gpu.graphs and gpu.replays > 20
-    _, expected, likely = draw(CPU)
+    _, expected, likely = draw(CPU, **MANY)
     assert tokens == expected
     assert logprobs == pytest.approx(likely, abs=1e-4)
+
+
+def test_rows_that_end_one_by_one_cost_fewer_captures(gpu, monkeypatch):
+    """Every smaller batch is captured, so half of its rows end before it is made smaller."""
+    _, tokens, logprobs = draw(CUDA, **MANY)
+    captures = len(gpu.graphs)
+    monkeypatch.setattr(shared_rows, "COMPACT_CAPTURED_BELOW", COMPACT_BELOW)
+    _, same, likely = draw(CUDA, **MANY)
+    assert tokens == same
+    assert logprobs == pytest.approx(likely, abs=1e-5)
+    assert 0 < captures < len(gpu.graphs) - captures - 1
 
 
 def test_flash_attention_that_differs_is_named_and_not_used(gpu, monkeypatch):
@@ -381,7 +405,7 @@ MOVES = [
         update,
     ),
     (_TransformersSession, "_sample_batch", ".to(logits.device)", "", draw),
-    (_DecodingLoop, "_drop", "self._counts)\n", "self._counts.cpu())\n", draw),
+    (_DecodingLoop, "_drop", "self._counts)\n", "self._counts.cpu())\n", partial(draw, **MANY)),
 ]
 CAPTURES = [
     (

@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from gpu.collectives import MODEL
+
+from rlx.spec import RunnerSpec
+from rlx.trial import estimate_finish_bytes, load_model_shape
+
 ROOT = Path(__file__).parents[2]
 SMALL = 16
 """Elements of norms, and of whether any gradient is infinite."""
@@ -56,6 +62,19 @@ def test_sums_are_in_the_precision_of_training_and_weights_are_gathered_once_per
 @pytest.mark.parametrize("stage", [1, 2])
 def test_an_optimizer_step_takes_what_the_plan_counts(steps, stage):
     held = {1: 2 + 4 + (8 + 4) / 2, 2: 2 + (4 + 8 + 4) / 2}  # weights, gradients, moments, copy
+    runner = RunnerSpec(device="cpu", dtype="bfloat16", zero_stage=stage, ranks=2)
     for step in steps[stage]:
-        planned = (held[stage] + 4 / 2) * step["parameters"]  # gradients in a row
-        assert step["optimizer_step_bytes"] == pytest.approx(planned, rel=0.1)
+        finish = estimate_finish_bytes(runner, load_model_shape(MODEL), step["parameters"])
+        planned = held[stage] * step["parameters"] + sum(finish.values())
+        assert step["optimizer_step_bytes"] == pytest.approx(planned, rel=0.01)
+
+
+def test_under_stage_1_the_gradients_of_a_micro_batch_stay_beside_the_next_one(steps):
+    grown = {
+        stage: (several["before_last_forward"] - several["before_first_forward"])
+        / several["parameters"]
+        for stage, (_, several) in steps.items()
+        if stage < 3
+    }
+    assert grown[1] == pytest.approx(2, abs=0.05), "in bfloat16"
+    assert grown[2] == pytest.approx(4 / 2, abs=0.05), "added up, in float32, over two ranks"

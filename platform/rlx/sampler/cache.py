@@ -9,6 +9,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rlx.model import build_attention_mask
+from rlx.sampler.rows import COMPACT_BELOW
 
 __all__ = ["TransformersDecoder", "TransformersRows"]
 
@@ -69,6 +70,8 @@ class TransformersRows:
         cache: keys and values of `R` rows over `L` columns; None before the first read.
         is_token: `[R, L]` bool, False for padding.
     """
+
+    compact_below = COMPACT_BELOW
 
     def __init__(
         self, model: PreTrainedModel, cache: DynamicCache | None, is_token: Tensor

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlx.sampler.rows import COMPACT_BELOW
+
 __all__ = ["RereadingDecoder"]
 
 
@@ -40,6 +42,8 @@ class RereadRows:
         model: called unchanged.
         tokens: those of every dialogue.
     """
+
+    compact_below = COMPACT_BELOW
 
     def __init__(self, model: PreTrainedModel, tokens: list[list[int]]) -> None:
         self._model, self._tokens = model, tokens

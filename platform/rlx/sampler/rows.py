@@ -5,14 +5,25 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-__all__ = ["CompletionRows", "Decoder", "DialogueRows"]
+__all__ = ["COMPACT_BELOW", "COMPACT_CAPTURED_BELOW", "CompletionRows", "Decoder", "DialogueRows"]
+
+COMPACT_BELOW = 0.75
+"""Finished rows are dropped once the fraction of running rows is below this."""
+COMPACT_CAPTURED_BELOW = 0.5
+"""The same where steps are captured: each smaller batch costs a capture, which takes longer than a
+few finished rows in a step whose time hardly depends on its rows."""
 
 
 class DialogueRows(Protocol):
     """`R` dialogues with their KV caches.
 
     `room` is the number of tokens that are likely to be read next; caches reserve space for them.
+
+    Attributes:
+        compact_below: fraction of running rows below which it pays to drop the others.
     """
+
+    compact_below: float
 
     def read(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
         """Reads one or more tokens in every dialogue; returns `[R, V]` logits of the next token."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlx.sampler.captured import CapturedSteps
 from rlx.sampler.plain_decoder import PlainDecoder
+from rlx.sampler.rows import COMPACT_BELOW, COMPACT_CAPTURED_BELOW
 from rlx.sampler.shared_attention import PrefillAttention, StepAttention
 from rlx.sampler.shared_cache import AncestorLevel, RowSuffixes, join_levels
 
@@ -68,6 +69,7 @@ class SharedRows:
         flash: bool,
     ) -> None:
         self._decoder, self._captures, self._flash = decoder, captures, flash
+        self.compact_below = COMPACT_CAPTURED_BELOW if captures else COMPACT_BELOW
         self._levels = levels  # each with the index of every row's ancestor
         self._suffix = suffix
         self._attention: StepAttention | None = None

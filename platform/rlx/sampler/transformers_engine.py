@@ -29,9 +29,6 @@ from rlx.spec import TurnSpec
 
 __all__ = ["TransformersSampler"]
 
-COMPACT_BELOW = 0.75
-"""Finished rows are dropped once the fraction of running rows is below this."""
-
 LOOK_EVERY = 4
 """Steps between checks for finished rows, since each check synchronizes with the device. Tokens
 sampled after a row has finished are discarded."""
@@ -329,7 +326,7 @@ class _DecodingLoop:
                 runs = self._runs.tolist()
                 if not any(runs) or step == limit - 1:
                     break
-                if sum(runs) < COMPACT_BELOW * len(runs):
+                if sum(runs) < self._rows.compact_below * len(runs):
                     token = self._drop(runs, token, step)
             logits = self._rows.step(token)
         self._retire(range(len(self._live)), step)

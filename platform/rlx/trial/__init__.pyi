@@ -1,5 +1,6 @@
 from .budget import (
     MemoryEstimate,
+    estimate_finish_bytes,
     estimate_sampling_bytes,
     estimate_update_bytes,
     token_budget,
@@ -39,6 +40,7 @@ __all__ = [
     "compute_gpu_shares",
     "describe_row_kind",
     "estimate_checkpoint_bytes",
+    "estimate_finish_bytes",
     "estimate_loading",
     "estimate_memory",
     "estimate_sampling_bytes",

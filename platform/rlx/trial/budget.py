@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # they import torch, and memory is estimated without a trial 
 __all__ = [
     "SENT",
     "MemoryEstimate",
+    "estimate_finish_bytes",
     "estimate_sampling_bytes",
     "estimate_step_memory",
     "estimate_update_bytes",
@@ -199,7 +200,6 @@ def estimate_step_memory(
     """
     spec, needs = trial.recipe.spec, trial.recipe.needs
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
-    width = get_width(runner)
     learned = shape.parameters if lora is None else shape.adapters(lora)
     largest = shape.parameters if "values" in needs else learned
     held = _compute_held_bytes(spec, shape, needs)
@@ -208,11 +208,8 @@ def estimate_step_memory(
     targets = int(count * min(1.0, tokens.sampled[1] / tokens.shared[1]))
     update = estimate_update_bytes(runner, shape, count, targets, learns_head=lora is None)
     if runner.zero_stage:
-        update["gradients on their way"] = min(BUCKET, largest) * (
-            width if runner.zero_stage > 1 else 4
-        )
-    flat = 0 if runner.offload_optimizer else _share_of(runner, 4 * largest, since=1)
-    finish = {"gradients in a row": flat} if runner.zero_stage else {}
+        update["gradients on their way"] = _count_passing_bytes(runner, largest)
+    finish = estimate_finish_bytes(runner, shape, largest)
     kept = (*held, *(() if spec.sampler.holds_weights_apart else ("the sampler's copy",)))
     return MemoryEstimate(
         parameters=shape.parameters,
@@ -271,6 +268,42 @@ def estimate_update_bytes(
     whole = tokens * (layer + 3 * width * shape.intermediate)  # with the gradients of its MLP
     whole += shape.tied * head  # waits for the gradient of the embeddings
     return {"activations": inputs, "one layer, or logits": max(whole, logits)}
+
+
+def _count_passing_bytes(runner: RunnerSpec, learned: int) -> int:
+    """Bytes of gradients in the precision of the backward pass, before they are added up."""
+    if _keeps_own_gradients(runner):
+        return get_width(runner) * learned
+    return min(BUCKET, learned) * (get_width(runner) if runner.zero_stage > 1 else 4)
+
+
+def estimate_finish_bytes(runner: RunnerSpec, shape: ModelShape, learned: int) -> dict[str, int]:
+    """Bytes that an optimizer step takes beyond weights, gradients and the optimizer's state.
+
+    DeepSpeed 0.19.8 computes the norm of one gradient after the other in float64
+    (`stage_1_and_2.py`, `get_grad_norm_direct`). Under stage 2, the gradients of a model in
+    bfloat16 are added up where the optimizer reads them (`_get_preflattened_grad_partition`); in
+    float32, and under stage 3, they are copied in a row.
+
+    Args:
+        learned: parameters of the larger engine that receive gradients.
+    """
+    if not runner.zero_stage or runner.offload_optimizer:
+        return {}
+    if _keeps_own_gradients(runner):
+        return {"gradients of the last micro-batch": get_width(runner) * learned}
+    share = _share_of(runner, learned, since=1)
+    if runner.zero_stage == 2 and runner.dtype == "bfloat16":
+        return {"a gradient in float64": 8 * min(shape.largest, share)}
+    return {"gradients in a row": 4 * share}
+
+
+def _keeps_own_gradients(runner: RunnerSpec) -> bool:
+    """Whether all gradients of a micro-batch stay until the next one, or the end of the step.
+
+    Stage 1 in bfloat16 is DeepSpeed's `BF16_Optimizer`, which sets them to zero in their place.
+    """
+    return runner.zero_stage == 1 and runner.dtype == "bfloat16" and not runner.offload_optimizer
 
 
 def _estimate_logit_bytes(runner: RunnerSpec, shape: ModelShape, targets: int, width: int) -> int:

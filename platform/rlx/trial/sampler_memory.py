@@ -11,7 +11,8 @@ __all__ = ["compute_pool_bytes", "compute_sampler_bytes", "count_cached_tokens",
 COPIES = 1.5
 """Copies of a context's keys and values while it becomes an ancestor of several rows."""
 COMPACTED = 1.75
-"""Copies of a batch's own keys and values while the quarter of its rows that ended leaves it."""
+"""Copies of a batch's own keys and values while the quarter of its rows that ended leaves it. Where
+steps are captured, a half leaves it at once, which takes no more."""
 SET_ASIDE = 0.25
 """More, if that quarter is kept for a later turn."""
 DECODING = 3
