@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlx.checks import check_file, machine, run_preflight_checks
-from rlx.errors import EnvironmentFault, RegistryError, is_out_of_memory
+from rlx.errors import EnvironmentFault, RegistryError
 from rlx.launch.devices import (
     DeviceShortage,
     TorchBuild,
@@ -27,6 +27,7 @@ from rlx.launch.failures import (
     is_learner_out_of_memory,
 )
 from rlx.launch.packages import Package
+from rlx.out_of_memory import is_out_of_memory
 from rlx.sampler.limits import require_context_room
 from rlx.spec import TurnSpec
 from rlx.spec.reading.diagnostics import InvalidSpec

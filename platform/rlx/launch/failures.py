@@ -13,15 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rlx_registry
-from rlx.errors import (
-    EnvironmentFault,
-    RegistryError,
-    RlxError,
-    SpecError,
-    is_out_of_memory,
-)
+from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError
 from rlx.home import get_rlx_home
 from rlx.launch.disk import RESERVE, format_disk_space, free_bytes
+from rlx.out_of_memory import is_out_of_memory
 from rlx.text import escape_unprintable, redact_passwords
 
 __all__ = [

@@ -51,7 +51,7 @@ def _name_semaphores() -> None:
 
 def write_failure(folder: Path, error: Exception) -> None:
     """Writes atomically why this rank failed; the failure of an earlier rank is kept."""
-    from rlx.errors import RlxError, is_out_of_memory
+    from rlx.errors import RlxError
     from rlx.home import RunFolder
     from rlx.launch.failures import (
         convert_to_rlx_error,
@@ -60,6 +60,7 @@ def write_failure(folder: Path, error: Exception) -> None:
         is_learner_out_of_memory,
         is_registry_away,
     )
+    from rlx.out_of_memory import is_out_of_memory
 
     paths = RunFolder(folder)
     rlx_error = convert_to_rlx_error(error)
@@ -82,7 +83,7 @@ def write_failure(folder: Path, error: Exception) -> None:
 def _explain_lack_of_memory(folder: Path, error: Exception) -> None:
     """Writes what holds the GPU's memory, if this rank ran out of it: the tensors of all that was
     going on are still there."""
-    from rlx.errors import is_out_of_memory
+    from rlx.out_of_memory import is_out_of_memory
 
     if not is_out_of_memory(error):
         return

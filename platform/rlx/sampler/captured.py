@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rlx.errors import is_out_of_memory
+from rlx.out_of_memory import is_out_of_memory
 from rlx.sampler.flash_steps import FlashStepAttention
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.shared_attention import StepAttention
