@@ -1,8 +1,9 @@
 """Gathers and sums that are equal to the bit every time, on a GPU too.
 
-There, `index_select` and `index_add` add with atomic operations, in the order in which threads come
-by, whenever an index is repeated; the gradient of the first is the second. Indexing, and
-`index_put` with accumulation, sort their indices first. On a CPU it is the other way round.
+On CUDA, `index_add`, which is also the gradient of `index_select`, adds values of a repeated index
+atomically, so their order changes from run to run. Indexing, and `index_put` with accumulation,
+sort their indices first. On a CPU, `index_add` has a fixed order, and indexing with several threads
+may have none.
 """
 
 import torch

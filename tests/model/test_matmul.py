@@ -174,7 +174,11 @@ def test_a_damaged_cache_means_a_trial(tmp_path, monkeypatch, cache, damage):
     matmul.keep_matmul(run_folder(tmp_path / "first"), HERE)
     [kept] = cache.iterdir()
     kept.write_bytes(damage)
-    assert matmul.keep_matmul(run_folder(tmp_path / "second"), HERE) == ONEDNN
+    find(monkeypatch, SLOWER)
+    assert matmul.keep_matmul(run_folder(tmp_path / "second"), HERE) == SLOWER
+    find(monkeypatch, ONEDNN)
+    assert matmul.keep_matmul(run_folder(tmp_path / "third"), HERE) == SLOWER, "kept again"
+    assert list(cache.iterdir()) == [kept]
 
 
 def test_a_machine_without_a_cache_has_its_trial(tmp_path, monkeypatch, cache):

@@ -52,7 +52,7 @@ class AttemptEnd(NamedTuple):
         exit_code: of the command that follows the run.
         again: whether another attempt may succeed.
         needs_smaller_batches: whether a GPU had no memory for a micro-batch.
-        lacks_gpu_memory: whether a GPU had no memory, for whatever.
+        lacks_gpu_memory: whether a GPU ran out of memory, in any part of a step.
     """
 
     status: Status

@@ -58,8 +58,8 @@ def write_end_reason(folder: RunFolder, message: str, exit_code: int, *, again: 
 
 
 def keep_failure(folder: RunFolder, failure: Mapping[str, Any]) -> None:
-    """Writes what `rlx.launch.rank.write_failure` has written elsewhere, or the like of it; an
-    existing failure is kept."""
+    """Writes a failure in the format of `rlx.launch.rank.write_failure`, for the supervisor; an
+    existing one is kept."""
     if not folder.failure.exists():
         aside = folder.failure.with_suffix(f".{socket.gethostname()}.{os.getpid()}")
         aside.write_text(json.dumps(failure))

@@ -63,7 +63,7 @@ class PackedBranches:
         tokens: `[K]` the token.
         numbers: `[K]` the branch's number in `Branches`.
 
-    Rows, starts and numbers stay on the CPU, where the tensors are that they are indices of.
+    Rows, starts and numbers stay on the CPU, as do the tensors that they index.
     """
 
     at: Tensor
@@ -125,7 +125,7 @@ class PackedBatch:
         columns: `[M]` position of each target in its row.
         branches: the branches that leave the rows.
 
-    Rows and columns stay on the CPU, where the tensors are that they are indices of.
+    Rows and columns stay on the CPU, as do the tensors that they index.
     """
 
     token_ids: Tensor

@@ -35,33 +35,39 @@ def keep_matmul(folder: RunFolder, ranks: Ranks) -> MatmulChoice:
 
 def _read_or_choose(folder: RunFolder) -> MatmulChoice:
     if folder.matmul.exists():
-        return _read(folder.matmul)
+        return _read_choice(folder.matmul)
     if folder.checkpoints.exists() and any(folder.checkpoints.iterdir()):
         return MatmulChoice()
     choice = _choose_for_machine()
-    _write_aside(folder.matmul, choice).replace(folder.matmul)
+    _write_choice_aside(folder.matmul, choice).replace(folder.matmul)
     return choice
 
 
 def _choose_for_machine() -> MatmulChoice:
     """The choice of the first run on this machine, from its cache; a trial without one.
 
-    Of runs that start together, one writes it and all read it. A run whose machine has no cache
-    that can be written uses its own trial.
+    Of runs that start together, one writes it and all read it. A damaged one is written again. A
+    run whose machine has no cache that can be written uses its own trial.
     """
     kept = locate_cache() / "matmul" / f"{_identify_machine()}.json"
-    with suppress(OSError, ValueError, TypeError):
-        return _read(kept)
-    choice = choose_matmul()
+    unreadable = OSError, ValueError, TypeError
     try:
+        return _read_choice(kept)
+    except unreadable as error:
+        is_damaged = not isinstance(error, OSError)
+    choice = choose_matmul()
+    with suppress(*unreadable):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        aside = _write_aside(kept, choice)
-        with suppress(FileExistsError):
-            os.link(aside, kept)
-        aside.unlink()
-        return _read(kept)
-    except (OSError, ValueError, TypeError):
-        return choice
+        aside = _write_choice_aside(kept, choice)
+        try:
+            if is_damaged:
+                kept.unlink(missing_ok=True)
+            with suppress(FileExistsError):
+                os.link(aside, kept)
+        finally:
+            aside.unlink()
+        return _read_choice(kept)
+    return choice
 
 
 def _identify_machine() -> str:
@@ -74,11 +80,11 @@ def _identify_machine() -> str:
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:8]
 
 
-def _read(path: Path) -> MatmulChoice:
+def _read_choice(path: Path) -> MatmulChoice:
     return MatmulChoice(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def _write_aside(path: Path, choice: MatmulChoice) -> Path:
+def _write_choice_aside(path: Path, choice: MatmulChoice) -> Path:
     aside = path.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps(asdict(choice)), encoding="utf-8")
     return aside
