@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,28 @@ def test_stopping_a_run_without_supervisor_ends_the_ranks_it_left(registry, fold
     assert registry.run(run_id).reason == "its supervisor was gone"
     assert "marked as stopped" in capsys.readouterr().err
     assert main(["stop", run_id]) == 2
+
+
+def test_a_run_that_begins_while_it_is_being_stopped(registry, folder, capsys, monkeypatch):
+    run_id = submitted(registry, folder)
+    change = Registry.transition
+
+    def begin_first(self, run, expect, to, reason=None):
+        monkeypatch.setattr(Registry, "transition", change)
+        assert self.start(run, {"submitted"})
+        self.update_run(run, pid=supervisor.pid)
+        return change(self, run, expect, to, reason)
+
+    monkeypatch.setattr(Registry, "transition", begin_first)
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "rlx.launch.supervisor", run_id]
+    supervisor = subprocess.Popen(command)
+    try:
+        assert main(["stop", run_id]) == 0
+        assert supervisor.wait(LIMIT) == -signal.SIGTERM
+    finally:
+        stop_process(supervisor)
+    assert registry.run(run_id).request == "stop"
+    assert f"{run_id}: asked to stop" in capsys.readouterr().out
 
 
 def test_following_ends_after_the_supervisor_was_killed(registry, folder, url, dead, capsys):

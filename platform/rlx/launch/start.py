@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from rlx.checkpoint import pin_checkpoint
 from rlx.discovery import ExperimentPlugins
-from rlx.errors import RlxError, SpecError
+from rlx.errors import SpecError
 from rlx.launch.jobs import cancel_job, reconcile_job
 from rlx.launch.processes import is_abandoned, this_machine
 from rlx.launch.run_access import (
@@ -111,7 +111,6 @@ def stop_run(registry: Registry, run_id: str, *, report: Report = log_report) ->
 
     Raises:
         SpecError: the run is not running.
-        RlxError: the run has just started.
     """
     found = reconcile_job(registry, registry.run(run_id))
     if found.status in ENDED and found.status != "lost":
@@ -122,7 +121,8 @@ def stop_run(registry: Registry, run_id: str, *, report: Report = log_report) ->
     # A supervisor that has not begun yet sees the changed status and exits.
     why = KILLED if found.status in ("running", "lost") else "it had not begun"
     if not end_orphaned_run(registry, found, "stopped", why):
-        raise RlxError(f"{found.id} has just started: try again")
+        stop_run(registry, run_id, report=report)  # it has begun, or ended, in the meantime
+        return
     if found.directory is not None:
         cancel_job(locate_run_folder(found))
     report(f"{found.id}: {why}; marked as stopped", err=True)
