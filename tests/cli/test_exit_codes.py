@@ -240,6 +240,36 @@ def test_an_interrupt_that_python_ignores_comes_again(folder):
     assert done.stderr.split() == ["interrupted"]
 
 
+LOGGED = """
+import signal, sys
+import click, rlx.cli, sqlalchemy
+import rlx.cli.verb_group as group
+
+def ask():
+    engine = sqlalchemy.create_engine("sqlite://", poolclass=sqlalchemy.pool.NullPool)
+    engine.dialect.do_close = lambda _: signal.raise_signal(signal.SIGINT)
+    with engine.connect():
+        print("connected", flush=True)
+
+group.rlx_command = click.Command("ask", callback=ask)
+sys.exit(rlx.cli.main([]))
+"""
+
+
+def test_an_interrupt_that_a_library_logs_is_told_once(folder):
+    """One that comes while SQLAlchemy closes a connection."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGED],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (130, "connected\n")
+    assert done.stderr.split() == ["interrupted"]
+
+
 def test_a_refusal_imports_nothing_heavy(folder):
     probe = f"from rlx.cli import main; main(['submit', {str(RLCR)!r}, {CUDA!r}]); import sys;"
     done = subprocess.run(

@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rlx {rlx.__version__}")
         return 0
     try:
-        from rlx.cli.interrupts import deliver_ignored_interrupts
+        from rlx.cli.interrupts import deliver_ignored_interrupts, hide_logged_interrupts
 
-        with deliver_ignored_interrupts():
+        with deliver_ignored_interrupts(), hide_logged_interrupts():
             from rlx.cli.failures import run_guarded  # after --version: importing click is slow
             from rlx.cli.verb_group import rlx_command
 

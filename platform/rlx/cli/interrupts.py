@@ -1,5 +1,6 @@
 """Interrupts of a command that come at a bad moment."""
 
+import logging
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-__all__ = ["delay_interrupts", "deliver_ignored_interrupts"]
+__all__ = ["delay_interrupts", "deliver_ignored_interrupts", "hide_logged_interrupts"]
 
 DELIVER_AFTER = 0.05
 """Seconds until an ignored interrupt comes again, outside of the code that cannot raise it."""
@@ -42,6 +43,28 @@ def deliver_ignored_interrupts() -> Iterator[None]:
         sys.unraisablehook = before
         for timer in waiting:
             timer.cancel()
+
+
+@contextmanager
+def hide_logged_interrupts() -> Iterator[None]:
+    """Hides the traceback of an interrupt that a library logs before it raises it again.
+
+    SQLAlchemy does so where an interrupt comes while it closes a connection. Only logging's last
+    resort, which prints to stderr, is filtered: a log that somebody has configured is complete.
+    """
+
+    def is_no_interrupt(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))
+
+    handler = logging.lastResort
+    if handler is None:
+        yield
+        return
+    handler.addFilter(is_no_interrupt)
+    try:
+        yield
+    finally:
+        handler.removeFilter(is_no_interrupt)
 
 
 @contextmanager
