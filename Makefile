@@ -31,24 +31,25 @@ test: install  ## every test, in five parts, three of them side by side
 # several machines, which mostly wait; and everything else in two. Each is one process, since its
 # files share their runs. The longest begin first.
 # rlx starts as a fork of a process that has the libraries, but for tests that need a new interpreter.
+PYTEST = -m pytest
 KILLS = hang_watch killed leftovers pauses queue resume team_registry
 MACHINES = elsewhere group in_flight ray ray_disks ray_head ray_jobs ray_scorers ray_servers slurm vllm vllm_pool
 ROOMS = $(filter-out tests/run/ tests/discovery/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
 FIRST = $(filter $(foreach l,a b c d e f g h i j k l m,tests/$l%),$(ROOMS))
 test-runs: install
-	$(BIN)/python -m pytest --forks tests/run/ $(patsubst %,--ignore=tests/run/test_%.py,$(KILLS) $(MACHINES)) --durations=15
+	$(BIN)/python $(PYTEST) --forks tests/run/ $(patsubst %,--ignore=tests/run/test_%.py,$(KILLS) $(MACHINES)) --durations=15
 
 test-kills: install
-	$(BIN)/python -m pytest --forks $(KILLS:%=tests/run/test_%.py) --durations=15
+	$(BIN)/python $(PYTEST) --forks $(KILLS:%=tests/run/test_%.py) --durations=15
 
 test-machines: install
-	$(BIN)/python -m pytest --forks $(MACHINES:%=tests/run/test_%.py) tests/discovery/ --durations=15
+	$(BIN)/python $(PYTEST) --forks $(MACHINES:%=tests/run/test_%.py) tests/discovery/ --durations=15
 
 test-rooms-a-m: install
-	$(BIN)/python -m pytest --forks $(FIRST) --durations=15
+	$(BIN)/python $(PYTEST) --forks $(FIRST) --durations=15
 
 test-rooms-n-z: install
-	$(BIN)/python -m pytest --forks $(filter-out $(FIRST),$(ROOMS)) --durations=15
+	$(BIN)/python $(PYTEST) --forks $(filter-out $(FIRST),$(ROOMS)) --durations=15
 
 ray-trial: install  ## runs on a Ray cluster that lose ranks, scorers, servers, nodes and the head: ARGS="--kills 20"
 	$(BIN)/python tests/ray_trial.py $(ARGS)
@@ -56,7 +57,7 @@ ray-trial: install  ## runs on a Ray cluster that lose ranks, scorers, servers, 
 ray-group-trial: install  ## a group of 24 runs on a Ray cluster, killed half-way, beside one on this machine
 	$(BIN)/python tests/ray_group_trial.py $(ARGS)
 
-coverage: install  ## lines and branches that tests run, by room: hours; ARGS="tests/credit tests/loss"
+coverage: install  ## lines and branches that tests run, by room: an hour or two; ARGS="tests/credit tests/loss" for some
 	$(BIN)/python tests/coverage_rooms.py $(ARGS)
 
 test-crowded: install  ## make test, three times beside a load generator: hours; ARGS="--times 1 --busy 4"

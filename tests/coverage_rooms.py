@@ -1,7 +1,8 @@
 """Coverage by room: `make coverage`, or ARGS="tests/credit tests/loss" for some tests.
 
 Runs tests under coverage.py, with all the processes that they start, and prints the share of lines
-and branches of each room that ran.
+and branches of each room that ran. A process that is killed at once leaves no data: what it alone
+has run is missing.
 """
 
 import json
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,19 @@ COUNTED = ("num_statements", "covered_lines", "num_branches", "covered_branches"
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the tests and prints the table; returns the exit code of pytest."""
+    """Runs some tests, or `make test`, and prints the table; returns the exit code of the tests."""
     folder = ROOT / ".coverage-data"
     environment = {**os.environ, "COVERAGE_FILE": str(folder / "data")}
 
-    def coverage(*words: str) -> int:
-        command = [sys.executable, "-m", "coverage", *words]
+    def run(*command: str) -> int:
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
+    coverage = partial(run, sys.executable, "-m", "coverage")
     coverage("erase")
-    code = coverage("run", "-m", "pytest", "-q", *arguments)
+    if arguments:
+        code = coverage("run", "-m", "pytest", "--forks", "-q", *arguments)
+    else:
+        code = run("make", "test", "PYTEST=-m coverage run -m pytest")
     coverage("combine", "--quiet")
     coverage("json", "--quiet", "-o", str(folder / "report.json"))
     show(build_table(json.loads((folder / "report.json").read_text())["files"]))
