@@ -23,6 +23,8 @@ from .queries import Curve, RolloutQuery
 from .records import (
     ENDED,
     HEARTBEAT_LIMIT,
+    RESUMED,
+    RESUMED_ON_DASHBOARD,
     STATUSES,
     ArtifactRecord,
     BodyRecord,
@@ -71,6 +73,8 @@ __all__ = [
     "IDLE_STEPS",
     "INDEX_COLUMN",
     "MLFLOW_START_PAGE",
+    "RESUMED",
+    "RESUMED_ON_DASHBOARD",
     "STATUSES",
     "STREAMS",
     "AmbiguousNameError",

@@ -16,6 +16,8 @@ __all__ = [
     "ENDED",
     "HEARTBEAT_LIMIT",
     "PREVIEW_LENGTH",
+    "RESUMED",
+    "RESUMED_ON_DASHBOARD",
     "STATUSES",
     "ArtifactRecord",
     "BodyRecord",
@@ -47,6 +49,9 @@ REQUESTS: tuple[Request, ...] = get_args(Request)
 HEALTH = ("ok", "broken", "clash")
 LABELS = ("before", "after", "step")
 
+RESUMED = "resumed"
+RESUMED_ON_DASHBOARD = "requested on the dashboard"
+"""Reasons for which a user has a run resumed, which restarts its attempt count."""
 HEARTBEAT_LIMIT = 120.0
 """Seconds without a heartbeat after which a run of another machine counts as lost."""
 

@@ -32,7 +32,13 @@ from rlx_registry.records import (
 )
 from rlx_registry.results import RunResults
 from rlx_registry.run_lists import RunFilter, RunLists, build_run_record
-from rlx_registry.states import change_run_status, has_status, is_blocking, require_statuses
+from rlx_registry.states import (
+    change_run_status,
+    has_status,
+    is_as_seen,
+    is_blocking,
+    require_statuses,
+)
 
 __all__ = ["BLOCKING", "Registry"]
 
@@ -273,7 +279,13 @@ class Registry:
             record_change(connection, key, "set", **plain)
 
     def transition(
-        self, run_id: str, expect: Collection[str], to: str, reason: str | None = None
+        self,
+        run_id: str,
+        expect: Collection[str],
+        to: str,
+        reason: str | None = None,
+        *,
+        seen: RunRecord | None = None,
     ) -> bool:
         """Moves a run to a status if and only if it is in one of `expect`.
 
@@ -281,11 +293,16 @@ class Registry:
         "submitted" count as a heartbeat. "queued" and "submitted" clear `request`, `host` and
         `pid`. A status of `ENDED` sets `ended`. The change is added to the history.
 
+        Args:
+            seen: the run as it was read, which nobody may have changed since; None for any.
+
         Returns:
-            False if the run was in none of them; nothing has changed then.
+            False if the run was in none of them, or has changed; nothing has changed then.
         """
         require_statuses([to, *expect])
         with self.database.open_run_writer(run_id) as (connection, key):
+            if seen is not None and not is_as_seen(connection, key, seen):
+                return False
             return change_run_status(connection, key, expect, to, reason) is not None
 
     def start(

@@ -6,12 +6,13 @@ from sqlalchemy import ColumnElement, Connection, and_, func, not_, or_, select
 
 from rlx_registry import models
 from rlx_registry.changes import record_change
-from rlx_registry.records import ENDED, HEARTBEAT_LIMIT, LIVING, STATUSES
+from rlx_registry.records import ENDED, HEARTBEAT_LIMIT, LIVING, STATUSES, RunRecord
 from rlx_registry.supervisors import is_supervisor_alive
 
 __all__ = [
     "change_run_status",
     "has_status",
+    "is_as_seen",
     "is_blocking",
     "is_lost",
     "require_ended",
@@ -45,6 +46,15 @@ def change_run_status(
     row = {"before": before, "after": to, "reason": reason, "attempt": attempt}
     record_change(connection, key, "moved", **row)
     return int(attempt)
+
+
+def is_as_seen(connection: Connection, key: int, seen: RunRecord) -> bool:
+    """Whether nobody has started, stopped or kept alive a locked run since it was read."""
+    names = ("status", "attempt", "heartbeat", "host", "pid", "request")
+    row = connection.execute(
+        select(*(models.run.c[name] for name in names)).where(models.run.c.id == key)
+    ).one()
+    return tuple(row) == tuple(getattr(seen, name) for name in names)
 
 
 def has_status(

@@ -12,7 +12,7 @@ from rlx.cli.console import open_console
 from rlx.cli.group_view import GroupView
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
-from rlx_registry import Registry
+from rlx_registry import Registry, delete_run_records
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 GRID = ("--grid", "estimator.confidence.normalize=center,std")
@@ -201,6 +201,31 @@ def test_a_group_is_followed_by_a_line_per_change(url, capsys):
     ]
     assert table.row_count == 2
     assert [column.header for column in table.columns][1:3] == ["normalize", "seed"]
+
+
+def test_a_member_that_is_removed_is_not_shown_any_more(url, capsys):
+    members = read_group(RLCR, (), "0..1", ())
+    with Registry.open(url) as registry:
+        name, runs = record_group(registry, members, None)
+        view = GroupView(registry, name, members, runs)
+        registry.transition("r-0001", ["queued"], "stopped")
+        delete_run_records(registry, "r-0001")
+        with view.follow() as look:
+            look()
+        table = view.build_table()
+    assert "r-0002" in capsys.readouterr().err
+    assert table.row_count == 1
+
+
+def test_two_equal_groups_that_are_recorded_at_once_have_the_same_runs(url, monkeypatch):
+    members = read_group(RLCR, (), "0..2", ())
+    with Registry.open(url) as registry:
+        _, first = record_group(registry, members, None)
+        with monkeypatch.context() as patch:  # the second has looked before the first recorded
+            patch.setattr(Registry, "runs", lambda *_, **__: [])
+            _, second = record_group(registry, members, None)
+        assert [run.id for run in second] == [run.id for run in first]
+        assert len(registry.runs()) == 3
 
 
 def test_the_table_of_a_large_group_fits_the_terminal(url):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from patience import LIMIT, stop_process
 
 from rlx.cli import main
 from rlx.cli.follow import follow_run
-from rlx_registry import IDLE_STEPS, Registry, RolloutIndex
+from rlx_registry import IDLE_STEPS, Registry, RolloutIndex, record_supervisor
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 ROW = {
@@ -161,6 +162,23 @@ def test_a_run_that_begins_while_it_is_being_stopped(registry, folder, capsys, m
         assert supervisor.wait(LIMIT) == -signal.SIGTERM
     finally:
         stop_process(supervisor)
+    assert registry.run(run_id).request == "stop"
+    assert f"{run_id}: asked to stop" in capsys.readouterr().out
+
+
+def test_a_process_id_of_another_container_is_not_signalled(registry, folder, capsys):
+    sleep = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        run_id = running(registry, folder, sleep.pid)
+        registry.update_run(run_id, host=socket.gethostname())
+        described = folder / "home" / "runs" / run_id / "supervisor.json"
+        record_supervisor(described.parent, os.getpid())
+        elsewhere = json.loads(described.read_text()) | {"namespace": "pid:[1]"}
+        described.write_text(json.dumps(elsewhere))
+        assert main(["stop", run_id]) == 0
+        assert sleep.poll() is None
+    finally:
+        stop_process(sleep)
     assert registry.run(run_id).request == "stop"
     assert f"{run_id}: asked to stop" in capsys.readouterr().out
 

@@ -10,7 +10,14 @@ from shown import silence
 
 from rlx.cli import main
 from rlx.launch import is_abandoned, is_supervisor, queue, this_machine
-from rlx_registry import Registry, record_supervisor
+from rlx.launch.takeover import attempts_used, take_over_run
+from rlx_registry import (
+    RESUMED,
+    RESUMED_ON_DASHBOARD,
+    Registry,
+    delete_run_records,
+    record_supervisor,
+)
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
 
@@ -82,6 +89,37 @@ def test_a_lost_run_without_attempts_left_until_it_is_stopped(registry, capsys):
     assert "it is lost after 3 attempts" in left(registry, capsys)
     assert main(["stop", "r-0001"]) == 0
     assert registry.run("r-0001").status == "stopped"
+
+
+def test_of_two_that_take_over_a_lost_run_one_gets_it(registry, monkeypatch):
+    assert registry.transition("r-0001", {"queued"}, "submitted")
+    registry.update_run("r-0001", host="another", pid=7)
+    silence(registry, "r-0001")
+    lost = registry.run("r-0001")
+    monkeypatch.setattr("rlx.launch.takeover.start_supervisor", lambda *_: os.getpid())
+    assert take_over_run(registry, lost, registry.url, "taken over") == os.getpid()
+    assert take_over_run(registry, lost, registry.url, "taken over") is None
+    assert [change.reason for change in registry.history("r-0001")].count("taken over") == 1
+
+
+@pytest.mark.parametrize("reason", [RESUMED, RESUMED_ON_DASHBOARD])
+def test_a_user_who_resumes_a_run_gives_it_all_attempts_again(registry, reason):
+    assert registry.start("r-0001", {"queued"})
+    assert registry.transition("r-0001", {"running"}, "stopped")
+    assert attempts_used(registry, "r-0001") == 1
+    assert registry.transition("r-0001", {"stopped"}, "queued", reason)
+    assert attempts_used(registry, "r-0001") == 0
+
+
+def test_a_run_that_is_removed_ends_no_worker(registry, monkeypatch, capsys):
+    def remove_first(_registry, run, *_):
+        assert registry.transition(run.id, {"queued"}, "stopped")
+        delete_run_records(registry, run.id)
+        return registry.run(run.id)
+
+    monkeypatch.setattr(queue, "take_over_run", remove_first)
+    assert main(["worker", "--once"]) == 0
+    assert "r-0001 skipped: it has just been removed" in capsys.readouterr().err
 
 
 class Taken(Exception):

@@ -189,6 +189,17 @@ def test_a_life_with_a_crash_and_a_resume(registry):
     assert [c.at for c in history] == sorted(c.at for c in history)
 
 
+def test_a_run_that_somebody_else_has_moved_is_not_as_it_was_seen(registry):
+    run, _ = submit(registry)
+    assert registry.transition(run.id, {"submitted"}, "submitted", seen=run)
+    assert not registry.transition(run.id, {"submitted"}, "submitted", seen=run)
+    moved = registry.run(run.id)
+    registry.leave_request(run.id, "stop")
+    assert not registry.transition(run.id, {"submitted"}, "queued", seen=moved)
+    assert registry.run(run.id).request == "stop"
+    assert registry.transition(run.id, {"submitted"}, "queued", seen=registry.run(run.id))
+
+
 def test_a_refused_transition_changes_nothing(registry):
     run, _ = submit(registry)
     assert not registry.transition(run.id, {"running"}, "finished", "no")

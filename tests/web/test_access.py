@@ -318,6 +318,20 @@ def test_what_ended_badly_is_put_into_the_queue(empty, registry, status):
     assert "waits for" in empty.page(f"/runs/{run}").text
 
 
+def test_no_worker_resumes_a_job(empty, registry, tmp_path):
+    run = submit(registry, status="stopped")
+    folder = tmp_path / "job"
+    folder.mkdir()
+    registry.update_run(run, directory=folder)
+    data = form(empty, run, "resume")
+    (folder / "job.json").write_text('{"job": "7"}')
+    response = empty.post(f"/runs/{run}/resume", data=data)
+    assert response.status_code == 409
+    assert f"use rlx resume {run}" in response.text
+    assert registry.run(run).status == "stopped"
+    assert f"/runs/{run}/resume" not in empty.page(f"/runs/{run}").text
+
+
 @pytest.mark.parametrize("status", ["finished", "running", "submitted", "queued"])
 def test_nothing_else_is(empty, registry, status):
     run = submit(registry, status=status)

@@ -17,6 +17,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 
 from rlx_registry import (
+    RESUMED_ON_DASHBOARD,
     AmbiguousNameError,
     NotFoundError,
     Registry,
@@ -31,7 +32,14 @@ from rlx_web.pages.compare import build_comparison_page
 from rlx_web.pages.credit import build_credit_page
 from rlx_web.pages.files import build_log_page, open_download
 from rlx_web.pages.rollouts import build_rollouts_page, nearest_step
-from rlx_web.pages.run import RESUMABLE, build_run_curves, build_run_page, live_run, run_sections
+from rlx_web.pages.run import (
+    RESUMABLE,
+    build_run_curves,
+    build_run_page,
+    is_job,
+    live_run,
+    run_sections,
+)
 from rlx_web.pages.runs import build_run_list_page, live_runs
 from rlx_web.pages.system import build_system_page
 from rlx_web.text import templates
@@ -329,9 +337,10 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
         with Registry.open(url, create=False) as registry:
             record = registry.run(ref)
             status = record.effective_status
-            why = "requested on the dashboard"
+            if is_job(record):  # whose old job would decide its status
+                raise HTTPException(409, f"{record.id} was a job: use rlx resume {record.id}")
             if status not in RESUMABLE or not registry.transition(
-                record.id, {record.status}, "queued", why
+                record.id, {record.status}, "queued", RESUMED_ON_DASHBOARD
             ):
                 raise HTTPException(409, f"{record.id} is {status}: it cannot be resumed")
         return RedirectResponse(f"/runs/{record.id}", 303)

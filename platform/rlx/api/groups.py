@@ -239,13 +239,16 @@ def _build_group_name(registry: Registry, members: Sequence[GroupMember]) -> str
 def _record_group_runs(
     registry: Registry, members: Sequence[GroupMember], group: str
 ) -> list[RunRecord]:
-    """Returns the run of each member: the newest existing one, or a new one in the queue."""
+    """Returns the run of each member: the newest existing one, or a new one in the queue.
+
+    Of two equal groups that are recorded at once, the second gets the runs of the first.
+    """
     there = [run for run in registry.runs() if run.effective_status in GOES_ON]
     runs = []
     for member in members:
         run = next(filter(member.is_run, there), None)
         if run is None:
-            run = submit_run(registry, member.read, member.plugins, again=True, queue=True)[0]
+            run = submit_run(registry, member.read, member.plugins, again=False, queue=True)[0]
             there.insert(0, run)
         registry.join(run.id, group)
         runs.append(run)

@@ -67,11 +67,16 @@ class GroupView:
 
     def build_table(self) -> Table:
         """Builds the table of all runs as they are now."""
+        return self._build_rows(self._read_rows())
+
+    def _read_rows(self) -> list[tuple[RunRecord, dict[str, Any]]]:
+        """Reads the runs that nobody has removed in the meantime, and measures how fast they
+        are."""
         runs = self._read_runs()
-        return self._build_rows([(runs[run], cell) for run, cell in self._cells])
+        return [(runs[run], cell) for run, cell in self._cells if run in runs]
 
     def _read_runs(self) -> dict[str, RunRecord]:
-        """Reads the runs by id, and measures how fast they are."""
+        """Reads the runs by id; see `_read_rows`."""
         found = {run.id: run for run in self._registry.runs(group=self._group)}
         for run in found.values():
             if run.id not in self._tasks:
@@ -81,8 +86,7 @@ class GroupView:
 
     def _build_live_table(self, height: int) -> RenderableType:
         """Builds the table of the runs that fit a terminal, those that are active first."""
-        runs = self._read_runs()
-        rows = [(runs[run], cell) for run, cell in self._cells]
+        rows = self._read_rows()
         room = max(1, height - MARGIN)
         if len(rows) <= room:
             return self._build_rows(rows)
@@ -123,15 +127,13 @@ class GroupView:
         printed: dict[str, str] = {}
 
         def print_new_statuses() -> None:
-            runs = self._read_runs()
-            for run_id, cell in self._cells:
-                run = runs[run_id]
-                if printed.get(run_id) == run.effective_status:
+            for run, cell in self._read_rows():
+                if printed.get(run.id) == run.effective_status:
                     continue
-                printed[run_id] = run.effective_status
+                printed[run.id] = run.effective_status
                 values = (f"{path}={json.dumps(value)}" for path, value in cell.items())
                 score = self._find_score(run)
-                cells = (format_timestamp(), run_id, " ".join(values), run.effective_status)
+                cells = (format_timestamp(), run.id, " ".join(values), run.effective_status)
                 accuracy = f"accuracy {score}" if score else ""
                 line = "  ".join(filter(None, (*cells, accuracy)))
                 console.print(escape_unprintable(line), soft_wrap=True)

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Timer, main_thread
-from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-__all__ = ["delay_interrupts", "deliver_ignored_interrupts", "hide_logged_interrupts"]
+__all__ = ["deliver_ignored_interrupts", "hide_logged_interrupts"]
 
 DELIVER_AFTER = 0.05
 """Seconds until an ignored interrupt comes again, outside of the code that cannot raise it."""
@@ -65,23 +64,3 @@ def hide_logged_interrupts() -> Iterator[None]:
         yield
     finally:
         handler.removeFilter(is_no_interrupt)
-
-
-@contextmanager
-def delay_interrupts() -> Iterator[None]:
-    """Delays interrupts to the end of the block, so that a recorded run is also started."""
-    put_off: list[int] = []
-
-    def remember_signal(number: int, _: FrameType | None) -> None:
-        put_off.append(number)
-
-    before = {
-        number: signal.signal(number, remember_signal) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for late in put_off:
-        signal.raise_signal(late)

@@ -9,13 +9,13 @@ import click
 
 from rlx.checks import check_file, run_preflight_checks
 from rlx.cli.completion import complete_run
-from rlx.cli.interrupts import delay_interrupts
 from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
 from rlx.errors import SpecError
 from rlx.importing import speed_up_imports
 from rlx.launch import (
+    delay_interrupts,
     describe_new_run,
     find_finished_runs,
     is_job,

@@ -6,13 +6,14 @@ from pathlib import Path
 from rlx.api import GroupMember, check_group, read_group, record_group, require_group_name
 from rlx.cli.console import open_console
 from rlx.cli.group_view import GroupView
-from rlx.cli.interrupts import delay_interrupts
 from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
 from rlx.errors import EnvironmentFault
 from rlx.launch import (
+    delay_interrupts,
     find_finished_runs,
+    find_runs,
     open_launcher,
     open_registry,
     registry_url,
@@ -79,11 +80,11 @@ def submit_many(
         open_console().print(view.build_table())
         if returns:
             return 0
-        ended = [registry.run(run) for run in ids]
+        ended = find_runs(registry, ids)
     print_text(f"compare them:  rlx compare {name}")
     if mlflow := describe_mlflow_page(ended, [name]):
         print_text(f"in MLflow:     {mlflow}")
-    return int(any(run.status != "finished" for run in ended))
+    return int([run.status for run in ended] != ["finished"] * len(ids))
 
 
 def _submit_jobs(registry: Registry, runs: Sequence[RunRecord], url: str) -> None:

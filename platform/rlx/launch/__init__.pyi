@@ -43,6 +43,7 @@ from .run_access import (
     choose_run_exit_code,
     create_missing_registry,
     end_orphaned_run,
+    find_runs,
     get_registry_url,
     get_run_exit_code,
     is_spec_of_run,
@@ -51,6 +52,7 @@ from .run_access import (
     open_registry,
     send_run_folder,
 )
+from .signals import delay_interrupts
 from .slurm import SlurmLauncher
 from .start import find_finished_runs, start_experiment, stop_run
 from .submission import (
@@ -95,10 +97,12 @@ __all__ = [
     "continue_run",
     "convert_to_rlx_error",
     "create_missing_registry",
+    "delay_interrupts",
     "describe_new_run",
     "diagnose_devices",
     "end_orphaned_run",
     "find_finished_runs",
+    "find_runs",
     "format_disk_space",
     "free_bytes",
     "get_mlflow_uri",

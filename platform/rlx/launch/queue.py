@@ -14,14 +14,20 @@ from rlx.launch.processes import (
     is_supervisor,
     this_machine,
 )
-from rlx.launch.run_access import is_spec_of_run, locate_run_folder
+from rlx.launch.run_access import find_runs, is_spec_of_run, locate_run_folder
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.launch.takeover import attempts_used, take_over_run
 from rlx.reporting import Report, log_report
 from rlx.spec import ExperimentSpec
 from rlx.stopwatch import Stopwatch
 from rlx.text import escape_unprintable
-from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError, Registry, RunRecord
+from rlx_registry import (
+    DatabaseUnavailableError,
+    DatabaseUnwritableError,
+    NotFoundError,
+    Registry,
+    RunRecord,
+)
 
 __all__ = ["run_queue"]
 
@@ -63,7 +69,7 @@ def run_queue(
         free = False
         try:
             look()
-            free = sum(registry.run(run).status not in DONE for run in mine) < limit
+            free = sum(run.status not in DONE for run in find_runs(registry, mine)) < limit
             taken = next(queue.list_fitting_runs(set(mine)), None) if free else None
             pid = None if taken is None else queue.start_queued_run(taken, url)
             over = not mine and taken is None and not queue.is_watching and not queue.is_busy()
@@ -161,7 +167,7 @@ class _Queue:
 
         Asks the job system about one of them per call, in turn.
         """
-        runs = [self._registry.run(run) for run in self._only or ()]
+        runs = find_runs(self._registry, self._only or ())
         busy = [run for run in runs if run.effective_status in ALIVE or _is_live_job(run)]
         if busy:
             self._turn += 1
@@ -178,7 +184,9 @@ class _Queue:
             return take_over_run(self._registry, run, url, _describe_takeover(run))
         except (OSError, RlxError) as error:
             self.report_once(run.id, escape_unprintable(str(error)))
-            return None
+        except NotFoundError:
+            self.report_once(run.id, "it has just been removed")
+        return None
 
     def _require_attempts(self, run: RunRecord, spec: ExperimentSpec) -> None:
         if run.status == "queued":

@@ -96,13 +96,13 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
     run = registry.run(removal.run.id)
     if run.attempt != removal.run.attempt or run.effective_status not in ENDED:
         raise SpecError(f"{run.id} has been started again: nothing of it was removed")
-    if run.status not in ENDED:  # lost, which nobody has recorded yet
-        registry.transition(run.id, {run.status}, "lost", KILLED)
-    uri = get_mlflow_uri(run)
-    if removal.mlflow is not None and uri is not None:
+    if run.status not in ENDED and not _record_loss(registry, run):
+        raise SpecError(f"{run.id} has been started again: nothing of it was removed")
+    uri, mlflow = get_mlflow_uri(run), run.mlflow_run_id if removal.whole else None
+    if mlflow is not None and uri is not None:
         client = MirrorClient(tracking_url(uri))
-        if client.find(removal.mlflow) is not None:
-            client.discard(removal.mlflow)
+        if client.find(mlflow) is not None:
+            client.discard(mlflow)
     if stored := StoredFolder.find(run.directory):  # found again only through its record
         stored.remove(*() if removal.whole else removal.parts)
     if removal.whole:
@@ -111,6 +111,11 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
         delete_rollout_records(registry, run.id)
     for path in removal.files:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _record_loss(registry: Registry, run: RunRecord) -> bool:
+    """Records that a run is lost, which nobody has yet; False if a worker was faster."""
+    return registry.transition(run.id, {run.status}, "lost", KILLED, seen=run)
 
 
 def _measure_size(path: Path) -> int:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from rlx.home import DEFAULT_REGISTRY, RunFolder, format_path, tracking_url
 from rlx.launch.failures import convert_to_rlx_error
 from rlx.launch.processes import list_live_ranks
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, Registry, RunRecord, Status, StoredFolder
+from rlx_registry import ENDED, NotFoundError, Registry, RunRecord, Status, StoredFolder
 
 if TYPE_CHECKING:  # slow to import, and lists of runs need none of it
     from rlx.spec import ExperimentSpec
@@ -29,6 +29,7 @@ __all__ = [
     "choose_run_exit_code",
     "create_missing_registry",
     "end_orphaned_run",
+    "find_runs",
     "get_registry_url",
     "get_run_exit_code",
     "is_spec_of_run",
@@ -202,11 +203,20 @@ def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason:
         return True
     folder = RunFolder(Path(run.directory))
     for pid in list_live_ranks(folder.root):
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
     if registry.run(run.id).status in ENDED:  # no other process has taken the run over
         folder.reserve.unlink(missing_ok=True)
     return True
+
+
+def find_runs(registry: Registry, ids: Iterable[str]) -> list[RunRecord]:
+    """Reads the runs that nobody has removed in the meantime."""
+    runs = []
+    for run_id in ids:
+        with suppress(NotFoundError):
+            runs.append(registry.run(run_id))
+    return runs
 
 
 def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:

@@ -1,8 +1,15 @@
-"""Stop and kill requests to a supervisor, by a signal or through the registry."""
+"""Signals that request a stop of a run, and those that must not come between two steps."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
+from types import FrameType
 
-__all__ = ["SigtermListener"]
+__all__ = ["SigtermListener", "delay_interrupts"]
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals by which a user, a system or a terminal ends a command."""
 
 
 class SigtermListener:
@@ -28,3 +35,27 @@ class SigtermListener:
         """Applies a request from the registry, which may come from another machine."""
         self.kill |= request == "kill"
         self.stop |= request is not None
+
+
+@contextmanager
+def delay_interrupts() -> Iterator[None]:
+    """Delays interrupts to the end of the block, so that a recorded run is also started.
+
+    Signals reach the main thread; in another thread nothing has to be delayed.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    put_off: list[int] = []
+
+    def remember_signal(number: int, _: FrameType | None) -> None:
+        put_off.append(number)
+
+    before = {number: signal.signal(number, remember_signal) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for late in put_off:
+        signal.raise_signal(late)

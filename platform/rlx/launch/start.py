@@ -9,7 +9,7 @@ from rlx.checkpoint import pin_checkpoint
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError
 from rlx.launch.jobs import cancel_job, reconcile_job
-from rlx.launch.processes import is_abandoned, this_machine
+from rlx.launch.processes import is_abandoned, is_supervisor, this_machine
 from rlx.launch.run_access import (
     BROKEN_OFF,
     KILLED,
@@ -129,11 +129,17 @@ def stop_run(registry: Registry, run_id: str, *, report: Report = log_report) ->
 
 
 def _request_run_stop(registry: Registry, run: RunRecord, report: Report) -> None:
-    """Leaves a request for the run's supervisor; on this machine a signal delivers it at once."""
+    """Leaves a request for the run's supervisor; on this machine a signal delivers it at once.
+
+    The supervisor of another user, or in another container, finds the request itself.
+    """
     again = run.request is not None
-    registry.leave_request(run.id, "kill" if again else "stop")
-    if run.host in (None, this_machine()) and run.pid is not None:
-        with suppress(ProcessLookupError):
+    if not registry.leave_request(run.id, "kill" if again else "stop"):
+        stop_run(registry, run.id, report=report)  # it has ended, or is queued again
+        return
+    is_here = run.host in (None, this_machine())
+    if is_here and run.pid is not None and is_supervisor(run.pid, run.id):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(run.pid, signal.SIGTERM)
     if again:
         report(f"{run.id}: asked to stop immediately, without a checkpoint")

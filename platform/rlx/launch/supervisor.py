@@ -55,6 +55,7 @@ from rlx_registry import (
     StartedAttempt,
     Status,
     forget_supervisor,
+    record_supervisor,
 )
 
 __all__ = ["main"]
@@ -118,7 +119,11 @@ def _wait_for_start(
             retry_registry_call(partial(registry.results.add_event, run_id, "waiting", why))
         if not retry_registry_call(lambda: registry.heartbeat(run_id)):
             return None
-        orders.apply_request(retry_registry_call(lambda: registry.run(run_id)).request)
+        run = retry_registry_call(lambda: registry.run(run_id))
+        if run.pid not in (None, os.getpid()):
+            print_to_log(f"{run_id} has another supervisor, process {run.pid}")
+            return None
+        orders.apply_request(run.request)
         time.sleep(LOOK)
     forget_supervisor(folder)
     registry.transition(run_id, expect, "stopped", "stopped before it started")
@@ -162,6 +167,8 @@ class _Supervisor:
         )
         # Two supervisors may have waited, each of which recorded its pid; this one started the run.
         self._write(lambda: writer.update_run(self._run_id, pid=os.getpid(), host=this_machine()))
+        if not self._spec.runner.launcher.submits_jobs:
+            record_supervisor(self._folder.root, os.getpid())
         mirror = MirrorThread(
             self._registry.url,
             self._run_id,

@@ -4,25 +4,33 @@ import os
 import signal
 from contextlib import suppress
 
+from rlx.home import RunFolder
 from rlx.launch.disk import hold_reserve
 from rlx.launch.jobs import leave_job, reconcile_job, submit_job
 from rlx.launch.processes import has_lost_supervisor, is_job, list_live_ranks, this_machine
 from rlx.launch.run_access import WHOLE, locate_run_folder, send_run_folder
+from rlx.launch.signals import delay_interrupts
 from rlx.launch.stored_spec import load_resolved_spec, put_spec
 from rlx.launch.submission import fail_unless_started, start_supervisor
 from rlx.spec import ExperimentSpec
-from rlx_registry import Registry, RunRecord, forget_supervisor
+from rlx_registry import (
+    RESUMED,
+    RESUMED_ON_DASHBOARD,
+    Registry,
+    RunRecord,
+    Status,
+    forget_supervisor,
+)
 
-__all__ = ["BY_HAND", "attempts_used", "continue_run", "launch_run", "start_job", "take_over_run"]
+__all__ = ["attempts_used", "continue_run", "launch_run", "start_job", "take_over_run"]
 
-BY_HAND = "resumed"
-"""Reason recorded when a user resumes a run, which restarts its attempt count."""
+BY_HAND = {RESUMED, RESUMED_ON_DASHBOARD}
 
 
 def attempts_used(registry: Registry, run_id: str) -> int:
     """Number of attempts since a run was submitted, or last resumed by a user."""
     changes = registry.history(run_id)
-    before = [change.attempt for change in changes if change.reason == BY_HAND]
+    before = [change.attempt for change in changes if change.reason in BY_HAND]
     return changes[-1].attempt - (before[-1] if before else 0)
 
 
@@ -71,17 +79,17 @@ def continue_run(
     folder = locate_run_folder(run, WHOLE)
     spec = changed or load_resolved_spec(folder)
     if not spec.runner.launcher.submits_jobs:
-        return take_over_run(registry, run, registry_url, BY_HAND, changed) is not None
-    forget_supervisor(folder.root)
-    if not registry.transition(run.id, {run.status}, "queued", BY_HAND):
-        return False
-    with fail_unless_started(registry, run.id):
-        leave_job(registry, run, folder)  # whose state must not count any more
-        if changed is not None:
-            put_spec(folder, changed)
-        hold_reserve(folder.reserve)
-        send_run_folder(run, own=True)
-        submit_job(registry, run, registry_url)
+        return take_over_run(registry, run, registry_url, RESUMED, changed) is not None
+    with delay_interrupts():
+        if not _claim_run(registry, run, folder, "queued", RESUMED):
+            return False
+        with fail_unless_started(registry, run.id):
+            leave_job(registry, run, folder)  # whose state must not count any more
+            if changed is not None:
+                put_spec(folder, changed)
+            hold_reserve(folder.reserve)
+            send_run_folder(run, own=True)
+            submit_job(registry, run, registry_url)
     return True
 
 
@@ -98,13 +106,38 @@ def take_over_run(
         Its process id; None if the run has been taken over or ended elsewhere in the meantime.
     """
     folder = locate_run_folder(run, WHOLE)
-    forget_supervisor(folder.root)  # the new one would be taken for dead until it has started
-    if not registry.transition(run.id, {run.status}, "submitted", reason):
-        return None
-    for pid in list_live_ranks(folder.root):  # left by a supervisor that was killed
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    with delay_interrupts():
+        if not _claim_run(registry, run, folder, "submitted", reason):
+            return None
+        return _start_claimed_run(registry, run, folder, registry_url, changed)
+
+
+def _claim_run(
+    registry: Registry, run: RunRecord, folder: RunFolder, status: Status, reason: str
+) -> bool:
+    """Moves a run to a status, unless something has happened to it since it was read.
+
+    The earlier supervisor is forgotten before others see the new status, in which the next one
+    would be taken for dead until it has started.
+    """
+    with registry.write_atomically():
+        claimed = registry.transition(run.id, {run.status}, status, reason, seen=run)
+        if claimed:
+            forget_supervisor(folder.root)
+    return claimed
+
+
+def _start_claimed_run(
+    registry: Registry,
+    run: RunRecord,
+    folder: RunFolder,
+    registry_url: str,
+    changed: ExperimentSpec | None,
+) -> int:
     with fail_unless_started(registry, run.id):
+        for pid in list_live_ranks(folder.root):  # left by a supervisor that was killed
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         leave_job(registry, run, folder)
         if changed is not None:
             put_spec(folder, changed)

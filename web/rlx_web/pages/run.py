@@ -31,6 +31,7 @@ __all__ = [
     "evaluation_tables",
     "flatten_metrics",
     "get_metric_interval",
+    "is_job",
     "list_leaf_values",
     "live_run",
     "run_sections",
@@ -100,6 +101,7 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
         "values": _list_spec_values(record),
         "yaml": record.yaml,
         "commands": _build_run_commands(record),
+        "is_job": is_job(record),
         "mlflow": _build_mlflow_link(record),
     }
 
@@ -297,6 +299,11 @@ def _compute_step_ticks(registry: Registry, record: RunRecord, x: str) -> dict[i
 
 def _summarize_steps(steps: Sequence[int]) -> dict[str, int] | None:
     return {"first": steps[0], "last": steps[-1], "count": len(steps)} if steps else None
+
+
+def is_job(record: RunRecord) -> bool:
+    """Whether a job system has the run, which a waiting worker does not resume."""
+    return record.directory is not None and (Path(record.directory) / "job.json").exists()
 
 
 def _build_run_commands(record: RunRecord) -> dict[str, str]:
