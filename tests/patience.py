@@ -6,12 +6,13 @@ it waited for when that has passed.
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
+
+from rlx.launch.ports import find_free_port
 
 __all__ = ["LIMIT", "find_free_port", "signal_processes", "stop_process", "wait_until"]
 
@@ -72,10 +73,3 @@ def signal_processes(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def find_free_port() -> int:
-    """A port of this machine that nobody uses; another process may take it, which is unlikely."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import stop_process, wait_until
+from patience import find_free_port, stop_process, wait_until
 
 __all__ = ["NODES", "Cluster", "cluster"]
 
@@ -191,7 +191,7 @@ def _start(made: Cluster) -> None:
         *("munged", "--foreground", "--force", f"--key-file={key}", *files),
         *(f"--log-file={folder}/munge.log",),
     )
-    ports = dict(zip(("controller", "first", "second"), _free_ports(3), strict=True))
+    ports = {name: find_free_port() for name in ("controller", "first", "second")}
     text = SETTINGS.format(host=socket.gethostname(), folder=folder, **ports)
     (folder / "slurm.conf").write_text(text)
     (folder / "state").mkdir()
@@ -214,13 +214,3 @@ def _is_idle(made: Cluster) -> bool:
     with suppress(AssertionError):  # the controller does not answer yet
         return made.idle()
     return False
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import LIMIT
+from patience import LIMIT, find_free_port
 
 from rlx import errors
 from rlx.cli import main
@@ -185,9 +185,7 @@ def test_interrupts_end_what_waits_with_130(folder):
         )
         registry.update_run(run.id, directory=folder)
         (folder / "run.log").write_text("begun\n")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = find_free_port()
         following = begin(folder, "logs", "-f")
         serving = begin(folder, "web", "--port", port)
         assert following.stdout.readline() == "begun\n"

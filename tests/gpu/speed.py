@@ -215,7 +215,7 @@ def beside_trl(device: str) -> dict[str, Any]:
 def main(device: str) -> None:
     """Measures everything, form by form."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update({**alone, "MASTER_PORT": os.environ.get("MASTER_PORT", "29519")})
+    os.environ.update({**alone, "MASTER_PORT": "0"})
     case, ranks = CASES[device], join_ranks(RunnerSpec(device=device))
     for name, captured in (("sampling", False), ("sampling_captured", True)):
         print_figure(name, **sampling(case, ranks, captured=captured))

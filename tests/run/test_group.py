@@ -9,7 +9,7 @@ GROUP = ("--seeds", "0..1", "--grid", "estimator.confidence.normalize=center,std
 
 def test_what_is_missing_is_finished(own_home):
     home = own_home
-    sets = {**home.brief}
+    sets = {**home.brief, **home.unhurried}
 
     def states():
         with home.registry() as registry:

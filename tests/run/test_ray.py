@@ -51,7 +51,7 @@ def read_failures(home, run_id):
 
 
 def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_home, cluster):
-    sets = {**own_home.brief, "model.warm_start.steps": 10}
+    sets = {**own_home.brief, **own_home.unhurried, "model.warm_start.steps": 10}
     sets |= {"phases.1.steps": 8, "runner.ranks": 2, "runner.checkpoint": "{every: 1}"}
     here = own_home.rlx("submit", own_home.yaml, "-q", sets=sets)
     assert here.returncode == 0, here.stderr
@@ -64,8 +64,12 @@ def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_
     def find_ranks():
         record = own_home.run(second)
         assert record.status in ("submitted", "running"), record.reason
-        found = map(psutil.Process, own_home.ranks(second) if record.step > 1 else ())
-        return [rank for rank in found if "rlx.launch.rank" in rank.cmdline()]
+        found = []
+        for pid in own_home.ranks(second) if record.step > 1 else ():
+            with suppress(psutil.Error):  # it has just ended
+                process = psutil.Process(pid)
+                found += [process] * ("rlx.launch.rank" in process.cmdline())
+        return found
 
     raylets = [rank.parent().ppid() for rank in own_home.until(find_ranks, "both ranks to train")]
     assert len(set(raylets)) == 2, "they are on two nodes"

@@ -62,7 +62,7 @@ def launch(address, resource):
 @pytest.fixture(scope="module")
 def here(own_home):
     """Settings of a run of two ranks, and the run on this machine."""
-    sets = {**own_home.brief, "model.warm_start.steps": 10}
+    sets = {**own_home.brief, **own_home.unhurried, "model.warm_start.steps": 10}
     sets |= {"phases.1.steps": 8, "runner.ranks": 2, "runner.checkpoint": "{every: 1}"}
     done = own_home.rlx("submit", own_home.yaml, "-q", sets=sets)
     assert done.returncode == 0, done.stderr

@@ -82,7 +82,8 @@ def job_of(home, run):
 
 
 def test_to_the_end_while_others_wait(cluster, there):
-    following = there.begin("submit", there.yaml, sets={**there.brief, **TWO})
+    sets = {**there.brief, **there.unhurried, **TWO, "phases.0.steps": 20}  # until others wait
+    following = there.begin("submit", there.yaml, sets=sets)
 
     def runs():
         assert following.poll() is None, following.communicate()

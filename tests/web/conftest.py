@@ -1,11 +1,10 @@
 """Registries that the dashboard is asked about."""
 
-import socket
-
 import pytest
 from browsing import Tabs, Visit, browser, served
 from designs import made
 from pages import dashboard
+from patience import find_free_port
 from shown import shown
 
 from rlx_registry import Registry
@@ -54,10 +53,8 @@ def known(filled):
 
 @pytest.fixture
 def unused_port():
-    """Of this machine; another process may take it, which is unlikely."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
+    """Of this machine."""
+    return find_free_port()
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,7 @@ def test_three_links_from_the_first_page_to_why_a_sample_got_its_advantage(visit
     page.get_by_role("button", name="2 runs").click()
     page.get_by_role("link", name=RLCR, exact=True).click()
     page.get_by_role("link", name=f"latest (step {step})").click()
+    page.wait_for_url(f"**/rollouts/{step}*")  # until it has all of its rows
     while not page.locator(f"#row-{step}-{row.row}").count():
         with page.expect_navigation():
             page.locator("#older").click()

@@ -1,6 +1,5 @@
 """How the ranks of a run are started: one interface for every `runner.launcher`."""
 
-import socket
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import ClassVar, NamedTuple, TypedDict
 from rlx.discovery import import_implementation
 from rlx.home import RunFolder
 from rlx.launch.devices import query_nvidia_driver, torch_build
+from rlx.launch.ports import find_free_port
 from rlx.plugin import SamplerPlugin
 from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.spec.reading import Diagnostic
@@ -23,7 +23,6 @@ __all__ = [
     "NodeOrder",
     "NodeSession",
     "build_torchrun_command",
-    "find_free_port",
     "open_launcher",
 ]
 
@@ -224,10 +223,3 @@ def build_torchrun_command(
     """The torchrun command for one machine's ranks; `place` holds its rendezvous options."""
     command = [sys.executable, "-m", "torch.distributed.run", *place]
     return [*command, f"--nproc-per-node={ranks}", "-m", "rlx.launch.rank", str(folder), run_id]
-
-
-def find_free_port() -> int:
-    """Returns a port that is free at the moment."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])

@@ -18,9 +18,10 @@ from pathlib import Path
 import psutil
 
 from rlx.home import RunFolder
-from rlx.launch.launcher import MultiNodeLauncher, NodeOrder, find_free_port, open_launcher
+from rlx.launch.launcher import MultiNodeLauncher, NodeOrder, open_launcher
 from rlx.launch.log_lines import stamp_output
 from rlx.launch.node import STOP, write_end_reason
+from rlx.launch.ports import find_free_port
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.spec import RunnerSpec
 

@@ -20,6 +20,7 @@ from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
 from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.node import find_network_interface
+from rlx.launch.ports import find_free_port
 from rlx.launch.ray_folders import choose_working_folder, find_folder, write_start_files
 
 __all__ = ["RankActor", "RankOrder", "RankPlace", "RankState"]
@@ -99,13 +100,12 @@ class RankActor:
     def find_place(self) -> RankPlace:
         """Where this actor runs."""
         context = ray.get_runtime_context()
-        with socket.socket() as one:
-            one.bind(("", 0))
-            port = int(one.getsockname()[1])
         gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
         address = ray.util.get_node_ip_address()
         folder = find_folder(self._run, self._mark, self._temporary["TMPDIR"])
-        return RankPlace(context.get_node_id(), socket.gethostname(), address, port, gpus, folder)
+        return RankPlace(
+            context.get_node_id(), socket.gethostname(), address, find_free_port(), gpus, folder
+        )
 
     def start(self, order: RankOrder) -> None:
         """Starts the rank."""
