@@ -1,19 +1,22 @@
 import os
+import pickle
 import subprocess
 import sys
 import time
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 
 import hostile_rewards
 import psutil
 import pytest
 from engines import has_ended
 from hostile_rewards import length, misbehave, rank
-from patience import wait_until
+from patience import LIMIT, wait_until
+from pebble import ProcessPool
 from pool_promises import *  # noqa: F403
 from pool_promises import job, sample, value
 
 from rlx.errors import EnvironmentFault
-from rlx.reward.workers import RewardJob, RewardPool
+from rlx.reward.workers import ChunkWorkers, RewardJob, RewardPool
 from rlx_plugins.countdown import CountdownVerify
 
 
@@ -42,6 +45,20 @@ def test_workers_killed_while_idle_are_replaced():
         wait_until("it to be dead", lambda: has_ended(worker))
         again = value(pool.score([job(hostile_rewards.process(), "x")])[0])
         assert again != pid
+
+
+def test_a_chunk_that_is_forgotten_while_the_last_worker_dies_has_an_end(monkeypatch):
+    """The library puts it into a queue that nobody reads any more."""
+    before = set(psutil.Process().children())
+    workers = ChunkWorkers(1, 256, 60.0)
+    monkeypatch.setattr(ProcessPool, "schedule", lambda *_, **__: Future())
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(workers.run, pickle.dumps([]), ())
+        for worker in set(psutil.Process().children()) - before:
+            worker.kill()
+        with pytest.raises(BrokenExecutor, match="all workers have ended"):
+            running.result(LIMIT)
+    workers.close()
 
 
 # The pool itself ---------------------------------------------------------------------------------

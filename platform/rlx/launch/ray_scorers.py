@@ -51,7 +51,7 @@ class ScorerActor:
     def run(self, payload: bytes, deadlines: tuple[float, ...]) -> ChunkReport:
         """Runs a chunk of pickled jobs, each with its deadline in seconds."""
         try:
-            return self._workers.send(payload, deadlines).result()
+            return self._workers.run(payload, deadlines)
         except ProcessExpired as error:
             return ChunkReport(fault=describe_worker_error(error))
         except (BrokenExecutor, RuntimeError):

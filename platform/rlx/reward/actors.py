@@ -79,6 +79,9 @@ class ActorPool(JobPool):
     def _require_workers(self) -> None:
         """Does nothing: Ray starts scorers again that are lost."""
 
+    def _end_forgotten(self) -> None:
+        """Does nothing: Ray forgets no chunk."""
+
     def _is_suspect(self, error: BaseException | None) -> bool:
         """Ray has asked a scorer as often as it may, and lost it each time. Another error of Ray's
         means that a scorer cannot be started again, or that the driver of the run is gone."""

@@ -18,9 +18,11 @@ from pebble import ProcessExpired
 from rlx.reward.job import JobOutcome, Work, describe_error
 from rlx.reward.worker import ChunkReport
 
-__all__ = ["JobPool", "describe_worker_error"]
+__all__ = ["LOOK", "JobPool", "describe_worker_error"]
 
 _CHUNK = 64
+LOOK = 1.0
+"""Seconds between two looks at workers that answer nothing."""
 _AHEAD = 2
 """Chunks that are sent to each worker at once, so that it need not wait for the next one."""
 
@@ -64,6 +66,10 @@ class JobPool(ABC):
             EnvironmentFault: there are no workers.
         """
 
+    @abstractmethod
+    def _end_forgotten(self) -> None:
+        """Called while nothing is answered: ends the chunks that no worker will ever answer."""
+
     def _is_suspect(self, error: BaseException | None) -> bool:
         """Whether a worker was lost in a way that a job of another chunk may have caused.
 
@@ -98,7 +104,10 @@ class JobPool(ABC):
                     queue.extend(_isolate_fault(positions, fault, outcomes))
                 else:
                     running[self._send(payload, tuple(job.deadline for job in chunk))] = positions
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            done = wait(running, LOOK, FIRST_COMPLETED).done
+            if not done:
+                self._end_forgotten()
+            for future in done:
                 positions = running.pop(future)
                 if self._is_suspect(future.exception()) and not is_alone:
                     suspects.extend((position,) for position in positions)

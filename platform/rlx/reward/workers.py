@@ -7,14 +7,16 @@ import multiprocessing
 import pickle
 import sys
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor, Future, wait
+from concurrent.futures import BrokenExecutor, Future, InvalidStateError, wait
+from contextlib import suppress
+from weakref import WeakSet
 
 from pebble import ProcessExpired, ProcessPool
 from pebble.common import CONSTS
 
 from rlx.errors import EnvironmentFault
 from rlx.reward.job import JobOutcome, RewardJob, Work
-from rlx.reward.pool import JobPool
+from rlx.reward.pool import LOOK, JobPool
 from rlx.reward.worker import ChunkReport, run_chunk, start_worker
 
 __all__ = ["ChunkWorkers", "JobOutcome", "RewardJob", "RewardPool"]
@@ -47,11 +49,9 @@ class ChunkWorkers:
             initializer=start_worker,
             context=multiprocessing.get_context("spawn"),
         )
-        # The first completed task includes the start of an interpreter.
-        first = [self.send(pickle.dumps([]), ())]
+        self._sent = WeakSet[Future[ChunkReport]]()
         try:
-            wait(first)
-            first[0].result()
+            self.run(pickle.dumps([]), ())  # which includes the start of an interpreter
         except (BrokenExecutor, ProcessExpired, OSError) as error:
             self.close()
             raise EnvironmentFault(
@@ -68,7 +68,27 @@ class ChunkWorkers:
         # Without a timeout of the pool's own, which would count by the wall clock.
         arguments = (payload, deadlines, self._memory_mb, self._grace)
         report: Future[ChunkReport] = self._pool.schedule(run_chunk, args=arguments)
+        self._sent.add(report)
         return report
+
+    def run(self, payload: bytes, deadlines: tuple[float, ...]) -> ChunkReport:
+        """Runs a chunk, as `send` does, and waits for what becomes of it."""
+        report = self.send(payload, deadlines)
+        while not wait([report], LOOK).done:
+            self.end_forgotten()
+        return report.result()
+
+    def end_forgotten(self) -> None:
+        """Ends the chunks that will never be answered, once the workers have ended.
+
+        The library forgets a chunk that is sent while the last worker dies idle.
+        """
+        if self.is_active:
+            return
+        self.close()
+        for report in list(self._sent):
+            with suppress(InvalidStateError):  # it has been answered
+                report.set_exception(BrokenExecutor("all workers have ended"))
 
     def close(self) -> None:
         """Ends the workers at once, even during a job, and all that their plugins started."""
@@ -110,6 +130,9 @@ class RewardPool(JobPool):
             lost: Future[ChunkReport] = Future()
             lost.set_exception(BrokenExecutor(str(error)))
             return lost
+
+    def _end_forgotten(self) -> None:
+        self._workers.end_forgotten()
 
     def _require_workers(self) -> None:
         if self._workers.is_active:
