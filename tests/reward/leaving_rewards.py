@@ -73,3 +73,12 @@ def run_chunk_slowly(payload, deadlines, memory_mb, grace):
     while worker._jobs._count_started() == before:
         time.sleep(0.01)  # scenario
     return worker._jobs.await_report(deadlines, grace)
+
+
+def begin_nothing(payload, deadlines, memory_mb, _grace):
+    """`run_chunk` of a worker whose child does not get to run."""
+    worker._jobs.end()
+    worker._jobs._start()
+    os.kill(worker._jobs._pid, signal.SIGSTOP)
+    worker._jobs.send(pickle.dumps((payload, memory_mb)))
+    return worker._jobs.await_report(deadlines, 0.5)

@@ -15,11 +15,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
 
-from leaving_rewards import ENDS, STARTS, LeavingGame, leaving, run_chunk_slowly, waiting
+from leaving_rewards import (
+    ENDS,
+    STARTS,
+    LeavingGame,
+    begin_nothing,
+    leaving,
+    run_chunk_slowly,
+    waiting,
+)
 from patience import LIMIT, wait_until
 
+from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Sample
-from rlx.reward import JobOutcome, PooledHost, RewardJob, RewardPool
+from rlx.reward import ChunkWorkers, JobOutcome, PooledHost, RewardJob, RewardPool
 from rlx.rollout import HostFault
 
 DEADLINE = 0.5
@@ -192,3 +201,9 @@ def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(pool, mark):
         run_chunk_slowly, args=(payload, (DEADLINE,), 256, 3600.0)
     )
     assert report.result(timeout=LIMIT).fault == FAULTS["its deadline"]
+
+
+def test_workers_whose_first_process_does_not_begin_say_so(monkeypatch):
+    monkeypatch.setattr("rlx.reward.workers.run_chunk", begin_nothing)
+    with pytest.raises(EnvironmentFault, match=r"cannot start: no process has begun within 0.5 s"):
+        ChunkWorkers(1, 256, 60.0)

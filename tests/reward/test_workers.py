@@ -54,8 +54,9 @@ def test_a_chunk_that_is_forgotten_while_the_last_worker_dies_has_an_end(monkeyp
     monkeypatch.setattr(ProcessPool, "schedule", lambda *_, **__: Future())
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(workers.run, pickle.dumps([]), ())
-        for worker in set(psutil.Process().children()) - before:
-            worker.kill()
+        for process in set(psutil.Process().children()) - before:
+            if "spawn_main" in str(process.cmdline()):
+                process.kill()
         with pytest.raises(BrokenExecutor, match="all workers have ended"):
             running.result(LIMIT)
     workers.close()

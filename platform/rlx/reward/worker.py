@@ -86,6 +86,8 @@ class _JobProcess:
             limit = deadlines[current - 1] if current else 2 * max(deadlines, default=0.0) + grace
             if spent.look() > limit:
                 self.end()
+                if not deadlines:  # as of the chunk by which a worker shows that it has started
+                    return ChunkReport(fault=f"no process has begun within {limit:g} s")
                 return ChunkReport(fault=f"deadline of {deadlines[max(current - 1, 0)]:g} s passed")
         if rank.sentinel in ready:
             self.end()

@@ -51,12 +51,12 @@ class ChunkWorkers:
         )
         self._sent = WeakSet[Future[ChunkReport]]()
         try:
-            self.run(pickle.dumps([]), ())  # which includes the start of an interpreter
+            fault = self.run(pickle.dumps([]), ()).fault  # after the start of an interpreter
         except (BrokenExecutor, ProcessExpired, OSError) as error:
+            fault = f"{error}{_explain_script()}"
+        if fault is not None:
             self.close()
-            raise EnvironmentFault(
-                f"reward workers cannot start: {error}{_explain_script()}"
-            ) from error
+            raise EnvironmentFault(f"reward workers cannot start: {fault}")
 
     @property
     def is_active(self) -> bool:
