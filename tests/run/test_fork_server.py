@@ -33,7 +33,8 @@ def test_an_attempt_after_the_first_imports_nothing(own_home):
     def await_attempt(attempt):
         step = own_home.run(run).step
         own_home.until(lambda: has_trained(attempt, step), f"attempt {attempt} to train")
-        ranks = own_home.ranks(run)
+        # The last step of the attempt before may have been recorded after `step` was read.
+        ranks = own_home.until(lambda: own_home.ranks(run)[1:] and own_home.ranks(run), "two ranks")
         assert len(ranks) == 2
         return own_home.fork_server(run), ranks
 

@@ -104,8 +104,7 @@ class JobPool(ABC):
                     queue.extend(_isolate_fault(positions, fault, outcomes))
                 else:
                     running[self._send(payload, tuple(job.deadline for job in chunk))] = positions
-            done = wait(running, LOOK, FIRST_COMPLETED).done
-            if not done:
+            while not (done := wait(running, LOOK, FIRST_COMPLETED).done):
                 self._end_forgotten()
             for future in done:
                 positions = running.pop(future)
