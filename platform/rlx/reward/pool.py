@@ -8,7 +8,7 @@ import math
 import pickle
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from types import TracebackType
 from typing import Any, Self
@@ -104,15 +104,21 @@ class JobPool(ABC):
                     queue.extend(_isolate_fault(positions, fault, outcomes))
                 else:
                     running[self._send(payload, tuple(job.deadline for job in chunk))] = positions
-            while not (done := wait(running, LOOK, FIRST_COMPLETED).done):
-                self._end_forgotten()
-            for future in done:
+            for future in self._wait_for_some(running):
                 positions = running.pop(future)
                 if self._is_suspect(future.exception()) and not is_alone:
                     suspects.extend((position,) for position in positions)
                 else:
                     queue.extend(_collect_outcomes(future, positions, jobs, outcomes))
         return [outcomes[position] for position in range(len(jobs))]
+
+    def _wait_for_some(self, running: Collection[Any]) -> Collection[Any]:
+        """Waits until some of the running chunks have ended; returns them, or none if none run."""
+        while running:
+            if done := wait(running, LOOK, FIRST_COMPLETED).done:
+                return done
+            self._end_forgotten()
+        return ()
 
     def _cut_chunks(self, count: int) -> Iterable[_Positions]:
         size = max(1, min(_CHUNK, math.ceil(count / self._width)))
