@@ -53,6 +53,7 @@ LONG = {
 }
 """Of a run that goes on until something ends it, and leaves the processor idle for most of it."""
 GUEST = '''
+import os
 import time
 
 from rlx.plugin import reward
@@ -67,6 +68,13 @@ def unhurried(sample, *, seconds: float):
     """Takes its time, for which the ranks wait."""
     time.sleep(seconds)
     return 0.0
+
+@reward
+def held(sample, *, lock: str):
+    """Waits while a file is there."""
+    while os.path.exists(lock):
+        time.sleep(0.05)
+    return 0.0
 '''
 
 
@@ -79,6 +87,7 @@ class Home:
         self.folder = folder
         self.path = folder / "home"
         self.yaml = folder / "rlcr.yaml"
+        self.lock = folder / "lock"
         shutil.copy(RLCR, self.yaml)
         guest = folder / "guest"
         info = guest / "rlx_guest-0.1.dist-info"
@@ -86,7 +95,8 @@ class Home:
         (guest / "rlx_guest.py").write_text(GUEST)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
         (info / "entry_points.txt").write_text(
-            "[rlx.rewards]\nbroken = rlx_guest:broken\nunhurried = rlx_guest:unhurried\n"
+            "[rlx.rewards]\n"
+            + "".join(f"{name} = rlx_guest:{name}\n" for name in ("broken", "unhurried", "held"))
         )
         inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         self.environment = {
@@ -177,6 +187,19 @@ class Home:
             except BlockingIOError:
                 signal_processes(stopped, signal.SIGCONT)
                 return False
+
+    @property
+    def held(self):
+        """Of a run whose steps wait while `lock` is there."""
+        use = f"{{plugin: held, turn: answer, lock: '{self.lock}', deadline: {LIMIT:g}}}"
+        return {"rewards.turn.held": use}
+
+    def hold(self):
+        """Has every step of a `held` run wait that is not over yet."""
+        self.lock.touch()
+
+    def release(self):
+        self.lock.unlink(missing_ok=True)
 
     def await_ranks(self, run_id):
         """Processes that train a run, as soon as its model is there; a search for them may take

@@ -9,7 +9,7 @@ GROUP = ("--seeds", "0..1", "--grid", "estimator.confidence.normalize=center,std
 
 def test_what_is_missing_is_finished(own_home):
     home = own_home
-    sets = {**home.brief, **home.unhurried}
+    sets = {**home.brief, **home.held}
 
     def states():
         with home.registry() as registry:
@@ -18,11 +18,13 @@ def test_what_is_missing_is_finished(own_home):
     group = home.begin("submit", home.yaml, *GROUP, sets=sets)
     home.until((home.path / "runs" / "r-0004").exists, "the group to be recorded")
     home.until(lambda: states().get("r-0001", ("",))[0] == "finished", "the first run to finish")
+    home.hold()
     home.until(lambda: states()["r-0002"][0] == "running", "the second one to run")
     home.freeze(*(pids := home.processes()))  # or one would start what another's death leaves
     signal_processes(pids, signal.SIGKILL)
     group.communicate()
     home.until(lambda: not home.processes(), "every process to end")
+    home.release()
     assert [status for status, _ in states().values()].count("finished") == 1
 
     done = home.rlx("submit", home.yaml, *GROUP, sets=sets)

@@ -122,7 +122,7 @@ def test_a_run_begins_with_the_checkpoint_of_one_elsewhere(team, finished):
 
 def test_a_lost_machine_s_run_goes_on_elsewhere(team, finished, database):
     """Its numbers are those of a run that nothing has happened to."""
-    sets = {**team.small, **CHECKPOINTS, "phases.1.steps": 8, **team.unhurried}
+    sets = {**team.small, **CHECKPOINTS, "phases.1.steps": 8, **team.unhurried, **team.held}
     team.use("sixth")
     done = team.rlx("submit", team.yaml, "-q", "--again", sets=sets)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -132,7 +132,9 @@ def test_a_lost_machine_s_run_goes_on_elsewhere(team, finished, database):
     assert done.returncode == 0, done.stdout + done.stderr
     run_id = done.stdout.strip()
     wait_until("it to train", lambda: ask(team, run_id).step >= 5)
+    team.hold()
     lose_machine(team, ask(team, run_id))
+    team.release()
     old = f"UPDATE rlx_run SET heartbeat = heartbeat - 1000 WHERE id = {int(run_id[2:])}"
     database.execute(team.database, old)
     team.use("seventh")
@@ -158,11 +160,13 @@ def lose_machine(team, run):
 
 def test_a_store_that_is_away_ends_no_run(team, store, finished):
     team.use("eighth")
-    sets = {**team.brief, "seed": 7, **team.unhurried}
+    sets = {**team.brief, "seed": 7, **team.unhurried, **team.held}
     done = team.rlx("submit", team.yaml, "-qd", sets=sets)
     run_id = done.stdout.strip()
     wait_until("it to train", lambda: ask(team, run_id).step >= 1)
+    team.hold()
     store.stop()
+    team.release()
     try:
         wait_until("it to end", lambda: ask(team, run_id).ended)
     finally:

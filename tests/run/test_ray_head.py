@@ -16,13 +16,13 @@ from raylets import open_ray_cluster
 from rlx.audit import find_run_differences
 
 SLOW = {"rewards.turn.unhurried": "{plugin: unhurried, turn: answer, seconds: 0.05}"}
-"""Makes a step last a second and more, in which the processor is idle."""
+"""Makes a step last a second and more, in which the processor is idle, until the run is held."""
 PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 
 def build_sets(home, **others):
     steps = {"model.warm_start.steps": 10, "phases.1.steps": 8, "runner.ranks": 2}
-    return {**home.brief, **SLOW, **steps, "runner.checkpoint": "{every: 1}", **others}
+    return {**home.brief, **SLOW, **home.held, **steps, "runner.checkpoint": "{every: 1}", **others}
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +35,21 @@ def place(own_home):
     return own_home
 
 
+@pytest.fixture(autouse=True)
+def let_go(place):
+    """Whatever a test has come to, the next one's run is not held."""
+    yield
+    place.release()
+
+
 def submit(home, address, **sets):
-    """Starts the same on two nodes of a cluster; returns when it trains."""
+    """Starts the same on two nodes of a cluster; returns when it trains, and holds it there."""
     launcher = f"{{kind: ray, address: '{address}', strategy: STRICT_SPREAD}}"
-    sets = build_sets(home, **{"runner.launcher": launcher, **sets})
+    return submit_held(home, **{"runner.launcher": launcher, **sets})
+
+
+def submit_held(home, **sets):
+    sets = build_sets(home, **sets)
     done = home.rlx("submit", home.yaml, "-qd", "--again", sets=sets)
     assert done.returncode == 0, done.stderr
     await_training(home, run := done.stdout.strip())
@@ -47,6 +58,7 @@ def submit(home, address, **sets):
 
 def await_training(home, run):
     home.until(lambda: home.run(run).step > 1 or home.run(run).ended, "it to train")
+    home.hold()  # it could be over before its head is missed, which takes seconds
     assert not home.run(run).ended, home.run(run).reason
 
 
@@ -61,6 +73,8 @@ def list_failures(home, run):
 
 
 def require_same_numbers(home, run):
+    """Lets a run go on that is held."""
+    home.release()
     home.until(lambda: home.run(run).ended, "it to end")
     assert home.run(run).status == "finished", home.run(run).reason
     with home.registry() as registry:
@@ -104,23 +118,24 @@ def test_a_run_whose_cluster_never_returns_fails_and_is_resumed_on_another(place
 def test_a_run_goes_on_without_a_head_that_returns_as_it_was(place, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_gcs_storage", "rocksdb")
     monkeypatch.setenv("RAY_gcs_storage_path", str(tmp_path))
-    place.environment[PATIENCE] = "600"
+    monkeypatch.setitem(place.environment, PATIENCE, "600")
     with open_ray_cluster() as cluster:
         run = submit(place, cluster.address)
         cluster.kill_head(node=False)
         silent = f"the head of the Ray cluster, {cluster.address}, does not answer"
         place.until(lambda: silent in read_log(place, run), "it to be missed")
         step = place.run(run).step
+        place.release()
         place.until(lambda: place.run(run).step > step, "the ranks to go on")
+        place.hold()
         cluster.restart_head()
         place.until(lambda: f"{cluster.address}, answers again" in read_log(place, run), "it")
         require_same_numbers(place, run)
         assert place.run(run).attempt == 1
-    place.environment[PATIENCE] = "10"
 
 
-def test_a_new_head_at_the_same_address_is_not_taken_for_the_lost_one(place):
-    place.environment[PATIENCE] = "600"
+def test_a_new_head_at_the_same_address_is_not_taken_for_the_lost_one(place, monkeypatch):
+    monkeypatch.setitem(place.environment, PATIENCE, "600")
     with open_ray_cluster() as cluster:
         run = submit(place, cluster.address)
         cluster.kill_head(node=False)
@@ -130,14 +145,10 @@ def test_a_new_head_at_the_same_address_is_not_taken_for_the_lost_one(place):
         assert reason.endswith("was lost: a new cluster answers at its address")
         cluster.replace()
         require_same_numbers(place, run)
-    place.environment[PATIENCE] = "10"
 
 
 def test_a_run_whose_own_cluster_loses_its_head_starts_another(place):
-    launcher = {"runner.launcher": "ray"}
-    done = place.rlx("submit", place.yaml, "-qd", "--again", sets=build_sets(place, **launcher))
-    assert done.returncode == 0, done.stderr
-    await_training(place, run := done.stdout.strip())
+    run = submit_held(place, **{"runner.launcher": "ray"})
     heads = [one for one in map(psutil.Process, place.processes()) if one.name() == "gcs_server"]
     (head,) = heads
     os.kill(head.pid, signal.SIGKILL)

@@ -82,7 +82,8 @@ def job_of(home, run):
 
 
 def test_to_the_end_while_others_wait(cluster, there):
-    sets = {**there.brief, **there.unhurried, **TWO, "phases.0.steps": 20}  # until others wait
+    sets = {**there.brief, **there.held, **TWO}
+    there.hold()  # until others wait
     following = there.begin("submit", there.yaml, sets=sets)
 
     def runs():
@@ -101,6 +102,7 @@ def test_to_the_end_while_others_wait(cluster, there):
     assert there.run(waiting).status == "stopped"
     assert "was cancelled" in reason(there, cancelled)
     assert cluster.job(job_of(there, waiting))["JobState"] == "CANCELLED"
+    there.release()
     assert "Slurm job" not in there.rlx("worker", "--once").stderr, "nothing is left to do"
 
     out, err = following.communicate(timeout=LIMIT)
@@ -157,7 +159,9 @@ def test_a_group_is_a_job_per_run(cluster, there):
     """Slurm executes what fits; the command waits for all, and again submits what is missing."""
     there.until(cluster.idle, "both nodes")
     command = ("submit", there.yaml, "--seeds", "20..22", "--group", "fleet")
-    group = there.begin(*command, sets={**there.brief, **TWO})
+    sets = {**there.brief, **there.held, **TWO}
+    there.hold()
+    group = there.begin(*command, sets=sets)
 
     def runs():
         with there.registry() as registry:
@@ -172,18 +176,20 @@ def test_a_group_is_a_job_per_run(cluster, there):
     last = runs()[-1].id
     assert status_now(there, last) == "queued", "the first one holds both nodes"
     cluster.call("scancel", job_of(there, last))
+    there.release()
     _, err = group.communicate(timeout=LIMIT)
     assert group.returncode == 1, err
     assert [run.status for run in runs()] == ["finished", "finished", "stopped"]
     assert "was cancelled" in reason(there, last)
     assert "it is a job" not in err, "no worker is needed"
 
-    again = there.rlx(*command, "--queue", sets={**there.brief, **TWO})
+    again = there.rlx(*command, "--queue", sets=sets)
     assert again.returncode == 0, again.stderr
     assert [run.seed for run in runs()] == [20, 21, 22, 22], "nothing was begun twice"
     (new,) = {run.id for run in runs()} - {run.id for run in runs() if run.status != "queued"}
     assert there.rlx("stop", new).returncode == 0
-    assert cluster.job(job_of(there, new))["JobState"] == "CANCELLED"
+    job = job_of(there, new)
+    there.until(lambda: cluster.job(job)["JobState"] == "CANCELLED", "Slurm to end it")
 
 
 def test_a_job_that_slurm_refuses(there):
