@@ -128,16 +128,14 @@ def test_what_cannot_be_scored_stops_nothing(folder):
         ({"response": "x", "turn": 3}, "'turn' must be text, not 3"),
         ({"response": "x", "of": "y"}, "'of' must be a number"),
         ({"response": "x", "context": {"a": 1}}, "under `problem`"),
-        ({"response": "hang"}, "deadline of 0.5 s passed"),
+        ({"response": "hang"}, "deadline of 3 s passed"),
         ({"response": "die"}, "process died (exit code 3)"),
         ({"response": "raise"}, "ZeroDivisionError"),
         ({"response": "nan"}, "gave nan"),
         ({"response": "abstain"}, "abstains"),
     ]
     records = [r for record, _ in broken for r in ({"response": "fine", "id": "ok"}, record)]
-    done = rlx(
-        folder, "--reward", "moody", written(folder, *records), "--json", "--deadline", "0.5"
-    )
+    done = rlx(folder, "--reward", "moody", written(folder, *records), "--json", "--deadline", "3")
     assert done.returncode == 1
     got = scored(done)
     assert [g["line"] for g in got] == list(range(1, len(records) + 1))
