@@ -56,7 +56,7 @@ def browser() -> Iterator[Any]:
     with sync_playwright() as playwright:
         # Where we are root, as in containers, its sandbox does not start.
         flags = ["--no-sandbox", OFFLINE, *LEAN]
-        opened = playwright.chromium.launch(executable_path=path, args=flags)
+        opened = playwright.chromium.launch(executable_path=path, args=flags, timeout=1000 * LIMIT)
         try:
             yield opened
         finally:

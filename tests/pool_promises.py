@@ -157,7 +157,7 @@ def test_memory_that_one_job_keeps_is_not_held_against_the_next(pool):
 
 def test_a_slow_chunk_is_handed_back_and_finished(pool):
     # Each is well within its deadline; all together are not.
-    jobs = [job(hostile_rewards.nap(seconds=0.1), "x", deadline=0.4) for _ in range(16)]
+    jobs = [job(hostile_rewards.nap(seconds=0.1), "x", deadline=1.2) for _ in range(16)]
     assert [value(outcome) for outcome in pool.score(jobs)] == [1.0] * 16
 
 

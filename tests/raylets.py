@@ -68,9 +68,15 @@ class RayCluster:
         self._sizes.append(size)
         self.nodes.append(
             self._cluster.add_node(
-                num_gpus=0, object_store_memory=STORE, include_dashboard=False, **size, **options
+                wait=False,
+                num_gpus=0,
+                object_store_memory=STORE,
+                include_dashboard=False,
+                **size,
+                **options,
             )
         )
+        self._cluster._wait_for_node(self.nodes[-1], LIMIT)  # by itself it gives up after 30 s
 
     def add_separate_node(self, hidden: Path, **resources: float) -> subprocess.Popen[bytes]:
         """Adds a node that does not see a folder, as if its disk were another machine's, and waits

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import boto3
 from moto.server import ThreadedMotoServer
+from patience import find_free_port
 
 BUCKET = "runs"
 ADDRESS = "127.0.0.1"
@@ -20,9 +21,8 @@ class S3:
     """
 
     def __init__(self):
-        self._server, port = self._serve(0), None
-        port = self._server.get_host_and_port()[1]
-        self.port = port
+        self.port = port = find_free_port()
+        self._server = self._serve()
         self.environment = {
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
@@ -33,8 +33,8 @@ class S3:
             self.client = boto3.client("s3")
         self.client.create_bucket(Bucket=BUCKET)
 
-    def _serve(self, port):
-        server = ThreadedMotoServer(ADDRESS, port, verbose=False)
+    def _serve(self):
+        server = ThreadedMotoServer(ADDRESS, self.port, verbose=False)
         server.start()
         return server
 
@@ -43,7 +43,7 @@ class S3:
 
     def start(self):
         """Serves again what it had."""
-        self._server = self._serve(self.port)
+        self._server = self._serve()
 
     def list(self, prefix=""):
         """Keys below a prefix, and their sizes."""

@@ -44,7 +44,7 @@ SelectTypeParameters=CR_Core
 MpiDefault=none
 ReturnToService=2
 SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
-SlurmdTimeout=6
+SlurmdTimeout=12
 SlurmctldTimeout=5
 KillWait=30
 MinJobAge=300

@@ -16,6 +16,7 @@ from collections import defaultdict
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from patience import find_free_port, stop_process, wait_until
@@ -187,6 +188,7 @@ def expected(registry, run_id):
     return {key: sorted(some) for key, some in points.items()}
 
 
+@patch.dict(os.environ, {"MLFLOW_HTTP_REQUEST_TIMEOUT": "60"})
 def stored(server, registry, run_id):
     """Every point of the one run that MLflow has; [] where one is stored twice."""
     from mlflow import MlflowClient
@@ -206,6 +208,7 @@ def stored(server, registry, run_id):
     }
 
 
+@patch.dict(os.environ, {"MLFLOW_HTTP_REQUEST_TIMEOUT": "60"})
 def status(server, registry, run_id):
     return MirrorClient(server.url).find(registry.run(run_id).mlflow_run_id).status
 

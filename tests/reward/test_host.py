@@ -18,13 +18,13 @@ from rlx.reward import NamedReward, PooledHost, RewardPool, score_rollouts
 from rlx.rollout import FAILED, HostFault, LocalHost, build_rollout_plan, sample_rollout_trees
 from rlx.spec import EnvironmentRolloutSpec, GlobalReward, TurnReward
 
-DEADLINE = 0.5
+DEADLINE = 2.0
 FAULTS = {
     "raise": "ValueError: the game is",
     "exit": "process died (exit code 3)",
     "quit": "SystemExit: 0",
-    "hang": "deadline of 0.5 s passed",
-    "spin": "deadline of 0.5 s passed",
+    "hang": f"deadline of {DEADLINE:g} s passed",
+    "spin": f"deadline of {DEADLINE:g} s passed",
     "memory": "MemoryError: it may take 256 MiB",
     "nonsense": "gave str instead of a Step",
     "other kind": "gave a turn of kind 'shout'; its kinds are say",

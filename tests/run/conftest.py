@@ -353,19 +353,20 @@ def others(home, finished):
     twins = home.begin(
         "submit", home.yaml, "--again", sets={**SMALL, "runner.ranks": 2, "name": "twins"}
     )
+    both = wait_until("the twins", lambda: by_name(home, "twins"))["twins"]
+    wait_until("the twins to run", lambda: home.run(both).status == "running")
+    home.freeze(*(ranks := home.await_ranks(both)))
+    os.killpg(twins.pid, signal.SIGINT)
+    interrupted = ended(twins)
+    status_then = home.run(both).status
+    signal_processes(ranks, signal.SIGCONT)
     guest = "{plugin: broken, turn: answer}"
     failing = home.begin(
         "submit", home.yaml, sets={**SMALL, "name": "failing", "rewards.turn.guest": guest}
     )
     named = wait_until("three runs", lambda: by_name(home, "twins", "failing", "long"))
-    wait_until("the twins to run", lambda: home.run(named["twins"]).status == "running")
-    wait_until(
-        "the twins to report", (home.path / "runs" / named["twins"] / "progress.json").exists
-    )
-    os.killpg(twins.pid, signal.SIGINT)
-    interrupted = ended(twins)
-    status_then = home.run(named["twins"]).status
-    hasty = home.rlx("submit", home.yaml, "-qd", sets={**SMALL, "seed": 1}).stdout.strip()
+    early = {**SMALL, "seed": 1, "model.warm_start.steps": 100_000}  # it takes no step
+    hasty = home.rlx("submit", home.yaml, "-qd", sets=early).stdout.strip()
     stopped_early = home.rlx("stop", hasty)
 
     wait_until("the long run to train", lambda: home.run(named["long"]).step > 1)

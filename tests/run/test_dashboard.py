@@ -15,13 +15,15 @@ def click(client, run_id, action):
 
 def test_a_run_is_stopped_and_goes_on_through_its_page(own_home):
     home = own_home
-    sets = {**home.small, "tracking.mlflow": "null", "phases.0.steps": 3, "phases.1.steps": 60}
+    sets = {**home.small, **home.held, "phases.0.steps": 3, "phases.1.steps": 60}
     run_id = home.rlx("submit", home.yaml, "-qd", sets=sets).stdout.strip()
     client = dashboard(f"sqlite:///{home.path}/registry.db")
     home.until(lambda: home.run(run_id).step >= 1, "it to train")
+    home.hold()  # lest it be done before it is asked
     assert client.twin("/")["groups"][0]["statuses"] == {"running": 1}
     (rank,) = home.ranks(run_id)
-    home.freeze(rank)  # lest it be done before it is asked
+    home.freeze(rank)
+    home.release()
     click(client, run_id, "stop")
     home.thaw(rank)
     home.until(lambda: home.run(run_id).status == "stopped", "its supervisor to obey")

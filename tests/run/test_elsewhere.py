@@ -28,7 +28,8 @@ LAST = {"first": 8, "second": 12}
 
 
 def submit(home, *options, **sets):
-    done = home.rlx("submit", home.yaml, "-q", *options, sets={**home.brief, **FIRST, **sets})
+    sets = {**home.brief, **home.unhurried, **FIRST, **sets}
+    done = home.rlx("submit", home.yaml, "-q", *options, sets=sets)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

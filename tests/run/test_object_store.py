@@ -120,7 +120,7 @@ def test_a_run_begins_with_the_checkpoint_of_one_elsewhere(team, finished):
     assert ask(team, done.stdout.strip()).status == "finished"
 
 
-def test_a_lost_machine_s_run_goes_on_elsewhere(team, finished, database):
+def test_a_lost_machine_s_run_goes_on_elsewhere(team, store, finished, database):
     """Its numbers are those of a run that nothing has happened to."""
     sets = {**team.small, **CHECKPOINTS, "phases.1.steps": 8, **team.unhurried, **team.held}
     team.use("sixth")
@@ -133,6 +133,8 @@ def test_a_lost_machine_s_run_goes_on_elsewhere(team, finished, database):
     run_id = done.stdout.strip()
     wait_until("it to train", lambda: ask(team, run_id).step >= 5)
     team.hold()
+    kept = f"team/runs/{run_id}/checkpoints/"
+    wait_until("a checkpoint there", lambda: has_manifest(store.list(kept)))
     lose_machine(team, ask(team, run_id))
     team.release()
     old = f"UPDATE rlx_run SET heartbeat = heartbeat - 1000 WHERE id = {int(run_id[2:])}"
@@ -147,6 +149,11 @@ def test_a_lost_machine_s_run_goes_on_elsewhere(team, finished, database):
             StoredFolder.find(run.directory).fetch("")
         assert list(find_run_differences(registry, whole, run_id)) == []
     assert resumed and "step 0" not in resumed[-1], resumed
+
+
+def has_manifest(keys):
+    """Whether a folder is whole: its manifest is sent last."""
+    return any(key.endswith("/manifest.json") for key in keys)
 
 
 def lose_machine(team, run):

@@ -35,13 +35,13 @@ FRESH = [steps[0] for steps in PHASES]
 
 @pytest.fixture(scope="module")
 def unbroken(home):
-    done = home.rlx("submit", home.yaml, "-q", sets={**home.small, **AHEAD})
+    done = home.rlx("submit", home.yaml, "-q", sets={**home.small, **home.unhurried, **AHEAD})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def begin(home, **changes):
-    sets = {**home.small, **AHEAD, **changes}
+    sets = {**home.small, **home.unhurried, **AHEAD, **changes}
     done = home.rlx("submit", home.yaml, "-qd", "--again", sets=sets)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -68,8 +68,9 @@ def read_records(home, run_id):
 def runs(own_home):
     """The run that is killed after a few steps, and the one that is not."""
     killed = submit(own_home, "killed")
+    ranks = own_home.await_ranks(killed)
     wait_until("some steps", lambda: own_home.run(killed).step >= AT - 1)
-    for rank in own_home.ranks(killed):
+    for rank in ranks:
         os.kill(rank, signal.SIGKILL)
     found = {"killed": read_records(own_home, killed)}
     found["unbroken"] = read_records(own_home, submit(own_home, "unbroken"))

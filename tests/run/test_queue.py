@@ -101,11 +101,13 @@ def test_a_run_that_has_ended_frees_its_slot_while_mlflow_hangs(place):
 def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
     """As on a machine that slept, or was cut off, while another took its run over."""
     del place.environment["RLX_DEVICES"]
-    slow = {**place.unhurried, "seed": 5}
+    slow = {**place.unhurried, **place.held, "seed": 5}
     unbroken = submit(place, **slow)
+    place.hold()
     run_id = submit(place, "-d", "--again", **slow)
     ranks = place.await_ranks(run_id)
     asleep = [place.run(run_id).pid, *ranks]
+    place.release()
     place.until(lambda: place.run(run_id).step >= 1, "it to train")
     place.freeze(*asleep)
     with Registry.open(f"sqlite:///{place.path}/registry.db") as registry:

@@ -51,7 +51,7 @@ def read_failures(home, run_id):
 
 
 def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_home, cluster):
-    sets = {**own_home.brief, **own_home.unhurried, "model.warm_start.steps": 10}
+    sets = {**own_home.brief, **own_home.unhurried, **own_home.held, "model.warm_start.steps": 10}
     sets |= {"phases.1.steps": 8, "runner.ranks": 2, "runner.checkpoint": "{every: 1}"}
     here = own_home.rlx("submit", own_home.yaml, "-q", sets=sets)
     assert here.returncode == 0, here.stderr
@@ -71,13 +71,16 @@ def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_
                 found += [process] * ("rlx.launch.rank" in process.cmdline())
         return found
 
-    raylets = [rank.parent().ppid() for rank in own_home.until(find_ranks, "both ranks to train")]
+    ranks = own_home.until(find_ranks, "both ranks to train")
+    own_home.hold()  # it could be over before its node is missed
+    raylets = [rank.parent().ppid() for rank in ranks]
     assert len(set(raylets)) == 2, "they are on two nodes"
     known = [cluster.find_raylet(number) for number in range(len(cluster.nodes))]
     cluster.kill_node(max(map(known.index, raylets)))  # never the head, which is the first
+    (reason,) = own_home.until(lambda: read_failures(own_home, second), "the attempt to end")
+    own_home.release()
     own_home.until(lambda: own_home.run(second).ended, "it to end")
     assert own_home.run(second).status == "finished", own_home.run(second).reason
-    (reason,) = read_failures(own_home, second)
     assert "was lost: it crashed, left or cannot be reached" in reason
     with own_home.registry() as registry:
         assert list(find_run_differences(registry, first, second)) == []

@@ -62,7 +62,7 @@ def launch(address, resource):
 @pytest.fixture(scope="module")
 def here(own_home):
     """Settings of a run of two ranks, and the run on this machine."""
-    sets = {**own_home.brief, **own_home.unhurried, "model.warm_start.steps": 10}
+    sets = {**own_home.brief, **own_home.unhurried, **own_home.held, "model.warm_start.steps": 10}
     sets |= {"phases.1.steps": 8, "runner.ranks": 2, "runner.checkpoint": "{every: 1}"}
     done = own_home.rlx("submit", own_home.yaml, "-q", sets=sets)
     assert done.returncode == 0, done.stderr
@@ -79,11 +79,14 @@ def test_a_rank_without_the_disk_takes_part_and_is_replaced(own_home, apart, her
     def find_both():
         record = own_home.run(second)
         assert record.status in ("submitted", "running"), record.reason
+        if record.step > 1:
+            own_home.hold()  # a search takes as long as many steps
         seeing, blind = find_ranks(own_home, second)
         return blind if record.step > 1 and len(seeing) == len(blind) == 1 else []
 
     (blind,) = own_home.until(find_both, "a rank on either disk to train")
     os.kill(blind.pid, signal.SIGKILL)
+    own_home.release()
     own_home.until(lambda: own_home.run(second).ended, "it to end")
     record = own_home.run(second)
     assert (record.status, record.attempt) == ("finished", 2), record.reason

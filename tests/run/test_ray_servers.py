@@ -62,7 +62,7 @@ def find_servers():
 @needs_vllm
 def test_servers_on_other_nodes_that_are_lost_have_the_numbers_of_one_machine(own_home, cluster):
     """First the process of one, then the node of another; the ranks go on with the same attempt."""
-    sets = {**BRIEF, "runner.ranks": 2, "phases.1.steps": 8, "sampler": POOL}
+    sets = {**BRIEF, **own_home.held, "runner.ranks": 2, "phases.1.steps": 8, "sampler": POOL}
     here = submitted(own_home, "-q", sets=sets)
     cluster.add_node(bench=1)
     cluster.add_node(bench=1)
@@ -78,8 +78,12 @@ def test_servers_on_other_nodes_that_are_lost_have_the_numbers_of_one_machine(ow
     wait_until("another actor", lambda: len(find_servers()) == 2)
     step = own_home.run(there).step
     own_home.until(lambda: own_home.run(there).step > step, "a step with it")
+    own_home.hold()  # it could be over before the node is missed
     cluster.add_node(bench=1)
+    before = {*find_servers()}
     cluster.kill_node(len(cluster.nodes) - 2)
+    wait_until("a server to be lost", lambda: any(map(has_ended, before)))
+    own_home.release()
     own_home.until(lambda: own_home.run(there).ended, "it to end")
     ended = own_home.run(there)
     assert (ended.status, ended.step) == ("finished", 9), ended.reason

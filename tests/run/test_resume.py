@@ -73,8 +73,8 @@ def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on(home, unbro
 
 def test_a_killed_rank_is_started_again_past_a_damaged_checkpoint(home, unbroken):
     run_id = begin(home)
+    ranks = home.await_ranks(run_id)
     home.until(lambda: len(checkpoints(home, run_id)) >= 2, "two checkpoints")
-    ranks = home.ranks(run_id)
     home.freeze(*ranks)  # no newer one is written from here on
     state = checkpoints(home, run_id)[-1] / "state.json"
     state.write_bytes(state.read_bytes()[:-1])

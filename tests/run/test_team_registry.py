@@ -49,9 +49,12 @@ def wait(home, url, run_id, condition, what):
 
 
 def test_a_server_that_is_restarted_ends_no_run(home, team, url):
-    runs = [begin(home, **{"phases.1.steps": 6}, **home.unhurried) for _ in range(2)]
+    sets = {"phases.1.steps": 6, **home.unhurried, **home.held}
+    runs = [begin(home, **sets) for _ in range(2)]
     wait(home, url, runs[1], lambda run: run.step >= 2, "it to train")
+    home.hold()  # so that neither is over
     team.stop(signal.SIGQUIT)  # in the middle of whatever is being written
+    home.release()
     time.sleep(3)  # scenario: the server is away
     team.start()
     for run_id in runs:

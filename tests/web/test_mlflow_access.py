@@ -10,7 +10,7 @@ import urllib.request
 
 import psutil
 import pytest
-from patience import find_free_port, stop_process, wait_until
+from patience import LIMIT, find_free_port, stop_process, wait_until
 
 from rlx.record import MlflowMirror
 from rlx_registry import Registry, find_mlflow_charts, find_mlflow_link
@@ -121,6 +121,7 @@ def test_links_open_the_runs_and_not_the_traces(running, chromium, tmp_path):
         Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry,
         chromium.new_page() as page,
     ):
+        page.set_default_timeout(1000 * LIMIT)
         runs = []
         for seed in (0, 1):
             run, _ = registry.submit(
