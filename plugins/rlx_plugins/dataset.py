@@ -131,7 +131,11 @@ def _load_dataset_splits(options: str, stamps: tuple[Stamp, ...]) -> _Splits:
         train, test = _split_held_out(train, task.held_out or 0.0)
     for split, problems in (("train", train), ("test", test)):
         if not problems:
-            raise ValueError(f"task: no problem is left for the split {split!r}")
+            names = _name_source(task.train if split == "train" or not task.test else task.test)
+            raise ValueError(
+                f"{names}: no problem is left for the split {split!r}; of records with equal "
+                "prompts one is used, and of training problems none that is also held out"
+            )
     if task.id is not None:
         _check_ids([*train, *test])
     return {"train": tuple(p for _, p in train), "test": tuple(p for _, p in test)}
@@ -145,9 +149,12 @@ def _read_source_problems(task: Dataset, source: Source) -> _Placed:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
     if not made:
-        name = source.hub or ", ".join(map(str, source.paths))
-        raise ValueError(f"{name}: holds no record")
+        raise ValueError(f"{_name_source(source)}: holds no record")
     return made
+
+
+def _name_source(source: Source) -> str:
+    return source.hub or ", ".join(map(str, source.paths))
 
 
 def _build_problem_from_record(task: Dataset, record: Mapping[str, Any]) -> Problem:

@@ -141,6 +141,7 @@ def test_narrow_terminals_keep_to_their_width(tmp_path):
         (["estimator={name: gae}"], "gae"),
         (["credit.use_kl_in_reward=true", "estimator={name: multiturn_grpo}"], "KL"),
         (["rewards.turn.brier.turn=reply"], "reply"),
+        (["rollout.answer.spans=[think, answr]"], "did you mean 'answer'?"),
     ],
 )
 def test_specs_that_are_refused(tmp_path, overrides, said):

@@ -224,7 +224,7 @@ def test_held_out_problems_are_chosen_by_what_they_say(tmp_path_factory, numbers
 
 def test_a_share_that_leaves_a_split_empty_is_refused(tmp_path):
     path = jsonl(tmp_path / "one.jsonl", [{"prompt": "alone"}])
-    with pytest.raises(ValueError, match="no problem is left for the split"):
+    with pytest.raises(ValueError, match=r"one\.jsonl: no problem is left for the split"):
         problems(Dataset(train={"path": path}, held_out=0.5))
 
 

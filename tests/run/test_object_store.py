@@ -193,6 +193,9 @@ def test_a_run_is_removed_from_the_store(team, store, finished):
     team.use("ninth")
     told(team, "rm", finished, "--checkpoints", "--yes")
     assert not any("/checkpoints/" in key for key in store.list(f"team/runs/{finished}/"))
+    refused = team.rlx("export", finished, str(team.folder / "late"))
+    assert refused.returncode == 2
+    assert "its model after the last step is in" in refused.stderr
     told(team, "rm", finished, "--yes")
     assert store.list(f"team/runs/{finished}/") == {}
 

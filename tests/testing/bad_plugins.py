@@ -252,6 +252,13 @@ class Unfinished(Environment):
         return {}
 
 
+class Locked(Echo):
+    """Never begins."""
+
+    def reset(self, problem, seed):
+        raise RuntimeError("no key")
+
+
 class Unnamed(Echo):
     """Has a kind that it does not declare."""
 

@@ -228,6 +228,7 @@ def test_check_task_names_the_promise():
         (bad.Drawn, "repeats its steps", "different steps the second time"),
         (bad.Kept, "repeats its steps", "different steps the second time"),
         (bad.Trusting, "tolerates hostile text", "empty text: IndexError"),
+        (bad.Locked, "tolerates hostile text", "its reset: RuntimeError: no key"),
         (bad.Selfish, "plays both players", "'both': player 1 never has a turn"),
         (bad.Whispering, "plays both players", "player 1 reads nothing before its first turn"),
     ],

@@ -4,7 +4,7 @@ from .machine import run_preflight_checks
 from .rehearsal import rehearse_experiment, run_rehearsal_checks
 from .sampler_choice import EngineChoice, SamplingCase, choose_engine
 from .stopping_bias import BIASES, Bias, find_stopping_bias, list_bias_reasons
-from .texts import check_texts
+from .texts import check_texts, require_showable_texts
 
 __all__ = [
     "BIASES",
@@ -21,6 +21,7 @@ __all__ = [
     "list_bias_reasons",
     "read_spec",
     "rehearse_experiment",
+    "require_showable_texts",
     "run_preflight_checks",
     "run_rehearsal_checks",
     "validate_document",

@@ -12,6 +12,7 @@ from rlx.spec import (
     EnvironmentRolloutSpec,
     ExperimentSpec,
     GlobalReward,
+    KeyPath,
     TinyModelSpec,
     TurnReward,
 )
@@ -233,14 +234,18 @@ def _find_cycle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
 def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     rewards, judge = spec.rewards.turn, spec.evaluation.correct
     first = spec.rollout.answer_turn
-    path = ("evaluation", "correct")
+    path: KeyPath = ("evaluation", "correct")
     names = (*rewards, *spec.rewards.global_)
     if judge not in names:
         message = (
             f"evaluation.correct is {judge!r}, which is not a reward; "
             f"there are: {', '.join(names) or 'none'}"
         )
-        yield build_error(path, message, suggest_name(judge, names))
+        help_ = ""
+        if "correct" not in spec.evaluation.model_fields_set:
+            help_ = "say which reward means that an answer is right: evaluation: {correct: NAME}"
+            path = path if "evaluation" in spec.model_fields_set else ("rewards",)
+        yield build_error(path, message, suggest_name(judge, names, help_))
     elif judge in rewards and isinstance(spec.rollout, EnvironmentRolloutSpec):
         message = f"evaluation.correct is {judge!r}, which scores turns"
         help_ = "it must say whether a whole rollout is right: name one of rewards.global"

@@ -18,9 +18,15 @@ from rlx.model import (
 )
 from rlx.plugin import Demonstration, Plugin, Task
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
-from rlx.spec.reading import Diagnostic, did_you_mean
+from rlx.spec.reading import (
+    Diagnostic,
+    LoadedSpec,
+    build_refusal,
+    did_you_mean,
+    locate_diagnostic,
+)
 
-__all__ = ["check_texts"]
+__all__ = ["check_texts", "require_showable_texts"]
 
 FEW, MANY = 16, 256
 """Problems of each set that `rlx validate` and `rlx submit` check."""
@@ -49,6 +55,18 @@ def check_texts(
             return  # the check of the model's files reports it
         if thorough or isinstance(error, RlxError):
             yield _build_task_fault(error)
+
+
+def require_showable_texts(read: LoadedSpec, plugins: ExperimentPlugins) -> None:
+    """Refuses an experiment whose first problems its tiny model cannot be shown.
+
+    Raises:
+        InvalidSpec: lists what cannot be shown.
+    """
+    found = check_texts(read.spec, plugins, thorough=False)
+    faults = [locate_diagnostic(f, read.document) for f in found if f.kind != "machine"]
+    if faults:
+        raise build_refusal(faults, read.document.file)
 
 
 def _find_faults(

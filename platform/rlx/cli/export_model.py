@@ -69,7 +69,11 @@ def export(run: str, folder: Path, url: str) -> None:
                 step = str(read_state(written).step)
                 (Path(aside) / "model").replace(target)
     except (CheckpointError, DivergedModelError) as error:
-        raise SpecError(f"no checkpoint of {found.id} can be exported: {error}") from error
+        message = f"no checkpoint of {found.id} can be exported: {error}"
+        model = locate_run_folder(found, "model").model
+        if not list_checkpoint_steps(root) and model.exists():
+            message += f"; its model after the last step is in {model}"
+        raise SpecError(message) from error
     print_text(f"✓ {found.id} after step {step}: {name}")
 
 

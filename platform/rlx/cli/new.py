@@ -38,6 +38,8 @@ def new(example: str | None, is_short: bool, file: Path | None) -> None:
     data to fetch. An existing file is not overwritten.
     """
     examples = find_examples()
+    if example is None and (is_short or file is not None):
+        raise SpecError("name the example to copy, as in --from rlcr; `rlx new` lists them")
     if example is None:
         rows = [(name, _read_summary(found)) for name, found in sorted(examples.items())]
         from rlx.cli.console import print_table

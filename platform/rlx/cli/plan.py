@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.checks import check_file
+from rlx.checks import check_file, require_showable_texts
 from rlx.cli.options import overrides_option
 from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import SpecError
-from rlx.spec.reading import count_errors, format_diagnostic
+from rlx.spec.reading import count_errors, format_diagnostic, label_refusal
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
 
@@ -32,6 +32,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--rows", "every", type=click.Choice(["all"]), help="Show all rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
 @click.option("--html", type=_FILE, metavar="FILE", help="Write a self-contained HTML page.")
+@label_refusal("")
 def plan(
     spec: Path,
     overrides: tuple[str, ...],
@@ -50,6 +51,7 @@ def plan(
     if html is not None and html.is_dir():
         raise SpecError(f"--html {escape_unprintable(str(html))} is a folder; name a file in it")
     read, plugins = check_file(spec, overrides)
+    require_showable_texts(read, plugins)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # before the hub library is imported
         os.environ.setdefault(name, "1")
     from rlx.plan import build_plan

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from rlx.checks import check_file, check_texts
+from rlx.checks import check_file, require_showable_texts
 from rlx.cli.failures import format_error_text
 from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_json, print_report, print_text
@@ -15,10 +15,8 @@ from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,
     LoadedSpec,
-    build_refusal,
     format_diagnostic,
     label_refusal,
-    locate_diagnostic,
 )
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
@@ -61,22 +59,10 @@ def _check_spec_file(path: Path, overrides: tuple[str, ...]) -> Outcome:
     try:
         with label_refusal(""):  # nobody asked for a run
             read, plugins = check_file(path, overrides)
-            _refuse_unwritable_texts(read, plugins)
+            require_showable_texts(read, plugins)
         return read, plugins
     except RlxError as error:
         return error
-
-
-def _refuse_unwritable_texts(read: LoadedSpec, plugins: ExperimentPlugins) -> None:
-    """Refuses an experiment whose first problems its tiny model cannot be shown.
-
-    Raises:
-        InvalidSpec: lists what cannot be shown.
-    """
-    found = check_texts(read.spec, plugins, thorough=False)
-    faults = [locate_diagnostic(f, read.document) for f in found if f.kind != "machine"]
-    if faults:
-        raise build_refusal(faults, read.document.file)
 
 
 def _print_spec_outcome(path: Path, outcome: Outcome) -> None:

@@ -145,20 +145,25 @@ class _EpisodeCase:
             AssertionError: the environment failed.
         """
         steps: list[Step] = []
-        state = self._assert_answered(host.reset([(self.episode.problem, _SEED)])[0], "its reset")
+        state = self.assert_answered(host.reset([(self.episode.problem, _SEED)])[0], "its reset")
         player, taken = 0, [0, 0]
         for number, text in enumerate(self.episode.turns, start=1):
             taken[player] += 1
             (step,) = host.step([(state, self.action(taken[player], text, player=player))])
             what = f"turn {number}, {_shorten_turn_text(text)}"
-            steps.append(self._assert_answered(step, what))
+            steps.append(self.assert_answered(step, what))
             if steps[-1].done:
                 break
             state = steps[-1].state
             player = steps[-1].player if self.episode.self_play else 0
         return steps
 
-    def _assert_answered(self, answer: Any, what: str) -> Any:
+    def assert_answered(self, answer: Any, what: str) -> Any:
+        """Returns what a worker answered.
+
+        Raises:
+            AssertionError: the environment failed.
+        """
         hint = "" if self.environment.examples else "; give it examples, with a problem to play"
         assert not isinstance(answer, HostFault), f"{self}: {what}: {answer.reason}{hint}"
         return answer
@@ -292,6 +297,7 @@ def _check_hostile_actions(subject: Subject, extra_problems: _Given) -> None:
     for case, *_ in _group_by_options(_build_episode_cases(subject, extra_problems)):
         with open_environment_host(case.environment) as host:
             (state,) = host.reset([(case.episode.problem, _SEED)])
+            case.assert_answered(state, "its reset")
             actions = [
                 (label, action)
                 for label, text in _HOSTILE.items()
