@@ -131,10 +131,10 @@ def _load_dataset_splits(options: str, stamps: tuple[Stamp, ...]) -> _Splits:
         train, test = _split_held_out(train, task.held_out or 0.0)
     for split, problems in (("train", train), ("test", test)):
         if not problems:
-            names = _name_source(task.train if split == "train" or not task.test else task.test)
+            source = task.test if split == "test" and task.test is not None else task.train
             raise ValueError(
-                f"{names}: no problem is left for the split {split!r}; of records with equal "
-                "prompts one is used, and of training problems none that is also held out"
+                f"{_name_source(source)}: no problem is left for the split {split!r}; records with "
+                "equal prompts count once, and held-out problems are not trained on"
             )
     if task.id is not None:
         _check_ids([*train, *test])

@@ -70,9 +70,9 @@ def export(run: str, folder: Path, url: str) -> None:
                 (Path(aside) / "model").replace(target)
     except (CheckpointError, DivergedModelError) as error:
         message = f"no checkpoint of {found.id} can be exported: {error}"
-        model = locate_run_folder(found, "model").model
-        if not list_checkpoint_steps(root) and model.exists():
-            message += f"; its model after the last step is in {model}"
+        if not list_checkpoint_steps(root):
+            model = locate_run_folder(found, "model").model
+            message += f"; its model after the last step is in {model}" if model.exists() else ""
         raise SpecError(message) from error
     print_text(f"✓ {found.id} after step {step}: {name}")
 
