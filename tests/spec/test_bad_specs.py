@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rlx.checks import check_file
-from rlx.spec.reading.diagnostics import InvalidSpec
+from rlx.spec.reading.diagnostics import InvalidSpec, label_refusal
 from rlx.spec.reading.yaml_source import MAX_BYTES
 
 BAD = Path(__file__).parent / "bad"
@@ -45,7 +45,7 @@ def test_there_are_cases():
 @pytest.mark.parametrize("case", CASES)
 def test_says_what_is_wrong(case, monkeypatch):
     monkeypatch.chdir(BAD)
-    with pytest.raises(InvalidSpec) as caught:
+    with pytest.raises(InvalidSpec) as caught, label_refusal("submitted"):
         check_file(Path(f"{case}.yaml"), overrides(case))
     said = everywhere(str(caught.value)) + "\n"
     expected = Path(f"{case}.txt")

@@ -25,7 +25,7 @@ PLUGIN = Diagnostic(kind="plugin", message="no reward plugin named 'briar'")
 
 
 def test_reads_like_a_compiler():
-    assert str(build_refusal([TYPO], "experiments/rlcr.yaml")) == (
+    assert str(InvalidSpec([TYPO], "experiments/rlcr.yaml", "submitted")) == (
         "error: unknown key 'algorithm.epsilom'\n"
         "  --> experiments/rlcr.yaml:7:3\n"
         "   |\n"

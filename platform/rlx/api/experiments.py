@@ -9,7 +9,7 @@ from rlx.checks import check_file, run_preflight_checks
 from rlx.discovery import ExperimentPlugins
 from rlx.launch import find_finished_runs, open_registry, registry_url, start_experiment
 from rlx.spec import ExperimentSpec
-from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec
+from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, label_refusal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +47,7 @@ class Experiment:
 
         return ExperimentPlan(build_plan(self.path, self.loaded, self.plugins))
 
+    @label_refusal("submitted")
     def submit(self, *, again: bool = False, queue: bool = False, rehearse: bool = True) -> Run:
         """Records a run and starts it in the background, where it outlives this process.
 

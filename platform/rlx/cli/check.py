@@ -11,7 +11,6 @@ from rlx.cli.completion import complete_run
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.launch import locate_run_folder, open_registry
-from rlx.spec.reading import label_refusal
 from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ __all__ = ["check"]
 @click.option("--step", type=click.IntRange(min=1), help="Check only this step.")
 @json_option
 @registry_option
-@label_refusal("")
 def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     """Check that RUN's records are consistent: scores, masks, rewards, advantages, probes.
 

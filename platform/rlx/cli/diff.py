@@ -8,7 +8,6 @@ import click
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.comparison import find_side_differences, load_diff_side
-from rlx.spec.reading import label_refusal
 from rlx.text import escape_unprintable
 
 __all__ = ["diff"]
@@ -19,7 +18,6 @@ __all__ = ["diff"]
 @click.argument("other", metavar="RUN|FILE")
 @json_option
 @registry_option
-@label_refusal("")
 def diff(one: str, other: str, as_json: bool, url: str) -> None:
     """Show in what two runs or experiments differ, and in what they agree.
 

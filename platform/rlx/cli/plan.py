@@ -12,7 +12,7 @@ from rlx.checks import check_file, require_showable_texts
 from rlx.cli.options import overrides_option
 from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import SpecError
-from rlx.spec.reading import count_errors, format_diagnostic, label_refusal
+from rlx.spec.reading import count_errors, format_diagnostic
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
 
@@ -32,7 +32,6 @@ _FILE = click.Path(path_type=Path)
 @click.option("--rows", "every", type=click.Choice(["all"]), help="Show all rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
 @click.option("--html", type=_FILE, metavar="FILE", help="Write a self-contained HTML page.")
-@label_refusal("")
 def plan(
     spec: Path,
     overrides: tuple[str, ...],

@@ -14,7 +14,6 @@ from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.launch import child_environment
-from rlx.spec.reading import label_refusal
 from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ _COUNT = click.IntRange(min=1)
 @click.option("--record/--no-record", default=True, help="Add the results to RUN's records.")
 @click.option("--again", is_flag=True, help="Record the probe even if the run has it already.")
 @registry_option
-@label_refusal("")
 def probe(
     as_json: bool,
     picture: Path | None,

@@ -22,6 +22,7 @@ from rlx.launch import (
     reconcile_job,
 )
 from rlx.spec import ExperimentSpec
+from rlx.spec.reading import label_refusal
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 
@@ -36,6 +37,7 @@ RESUMABLE = ("failed", "stopped", "lost", "queued")
 @overrides_option("PATH=VALUE", "Override a value of `runner` or `tracking`; can be repeated.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
+@label_refusal("resumed")
 def resume(run: str, url: str, overrides: tuple[str, ...], detach: bool, quiet: bool) -> int:
     """Resume RUN, which failed, was stopped or is lost, from its newest checkpoint.
 

@@ -13,7 +13,6 @@ from rlx.cli.output import format_json, print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.reward import ScoredLine, build_reward, open_response_lines, score_lines
-from rlx.spec.reading import label_refusal
 from rlx.text import escape_unprintable
 
 __all__ = ["score"]
@@ -66,7 +65,6 @@ class _Count:
     show_default=True,
     help="Time limit of one call, in seconds.",
 )
-@label_refusal("")
 def score(
     name: str,
     file: str,

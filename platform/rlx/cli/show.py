@@ -16,7 +16,7 @@ from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, open_registry
 from rlx.plugin import Plugin
 from rlx.spec import PROFILES, ExperimentSpec
-from rlx.spec.reading import label_refusal, list_leaf_values
+from rlx.spec.reading import list_leaf_values
 
 __all__ = ["show"]
 
@@ -44,7 +44,6 @@ class _ShownExperiment:
     "--json", "as_json", is_flag=True, help="Print the resolved spec, values and origins as JSON."
 )
 @registry_option
-@label_refusal("")
 def show(experiment: str, overrides: tuple[str, ...], as_json: bool, url: str) -> None:
     """Show an experiment, or that of a RUN, in full, each value with its origin.
 

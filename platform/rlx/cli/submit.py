@@ -26,7 +26,7 @@ from rlx.launch import (
     start_experiment,
     stop_run,
 )
-from rlx.spec.reading import LoadedSpec
+from rlx.spec.reading import LoadedSpec, label_refusal
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 
@@ -54,6 +54,7 @@ __all__ = ["stop", "submit"]
     type=click.IntRange(1),
     help="Runs of the group at a time; by default 1, or as many as a Ray cluster can hold.",
 )
+@label_refusal("submitted")
 def submit(
     spec: Path,
     overrides: tuple[str, ...],

@@ -16,7 +16,6 @@ from rlx.spec.reading import (
     InvalidSpec,
     LoadedSpec,
     format_diagnostic,
-    label_refusal,
 )
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
@@ -57,9 +56,8 @@ Outcome = tuple[LoadedSpec, ExperimentPlugins] | RlxError
 
 def _check_spec_file(path: Path, overrides: tuple[str, ...]) -> Outcome:
     try:
-        with label_refusal(""):  # nobody asked for a run
-            read, plugins = check_file(path, overrides)
-            require_showable_texts(read, plugins)
+        read, plugins = check_file(path, overrides)
+        require_showable_texts(read, plugins)
         return read, plugins
     except RlxError as error:
         return error

@@ -15,7 +15,6 @@ from rlx.cli.output import print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.launch import VICTIMS, KillResult, run_resume_trial
-from rlx.spec.reading import label_refusal
 
 __all__ = ["verify_resume"]
 
@@ -32,7 +31,6 @@ __all__ = ["verify_resume"]
     "--registry", "url", metavar="URL", help="Registry to use instead of a new SQLite file."
 )
 @click.option("--keep", is_flag=True, help="Keep the folder with the runs.")
-@label_refusal("")
 def verify_resume(
     spec: Path,
     overrides: tuple[str, ...],

@@ -18,7 +18,6 @@ from rlx.discovery import (
     list_installed_plugins,
     load_plugin,
 )
-from rlx.spec.reading import label_refusal
 from rlx.text import escape_unprintable
 
 __all__ = ["plugins"]
@@ -92,7 +91,6 @@ def show(name: str, as_json: bool, full: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the result of every promise as JSON.")
 @click.option("--record", is_flag=True, help="Store the results in the registry.")
 @registry_option
-@label_refusal("")
 def check(
     what: str, kind: str | None, options: tuple[str, ...], as_json: bool, record: bool, url: str
 ) -> int:

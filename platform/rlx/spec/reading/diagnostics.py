@@ -147,9 +147,7 @@ class InvalidSpec(SpecError):
         file: name of the file as the user gave it.
     """
 
-    def __init__(
-        self, diagnostics: Iterable[Diagnostic], file: str, done: str = "submitted"
-    ) -> None:
+    def __init__(self, diagnostics: Iterable[Diagnostic], file: str, done: str = "") -> None:
         self.diagnostics = tuple(diagnostics)
         self.file = file
         super().__init__(format_diagnostic_report(self.diagnostics, file, done))
@@ -281,9 +279,7 @@ def count_errors(diagnostics: Iterable[Diagnostic]) -> str:
     return "1 error" if errors == 1 else f"{errors} errors"
 
 
-def format_diagnostic_report(
-    diagnostics: Sequence[Diagnostic], file: str, done: str = "submitted"
-) -> str:
+def format_diagnostic_report(diagnostics: Sequence[Diagnostic], file: str, done: str = "") -> str:
     """Returns all diagnostics of one file and a closing line that counts them.
 
     Args:
