@@ -1,7 +1,7 @@
 """Settings of every test.
 
-`make test` is all but `system`: one process per worker, SQLite, files and threads. `make test-system`
-is `system`, which starts servers, browsers and command lines and kills what it started.
+`make test` is all but tests/system: one process per worker, SQLite, files and threads. `make
+test-system` starts servers, browsers and command lines, and kills what it started.
 """
 
 import gc
