@@ -26,8 +26,6 @@ STORED, PAGE = ROOT / "docs" / "bench.json", ROOT / "docs" / "benchmarks.md"
 BENCHMARKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "rlcr_update_short": ("updates", "rlcr_update_short", ()),
     "rlcr_update_long": ("updates", "rlcr_update_long", ()),
-    "chain_updates": ("chains", "chain_updates", ()),
-    "chain_tree": ("chains", "chain_tree", ()),
     "two_turn_generation": ("generation", "two_turn_generation", ()),
     "one_turn_generation": ("generation", "one_turn_generation", ()),
     "one_turn_vs_vllm": ("vllm_peer", "one_turn_vs_vllm", ()),

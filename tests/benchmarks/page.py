@@ -53,13 +53,6 @@ gradient.
 plain rows add in micro-batches of 8, each in a process of its own. Nothing is claimed against
 micro-batches of 4 or fewer: a tree must be resident as a whole, so they can need less.
 
-`chain_*` is chain attention beside grouped attention: updates at the long shape and, `longer`, at
-(200, 1000, 30, 20, 8, 2) with one prompt, and the attention of one layer (4 heads, 2 key-value
-heads of 64), forward and backward, in one tree of 8 answers of 8,000 tokens, with its layout and
-masks as a figure of their own. `memory` is what they add at their peak, each in a process of its
-own, for the tree with its layout. The benchmark ends with an error where gradients differ by more
-than 5e-6.
-
 `two_turn_generation` samples both turns of the short shape, with log-probabilities, beside
 transformers' `generate` (without them), which reads every branch anew; `_strongest` is beside
 `generate` with one cache for both turns, into which prompts and the question are read before their
@@ -159,7 +152,7 @@ SECTIONS = {
     "Steps of training": (
         STEPS,
         (
-            *("rlcr_update_short", "rlcr_update_long", "chain_updates", "chain_tree"),
+            *("rlcr_update_short", "rlcr_update_long"),
             *("two_turn_generation", "one_turn_generation", "one_turn_vs_vllm"),
             *("rlcr_step", "grpo_step_vs_trl"),
         ),
