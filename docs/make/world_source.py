@@ -1,6 +1,6 @@
 """Builds the shipped graph, `data/world.tsv`, from hand-written files and Unicode CLDR.
 
-    python -m rlx_plugins.kg.world_source
+    python docs/make/world_source.py
 
 The files `countries.tsv` (capitals, continents, borders), `names.tsv` (labels and aliases) and
 `corrections.tsv` (replacements for lists of CLDR) are hand-written. Everything else is from CLDR,
@@ -21,9 +21,11 @@ from babel.core import get_cldr_version
 from babel.languages import get_official_languages
 from babel.numbers import get_currency_name, get_territory_currencies
 
+import rlx_plugins
+
 __all__ = ["WORLD", "build_world_table"]
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(rlx_plugins.__file__).parent / "kg" / "data"
 WORLD = DATA / "world.tsv"
 
 AS_OF = date(2025, 7, 1)
@@ -31,7 +33,7 @@ AS_OF = date(2025, 7, 1)
 
 HEADER = """\
 # The world: {facts} facts about {countries} countries in the middle of 2025. Made by
-# rlx_plugins.kg.world_source; never edit by hand.
+# docs/make/world_source.py; never edit by hand.
 # Capitals, continents and borders are from countries.tsv. Names, languages and currencies are from
 # Unicode CLDR {cldr} (LICENSE.unicode), changed by names.tsv and corrections.tsv.
 """

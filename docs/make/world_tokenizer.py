@@ -1,6 +1,6 @@
 """Builds the word-level tokenizer of the shipped graph, `world`, which tiny models use.
 
-`python -m rlx_plugins.kg.world_tokenizer FILE` writes it in the format of Hugging Face tokenizers.
+`python docs/make/world_tokenizer.py FILE` writes it in the format of Hugging Face tokenizers.
 """
 
 import json
