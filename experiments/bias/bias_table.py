@@ -1,6 +1,6 @@
-"""`make bias`: writes docs/bias.md, the expected gradient of every estimator beside the exact one.
+"""`make bias`: writes bias.md, the expected gradient of every estimator beside the exact one.
 
-    python docs/make/bias_table.py
+    python experiments/bias/bias_table.py
 
 Steps of one prompt with four rollouts and of two prompts with two are enumerated; larger ones are
 drawn. It fails where the computed verdicts are not those of `rlx.checks.BIASES`, from which
@@ -33,7 +33,7 @@ from rlx.discovery import resolve_plugins
 from rlx.spec import CreditSpec, LossSpec
 
 HOME = Path(__file__).parents[2]
-PAGE = HOME / "docs" / "bias.md"
+PAGE = Path(__file__).with_name("bias.md")
 TEXT = Path(__file__).with_name("bias_page.md.tmpl")
 PLACEMENTS = ("turn_proportional", "turn_end", "final_token_only")
 DRAWN = {"count": 20_000, "seed": 0}
@@ -234,7 +234,7 @@ def build_experiment_row(name: str) -> str:
     case = Case(resolve_plugins(spec).estimator, credit, loss)
     found = show_cell(compare_case(case))
     reasons = "; ".join(list_case_reasons(case))
-    link = f"[`{name}.yaml`](../experiments/{name}.yaml)"
+    link = f"[`{name}.yaml`](../{name}.yaml)"
     cells = [link, f"`{spec.estimator.plugin}`", case.objective, found]
     return f"| {' | '.join([*cells, reasons])} |"
 

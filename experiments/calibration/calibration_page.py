@@ -1,16 +1,18 @@
 """`make suite`: compares centred and σ-normalized confidences on experiments/rlcr_asked.yaml.
 
-    python docs/make/calibration_page.py
+    python experiments/calibration/calibration_page.py
 
 Trains the missing runs (three seeds each), evaluates every run on problem sets near training and
-far from it, and writes docs/calibration.md with its pictures. Runs are stored in RLX_HOME, so an
+far from it, and writes calibration.md with its pictures. Runs are stored in RLX_HOME, so an
 interrupted command continues where it stopped.
 """
 
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "make"))
 from rlx_command import ROOT, rlx
 
 from rlx_registry import Registry
@@ -19,8 +21,8 @@ SPEC = "experiments/rlcr_asked.yaml"
 SUITE = "experiments/suites/rlcr.yaml"
 VARIES = "estimator.confidence.normalize"
 ARMS = ("center", "std")
-PAGE = ROOT / "docs" / "calibration.md"
-PICTURES = ROOT / "docs" / "calibration"
+PAGE = Path(__file__).with_name("calibration.md")
+PICTURES = PAGE.with_name("pictures")
 SHOWN = ("reliability", "risk_coverage", "confidence", "scaling")
 
 HEAD = """# Calibration, near training and far from it
@@ -29,7 +31,7 @@ Written by `make suite`: `{spec}` with confidences centred within an answer (`ce
 and divided by σ (`std`, the formula of RLCR in two turns), seeds 0 to 2, everything else equal;
 each model is then evaluated on `{suite}`. A run takes about three minutes on one CPU core.
 `experiments/rlcr_exact.yaml` has no confidences to centre: it sums their expected score
-([results](../experiments/LOG.md), seeds 10 to 13). Exploratory: seeds 0 to 2 also served trials of
+([results](../LOG.md), seeds 10 to 13). Exploratory: seeds 0 to 2 also served trials of
 this recipe; p is not corrected over measures or sets, and with three seeds it cannot be below .25.
 ECE is not debiased.
 
@@ -65,7 +67,7 @@ def main() -> None:
     table = rlx("compare", *(run for runs in arms.values() for run in runs), "--md", quiet=True)
     parts = [HEAD.format(spec=SPEC, suite=SUITE, varies=VARIES), table, "\n## Pictures, seed 0\n"]
     for name in SHOWN:
-        pictures = " ".join(f"![{arm}: {name}](calibration/{arm}_{name}.png)" for arm in ARMS)
+        pictures = " ".join(f"![{arm}: {name}](pictures/{arm}_{name}.png)" for arm in ARMS)
         parts.append(f"\n`center`, then `std`: {name.replace('_', ' ')}\n\n{pictures}\n")
     PAGE.write_text("".join(parts), encoding="utf-8")
     print(PAGE.relative_to(ROOT))
