@@ -101,7 +101,7 @@ class Run:
         Args:
             names: the metrics; without any, all.
         """
-        from rlx.results.frames import build_metric_frame
+        from rlx.results import build_metric_frame
 
         with open_registry(self.registry) as registry:
             found = registry.results.metrics(self.id, names or None)
@@ -111,7 +111,7 @@ class Run:
 
     def evaluations(self) -> "pd.DataFrame":
         """One row per evaluation and probe: `step`, `label`, `suite`, and its metrics."""
-        from rlx.results.frames import build_evaluation_frame
+        from rlx.results import build_evaluation_frame
 
         with open_registry(self.registry) as registry:
             return build_evaluation_frame(registry.results.evaluations(self.id))
@@ -126,7 +126,7 @@ class Run:
         Raises:
             SpecError: there is no such evaluation, or its answers are not recorded.
         """
-        from rlx.results.frames import build_answer_frame
+        from rlx.results import build_answer_frame
 
         with open_registry(self.registry) as registry:
             there = registry.results.evaluations(self.id, suite)
@@ -144,7 +144,7 @@ class Run:
         Raises:
             SpecError: the run has stored no rollouts of such a step.
         """
-        from rlx.results.frames import build_rollout_frame
+        from rlx.results import build_rollout_frame
 
         with open_registry(self.registry) as registry:
             wanted = select_rollout_steps(registry, registry.run(self.id), steps)
@@ -161,7 +161,7 @@ class Run:
             SpecError: the run has stored no rollouts of such a step.
             RegistryError: a file is missing, or another version of rlx wrote it.
         """
-        from rlx.results.frames import build_token_frame
+        from rlx.results import build_token_frame
 
         with open_registry(self.registry) as registry:
             run = registry.run(self.id)
@@ -283,7 +283,7 @@ class ExperimentPlan:
 
         The columns are those of `Run.trajectories`, with `phase` in place of `step`.
         """
-        from rlx.results.frames import build_token_frame
+        from rlx.results import build_token_frame
 
         return build_token_frame(
             ({"phase": ", ".join(phase.names)}, row)
@@ -406,7 +406,7 @@ def score(
     else:
         encoded = (json.dumps(dict(one)).encode() for one in responses)
         scored = [*score_lines(plugin, encoded, workers=workers, deadline=deadline)]
-    from rlx.results.frames import build_score_frame
+    from rlx.results import build_score_frame
 
     return build_score_frame(line.to_plain_dict() for batch in scored for line in batch)
 

@@ -25,6 +25,14 @@ from .evaluating import (
     evaluate,
 )
 from .evidence import Violation
+from .frames import (
+    build_answer_frame,
+    build_evaluation_frame,
+    build_metric_frame,
+    build_rollout_frame,
+    build_score_frame,
+    build_token_frame,
+)
 from .models import TrainedModel
 from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
@@ -48,10 +56,16 @@ __all__ = [
     "SuiteEvaluation",
     "TrainedModel",
     "Violation",
+    "build_answer_frame",
     "build_comparison_json",
     "build_comparison_tables",
+    "build_evaluation_frame",
+    "build_metric_frame",
     "build_requested_suite",
+    "build_rollout_frame",
+    "build_score_frame",
     "build_set_spec",
+    "build_token_frame",
     "check_run",
     "compare_recipes",
     "describe_exclusions",
