@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlx.audit.run_comparison import find_run_differences
 from rlx.checkpoint.fork import pin_checkpoint
-from rlx.checks import read_spec
+from rlx.plan import read_spec
 from rlx.spec.reading.diagnostics import InvalidSpec
 
 FIRST = {

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.api.runs import Run
-from rlx.checks import check_file, run_preflight_checks
 from rlx.discovery import ExperimentPlugins
 from rlx.launch import find_finished_runs, open_registry, registry_url, start_experiment
+from rlx.plan import check_file, run_preflight_checks
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, label_refusal
 
@@ -69,7 +69,7 @@ class Experiment:
         elsewhere = queue or self.spec.runner.launcher.submits_jobs
         run_preflight_checks(read, plugins, elsewhere=elsewhere)
         if rehearse:
-            from rlx.checks import run_rehearsal_checks  # imports torch
+            from rlx.plan import run_rehearsal_checks  # imports torch
 
             (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=elsewhere)
             plugins = replace(plugins, warnings=plugins.warnings + warnings)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.assess.target import TrainedModel, check_sections, open_target
-from rlx.checks import check_read_spec, validate_document
 from rlx.errors import RewardError, SpecError
 from rlx.home import get_rlx_home
 from rlx.launch import (
@@ -17,6 +16,7 @@ from rlx.launch import (
     send_run_folder,
     update_mlflow_mirror,
 )
+from rlx.plan import check_read_spec, validate_document
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.spec import OWN_SUITE, ExperimentSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.assess.target import TrainedModel, check_sections, open_target
-from rlx.checks import check_read_spec, validate_document
 from rlx.errors import SpecError
 from rlx.launch import (
     get_registry_url,
@@ -16,6 +15,7 @@ from rlx.launch import (
     send_run_folder,
     update_mlflow_mirror,
 )
+from rlx.plan import check_read_spec, validate_document
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.spec import ExperimentSpec, ProbeSpec
 from rlx.spec.reading import YamlDocument, apply_overrides

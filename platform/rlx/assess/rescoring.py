@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.assess.stored_steps import select_rollout_steps
 from rlx.assess.target import check_sections
-from rlx.checks import check_read_spec, read_spec, validate_document
 from rlx.discovery import describe_plugin_changes
 from rlx.launch import get_registry_url, locate_run_folder, open_registry
+from rlx.plan import check_read_spec, read_spec, validate_document
 from rlx.reporting import ShowProgress, ignore_progress
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import apply_overrides, label_refusal, parse_yaml_document

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx.checks import check_read_spec, read_spec
 from rlx.launch import collect_code_version, collect_environment_versions, open_registry
+from rlx.plan import check_read_spec, read_spec
 from rlx_registry import RunRecord, fill_plugin_options
 
 __all__ = ["DiffSide", "build_run_side", "find_side_differences", "load_diff_side"]
