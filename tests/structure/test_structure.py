@@ -65,26 +65,22 @@ MAY_IMPORT = {
         ),
         *("record", "checkpoint", "sealing", "discovery", "rlx_registry"),
     },
-    "audit": {
-        *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit", "step"),
-        *("row_rewards", "recipe", "home", "model", "sampler", "evaluation", "probe", "record"),
-        *("train_batch", "run", "sealing", "rlx_registry"),
-    },
     "launch": {
         *("spec", "plugin", "discovery", "home", "model", "learner", "record", "checkpoint"),
-        *("run", "audit", "reward", "sampler", "sealing", "rlx_registry"),
+        *("run", "reward", "sampler", "sealing", "rlx_registry"),
     },
     "plan": {
         *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit", "train_batch"),
         *("recipe", "row_rewards", "step", "home", "model", "launch", "rlx_registry"),
     },
-    "comparison": {"plan", "evaluation", "launch", "rlx_registry", "spec"},
-    "assess": {
-        *("audit", "checkpoint", "discovery", "evaluation", "home", "launch", "model"),
-        *("plan", "plugin", "probe", "record", "rlx_registry", "run", "spec", "writing"),
+    "results": {
+        *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit", "step", "writing"),
+        *("row_rewards", "recipe", "home", "model", "sampler", "evaluation", "probe", "record"),
+        *("train_batch", "run", "sealing", "checkpoint", "launch", "plan"),
+        "rlx_registry",
     },
     "api": {
-        *("assess", "comparison", "discovery", "launch", "plan", "reward"),
+        *("results", "discovery", "launch", "plan", "reward"),
         *("rlx_registry", "spec"),
     },
     "testing": {
