@@ -92,7 +92,7 @@ def test_one_distribution_offers_everything():
     "code",
     [
         "from rlx.cli import main; main(['validate', 'experiments/rlcr.yaml'])",
-        "from pathlib import Path; import rlx.checks as checks; checks.run_preflight_checks("
+        "from pathlib import Path; import rlx.plan as checks; checks.run_preflight_checks("
         "*checks.check_file(Path('experiments/rlcr_1.5b.yaml')), elsewhere=True)",
         "import rlx, rlx_registry, rlx_web; rlx.Run; rlx.score; rlx.EvaluationRequest;"
         "rlx.read('experiments/rlcr.yaml'); import rlx_plugins.countdown, rlx_gyms.reasoning",

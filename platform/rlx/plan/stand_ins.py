@@ -16,16 +16,6 @@ from rlx.spec import ExperimentSpec, TinyModelSpec
 if TYPE_CHECKING:
     from rlx.model import Vocabulary
 
-__all__ = [
-    "EncodingDialogue",
-    "PlanProblems",
-    "PlanSpeech",
-    "StandInDialogue",
-    "fit_to_vocabulary",
-    "load_plan_problems",
-    "load_speech",
-]
-
 
 class EncodingDialogue(Dialogue, Protocol):
     """A dialogue that can also encode arbitrary text and decode single tokens."""
@@ -46,14 +36,23 @@ class EncodingDialogue(Dialogue, Protocol):
 
 
 # Tokenizers --------------------------------------------------------------------------------------
-
 PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
+
+
 """Short words with the space before them, single digits, single signs: roughly how large byte-level
 vocabularies split a text.
 """
+
+
 CONTROL = re.compile(r"<(?=\|\w+\|>)")
+
+
 TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
+
+
 POINTS = re.compile(r"(?<=[0-9])(?=\.)|(?<=\.)(?=[0-9])")
+
+
 DIGITS = re.compile(r"(?<=\d)(?=\d)")
 
 
@@ -204,8 +203,6 @@ def _can_encode(speech: EncodingDialogue, text: str) -> bool:
 
 
 # Problems ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class PlanProblems:
     """Problems to plan with.

@@ -8,10 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rlx.checks.stopping_bias import find_stopping_bias
-from rlx.checks.trial import check_trial
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RlxError
+from rlx.plan.findings import check_trial
+from rlx.plan.stand_ins import PlanSpeech, load_plan_problems, load_speech
+from rlx.plan.stopping_bias import find_stopping_bias
+from rlx.plan.trial import PlanTrial, run_trial
+from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
 from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec
 from rlx.spec.reading import (
@@ -24,18 +27,10 @@ from rlx.spec.reading import (
     locate_diagnostic,
     relocate_phase_fault,
 )
-from rlx.trial import (
-    PlanSpeech,
-    PlanTrial,
-    group_equal_phases,
-    list_trial_settings,
-    load_speech,
-    run_phase_trial,
-)
-
-__all__ = ["ExperimentTrial", "PhaseTrial", "rehearse_experiment", "run_rehearsal_checks"]
 
 _SECTION = re.compile(r"(task|mask|estimator) plugin '|([a-z_]+(?:\.\w+)*): ")
+
+
 """The beginning of a message that names a section of the experiment."""
 
 
@@ -177,3 +172,51 @@ def _locate_findings(
             at = ("phases", read.spec.phases.index(one))
             finding = relocate_phase_fault(finding, at, {"name": one.name, "set": one.set})
         yield locate_diagnostic(finding, read.document)
+
+
+PROMPTS = 3
+
+
+MANY_ROWS = 128
+
+
+"""With at least this many rows per prompt, a trial uses only two prompts."""
+
+
+_UNUSED = {"name", "seed", "phases", "optimizer", "runner", "tracking"}
+
+
+"""Sections that do not change what a trial finds."""
+
+
+def group_equal_phases(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
+    """Groups phases that share everything from rollouts to loss."""
+    groups: dict[str, list[PhaseSpec]] = {}
+    for phase in spec.phases:
+        settings = spec.resolve_phase_spec(phase).model_dump_json(exclude=_UNUSED)
+        groups.setdefault(settings, []).append(phase)
+    return list(groups.values())
+
+
+def list_trial_settings(spec: ExperimentSpec) -> tuple[str, ...]:
+    """Returns what the trials of an experiment depend on: experiments with equal settings, such as
+    those of several seeds or learning rates, need only one rehearsal."""
+    phases = (spec.resolve_phase_spec(phase) for phase in spec.phases)
+    return tuple(dict.fromkeys(phase.model_dump_json(exclude=_UNUSED) for phase in phases))
+
+
+def run_phase_trial(spec: ExperimentSpec, speech: PlanSpeech, pool: RewardPool) -> PlanTrial:
+    """Runs the trial of one phase on its first few problems, however many a step has.
+
+    Args:
+        spec: the experiment with the phase's settings.
+        speech: the dialogue of its model.
+        pool: runs rewards and environment.
+
+    Raises:
+        SpecError, PluginError, EnvironmentFault: as `load_plan_problems` and `run_trial`.
+    """
+    recipe = build_recipe(spec)
+    wanted = PROMPTS if recipe.plan.rows_per_prompt < MANY_ROWS else PROMPTS - 1
+    problems = load_plan_problems(spec, recipe.task, min(wanted, spec.rollout.prompts_per_step))
+    return run_trial(recipe, problems, speech, pool)

@@ -12,6 +12,9 @@ from torch.nn.functional import pad
 from rlx.batch import list_batch_rows
 from rlx.credit import TurnWithoutTokens, structured_scores
 from rlx.errors import PluginError
+from rlx.plan.model_shape import ModelShape, load_model_shape
+from rlx.plan.responses import FakeSession, Rehearsal, ResponseAuthor, ScriptedPolicy
+from rlx.plan.stand_ins import EncodingDialogue, PlanProblems, PlanSpeech, fit_to_vocabulary
 from rlx.plugin import Problem, Rehearsed
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
@@ -21,18 +24,17 @@ from rlx.seeding import derive_seed
 from rlx.step import assign_credit
 from rlx.text import pluralize_noun
 from rlx.train_batch import RowRewards, ScoredRows, TokenStreams, TrainBatch
-from rlx.trial.model_shape import ModelShape, load_model_shape
-from rlx.trial.rehearsal import Rehearsal, ScriptedPolicy
-from rlx.trial.responses import FakeSession, ResponseAuthor
-from rlx.trial.stand_ins import EncodingDialogue, PlanProblems, PlanSpeech, fit_to_vocabulary
 from rlx_registry import STREAMS, TokenStream
 
-__all__ = ["Place", "PlanTrial", "describe_row_kind", "run_trial"]
-
 MOST_ROWS = 512
+
+
 """Rows per prompt above which a trial samples smaller groups than the experiment."""
 
+
 Place = tuple[int, int]
+
+
 """(tree, segment)."""
 
 

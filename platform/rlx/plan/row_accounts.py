@@ -3,30 +3,26 @@
 Synthetic rollouts and rollouts that a run has stored use the same types.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from rlx.batch import BatchRow
+from rlx.batch import BatchRow, build_token_batch
 from rlx.credit import place_rewards
 from rlx.discovery import build_placement
+from rlx.errors import RegistryError
+from rlx.plan.stand_ins import EncodingDialogue
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import Author, Pieces, RolloutTree
-from rlx.spec import CreditSpec
-
-__all__ = [
-    "ContextStretch",
-    "RewardAccount",
-    "RowAccount",
-    "RowAccountBuilder",
-    "TokenLine",
-    "TokenStretch",
-    "TurnAccount",
-    "place_named_rewards",
-]
+from rlx.rollout import Author, Pieces, RolloutTree, build_piece_splitter
+from rlx.row_rewards import build_row_rewards
+from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,8 +282,6 @@ def _list_row_rewards(row: BatchRow, tree: RolloutTree, table: RewardTable) -> l
 
 
 # Rewards by name -------------------------------------------------------------------------------
-
-
 def place_named_rewards(
     rows: Sequence[BatchRow],
     trees: Sequence[RolloutTree],
@@ -340,3 +334,95 @@ def _list_weighted_rewards(entries: Mapping[str, RewardEntry]) -> list[tuple[str
     return [
         (e.name, e.weight * e.raw) for e in entries.values() if e.is_summed and e.raw is not None
     ]
+
+
+def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
+    """Returns a run's experiment with the settings of one phase.
+
+    Args:
+        resolved: the resolved spec from the registry.
+        phase: name of the phase.
+
+    Raises:
+        RegistryError: another version of rlx wrote it.
+    """
+    try:
+        spec = ExperimentSpec.model_validate_json(json.dumps(resolved), strict=True)
+        return spec.resolve_phase_spec(next(p for p in spec.phases if p.name == phase))
+    except (ValidationError, StopIteration) as error:
+        raise RegistryError(
+            "this version of rlx cannot read the experiment of this run; use the version that "
+            "recorded it"
+        ) from error
+
+
+def load_run_speech(spec: ModelSpec, tokenizer: Path, exported: Path) -> EncodingDialogue | None:
+    """The dialogue of a run's model, from its initial files or its export; None without them.
+
+    Args:
+        spec: the `model:` section.
+        tokenizer: `RunFolder.tokenizer`.
+        exported: `RunFolder.model`.
+    """
+    from rlx.model import folder_dialogue, load_local_dialogue
+
+    dialogue = load_local_dialogue(spec, tokenizer)
+    if dialogue is None and (exported / "config.json").is_file():
+        return folder_dialogue(exported, chat_template=getattr(spec, "chat_template", False))
+    return dialogue
+
+
+class TrainedRowsLike(Protocol):
+    """The trained rows of a stored step; see `rlx.record.rollouts.TrainedRows`."""
+
+    @property
+    def places(self) -> Sequence[tuple[int, int, int, str, int]]:
+        """(tree, segment, parent segment, kind, level) of each row."""
+        ...
+
+    @property
+    def groups(self) -> Tensor:
+        """`[B]` int64."""
+        ...
+
+    @property
+    def tokens(self) -> Mapping[str, Tensor | None]:
+        """`[B, T]` by name."""
+        ...
+
+
+def stored_accounts(
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    rows: TrainedRowsLike,
+    credit: CreditSpec,
+    speech: EncodingDialogue | None,
+) -> tuple[RowAccount, ...]:
+    """Returns the account of every row that a step trained on.
+
+    Args:
+        trees: all trees of the step.
+        table: their rewards.
+        rows: the trained rows, in the order of `rlx.batch.list_batch_rows`.
+        credit: how the step placed its rewards.
+        speech: decodes tokens; None shows token ids instead.
+
+    Raises:
+        RegistryError: the step was stored without its mask.
+    """
+    mask = rows.tokens.get("mask")
+    if mask is None:
+        raise RegistryError("these rollouts were recorded without their mask")
+    trained = {(tree, segment) for tree, segment, *_ in rows.places}
+    batch = build_token_batch(trees, without=set(table.turns) - trained)
+    present = build_row_rewards(batch, trees, table).turn_present
+    made = RowAccountBuilder(
+        rows=batch.rows,
+        groups=rows.groups,
+        trees=trees,
+        table=table,
+        tokens=rows.tokens,
+        named=place_named_rewards(batch.rows, trees, table, present, batch.turn_ids, mask, credit),
+    )
+    pieces = build_piece_splitter(speech)
+    return tuple(made.account(number, pieces) for number in range(len(batch.rows)))

@@ -1,9 +1,20 @@
-"""Checks that estimator, mask, task and environment fit the spec and silently ignore no setting."""
+"""Checks that plugins fit the spec and each other, and that no setting is silently ignored."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import cast
 
-from rlx.discovery import PROVIDERS, BuiltPlugins, list_needed_streams, list_providers
+from rlx.discovery import (
+    DEMONSTRATIONS,
+    NEEDS,
+    PROVIDERS,
+    BuiltPlugins,
+    build_plugin_diagnostic,
+    find_installed_plugin,
+    list_needed_streams,
+    list_providers,
+)
+from rlx.plan.contradictions import find_cautions
 from rlx.plugin import (
     Corrupts,
     Environment,
@@ -22,14 +33,66 @@ from rlx.spec import (
     TurnSpans,
     TwoLevel,
 )
-from rlx.spec.reading import Diagnostic, build_error, suggest_name
+from rlx.spec.reading import Diagnostic, build_error, build_warning, format_key_path, suggest_name
 
-__all__ = [
-    "check_plugin_fit",
-    "check_unused_value_sources",
-    "find_ignored_settings",
-    "list_singleton_turns",
-]
+
+def check_parent_rewards(plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+    """Reports a missing `of`, or one that the reward does not read."""
+    built = plugins.built
+    rewards = [place for place in plugins.places if place.path[0] == "rewards"]
+    for place in rewards:
+        if place.path not in built:
+            continue
+        label = format_key_path(place.path)
+        reads = getattr(built[place.path], "reads_parent", False)
+        if reads and place.of is None:
+            yield build_error(
+                place.path,
+                f"{label} needs `of`: {place.name!r} reads the value of another reward",
+                f"of: {next((str(u.path[-1]) for u in rewards if u is not place), 'NAME')}",
+            )
+        if not reads and place.of is not None:
+            message = f"{label}.of is {place.of!r}, but {place.name!r} reads no other reward"
+            yield build_error(
+                (*place.path, "of"),
+                message,
+                "drop `of`; your own plugin can read it if declared as "
+                "`@reward(reads_parent=True)`",
+            )
+
+
+def check_needed_streams(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+    """Reports streams that a plugin or warm start needs and the experiment does not provide."""
+    wanted = [
+        (place.name_path, place, name)
+        for place, plugin in plugins.list_all()
+        for name in list_needed_streams(plugin)
+    ]
+    for path, place, name in wanted:
+        if name not in NEEDS:
+            help_ = suggest_name(name, NEEDS, f"there are: {', '.join(NEEDS)}")
+            what = f"needs '{name}', which is not an rlx stream"
+            yield replace(
+                build_plugin_diagnostic(
+                    find_installed_plugin(place.kind, place.name), what, (help_,)
+                ),
+                path=path,
+            )
+    needs = [(path, place.label, name) for path, place, name in wanted if name in NEEDS]
+    if spec.model.warm_start is not None:
+        rollout = spec.rollout
+        several = isinstance(rollout, EnvironmentRolloutSpec) and not rollout.has_one_turn
+        wanted_of_task = "lessons" if several else "demonstrations"
+        needs.append((("model", "warm_start"), "model.warm_start", wanted_of_task))
+    task = plugins.built.get(("task",))
+    worked = plugins.built.get(DEMONSTRATIONS, task)
+    for path, who, name in needs:
+        provider, source = NEEDS[name], worked if path == ("model", "warm_start") else task
+        if source is not None and not provider.is_present(spec, source):
+            message = (
+                f"{who} needs {name}, which {provider.origin} provides: this experiment has none"
+            )
+            yield build_error(path, message, provider.help)
 
 
 def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
@@ -325,3 +388,60 @@ def find_ignored_settings(
             f"the reward is {state}: a rollout's tokens carry {mass} of its turn rewards, and "
             "turning KL on or off would change that; set `credit.placement` to fix it",
         )
+
+
+def collect_spec_warnings(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+    """Yields the plugins' own warnings, and those about the spec, estimator and mask."""
+    estimator = cast(Estimator, plugins.built["estimator",])
+    mask = cast(Mask, plugins.built["mask",])
+    for place, plugin in plugins.list_all():
+        for text in plugin.warnings():
+            yield build_warning(_find_option_path(place.path, plugin, text), text)
+    yield from _check_singleton_groups(spec, estimator)
+    for path, text in find_ignored_settings(spec, estimator):
+        yield build_warning(path, text)
+    yield from _check_mask_spans(spec, mask)
+    forced = (
+        spec.rollout.forced_answer if isinstance(spec.rollout, EnvironmentRolloutSpec) else None
+    )
+    if forced is not None and "{prompt}" in forced.template:
+        yield build_warning(
+            ("rollout", "forced_answer", "template"),
+            "rollout.forced_answer.template has {prompt}, which is not filled in here: the "
+            "problem was shown before the first turn",
+        )
+    yield from find_cautions(spec)
+
+
+def _find_option_path(path: KeyPath, plugin: Plugin, text: str) -> KeyPath:
+    """The key that a plugin's warning begins with, such as `numeric` or `estimator.confidence`;
+    otherwise the plugin's own."""
+    word = text.split()[0] if text.split() else ""
+    if path and word.startswith(f"{path[0]}."):
+        return tuple(word.split("."))
+    return (*path, word) if word in type(plugin).model_fields else path
+
+
+def _check_mask_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+    """Warns about kinds of turn whose tokens are all masked out, whatever the model generates."""
+    for level in spec.rollout.list_levels():
+        bare = not level.turn.spans
+        if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
+            yield build_warning(
+                ("mask", "fallback"),
+                f"mask.fallback is 'none', and {level.key} declares no spans: no {level.kind} ever "
+                "learns",
+                f"name its tags under {level.key}.spans, or `fallback: response`",
+            )
+
+
+def _check_singleton_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Warns about groups of one if the estimator compares siblings."""
+    for level in list_singleton_turns(spec):
+        if estimator.compares(level.kind):
+            yield build_warning(
+                ("rollout", *level.counted_at),
+                f"{level.count_key} is 1, and estimator '{spec.estimator.plugin}' compares "
+                f"siblings: a group of one has no signal, so no {level.kind} learns",
+                "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
+            )
