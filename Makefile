@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-kills test-machines test-rooms-a-m test-rooms-n-z test-crowded ray-trial ray-group-trial coverage check bench scale golden docs bias peers screenshots recording suite study shelf release gpu-check clean
+.PHONY: install demo test test-runs test-kills test-machines test-rooms-a-m test-rooms-n-z test-crowded coverage check bench scale golden docs bias peers screenshots recording suite study shelf release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -33,7 +33,7 @@ test: install  ## every test, in five parts, three of them side by side
 # rlx starts as a fork of a process that has the libraries, but for tests that need a new interpreter.
 PYTEST = -m pytest
 KILLS = hang_watch killed leftovers pauses queue resume team_registry
-MACHINES = elsewhere group in_flight ray ray_disks ray_head ray_jobs ray_scorers ray_servers slurm vllm vllm_pool
+MACHINES = elsewhere group in_flight ray slurm vllm vllm_pool
 ROOMS = $(filter-out tests/run/ tests/discovery/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
 FIRST = $(filter $(foreach l,a b c d e f g h i j k l m,tests/$l%),$(ROOMS))
 test-runs: install
@@ -50,12 +50,6 @@ test-rooms-a-m: install
 
 test-rooms-n-z: install
 	$(BIN)/python $(PYTEST) --forks $(filter-out $(FIRST),$(ROOMS)) --durations=15
-
-ray-trial: install  ## runs on a Ray cluster that lose ranks, scorers, servers, nodes and the head: ARGS="--kills 20"
-	$(BIN)/python tests/ray_trial.py $(ARGS)
-
-ray-group-trial: install  ## a group of 24 runs on a Ray cluster, killed half-way, beside one on this machine
-	$(BIN)/python tests/ray_group_trial.py $(ARGS)
 
 coverage: install  ## lines and branches that tests run, by room: an hour or two; ARGS="tests/credit tests/loss" for some
 	$(BIN)/python tests/coverage_rooms.py $(ARGS)

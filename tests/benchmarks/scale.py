@@ -4,21 +4,19 @@
     python tests/benchmarks/scale.py --rollouts 64,256 --tokens 400 --ranks 1,2 --page page.md
 
 Every number of rollouts goes through one rank, and the largest through every number of ranks, all
-in processes of their own. PostgreSQL and S3 are servers that it starts itself; where PostgreSQL, or
-moto and s3fs, are not installed, their part is left out.
+in processes of their own. PostgreSQL is a server that it starts itself; where it is not
+installed, its part is left out.
 """
 
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, astuple
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from patience import find_free_port, stop_process, wait_until
 from postgres import Server, binaries, server
 
-__all__ = ["main", "measure_step", "open_servers"]
+__all__ = ["main", "measure_step", "open_server"]
 
 LIMIT = 3600.0
 """Seconds in which all ranks have to end."""
@@ -43,10 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = _read_options(arguments)
     shapes = {n: build_shape(n, chosen.tokens) for n in chosen.rollouts}
     largest = max(shapes)
-    with open_servers() as (database, store):
-        alone = {n: measure_step(shape, 1, database, store) for n, shape in shapes.items()}
+    with open_server() as database:
+        alone = {n: measure_step(shape, 1, database) for n, shape in shapes.items()}
         among = {
-            n: alone[largest] if n == 1 else measure_step(shapes[largest], n, database, store)
+            n: alone[largest] if n == 1 else measure_step(shapes[largest], n, database)
             for n in chosen.ranks
         }
     firsts = {n: found[0] for n, found in alone.items()}
@@ -68,16 +66,14 @@ def _read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options.parse_args(arguments)
 
 
-def measure_step(
-    shape: Shape, ranks: int, database: Server | None = None, store: str = ""
-) -> list[dict[str, Any]]:
+def measure_step(shape: Shape, ranks: int, database: Server | None = None) -> list[dict[str, Any]]:
     """What every rank measured, the first rank first."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         registries = {"SQLite": f"sqlite:///{folder}/registry.db"}
         if database is not None:
             registries["PostgreSQL"] = database.url(database.create())
-        order = Order(str(folder / "run"), astuple(shape), registries, store)
+        order = Order(str(folder / "run"), astuple(shape), registries)
         (folder / "order.json").write_text(json.dumps(asdict(order)))
         _run_ranks(folder / "order.json", ranks)
         return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
@@ -116,37 +112,13 @@ def _run_ranks(order: Path, count: int) -> None:
 
 
 @contextmanager
-def open_servers() -> Iterator[tuple[Server | None, str]]:
-    """PostgreSQL, with fsync, and the URL of an S3 endpoint; None and "" where there is none."""
-    with ExitStack() as stack:
-        database, store = None, ""
-        if binaries() is not None:
-            database = stack.enter_context(server(settings=()))
-        if find_spec("moto") is not None and find_spec("s3fs") is not None:
-            store = stack.enter_context(_serve_buckets())
-        yield database, store
-
-
-@contextmanager
-def _serve_buckets() -> Iterator[str]:
-    """Runs moto's server of S3, which keeps its buckets in memory."""
-    port = find_free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_until("S3 to serve", lambda: _is_listening(process, port))
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        stop_process(process)
-
-
-def _is_listening(process: "subprocess.Popen[bytes]", port: int) -> bool:
-    assert process.poll() is None, "moto's server has ended"
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def open_server() -> Iterator[Server | None]:
+    """PostgreSQL, with fsync; None where there is none."""
+    if binaries() is None:
+        yield None
+        return
+    with server(settings=()) as database:
+        yield database
 
 
 if __name__ == "__main__":

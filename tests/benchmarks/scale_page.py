@@ -14,7 +14,7 @@ __all__ = ["PAGE", "build_tables", "write_tables"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 BEGIN, END = "<!-- step -->", "<!-- /step -->"
-RATED = ("scoring", "Parquet file", "SQLite", "PostgreSQL", "object store")
+RATED = ("scoring", "Parquet file", "SQLite", "PostgreSQL")
 """Parts whose rate is told."""
 NOISE = {"clock": 0.05, "cpu": 0.05, "peak": 4.0}
 """Costs below these say nothing of growth."""

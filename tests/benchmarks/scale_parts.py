@@ -22,7 +22,7 @@ PARTS = {
     "packing": SHARE,
     "figures": EVERY,
     **dict.fromkeys(("trained rows", *RECORDED.values()), FIRST),
-    **dict.fromkeys(("SQLite", "PostgreSQL", "object store"), FIRST),
+    **dict.fromkeys(("SQLite", "PostgreSQL"), FIRST),
 }
 """Who does a part, and for how much of the step."""
 
@@ -35,10 +35,8 @@ class Order:
         folder: where the first rank writes the run.
         shape: sizes of the whole step.
         registries: URLs of empty registries by name; the first is written with the body.
-        store: URL of an S3 endpoint; "" for none.
     """
 
     folder: str
     shape: tuple[int, ...]
     registries: Mapping[str, str]
-    store: str = ""

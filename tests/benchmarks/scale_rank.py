@@ -70,8 +70,6 @@ def measure_rank(order: Order, ranks: Ranks, pool: JobPool) -> dict[str, Any]:
     sizes: dict[str, float] = {}
     if ranks.is_first:
         _record_step(meter, order, trees, table, train, figures, recipe)
-        if order.store:
-            _upload_step(meter, Path(order.folder), order.store)
         sizes = _measure_sizes(Path(order.folder), trees, train)
     return {"costs": meter.costs, "sizes": sizes}
 
@@ -151,17 +149,6 @@ def _watch_recorder(
         for name, function in plain.items():
             setattr(recorder, name, function)
         Recorder._write_step = write_step
-
-
-def _upload_step(meter: PartMeter, folder: Path, store: str) -> None:
-    """Copies the body and the journal to a bucket."""
-    import fsspec
-
-    bucket = fsspec.filesystem("s3", key="rlx", secret="rlx", endpoint_url=store)
-    bucket.makedirs("scale", exist_ok=True)
-    with meter.measure("object store"):
-        for name in (BODY, JOURNAL):
-            bucket.put_file(str(folder / name), f"scale/run/{name}")
 
 
 def main(order: Path) -> None:

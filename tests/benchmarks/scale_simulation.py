@@ -44,7 +44,7 @@ PACKED = 2
 packing was divided."""
 RECORDED = (
     *("trained rows", "index rows", "table", "text of tokens", "index column"),
-    *("Parquet file", "PostgreSQL", "object store"),
+    *("Parquet file", "PostgreSQL"),
 )
 """What the first rank records, in a thread beside the next step."""
 

@@ -14,7 +14,6 @@ MEASURE = (
     "patience.py",
     "pollers.py",
     "load.py",
-    "ray_trial.py",
     "ray_group_trial.py",
     "benchmarks",
     "gpu",

@@ -14,7 +14,6 @@ from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    send_run_folder,
     update_mlflow_mirror,
 )
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
@@ -209,7 +208,6 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
         for path in made:
             registry.results.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, locate_run_folder(run))
-        send_run_folder(run)
         update_mlflow_mirror(registry, run, report)
     return folder
 

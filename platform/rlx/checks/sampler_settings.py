@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rlx.spec import ExperimentSpec, RayLauncherSpec, SamplerPoolSpec, VllmSamplerSpec
+from rlx.spec import ExperimentSpec, SamplerPoolSpec, VllmSamplerSpec
 from rlx.spec.reading import Diagnostic, build_error
 from rlx.trial import load_model_shape
 
@@ -31,14 +31,6 @@ def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         yield from _check_pool(spec, pool)
     if spec.rollout.off_policy_steps > 1:
         yield from _check_steps_ahead(spec)
-    launcher = spec.runner.launcher
-    if pool is None and isinstance(launcher, RayLauncherSpec) and launcher.server_resources:
-        yield build_error(
-            ("runner", "launcher", "server_resources"),
-            "launcher.server_resources is what servers of sampler.pool take, and there are none",
-            "set sampler.pool, or remove it",
-            against=("sampler",),
-        )
     engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
     for level in spec.rollout.list_levels():
         temperature = level.turn.temperature

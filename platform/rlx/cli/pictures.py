@@ -10,7 +10,6 @@ from rlx.cli.output import print_text
 from rlx.launch import (
     locate_run_folder,
     open_registry,
-    send_run_folder,
     update_mlflow_mirror,
 )
 from rlx.text import escape_unprintable
@@ -35,7 +34,6 @@ def pictures(runs: tuple[str, ...], url: str) -> int:
     with open_registry(url, read_only=False) as registry:
         for run in found:
             drawn = draw_run_pictures(registry, run.id, locate_run_folder(run, "pictures"))
-            send_run_folder(run)
             for path in drawn:
                 print_text(escape_unprintable(os.path.relpath(path)))
             if not drawn:

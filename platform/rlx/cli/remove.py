@@ -55,7 +55,7 @@ def remove(
             found, _ = select_runs(reading, **filters)
             found = [run for run in found if run.effective_status in ENDED]
     plans = [plan_removal(run, rollouts=rollouts, checkpoints=checkpoints) for run in found]
-    plans = [plan for plan in plans if plan.whole or plan.files or plan.stored]
+    plans = [plan for plan in plans if plan.whole or plan.files]
     if not plans:
         print_text("nothing to remove")
         return
@@ -89,7 +89,6 @@ def _show_plans(plans: Sequence[Removal]) -> None:
     rows = []
     for plan in plans:
         parts = [escape_unprintable(format_path(path)) for path in plan.files]
-        parts += map(escape_unprintable, plan.stored)
         parts += [f"MLflow run {plan.mlflow}"] if plan.mlflow else []
         head = (plan.run.id, escape_unprintable(plan.run.name), plan.run.effective_status)
         rows.append((*head, format_disk_space(plan.bytes), "\n".join(parts or ["records"])))

@@ -52,7 +52,8 @@ __all__ = ["stop", "submit"]
 @click.option(
     "--at-once",
     type=click.IntRange(1),
-    help="Runs of the group at a time; by default 1, or as many as a Ray cluster can hold.",
+    default=1,
+    help="Runs of the group at a time.",
 )
 @label_refusal("submitted")
 def submit(
@@ -67,7 +68,7 @@ def submit(
     seeds: str | None,
     grid: tuple[str, ...],
     group: str | None,
-    at_once: int | None,
+    at_once: int,
 ) -> int:
     """Check SPEC, record a run, start it in the background, and follow it.
 

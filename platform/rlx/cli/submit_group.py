@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlx.api import GroupMember, check_group, read_group, record_group, require_group_name
+from rlx.api import check_group, read_group, record_group, require_group_name
 from rlx.cli.console import open_console
 from rlx.cli.group_view import GroupView
 from rlx.cli.mlflow_page import describe_mlflow_page
@@ -14,7 +14,6 @@ from rlx.launch import (
     delay_interrupts,
     find_finished_runs,
     find_runs,
-    open_launcher,
     open_registry,
     registry_url,
     run_queue,
@@ -32,7 +31,7 @@ def submit_many(
     grid: Sequence[str],
     *,
     group: str | None,
-    at_once: int | None,
+    at_once: int,
     returns: bool,
     rehearse: bool,
 ) -> int:
@@ -44,7 +43,7 @@ def submit_many(
         seeds: text for `parse_seeds`; None takes the experiment's own seed.
         grid: texts for `parse_grid`.
         group: name of the group; None builds one from the experiment's name and what varies.
-        at_once: number of runs at a time; None asks the launcher. Jobs are submitted at once.
+        at_once: number of runs at a time. Jobs are submitted at once.
         returns: leave the runs to waiting workers.
         rehearse: as of `check_group`.
 
@@ -76,7 +75,7 @@ def submit_many(
         view = GroupView(registry, name, members, runs)
         ids = list(dict.fromkeys(run.id for run in runs))
         if not returns:
-            _follow_runs(registry, url, at_once or _count_runs_at_once(members, runs), ids, view)
+            _follow_runs(registry, url, at_once, ids, view)
         open_console().print(view.build_table())
         if returns:
             return 0
@@ -96,17 +95,6 @@ def _submit_jobs(registry: Registry, runs: Sequence[RunRecord], url: str) -> Non
         except EnvironmentFault as fault:  # such as a limit on jobs
             print_text(f"{fault}; repeat the command to submit it and what follows it", err=True)
             return
-
-
-def _count_runs_at_once(members: Sequence[GroupMember], runs: Sequence[RunRecord]) -> int:
-    """The smallest number that the launcher of a run names that has not finished."""
-    specs = {
-        str((member.read.spec.runner, member.read.spec.sampler)): member.read.spec
-        for member, run in zip(members, runs, strict=True)
-        if run.status != "finished"
-    }
-    launchers = [open_launcher(spec.runner, spec.sampler) for spec in specs.values()]
-    return min((launcher.count_runs_at_once() for launcher in launchers), default=1)
 
 
 def _follow_runs(

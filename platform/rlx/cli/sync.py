@@ -1,6 +1,6 @@
-"""`rlx sync`: sends MLflow, and the object store of the home, what they missed."""
+"""`rlx sync`: sends MLflow what it missed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import click
 
@@ -10,8 +10,8 @@ from rlx.cli.output import print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.home import get_rlx_home, tracking_url
-from rlx.launch import get_mlflow_uri, open_registry, send_run_folder
-from rlx_registry import ENDED, Registry, RunRecord, StoredFolder
+from rlx.launch import get_mlflow_uri, open_registry
+from rlx_registry import ENDED, Registry, RunRecord
 
 __all__ = ["sync"]
 
@@ -23,33 +23,21 @@ def sync(runs: tuple[str, ...], url: str) -> None:
     """Send MLflow the records that it missed of each RUN, or of every run that has ended.
 
     A missing or incomplete store is created first. The exit code is 4 if MLflow cannot be
-    reached; the registry keeps all records until then. If RLX_HOME is in an object store, it is
-    sent what is new in the folders of these runs on this machine, too.
+    reached; the registry keeps all records until then.
     """
     with open_registry(url) as reading:  # read-only: creates no registry
         named = list({run.id: run for run in map(reading.run, runs)}.values())
     for run in named:
-        if get_mlflow_uri(run) is None and StoredFolder.find(run.directory) is None:
+        if get_mlflow_uri(run) is None:
             raise SpecError(f"{run.id} has no mirror: its spec says `tracking.mlflow: null`")
     with open_registry(url, read_only=False) as registry:
         candidates = named or [r for r in reversed(registry.runs()) if r.effective_status in ENDED]
-        _send_to_object_store(candidates)
         stores: dict[str, list[RunRecord]] = {}
         for run in candidates:
             if get_mlflow_uri(run) is None:
                 continue
             stores.setdefault(tracking_url(get_mlflow_uri(run) or ""), []).append(run)
         _send_to_every_mlflow(registry, stores, every_run=bool(named))
-
-
-def _send_to_object_store(runs: Sequence[RunRecord]) -> None:
-    """Sends what is new in the folders that this machine has used."""
-    found = ((run, StoredFolder.find(run.directory)) for run in runs)
-    own = [run for run, stored in found if stored is not None and stored.is_used_here]
-    with open_progress("sending to the store", "runs") as show:
-        for number, run in enumerate(own):
-            show(number, len(own))
-            send_run_folder(run, own=True)
 
 
 def _send_to_every_mlflow(
