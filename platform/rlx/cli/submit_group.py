@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlx.api import check_group, read_group, record_group, require_group_name
 from rlx.cli.console import open_console
 from rlx.cli.group_view import GroupView
+from rlx.cli.groups import check_group, read_group, record_group, require_group_name
 from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings
@@ -64,13 +64,6 @@ def submit_many(
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group)
         print_text(f"group {name}")
-        chosen = (pair for member in members for pair in member.read.choices.items())
-        for section, choice in dict.fromkeys(chosen):
-            print_text(f"{section} {choice}")
-        if len({one.read.spec.sampler.engine for one in members if one.read.choices}) > 1:
-            print_text(
-                "! members sample with different engines: name one, to compare like with like"
-            )
         _submit_jobs(registry, runs, url)
         view = GroupView(registry, name, members, runs)
         ids = list(dict.fromkeys(run.id for run in runs))

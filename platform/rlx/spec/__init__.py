@@ -99,7 +99,6 @@ from rlx.spec.rollout import (
 )
 from rlx.spec.sampler import (
     SAMPLERS,
-    AutoSamplerSpec,
     SamplerPoolSpec,
     SamplerSpec,
     TransformersSamplerSpec,
@@ -137,7 +136,6 @@ __all__ = [
     "Aggregate",
     "AllResponse",
     "Alpha",
-    "AutoSamplerSpec",
     "Baseline",
     "ClipCovariance",
     "ConfidenceSpec",
