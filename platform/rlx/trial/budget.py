@@ -19,7 +19,6 @@ __all__ = [
     "SENT",
     "MemoryEstimate",
     "estimate_finish_bytes",
-    "estimate_sampling_bytes",
     "estimate_step_memory",
     "estimate_update_bytes",
     "token_budget",
@@ -224,19 +223,6 @@ def estimate_step_memory(
     )
 
 
-def estimate_sampling_bytes(
-    spec: ExperimentSpec, shape: ModelShape, levels: Sequence[LevelTokens], needs: Collection[str]
-) -> int:
-    """Estimates the bytes that one rank holds while it samples, as `estimate_step_memory` does.
-
-    Args:
-        levels: turn levels of a step, first turn first.
-        needs: streams that the estimator or the loss reads.
-    """
-    held = _compute_held_bytes(spec, shape, needs)
-    return sum((*held.values(), *compute_sampler_bytes(spec, shape, levels).values()))
-
-
 def estimate_update_bytes(
     runner: RunnerSpec, shape: ModelShape, tokens: int, targets: int, *, learns_head: bool = True
 ) -> dict[str, int]:
@@ -244,7 +230,7 @@ def estimate_update_bytes(
 
     What a layer of a Llama-style decoder keeps for its backward pass, per token: the float32
     inputs of both norms, their outputs before and after the norm's weight, queries, keys, values
-    and outputs of attention, and four tensors of the MLP. Flex and chain attention keep just that
+    and outputs of attention, and four tensors of the MLP. Flex attention keeps just that
     and a number for each head; masks of grouped attention are not counted. With recomputation, a
     layer keeps its input only, and one layer at a time is whole.
 

@@ -1,4 +1,4 @@
-"""What a rank asks of a vLLM worker that shares its GPU; mirrored GPU, stand-in worker."""
+"""What a rank asks of a vLLM worker that shares its GPU; the worker is a stand-in."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mirrored_gpu import CUDA, mirror_gpu
 
 from rlx.checks import read_spec
 from rlx.model import build_policy
@@ -15,6 +14,7 @@ from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import VllmSampler, expect_dialogue_length, vllm_engine
 from rlx.spec import Lora, RunnerSpec, TinyModelSpec, TurnSpec, VllmSamplerSpec
 
+CUDA = torch.device("cuda", 0)
 RUNNER = RunnerSpec(device="cuda")
 MODEL = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
 TURN = TurnSpec(max_new_tokens=4)
@@ -42,9 +42,9 @@ def told(monkeypatch):
     monkeypatch.setattr(vllm_engine, "require_vllm", lambda: None)
     monkeypatch.setattr(vllm_engine, "WorkerProcess", StandIn)
     monkeypatch.setattr(vllm_engine, "publish_weights", lambda *_: SimpleNamespace(close=int))
-    with mirror_gpu():
-        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: StandIn.told.append("empty cache"))
-        yield StandIn.told
+    monkeypatch.setattr(vllm_engine, "select_worker_gpu", lambda *_, **__: {})
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: StandIn.told.append("empty cache"))
+    return StandIn.told
 
 
 def open_sampler(max_length=128, lora=None):
