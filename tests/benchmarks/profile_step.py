@@ -297,7 +297,7 @@ def _spread(gains: list[float]) -> str:
 
 def picture(found: dict[str, Any]) -> None:
     """One bar per experiment, of its stages."""
-    from rlx.evaluation.style import INK, build_figure, style_axes
+    from rlx.evaluation.pictures import INK, build_figure, style_axes
 
     drawn = build_figure(9.6, 2.6)
     axes = drawn.subplots()

@@ -69,14 +69,9 @@ MAY_IMPORT = {
         ),
         *("record", "checkpoint", "sealing", "discovery", "rlx_registry"),
     },
-    "audit": {
-        *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit", "step"),
-        *("row_rewards", "recipe", "home", "model", "sampler", "evaluation", "probe", "record"),
-        *("train_batch", "run", "sealing", "rlx_registry"),
-    },
     "launch": {
         *("spec", "plugin", "discovery", "home", "model", "learner", "record", "checkpoint"),
-        *("run", "audit", "reward", "sampler", "sealing", "rlx_registry"),
+        *("run", "reward", "sampler", "sealing", "rlx_registry"),
     },
     "checks": {
         *("spec", "plugin", "discovery", "rollout", "reward", "batch", "train_batch", "trial"),
@@ -86,13 +81,14 @@ MAY_IMPORT = {
         *("spec", "discovery", "rollout", "reward", "batch", "credit", "row_rewards", "recipe"),
         *("model", "trial", "checks", "rlx_registry"),
     },
-    "comparison": {"checks", "evaluation", "launch", "rlx_registry", "spec"},
-    "assess": {
-        *("audit", "checkpoint", "checks", "discovery", "evaluation", "home", "launch", "model"),
-        *("plan", "plugin", "probe", "record", "rlx_registry", "run", "spec", "writing"),
+    "results": {
+        *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit", "step", "writing"),
+        *("row_rewards", "recipe", "home", "model", "sampler", "evaluation", "probe", "record"),
+        *("train_batch", "run", "sealing", "checkpoint", "launch", "checks", "plan"),
+        "rlx_registry",
     },
     "api": {
-        *("assess", "checks", "comparison", "discovery", "launch", "plan", "reward"),
+        *("results", "checks", "discovery", "launch", "plan", "reward"),
         *("rlx_registry", "spec"),
     },
     "testing": {

@@ -12,8 +12,6 @@ from rlx_registry import ENDED, BodyRecord, Registry, RunRecord, read_body
 if TYPE_CHECKING:
     from rlx.plan import RowAccount  # brings torch
 
-__all__ = ["StepAccounts", "load_step_accounts", "select_rollout_steps"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepAccounts:

@@ -3,6 +3,7 @@ probes against its rewards.
 
 The run is not modified. Rollouts use the plugins and options of their phase; probes use those of
 the base experiment.
+
 """
 
 import json
@@ -13,20 +14,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlx.audit.identities import IDENTITIES, check_probe_scores
-from rlx.audit.replay import SHOWN, IdentityResult, StepEvidence, Violation
 from rlx.discovery import build_plugin, describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError
 from rlx.home import get_rlx_home
 from rlx.plugin import Estimator, Mask
 from rlx.recipe import Recipe, build_recipe
 from rlx.record import read_probe, read_step
+from rlx.results.evidence import SHOWN, IdentityResult, StepEvidence, Violation
+from rlx.results.identities import IDENTITIES, check_probe_scores
 from rlx.reward import RewardPool
 from rlx.sealing import CheckpointError, check_sealed_folder, compute_manifest_digest
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
-
-__all__ = ["AuditReport", "IdentityTally", "ProbeBody", "check_run", "probe_bodies"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,6 @@ from rlx.probe import draw_probe_curves, draw_verbal_against_sampled
 from rlx.record import recorded_probes
 from rlx_registry import EvaluationRecord, Registry
 
-__all__ = ["CURVES", "draw_over_steps", "draw_probes", "draw_run_pictures"]
-
 CURVES = (
     "train/reward_answer",
     "train/reward_confidence",

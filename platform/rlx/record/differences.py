@@ -8,8 +8,6 @@ import pyarrow as pa
 
 from rlx_registry import INDEX_COLUMN, Registry, RunRecord, read_body
 
-__all__ = ["find_run_differences"]
-
 OF_MACHINE = ("perf/", "sampler/restarts")
 """Beginnings of the names of metrics that tell of the machine and not of the experiment: timings,
 and how often a process of the sampler was lost."""

@@ -1,38 +1,43 @@
-"""Compares recipes: how their experiments differ, and their metrics over seeds."""
+"""Compares recipes: how their experiments differ, and their metrics over seeds; and the settings in
+which two runs or experiment files differ.
 
-from collections.abc import Iterable, Mapping, Sequence
+Only evaluations with the same settings are averaged.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.comparison.comparable import (
-    ExcludedEvaluation,
-    ExcludedRun,
-    describe_plugin_mixture,
-    list_excluded_runs,
-    select_comparable_evaluations,
-    select_newest_runs,
-)
-from rlx.comparison.run_sides import build_run_side
+from rlx.checks import check_read_spec, read_spec
 from rlx.errors import SpecError
-from rlx.launch import RUN_LIKE
+from rlx.evaluation import (
+    EvaluationAnswers,
+    ProblemDifference,
+    SeedDifference,
+    SeedMean,
+    compare_by_problem,
+    compute_paired_difference,
+    compute_seed_mean,
+    correct_p_values,
+)
+from rlx.launch import RUN_LIKE, collect_code_version, collect_environment_versions, open_registry
+from rlx.spec import OWN_SUITE
 from rlx.spec.reading import did_you_mean
 from rlx.text import escape_unprintable
-from rlx_registry import EvaluationRecord, NotFoundError, Registry, RunRecord
+from rlx_registry import (
+    EvaluationRecord,
+    NotFoundError,
+    Registry,
+    RunRecord,
+    fill_plugin_options,
+    find_changed_plugins,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlx.evaluation import EvaluationAnswers, ProblemDifference, SeedDifference, SeedMean
-
-__all__ = [
-    "COLUMNS",
-    "ComparedRecipe",
-    "Comparison",
-    "ComparisonRow",
-    "SuiteDifferences",
-    "compare_recipes",
-    "find_named_runs",
-]
 
 METRICS = (
     "accuracy", "mean_confidence", "brier", "brier_recalibrated", "nll", "auroc", "auroc_one_bit",
@@ -53,6 +58,126 @@ NAMED = 5
 """Names that an error lists when none is similar."""
 
 
+Evaluations = dict[str, list[EvaluationRecord]]
+"""Evaluations by run id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedEvaluation:
+    """An evaluation whose settings differ from those of most evaluations of its suite.
+
+    Attributes:
+        why: the settings that differ.
+    """
+
+    suite: str
+    run: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedRun:
+    """A named run that no recipe of a comparison contains, and why."""
+
+    run: str
+    why: str
+
+
+def list_excluded_runs(
+    named: Iterable[RunRecord], taken: Iterable[RunRecord]
+) -> Iterator[ExcludedRun]:
+    """Yields the named runs that were not taken: the unfinished, and those with a newer twin."""
+    instead = {(run.digest, run.seed): run for run in taken}
+    for run in named:
+        twin = instead.get((run.digest, run.seed))
+        if twin is not None and twin.id == run.id:
+            continue
+        status = run.effective_status
+        why = [] if run.status == "finished" else [f"it is {status}"]
+        if twin is not None:
+            newer = "" if why else ", and is newer"
+            why.append(f"{twin.id} has the same spec and seed{newer}")
+            if changed := find_changed_plugins(twin.plugins, run.plugins):
+                why.append(f"{', '.join(changed)} changed between them")
+        yield ExcludedRun(run.id, "; ".join(why))
+
+
+def describe_plugin_mixture(label: str, runs: Iterable[RunRecord]) -> Iterator[str]:
+    """Yields a sentence if the runs of one recipe did not have the same plugins."""
+    first, *others = runs
+    for run in others:
+        if changed := find_changed_plugins(run.plugins, first.plugins):
+            names = escape_unprintable(", ".join(changed))
+            yield f"{label} mixes plugins: {names} changed between {first.id} and {run.id}."
+            return
+
+
+def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
+    """Returns the newest run of each seed, ordered by seed."""
+    ordered = sorted(runs, key=lambda run: int(run.id.rpartition("-")[2]))
+    return dict(sorted({run.seed: run for run in ordered}.items()))
+
+
+def select_comparable_evaluations(
+    runs: Sequence[RunRecord], evaluations: Evaluations
+) -> tuple[Evaluations, tuple[ExcludedEvaluation, ...]]:
+    """Selects the evaluations that have the most common settings of their suite.
+
+    Args:
+        runs: in order of precedence: on a tie, the settings of the earliest run win.
+        evaluations: by run id, at most one per suite.
+
+    Returns:
+        The evaluations that were kept, by run id, and those that were excluded.
+    """
+    ways: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for run in runs:
+        for one in evaluations[run.id]:
+            ways.setdefault(one.suite, {})[run.id] = _get_evaluation_settings(one, run.seed)
+    usual = {suite: _find_usual_settings(list(own.values())) for suite, own in ways.items()}
+    left = tuple(
+        ExcludedEvaluation(suite, run, _describe_settings_difference(way, usual[suite]))
+        for suite, own in ways.items()
+        for run, way in own.items()
+        if way != usual[suite]
+    )
+    out = {(one.suite, one.run) for one in left}
+    kept = {
+        run: [one for one in own if (one.suite, run) not in out] for run, own in evaluations.items()
+    }
+    return kept, left
+
+
+def _get_evaluation_settings(evaluation: EvaluationRecord, seed: int) -> Mapping[str, Any]:
+    """Returns the recorded settings of an evaluation; empty where none are recorded.
+
+    For the experiment's own suite, the run's seed counts as the same setting in every run.
+    """
+    suite = (evaluation.payload or {}).get("suite")
+    if suite is None:
+        return {}
+    one = suite["sets"].get(evaluation.suite.rpartition("/")[2], {})
+    own = suite["name"].partition(".")[0] == OWN_SUITE and suite["seed"] == seed
+    return {
+        "problems": one.get("problems") or suite["problems"],
+        "samples": suite["samples"],
+        "greedy": suite["greedy"],
+        "seed": "the run's" if own else suite["seed"],
+        "set": one.get("set", {}),
+    }
+
+
+def _find_usual_settings(ways: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    places = Counter(ways.index(way) for way in ways)
+    return ways[places.most_common(1)[0][0]]
+
+
+def _describe_settings_difference(way: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    if not way or not usual:
+        return "its settings are not recorded" if usual else "the others' settings are not recorded"
+    return ", ".join(f"{n} {way[n]} instead of {usual[n]}" for n in usual if way[n] != usual[n])
+
+
 @dataclass(frozen=True, slots=True)
 class ComparedRecipe:
     """Runs of one experiment that differ only in their seed.
@@ -71,7 +196,7 @@ class ComparedRecipe:
     name: str
     runs: dict[int, str]
     values: dict[tuple[str, str], dict[int, float]]
-    answers: "dict[str, dict[int, EvaluationAnswers]]"
+    answers: dict[str, dict[int, EvaluationAnswers]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +210,12 @@ class ComparisonRow:
 
     suite: str
     metric: str
-    means: "tuple[SeedMean | None, ...]"
-    differences: "tuple[SeedDifference | None, ...]"
+    means: tuple[SeedMean | None, ...]
+    differences: tuple[SeedDifference | None, ...]
 
     @property
     def p_holm(self) -> list[float | None]:
         """p-value of each difference, corrected for the number of recipes of this metric."""
-        from rlx.evaluation import correct_p_values
-
         return correct_p_values([None if gap is None else gap.p for gap in self.differences])
 
 
@@ -106,13 +229,11 @@ class SuiteDifferences:
     """
 
     suite: str
-    differences: "tuple[dict[str, ProblemDifference] | None, ...]"
+    differences: tuple[dict[str, ProblemDifference] | None, ...]
     absent: tuple[str | None, ...]
 
     def compute_p_holm(self, metric: str) -> list[float | None]:
         """p-value of each recipe's difference in a metric, corrected for the number of recipes."""
-        from rlx.evaluation import correct_p_values
-
         found = [(differences or {}).get(metric) for differences in self.differences]
         return correct_p_values([None if gap is None else gap.p for gap in found])
 
@@ -177,7 +298,7 @@ class Comparison:
         return records
 
 
-def _list_interval(found: "SeedMean | ProblemDifference", p: float) -> list[float | None]:
+def _list_interval(found: SeedMean | ProblemDifference, p: float) -> list[float | None]:
     return [found.mean, found.low, found.high, p]
 
 
@@ -265,8 +386,6 @@ def _format_recipe_letter(number: int) -> str:
 def _build_compared_recipe(
     label: str, runs: Mapping[int, RunRecord], evaluations: Mapping[str, Sequence[EvaluationRecord]]
 ) -> ComparedRecipe:
-    from rlx.evaluation import EvaluationAnswers
-
     values: dict[tuple[str, str], dict[int, float]] = {}
     answers: dict[str, dict[int, EvaluationAnswers]] = {}
     for seed, run in runs.items():
@@ -299,8 +418,6 @@ def _find_experiment_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[A
 
 
 def _build_comparison_rows(recipes: Sequence[ComparedRecipe]) -> Iterable[ComparisonRow]:
-    from rlx.evaluation import compute_paired_difference, compute_seed_mean
-
     suites = dict.fromkeys(suite for recipe in recipes for suite, _ in recipe.values)
     for suite in suites:
         for metric in METRICS:
@@ -318,8 +435,6 @@ def _compare_recipes_by_problem(
     recipes: Sequence[ComparedRecipe], suite: str, unlike: Iterable[ExcludedEvaluation]
 ) -> SuiteDifferences:
     """Compares each recipe with the first, whose own entries are None."""
-    from rlx.evaluation import compare_by_problem
-
     first, *others = recipes
     found: list[dict[str, ProblemDifference] | None] = [None]
     absent: list[str | None] = [None]
@@ -340,3 +455,95 @@ def _compare_recipes_by_problem(
         else:
             absent.append("they were evaluated on different problems")
     return SuiteDifferences(suite, tuple(found), tuple(absent))
+
+
+SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
+Flat = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffSide:
+    """Everything that determines the results of a run.
+
+    Attributes:
+        name: a run id, or a file.
+        sections: values by dotted path, for each of `SECTIONS`.
+    """
+
+    name: str
+    sections: Mapping[str, Flat]
+
+
+def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Returns the differing values of every section, by path; None where a side lacks the value."""
+    found: dict[str, dict[str, tuple[Any, Any]]] = {}
+    for section in SECTIONS:
+        a, b = one.sections[section], other.sections[section]
+        paths = list(dict.fromkeys([*a, *b]))
+        pairs = {path: (a.get(path), b.get(path)) for path in paths}
+        found[section] = {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
+    return found
+
+
+def build_run_side(run: RunRecord) -> DiffSide:
+    """Builds the side of a run from its record."""
+    return _build_diff_side(run.id, run.settings, run.plugins, run.code, run.environment)
+
+
+def load_diff_side(name: str, url: str) -> DiffSide:
+    """Loads the side of a run, or of an experiment file with what is installed here.
+
+    Raises:
+        InvalidSpec: the file is no valid experiment.
+        SpecError: there is no such run.
+    """
+    path = Path(name)
+    if not path.is_file():
+        with open_registry(url) as registry:
+            return build_run_side(registry.run(name))
+    read = read_spec(path)
+    plugins = check_read_spec(read)
+    used = plugins.list_records()
+    return _build_diff_side(
+        name,
+        fill_plugin_options(read.spec.dump_resolved(), used),
+        used,
+        collect_code_version(),
+        collect_environment_versions(),
+    )
+
+
+def _build_diff_side(
+    name: str,
+    spec: Mapping[str, Any],
+    plugins: list[dict[str, Any]],
+    code: Mapping[str, Any],
+    environment: Mapping[str, Any],
+) -> DiffSide:
+    own = ("distribution", "version", "entry_point", "sha256")
+    code_of = {f"{p['kind']} {p['name']}": {key: p[key] for key in own} for p in plugins}
+    data_of = {f"{p['kind']} {p['name']}": p.get("data") or {} for p in plugins}
+    rest = {key: value for key, value in spec.items() if key != "seed"}
+    parts = {
+        "seed": {"seed": spec["seed"]},
+        "spec": rest,
+        "plugins": code_of,
+        "data": data_of,
+        "code": code,
+        "environment": environment,
+    }
+    return DiffSide(
+        name, {section: dict(_flatten_values(part, "")) for section, part in parts.items()}
+    )
+
+
+def _flatten_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yields plain values by dotted path; a list of plain values is one value."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flatten_values(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(inner, (dict, list)) for inner in value):
+        for number, inner in enumerate(value):
+            yield from _flatten_values(inner, f"{path}.{number}")
+    else:
+        yield path, value

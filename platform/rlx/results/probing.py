@@ -1,12 +1,13 @@
 """Probes a trained model: how much its answers depend on its reasoning; records it with its run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlx.assess.target import TrainedModel, check_sections, open_target
+import torch
+
 from rlx.checks import check_read_spec, validate_document
 from rlx.errors import SpecError
 from rlx.launch import (
@@ -16,52 +17,38 @@ from rlx.launch import (
     send_run_folder,
     update_mlflow_mirror,
 )
+from rlx.model import build_policy
+from rlx.probe import (
+    ProbeResult,
+    RecordedProbe,
+    compute_agreement,
+    compute_settings_digest,
+    draw_probe_curves,
+    draw_verbal_against_sampled,
+    settings_of,
+)
+from rlx.recipe import build_recipe
+from rlx.record import Recorder, probe_table
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
-from rlx.spec import ExperimentSpec, ProbeSpec
+from rlx.results.models import TrainedModel, open_target, resolve_single_device
+from rlx.results.requests import ProbeRequest, check_sections
+from rlx.reward import RewardPool
+from rlx.run import (
+    Progress,
+    build_probe_context,
+    build_probe_records,
+    draw_probes,
+    probe_problems,
+    record_probe_results,
+)
+from rlx.sampler import open_sampler, require_engine
+from rlx.spec import ExperimentSpec, PretrainedModelSpec, ProbeSpec
 from rlx.spec.reading import YamlDocument, apply_overrides
 from rlx.writing import explain_write_errors
 from rlx_registry import RunRecord, write_body
 
-if TYPE_CHECKING:
-    from rlx.probe import ProbeResult, RecordedProbe  # bring torch
-
-__all__ = ["ModelProbe", "ProbeRequest", "probe_model"]
-
 FREE = ("probe", "runner", "sampler", "seed")
 """Spec sections that may be overridden; the others define what was trained."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRequest:
-    """What to probe, and how; None takes the setting of the experiment's `probe:` section.
-
-    Attributes:
-        target: a run, or the folder or hub name of a model.
-        experiment: file of a model's experiment; None for a run, which has its own.
-        problems: number of held-out problems.
-        samples: continuations per cut point.
-        schemes: how to alter the reasoning; empty takes the experiment's.
-        cut: where to cut: `fraction`, `sentence` or `token`.
-        seed: seed of problems and sampling.
-        overrides: `key=value`; of a run only of the sections `probe`, `runner`, `sampler`, `seed`.
-    """
-
-    target: str
-    experiment: Path | None = None
-    problems: int | None = None
-    samples: int | None = None
-    schemes: tuple[str, ...] = ()
-    cut: str | None = None
-    seed: int | None = None
-    overrides: tuple[str, ...] = ()
-
-    def list_overrides(self) -> tuple[str, ...]:
-        """Returns the overrides and the settings as `key=value`; the settings win."""
-        probe = {"problems": self.problems, "samples": self.samples}
-        settings: dict[str, Any] = {f"probe.{name}": value for name, value in probe.items()}
-        settings |= {"probe.schemes": list(self.schemes) or None, "seed": self.seed}
-        named = [f"{key}={json.dumps(v)}" for key, v in settings.items() if v is not None]
-        return (*self.overrides, *named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +63,12 @@ class ModelProbe:
     """
 
     target: TrainedModel
-    result: "ProbeResult"
-    probes: "tuple[RecordedProbe, ...]"
+    result: ProbeResult
+    probes: tuple[RecordedProbe, ...]
     recorded: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the figures as plain JSON values, as `rlx probe --json` prints them."""
-        from rlx.probe import compute_agreement
-
         found = [compute_agreement(one.verbal) for one in self.probes]
         stated = next((asdict(one) for one in found if one is not None), None)
         return {
@@ -101,8 +86,6 @@ class ModelProbe:
         Raises:
             EnvironmentFault: the file cannot be written.
         """
-        from rlx.record import probe_table
-
         with explain_write_errors(path):
             write_body(path, probe_table(self.result))
 
@@ -115,8 +98,6 @@ class ModelProbe:
         Raises:
             EnvironmentFault: the file cannot be written.
         """
-        from rlx.probe import draw_probe_curves, draw_verbal_against_sampled
-
         with explain_write_errors(path):
             draw_probe_curves(self.probes, path)
             if any(one.verbal for one in self.probes):
@@ -157,9 +138,6 @@ def probe_model(
         check_sections(changes, FREE, reason)
     with open_target(request.target, request.experiment, url) as target:
         spec = _build_probe_spec(target.document, changes, request.cut)
-        from rlx.audit import probe_exported  # a request that is refused needs no torch
-        from rlx.run import build_probe_records
-
         settings = spec.probe or ProbeSpec()
         result = probe_exported(spec, target.model, lambda at: show(at.done, at.total))
     step = target.run.step if target.run else 0
@@ -182,11 +160,6 @@ def _record_new_probes(
     found: ModelProbe, run: RunRecord, url: str, again: bool, report: Report
 ) -> list[str]:
     """Adds the probes that a run lacks to its records; returns their suites."""
-    from rlx.audit import draw_probes
-    from rlx.probe import compute_settings_digest
-    from rlx.record import Recorder
-    from rlx.run import record_probe_results
-
     probes = found.probes
     folder, step = locate_run_folder(run, "probes"), probes[0].step
     with open_registry(url, read_only=False) as registry:
@@ -232,19 +205,46 @@ def _build_probe_spec(
 
 def _get_run_probe_settings(run: RunRecord) -> dict[str, dict[str, Any]]:
     """Returns the settings of the run's own probe, by scheme."""
-    from rlx.probe import settings_of
-
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
     own = spec.probe or ProbeSpec()
     return {s: settings_of(own, s, spec.seed) for s in ("early_answering", "filler", "mistake")}
 
 
 def _name_probe_suite(
-    one: "RecordedProbe", own: Mapping[str, dict[str, Any]] | None
-) -> "RecordedProbe":
+    one: RecordedProbe, own: Mapping[str, dict[str, Any]] | None
+) -> RecordedProbe:
     """Names the suite of a probe whose settings differ from the run's own after the settings."""
-    from rlx.probe import compute_settings_digest
-
     if own is None or one.settings == own.get(one.scheme):
         return one
     return replace(one, suite=f"{one.suite}/{compute_settings_digest(one.settings)}")
+
+
+def probe_exported(
+    spec: ExperimentSpec, model: str, show: Callable[[Progress], None]
+) -> ProbeResult:
+    """Probes a model in the same way as a run of `spec` does.
+
+    Args:
+        spec: has a `probe:` section; of its model section only the chat template is used.
+        model: folder in the Hugging Face layout, or name on the hub.
+        show: called with the progress.
+
+    Raises:
+        SpecError: the experiment has no probe, or the model does not fit the experiment.
+        EnvironmentFault: model files or the device are missing.
+    """
+    if spec.probe is None:
+        raise SpecError("the experiment has no `probe:` section")
+    runner = spec.runner
+    require_engine(spec.sampler)
+    device = resolve_single_device(runner)
+    torch.set_num_threads(runner.threads)
+    recipe = build_recipe(spec)
+    chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
+    policy = build_policy(PretrainedModelSpec(path=model, chat_template=chat), seed=0)
+    with (
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        open_sampler(policy, spec.sampler, runner, device) as sampler,
+    ):
+        context = build_probe_context(recipe, policy, sampler, pool)
+        return probe_problems(spec.probe, context, spec.seed, None, show)

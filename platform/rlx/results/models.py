@@ -2,24 +2,24 @@
 
 import json
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlx.checkpoint import CheckpointError, compute_manifest_digest, copy_checkpoint
+import torch
+
+from rlx.checkpoint import CheckpointError, compute_manifest_digest, copy_checkpoint, write_weights
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
 from rlx.model import check_model_files
 from rlx.plugin import expand_path
-from rlx.spec import ExperimentSpec, PretrainedModelSpec
+from rlx.spec import ExperimentSpec, PretrainedModelSpec, RunnerSpec
 from rlx.spec.reading import YamlDocument, parse_yaml_document, read_document
 from rlx.text import escape_unprintable
 from rlx.writing import explain_write_errors
 from rlx_registry import RunRecord
-
-__all__ = ["TrainedModel", "check_sections", "open_target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +70,6 @@ def open_target(
             yield found
 
 
-def check_sections(overrides: Iterable[str], free: Collection[str], reason: str) -> None:
-    """Checks that overrides change nothing but the sections of `free`.
-
-    Raises:
-        SpecError: one does; the message names it and ends with `reason`.
-    """
-    fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in free})
-    if fixed:
-        raise SpecError(f"--set {escape_unprintable(fixed[0])}: {reason}")
-
-
 def _find_exported_model(name: str, url: str) -> TrainedModel:
     run = _find_target_run(name, url)
     model = locate_run_folder(run, "model").model
@@ -100,8 +89,6 @@ def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
     run = _find_target_run(name, url)
     with open_registry(url) as registry:
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}
-    from rlx.checkpoint import write_weights
-
     folder = locate_run_folder(run, "checkpoints", "tokenizer")
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
     with explain_write_errors(folder.root):
@@ -152,3 +139,18 @@ def _find_target_run(name: str, url: str) -> RunRecord:
 
 def _build_run_document(run: RunRecord) -> YamlDocument:
     return parse_yaml_document(json.dumps(run.spec, indent=2), f"the experiment of {run.id}")
+
+
+def resolve_single_device(runner: RunnerSpec) -> torch.device:
+    """The device of a single process without ranks.
+
+    Raises:
+        EnvironmentFault: `runner.device` requires a GPU, and there is none.
+    """
+    there = torch.cuda.is_available()
+    if runner.device == "cuda" and not there:
+        raise EnvironmentFault(
+            "runner.device is 'cuda', but torch finds no CUDA device; run `rlx doctor` for the "
+            "cause, or use the CPU with `--set runner.device=cpu`"
+        )
+    return torch.device("cuda" if there and runner.device != "cpu" else "cpu")

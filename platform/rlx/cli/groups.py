@@ -17,16 +17,6 @@ from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, build_refusal,
 from rlx.text import escape_unprintable
 from rlx_registry import Registry, RunRecord, find_changed_plugins
 
-__all__ = [
-    "GroupMember",
-    "check_group",
-    "parse_grid",
-    "parse_seeds",
-    "read_group",
-    "record_group",
-    "require_group_name",
-]
-
 GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 GOES_ON = {"queued", "submitted", "running", "lost", "finished"}
 """Statuses of a run that a group reuses; a run with any other status is submitted again."""

@@ -1,15 +1,27 @@
-"""Evaluates a trained model on a suite of held-out sets, and records the results with its run."""
+"""Evaluates a trained model on a suite of held-out sets, and records the results with its run.
 
+Finished batches of answers are cached in a folder, so an interrupted evaluation resumes where it
+stopped. Every problem has its own seeds, so the split into sessions does not change any answer.
+"""
+
+import gzip
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlx.assess.target import TrainedModel, check_sections, open_target
+import torch
+
 from rlx.checks import check_read_spec, validate_document
+from rlx.discovery import resolve_plugins
 from rlx.errors import RewardError, SpecError
-from rlx.home import get_rlx_home
+from rlx.evaluation import ScoredAnswer, compute_answer_metrics, draw_suite, read_answers
+from rlx.home import format_path, get_rlx_home
 from rlx.launch import (
     get_registry_url,
     locate_run_folder,
@@ -17,23 +29,22 @@ from rlx.launch import (
     send_run_folder,
     update_mlflow_mirror,
 )
+from rlx.model import Policy, build_policy, compute_model_fingerprint
+from rlx.recipe import Recipe, build_environment_host, build_recipe
+from rlx.record import Recorder
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
-from rlx.spec import OWN_SUITE, ExperimentSpec, SetSpec, SuiteSpec
+from rlx.results.models import TrainedModel, open_target, resolve_single_device
+from rlx.results.requests import EvaluationRequest, check_sections
+from rlx.reward import RewardPool, score_rollouts
+from rlx.rollout import sample_rollout_trees
+from rlx.run import Progress, build_prompt_fit, draw_over_steps
+from rlx.sampler import SamplingEngine, open_sampler, require_engine
+from rlx.seeding import derive_seed
+from rlx.spec import OWN_SUITE, ExperimentSpec, PretrainedModelSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
 from rlx.text import escape_unprintable
 from rlx.writing import explain_write_errors
 from rlx_registry import RunRecord
-
-if TYPE_CHECKING:
-    from rlx.evaluation import ScoredAnswer  # brings torch
-
-__all__ = [
-    "EvaluationRequest",
-    "SuiteEvaluation",
-    "build_requested_suite",
-    "build_set_spec",
-    "evaluate",
-]
 
 OWN = "held_out"
 """Name of the experiment's own held-out set in the default suite."""
@@ -41,37 +52,6 @@ DEPARTURES = ("problems", "samples", "greedy", "seed")
 """Suite settings that a request can change."""
 FREE = ("runner", "sampler")
 """Spec sections that may be overridden; a suite's sets change the rest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRequest:
-    """What to evaluate, and on which problems.
-
-    Attributes:
-        target: a run, or the folder or hub name of a model.
-        experiment: file of a model's experiment; None for a run, which has its own.
-        step: evaluate the run's checkpoint of this step; None evaluates its exported model.
-        suite: YAML file with held-out sets; None takes the experiment's own.
-        problems: problems per set; None takes the suite's number, as all that follow.
-        samples: answers per problem.
-        greedy: use greedy decoding.
-        seed: seed of problems and sampling.
-        overrides: `key=value` of the sections `runner` and `sampler`.
-    """
-
-    target: str
-    experiment: Path | None = None
-    step: int | None = None
-    suite: Path | None = None
-    problems: int | None = None
-    samples: int | None = None
-    greedy: bool = False
-    seed: int | None = None
-    overrides: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.step is not None and self.experiment is not None:
-            raise SpecError("--at is for a run, which has its own experiment: drop --spec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +68,7 @@ class SuiteEvaluation:
 
     target: TrainedModel
     suite: SuiteSpec
-    answers: "Mapping[str, Sequence[ScoredAnswer]]"
+    answers: Mapping[str, Sequence[ScoredAnswer]]
     figures: Mapping[str, dict[str, Any]]
     recorded: Path | None = None
 
@@ -115,8 +95,6 @@ class SuiteEvaluation:
         Raises:
             EnvironmentFault: the folder cannot be written.
         """
-        from rlx.evaluation import draw_suite
-
         outside = frozenset(n for n, s in self.suite.sets.items() if s.distribution == "out")
         with explain_write_errors(folder):
             return draw_suite(self.answers, self.figures, outside, folder)
@@ -157,8 +135,6 @@ def evaluate(
             name: build_set_spec(target, name, one, request.overrides)
             for name, one in suite.sets.items()
         }
-        from rlx.audit import answer_suite  # a request that is refused needs no torch
-
         root = get_rlx_home() / "cache"
         if target.run:
             root = locate_run_folder(target.run, "evaluations").root
@@ -166,8 +142,6 @@ def evaluate(
             *(spec, sets, suite, target.model, target.mark, root / "evaluations"),
             lambda at: show(at.done, at.total, at.stage),
         )
-    from rlx.evaluation import compute_answer_metrics
-
     if empty := [name for name, own in answers.items() if not own]:
         raise RewardError(f"no answer of set {empty[0]!r} could be scored: all were dropped")
     figures = {
@@ -185,9 +159,6 @@ def evaluate(
 
 def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report: Report) -> Path:
     """Adds an evaluation and its plots to the records of its run; returns the plots' folder."""
-    from rlx.audit import draw_over_steps
-    from rlx.record import Recorder
-
     step, suite = found.target.step, found.suite
     ending = "" if step is None else f"-step-{step}"
     folder = locate_run_folder(run, "pictures").pictures / f"suite-{suite.name}{ending}"
@@ -303,3 +274,166 @@ def build_set_spec(
         return _apply_target_overrides(target, (*overrides, *changes))
     except InvalidSpec as error:
         raise SpecError(f"set {escape_unprintable(name)!r} of the suite: {error}") from error
+
+
+BATCH = 64
+"""Problems that are answered, scored and cached together."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationContext:
+    """The model under evaluation and the workers that score it.
+
+    Attributes:
+        policy: the model.
+        sampler: sampling engine with the model's weights.
+        pool: workers that score rewards.
+        mark: identifies the model's weights.
+    """
+
+    policy: Policy
+    sampler: SamplingEngine
+    pool: RewardPool
+    mark: str
+
+
+def answer_suite(
+    spec: ExperimentSpec,
+    sets: Mapping[str, ExperimentSpec],
+    suite: SuiteSpec,
+    model: str,
+    mark: str | None,
+    kept: Path,
+    show: Callable[[Progress], None],
+) -> dict[str, list[ScoredAnswer]]:
+    """Answers every set of a suite, reusing cached answers sampled with the same settings.
+
+    Args:
+        spec: provides runner and sampler; of its model section only the chat template is used.
+        sets: the experiment spec of each set, by name.
+        suite: how many problems and answers.
+        model: folder in the Hugging Face layout, or name on the hub.
+        mark: identifier of the model's weights; None computes a digest of its files.
+        kept: cache folder of finished batches.
+        show: called with the progress, in problems.
+
+    Returns:
+        The scored answers of each set, by name.
+
+    Raises:
+        SpecError: the model does not fit the experiment.
+        EnvironmentFault: model files or the device are missing.
+    """
+    runner = spec.runner
+    require_engine(spec.sampler)
+    device = resolve_single_device(runner)
+    torch.set_num_threads(runner.threads)
+    chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
+    there = PretrainedModelSpec(path=model, chat_template=chat)
+    policy = build_policy(there, seed=0)
+    counts = {name: suite.sets[name].problems or suite.problems for name in sets}
+    answers: dict[str, list[ScoredAnswer]] = {}
+    with (
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        open_sampler(policy, spec.sampler, runner, device) as sampler,
+    ):
+        context = EvaluationContext(policy, sampler, pool, mark or compute_model_fingerprint(there))
+        for number, (name, own) in enumerate(sets.items()):
+            before = sum(list(counts.values())[:number])
+
+            def report_suite_progress(done: int, name: str = name, before: int = before) -> None:
+                show(Progress(name, before + done, sum(counts.values())))
+
+            try:
+                answers[name] = _answer_set(
+                    build_recipe(own), suite, counts[name], context, kept, report_suite_progress
+                )
+            except SpecError as error:
+                raise SpecError(f"set {name!r} of the suite: {error}") from error
+    return answers
+
+
+def _answer_set(
+    recipe: Recipe,
+    suite: SuiteSpec,
+    count: int,
+    context: EvaluationContext,
+    kept: Path,
+    report: Callable[[int], None],
+) -> list[ScoredAnswer]:
+    """Answers one set, reading cached batches where there are any."""
+    sampling = {"top_k": 1} if suite.greedy else {}
+    plan = recipe.plan.copy_with_sampling(suite.samples, **sampling)
+    data = derive_seed(suite.seed, "held out")
+    folder = kept / _compute_answers_digest(recipe, suite, context)
+    found: list[ScoredAnswer] = []
+    for first in range(0, count, BATCH):
+        report(first)
+        numbers = range(first, min(first + BATCH, count))
+        # The file name includes the batch size: raising the problem count resamples a partial
+        # last batch.
+        path = folder / f"{first:06d}_{len(numbers):03d}.json.gz"
+        if (batch := _load_answer_batch(path)) is not None:
+            found += batch
+            continue
+        try:
+            drawn = build_prompt_fit(context.policy, recipe).draw_held_out(
+                lambda n: recipe.task.problem("test", n, data), numbers
+            )
+        except ValueError as error:  # no problem matches the task's options
+            raise SpecError(str(error)) from error
+        seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]
+        host = build_environment_host(recipe, context.pool)
+        with context.sampler.session() as session:
+            trees = sample_rollout_trees(
+                plan, drawn.problems, seeds, session, context.policy.dialogue, host
+            )
+        table = score_rollouts(trees, recipe.rewards, context.pool)
+        batch = [
+            replace(answer, problem=drawn.numbers[answer.problem])
+            for answer in read_answers(plan, trees, table, recipe.spec.evaluation.correct)
+        ]
+        _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
+        found += batch
+    report(count)
+    return found
+
+
+def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, context: EvaluationContext) -> str:
+    """Digest of everything that determines an answer: the model, the set's spec, the plugins' code
+    and data, and the sampling settings; and of what is stored of it."""
+    spec, plugins = recipe.spec.dump_resolved(), resolve_plugins(recipe.spec)
+    sections = ("task", "rollout", "rewards", "sampler", "evaluation")
+    settings = {name: spec[name] for name in sections}
+    del settings["evaluation"]["distinct"]  # a suite draws its own problems
+    sampling = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
+    sources = [plugin.sha256 for plugin in plugins.provenance]
+    data = [dict(plugin.data()) for plugin in plugins.named]
+    stored = [field.name for field in fields(ScoredAnswer)]
+    text = json.dumps([settings, sampling, context.mark, sources, data, stored], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
+    """Reads a cached batch; None if it is missing or unreadable."""
+    try:
+        kept = json.loads(gzip.decompress(path.read_bytes()))
+        return [ScoredAnswer.from_json(record) for record in kept]
+    except FileNotFoundError:
+        return None
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:
+        reason = f"{format_path(path)} cannot be read ({error})"
+        warning = f"warning: {reason}: its problems are answered again"
+        print(escape_unprintable(warning), file=sys.stderr, flush=True)
+        return None
+
+
+def _save_answer_batch(path: Path, text: str) -> None:
+    """Writes a batch atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    with aside.open("wb") as file:
+        file.write(gzip.compress(text.encode(), mtime=0))
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)

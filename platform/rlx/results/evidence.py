@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from rlx.run import read_token_streams
 from rlx.step import assign_credit
 from rlx.train_batch import RowRewards, ScoredRows, TrainBatch
 
-__all__ = ["SHOWN", "IdentityResult", "StepEvidence", "Value", "Violation"]
+if TYPE_CHECKING:
+    pass  # brings torch
+
 
 SHOWN = 3
 """Violations reported per identity and step; further ones are only counted."""

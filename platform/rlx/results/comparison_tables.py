@@ -6,23 +6,11 @@ from collections.abc import Iterator, Sequence
 from csv import DictWriter
 from dataclasses import asdict
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlx.comparison.recipes import COLUMNS, ComparedRecipe, Comparison, SuiteDifferences
+from rlx.evaluation import FIGURES, ProblemDifference, SeedDifference, SeedMean
+from rlx.results.comparison import COLUMNS, ComparedRecipe, Comparison, SuiteDifferences
 from rlx.text import escape_unprintable
-
-if TYPE_CHECKING:
-    from rlx.evaluation import ProblemDifference, SeedDifference, SeedMean
-
-__all__ = [
-    "build_comparison_json",
-    "build_comparison_tables",
-    "describe_exclusions",
-    "format_comparison_csv",
-    "format_comparison_markdown",
-    "list_comparison_notes",
-    "render_comparison_html",
-]
 
 Table = list[list[str]]
 
@@ -157,8 +145,6 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
 
 
 def _problem_table(found: Comparison, pairs: SuiteDifferences) -> Table:
-    from rlx.evaluation import FIGURES
-
     first, *others = (recipe.label for recipe in found.recipes)
     columns = [differences or {} for differences in pairs.differences[1:]]
     counts = [str(next(iter(c.values())).problems) if c else "–" for c in columns]
@@ -205,21 +191,21 @@ def _format_spec_value(value: Any) -> str:
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _format_seed_mean(mean: "SeedMean | None") -> str:
+def _format_seed_mean(mean: SeedMean | None) -> str:
     if mean is None:
         return "–"
     half = "" if mean.high is None else f" ± {mean.high - mean.mean:.3f}"
     return f"{mean.mean:.3f}{half}"
 
 
-def _format_seed_difference(gap: "SeedDifference | None", p: float | None) -> str:
+def _format_seed_difference(gap: SeedDifference | None, p: float | None) -> str:
     if gap is None or p is None:
         return "–"
     half = "" if gap.over.high is None else f" ± {gap.over.high - gap.over.mean:.3f}"
     return f"{gap.over.mean:+.3f}{half} (p {p:.2g})"
 
 
-def _problem_gap(gap: "ProblemDifference | None", p: float | None) -> str:
+def _problem_gap(gap: ProblemDifference | None, p: float | None) -> str:
     if gap is None or p is None:
         return "–"
     return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (p {p:.2g})"

@@ -11,15 +11,6 @@ from rlx_registry import EvaluationRecord, RolloutIndex
 if TYPE_CHECKING:
     from rlx.plan import RowAccount
 
-__all__ = [
-    "build_answer_frame",
-    "build_evaluation_frame",
-    "build_metric_frame",
-    "build_rollout_frame",
-    "build_score_frame",
-    "build_token_frame",
-]
-
 
 def build_metric_frame(metrics: Mapping[str, Sequence[tuple[int, float]]]) -> pd.DataFrame:
     """One row per step, one column per metric; NaN where a step lacks it."""
