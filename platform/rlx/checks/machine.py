@@ -97,7 +97,7 @@ def _require_store(home: Path) -> None:
         except StoreError as error:
             raise EnvironmentFault(
                 f"RLX_HOME cannot be used: {error}; its keys and address come from the environment "
-                "(docs/scale.md)"
+                "(docs/several_machines.md)"
             ) from error
 
 
