@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlx.checks import read_spec
 from rlx.cli import main
+from rlx.plan import read_spec
 from rlx.results import select_newest_runs
 from rlx_registry import Registry
 

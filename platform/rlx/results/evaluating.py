@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from rlx.checks import check_read_spec, validate_document
 from rlx.discovery import resolve_plugins
 from rlx.errors import RewardError, SpecError
 from rlx.evaluation import ScoredAnswer, compute_answer_metrics, draw_suite, read_answers
@@ -30,6 +29,7 @@ from rlx.launch import (
     update_mlflow_mirror,
 )
 from rlx.model import Policy, build_policy, compute_model_fingerprint
+from rlx.plan import check_read_spec, validate_document
 from rlx.recipe import Recipe, build_environment_host, build_recipe
 from rlx.record import Recorder
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from rlx.checks import check_read_spec, validate_document
 from rlx.errors import SpecError
 from rlx.launch import (
     get_registry_url,
@@ -18,6 +17,7 @@ from rlx.launch import (
     update_mlflow_mirror,
 )
 from rlx.model import build_policy
+from rlx.plan import check_read_spec, validate_document
 from rlx.probe import (
     ProbeResult,
     RecordedProbe,
