@@ -25,7 +25,7 @@ LONGEST = 100
 """Characters of a reason."""
 HEAD = """# Architectures
 
-Written by `make docs`: the model types of transformers that a test samples from and trains, and how.
+Written by `make docs`: model types of transformers that a test samples from and trains, and how.
 [Use your own model](../../docs/models_and_data.md#architectures) explains the columns.
 """
 
