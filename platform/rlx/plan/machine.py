@@ -332,11 +332,7 @@ def _first_line(error: Exception) -> str:
 
 
 State = Literal["ok", "broken", "absent"]
-
-
 NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "datasets")
-
-
 """Packages that have their own line; the others share one."""
 
 
