@@ -395,7 +395,7 @@ def test_plan_and_show_say_it(capsys):
     assert main(["plan", quick, "--json", "--set=sampler.engine=auto"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["choices"] == {"sampler": "transformers, because the run is on the CPU"}
-    assert main(["show", quick, "--json", "--set=sampler.engine=auto"]) == 0
+    assert main(["validate", "--values", quick, "--format=json", "--set=sampler.engine=auto"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["values"]["sampler.engine"] == "transformers"
     assert shown["origins"]["sampler.engine"] == "--set (auto)"

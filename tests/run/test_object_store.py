@@ -106,7 +106,7 @@ def test_another_machine_has_the_run(team, finished):
 def test_another_machine_evaluates_its_model_for_all(team, store, finished):
     team.use("other")
     told(team, "eval", finished, "--problems", "5")
-    told(team, "pictures", finished)
+    told(team, "status", finished, "--pictures")
     assert any("/evaluations/" in key for key in store.list(f"team/runs/{finished}/"))
     team.use("third")
     told(team, "export", finished, str(team.folder / "model"))
@@ -181,9 +181,9 @@ def test_a_store_that_is_away_ends_no_run(team, store, finished):
     assert ask(team, run_id).status == "finished"
     with Registry.open(team.url, read_only=True) as registry:
         events = registry.results.events(run_id)
-    assert any("`rlx sync` sends the rest" in event.message for event in events)
+    assert any("`rlx check --repair` sends the rest" in event.message for event in events)
     before = store.list(f"team/runs/{run_id}/")
-    told(team, "sync", run_id)
+    told(team, "check", "--repair", run_id)
     after = store.list(f"team/runs/{run_id}/")
     assert before.keys() < after.keys()
     assert any("/model/" in key for key in after)

@@ -20,7 +20,7 @@ EXCEPTIONS = {
     # A tool for developers, over a file of theirs.
     "testing/golden/__main__.py": {"click.echo"},
     # The protocol of a subprocess with its parent, which escapes what it repeats.
-    "cli/plugins/background.py": {"print"},
+    "cli/plugins/health.py": {"print"},
 }
 PROCESSES = ("run/", "launch/", "record/", "sampler/")
 """Rooms whose processes write to a run's log; `rlx logs` escapes it."""

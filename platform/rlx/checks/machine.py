@@ -195,7 +195,7 @@ def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
         lack.help,
         f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
         f"queue it for another machine: rlx submit {read.document.file} --queue",
-        "details of this machine: rlx doctor",
+        "details of this machine: rlx check",
         kind="machine",
         notes=(f"found: {lack.found}",),
     )

@@ -8,9 +8,8 @@ import click
 
 from rlx import assess
 from rlx.assess import ChangedRow, RescoreRequest, Rescoring
-from rlx.cli.completion import complete_run
 from rlx.cli.console import build_table, open_console
-from rlx.cli.options import json_option, overrides_option, registry_option
+from rlx.cli.options import complete_run, json_option, overrides_option, registry_option
 from rlx.cli.output import print_json
 from rlx.cli.progress import open_progress
 from rlx.launch import locate_run_folder

@@ -52,7 +52,7 @@ class StoreThread:
         while last.is_alive():
             last.join(BEAT)
             meanwhile()
-        return self._behind and f"{self._behind}; `rlx sync` sends the rest"
+        return self._behind and f"{self._behind}; `rlx check --repair` sends the rest"
 
     def _finish(self) -> None:
         self._thread.join()
