@@ -4,8 +4,8 @@
 
 Trains one seed of one way at a time: first every way with the first seed, then with the next one.
 What came of a run is stored in experiments/shelf/results and not repeated while the experiment
-stays the same, so an interrupted command goes on where it stopped. Then it writes docs/shelf.md and
-its picture; `--page` only writes them.
+stays the same, so an interrupted command goes on where it stopped. Then it writes shelf.md and its
+picture; `--page` only writes them.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def train_way(way: Way, task: str, seed: int) -> None:
 
 def compute_digest(spec: Path, overrides: Sequence[str] = ()) -> str:
     """The digest of an experiment's runs, which does not depend on the seed."""
-    from rlx.checks import check_file
+    from rlx.plan import check_file
 
     read, plugins = check_file(spec, overrides)
     return plugins.compute_digest(read.spec)

@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def rlx(monkeypatch, capsys):
+def rlx(folder, monkeypatch, capsys):
     """Calls the command line; returns exit code, stdout and stderr."""
 
     def call(*arguments, **environment):

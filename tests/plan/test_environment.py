@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from rlx.checks import check_file
 from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
+from rlx.plan import check_file
 from rlx.plan.page import render_plan_page
 from rlx.plan.report import select_example_rows
-from rlx.plan.stored import stored_accounts
+from rlx.plan.row_accounts import stored_accounts
+from rlx.plan.stand_ins import StandInDialogue, load_plan_problems, load_speech
+from rlx.plan.trial import run_trial
 from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
 from rlx.reward import RewardPool
 from rlx.run.trained_rows import build_trained_rows
-from rlx.trial.stand_ins import StandInDialogue, load_plan_problems, load_speech
-from rlx.trial.synthetic_rollouts import run_trial
 
 KG = Path(__file__).parents[2] / "experiments" / "kg.yaml"
 PROMPTS = 3
@@ -67,7 +67,7 @@ def test_a_rollout_is_a_row_of_turns_and_observations(plan):
     assert bias.severity == "warning" and bias.position.text == "estimator: {name: multiturn_grpo}"
     assert bias.message.startswith("estimator 'multiturn_grpo' and the loss are biased")
     assert "credits a turn with its own reward" in bias.notes[0]
-    assert "sequence_mean divides" in bias.notes[1] and "docs/bias.md" in bias.notes[2]
+    assert "sequence_mean divides" in bias.notes[1] and "experiments/bias/bias.md" in bias.notes[2]
     assert phase.schedule.endswith("32 prompts × 8 rollouts of up to 4 turns")
     assert len(phase.rows) == PROMPTS * 8
     for row in phase.rows:

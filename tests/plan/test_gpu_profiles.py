@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from fake_memory import measure_update
 
-from rlx.checks import read_spec
 from rlx.learner import choice, vocabulary
-from rlx.trial import budget, estimate_update_bytes, load_model_shape
+from rlx.plan import estimate_update_bytes, get_usable_share, load_model_shape, memory, read_spec
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PROFILES = sorted(
@@ -25,7 +24,7 @@ SHARES = (0.6, 0.95)
 
 
 def test_the_learners_limits_are_those_of_the_plan():
-    assert (budget.WHOLE_LOGITS, budget.CHUNK) == (choice.WHOLE_LOGITS, vocabulary.CHUNK)
+    assert (memory.WHOLE_LOGITS, memory.CHUNK) == (choice.WHOLE_LOGITS, vocabulary.CHUNK)
 
 
 def list_updates():
@@ -73,3 +72,13 @@ def test_a_profile_fits_the_gpus_that_it_names(plan, name):
     assert spec.runner.ranks == ranks
     for phase in plan(name).phases:
         assert phase.gpus[f"{size} GB"] <= phase.gpu_room, phase.memory.stage_totals
+
+
+def test_a_gpu_has_room_for_what_vllm_is_given(plan):
+    alone, beside = (
+        plan("rlcr_1.5b", f"sampler={{engine: vllm, gpu_memory_utilization: {share}}}").phases[-1]
+        for share in (0.5, 0.8)
+    )
+    assert beside.gpus["80 GB"] == pytest.approx(alone.gpus["80 GB"] + 0.3, abs=1e-3)
+    spec = read_spec(EXPERIMENTS / "rlcr_1.5b.yaml", ["sampler={engine: transformers}"]).spec
+    assert get_usable_share(spec.sampler) < alone.gpu_room

@@ -22,22 +22,21 @@ from rlx.cli.options import (
 )
 from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
-from rlx.errors import SpecError
+from rlx.errors import RegistryError, SpecError
 from rlx.home import get_rlx_home, tracking_url
 from rlx.launch import (
     VICTIMS,
     KillResult,
-    convert_to_rlx_error,
     get_mlflow_uri,
     locate_run_folder,
     open_registry,
     send_run_folder,
 )
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, Registry, RegistryDatabaseError, RunRecord, StoredFolder
+from rlx_registry import ENDED, OldSchemaError, Registry, RunRecord, StoredFolder
 
 if TYPE_CHECKING:
-    from rlx.audit import AuditReport, IdentityTally, Violation
+    from rlx.results import AuditReport, IdentityTally, Violation
 
 MACHINE_SIGNS = {"ok": "✓", "broken": "✗", "absent": "–"}
 
@@ -101,7 +100,7 @@ def check(
 
 
 def _check_machine(*, as_json: bool) -> int:
-    from rlx.checks import inspect_machine
+    from rlx.plan import inspect_machine
 
     parts = tuple(inspect_machine(os.environ.get("RLX_REGISTRY") or DEFAULT_REGISTRY))
     findings = [part.finding for part in parts if part.finding]
@@ -129,8 +128,7 @@ def _check_machine(*, as_json: bool) -> int:
 
 
 def _check_records(ref: str, step: int | None, url: str, *, as_json: bool) -> int:
-    from rlx.assess import select_rollout_steps
-    from rlx.audit import check_run, probe_bodies
+    from rlx.results import check_run, probe_bodies, select_rollout_steps
 
     with open_registry(url) as registry:
         found = registry.run(ref)
@@ -252,7 +250,7 @@ def _check_resume(
 
 def _require_repeatable(file: Path, overrides: Sequence[str]) -> None:
     """Refuses an experiment whose numbers depend on time."""
-    from rlx.checks import read_spec
+    from rlx.plan import read_spec
 
     spec = read_spec(file, overrides).spec
     phases = [spec.resolve_phase_spec(phase) for phase in spec.phases]
@@ -281,10 +279,12 @@ def _show_kill_table(done: Sequence[KillResult]) -> None:
 
 def _repair_records(runs: Sequence[str], url: str) -> int:
     try:
+        with open_registry(url):  # read-only: creates no registry
+            pass
+    except RegistryError as error:
+        if not isinstance(error.__cause__, OldSchemaError):
+            raise
         before, after = Registry.upgrade(tracking_url(url))
-    except RegistryDatabaseError as error:
-        raise convert_to_rlx_error(error) or error from error
-    if before not in (None, after):
         print_text(f"upgraded the registry from revision {before} to {after}")
     with open_registry(url, read_only=False) as registry:
         named = list({run.id: run for run in map(registry.run, runs)}.values())

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx import assess
-from rlx.assess import ProbeRequest, probe_model
+from rlx import results
 from rlx.cli.options import json_option, overrides_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.home import format_path
 from rlx.launch import child_environment
+from rlx.results import ProbeRequest, probe_model
 from rlx.text import escape_unprintable
 from rlx.writing import explain_write_errors
 
@@ -62,11 +62,11 @@ def evaluate(
     its task and `evaluation.variants`. Answers are cached: repeat an interrupted command to
     continue where it stopped.
     """
-    request = assess.EvaluationRequest(**options)
+    request = results.EvaluationRequest(**options)
     require_places(out, pictures)
     os.environ.update(child_environment())  # before transformers is imported
     with open_progress("starting", "problems") as show:
-        found = assess.evaluate(request, registry=url, record=record, show=show, report=print_text)
+        found = results.evaluate(request, registry=url, record=record, show=show, report=print_text)
     if out is not None:
         with explain_write_errors(out):
             lines = "".join(json.dumps(answer) + "\n" for answer in found.list_answers())

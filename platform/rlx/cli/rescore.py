@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx import assess
-from rlx.assess import ChangedRow, RescoreRequest, Rescoring
+from rlx import results
 from rlx.cli.console import build_table, open_console
 from rlx.cli.options import complete_run, json_option, overrides_option, registry_option
 from rlx.cli.output import print_json
 from rlx.cli.progress import open_progress
 from rlx.launch import locate_run_folder
+from rlx.results import ChangedRow, RescoreRequest, Rescoring
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 
@@ -45,7 +45,7 @@ def rescore(as_json: bool, url: str, **options: Any) -> None:
     what would change: per reward, per token stream, and token by token.
     """
     with open_progress("rescoring", "steps") as show:
-        found = assess.rescore(RescoreRequest(**options), registry=url, show=show)
+        found = results.rescore(RescoreRequest(**options), registry=url, show=show)
     if as_json:
         print_json(found.to_json())
     else:

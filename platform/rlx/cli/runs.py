@@ -282,7 +282,6 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
         )
     if (idle := described["steps_without_gradient"]) >= IDLE_STEPS:
         lines.append(f"warning  no gradient in the last {idle} steps: see `rlx samples {found.id}`")
-    lines += [f"chosen   {e.message}" for e in events if e.kind == "choice"]
     lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
     if found.directory is not None:
         lines.append(f"log      {os.path.relpath(RunFolder(Path(found.directory)).log)}")
@@ -292,8 +291,8 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
 
 def _draw_pictures(ref: str, url: str) -> int:
     """Draws the plots of a run; returns 1 if it has nothing to draw yet."""
-    from rlx.audit import draw_run_pictures
     from rlx.launch import locate_run_folder, send_run_folder, update_mlflow_mirror
+    from rlx.run import draw_run_pictures
 
     with open_registry(url) as reading:  # read-only: creates no registry
         run = reading.run(ref)

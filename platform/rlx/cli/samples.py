@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.assess import load_step_accounts, select_rollout_steps
 from rlx.cli.options import complete_run, json_option, registry_option
 from rlx.cli.output import format_json, print_json, print_text
 from rlx.errors import SpecError
@@ -14,6 +13,7 @@ from rlx.launch import (
     locate_run_folder,
     open_registry,
 )
+from rlx.results import load_step_accounts, select_rollout_steps
 from rlx.reward import RewardEntry
 from rlx.rollout import RolloutTree, Segment
 from rlx.text import escape_unprintable

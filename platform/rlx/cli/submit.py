@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.api import GroupMember, check_group, read_group, record_group, require_group_name
-from rlx.checks import check_file, run_preflight_checks
+from rlx.cli.groups import GroupMember, check_group, read_group, record_group, require_group_name
 from rlx.cli.options import overrides_option
 from rlx.cli.output import print_text, print_warnings
 from rlx.errors import EnvironmentFault, SpecError
@@ -30,6 +29,7 @@ from rlx.launch import (
     start_experiment,
     start_job,
 )
+from rlx.plan import check_file, run_preflight_checks
 from rlx.spec.reading import LoadedSpec, label_refusal
 from rlx.text import escape_unprintable
 from rlx_registry import Registry, RunRecord
@@ -137,7 +137,7 @@ def _submit_one(
     print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
     if rehearse:
         with speed_up_imports():
-            from rlx.checks import run_rehearsal_checks  # imports torch
+            from rlx.plan import run_rehearsal_checks  # imports torch
 
         (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=waits)
         print_warnings(warnings)
@@ -199,9 +199,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     job = read_job_id(locate_run_folder(run))
     print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
-        f"  rewards {rewards}\n"
-        + "".join(f"  {name:7} {choice}\n" for name, choice in read.choices.items())
-        + f"  run     {run.id}  ({run.steps_total} steps)\n"
+        f"  rewards {rewards}\n" + f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")
@@ -253,13 +251,6 @@ def _submit_group(
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group)
         print_text(f"group {name}")
-        chosen = (pair for member in members for pair in member.read.choices.items())
-        for section, choice in dict.fromkeys(chosen):
-            print_text(f"{section} {choice}")
-        if len({one.read.spec.sampler.engine for one in members if one.read.choices}) > 1:
-            print_text(
-                "! members sample with different engines: name one, to compare like with like"
-            )
         _submit_jobs(registry, runs, url)
         view = GroupView(registry, name, members, runs)
         ids = list(dict.fromkeys(run.id for run in runs))

@@ -168,11 +168,11 @@ def _kill_process_group(process: "subprocess.Popen[bytes]") -> None:
 def _run_health_process() -> int:
     signal.alarm(int(PATIENCE) + 5)  # in case the parent has died
     try:
-        record_health(os.environ[REGISTRY], lambda plugin: print(f"at {plugin}", flush=True))
+        record_health(os.environ[REGISTRY], lambda plugin: print_text(f"at {plugin}"))
     except RlxError as error:
-        print(f"error: {error}", flush=True)
+        print_text(f"error: {error}")
         return error.exit_code
-    print(DONE, flush=True)
+    print_text(DONE)
     return 0
 
 

@@ -1,0 +1,412 @@
+"""Every test of this folder is `system`; and runs for them, made through the command line.
+
+Starting a run costs far more than running one this small, so a few runs serve all tests: one that
+is followed to its end, and several at once in the same home: the same experiment on two ranks,
+whose follower is interrupted; one whose scorer fails; one that is stopped; and one that is stopped
+before it has begun.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from forked import cold_starts
+from patience import LIMIT, signal_processes, stop_process, wait_until
+
+from rlx.run import read_progress
+from rlx_registry import Registry, read_body
+
+RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
+MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
+MIRRORED = {
+    "model.hidden_size": 32,
+    "model.heads": 1,
+    "model.kv_heads": 1,
+    "model.layers": 1,
+    "model.intermediate_size": 32,
+    "model.warm_start.steps": 100,
+    "model.warm_start.batch_size": 32,
+    "model.warm_start.warmup_steps": 10,
+    "model.warm_start.learning_rate": "1e-2",
+    "phases.0.steps": 2,
+    "phases.1.steps": 2,
+    "rollout.prompts_per_step": 4,
+    "rollout.num_generations_answer": 4,
+    "rollout.num_generations_confidence": 4,
+    "evaluation.problems": 30,
+}
+SMALL = {**MIRRORED, "tracking.mlflow": "null", "tracking.pictures": "false"}
+BRIEF = {**SMALL, "evaluation.problems": 4}
+UNHURRIED = {"rewards.turn.unhurried": "{plugin: unhurried, turn: answer, seconds: 0.01}"}
+"""Gives whoever watches a run some tenths of a second more per step, for no processor time."""
+LONG = {
+    **BRIEF,
+    "phases.0.steps": 100_000,
+    "rewards.turn.unhurried": "{plugin: unhurried, turn: answer, seconds: 0.02}",
+}
+"""Of a run that goes on until something ends it, and leaves the processor idle for most of it."""
+GUEST = '''
+import os
+import time
+
+from rlx.plugin import reward
+
+@reward
+def broken(sample):
+    """Never works."""
+    raise ValueError("the scorer is out of order")
+
+@reward
+def unhurried(sample, *, seconds: float):
+    """Takes its time, for which the ranks wait."""
+    time.sleep(seconds)
+    return 0.0
+
+@reward
+def held(sample, *, lock: str):
+    """Waits while a file is there."""
+    while os.path.exists(lock):
+        time.sleep(0.05)
+    return 0.0
+'''
+
+
+class Home:
+    """A home for runs, and the command line in it."""
+
+    small, mirrored, brief, unhurried, long = SMALL, MIRRORED, BRIEF, UNHURRIED, LONG
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.path = folder / "home"
+        self.yaml = folder / "rlcr.yaml"
+        self.lock = folder / "lock"
+        shutil.copy(RLCR, self.yaml)
+        guest = folder / "guest"
+        info = guest / "rlx_guest-0.1.dist-info"
+        info.mkdir(parents=True)
+        (guest / "rlx_guest.py").write_text(GUEST)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
+        (info / "entry_points.txt").write_text(
+            "[rlx.rewards]\n"
+            + "".join(f"{name} = rlx_guest:{name}\n" for name in ("broken", "unhurried", "held"))
+        )
+        inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        self.environment = {
+            **os.environ,
+            "RLX_HOME": str(self.path),
+            "PYTHONPATH": os.pathsep.join([str(guest), *inherited]),
+            "CUDA_VISIBLE_DEVICES": "",
+            "COLUMNS": "160",
+        }
+
+    def begin(self, *arguments, sets=(), rehearse=False):
+        """Starts `rlx` in a process group of its own, as a terminal does.
+
+        Rehearsals are left out, since each submission would pay for importing torch.
+        """
+        overrides = [f"--set={path}={value}" for path, value in dict(sets).items()]
+        if arguments[0] == "submit" and not rehearse:
+            overrides.append("--no-rehearsal")
+        return subprocess.Popen(
+            [sys.executable, "-c", MAIN, *map(str, arguments), *overrides],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def rlx(self, *arguments, sets=(), seconds=LIMIT, rehearse=False):
+        return ended(self.begin(*arguments, sets=sets, rehearse=rehearse), seconds)
+
+    def json(self, *arguments):
+        done = self.rlx(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def registry(self):
+        return Registry.open(f"sqlite:///{self.path}/registry.db", read_only=True)
+
+    def run(self, run_id):
+        with self.registry() as registry:
+            return registry.run(run_id)
+
+    def bodies(self, run):
+        """Step, trees and index of every step, each file checked against its digest."""
+        with self.registry() as registry:
+            for step in registry.results.rollout_steps(run.id):
+                body = registry.results.rollout_body(run.id, step)
+                path = Path(run.directory) / body.path
+                index = registry.results.rollout_index(run.id, step)
+                yield step, read_body(path, body.sha256).to_pylist(), index
+
+    def until(self, condition, what):
+        """Waits; slow machines are no failure."""
+        return wait_until(what, condition)
+
+    def processes(self):
+        """Every process that was started for this home, whoever its parent is now."""
+        mark = f"RLX_HOME={self.path}".encode()
+        return [pid for pid in pids() if mark in read(f"/proc/{pid}/environ").split(b"\0")]
+
+    def ranks(self, run_id):
+        """Processes that train a run."""
+        mark, found = self.run(run_id).directory.encode(), []
+        for pid in self.processes():
+            command = read(f"/proc/{pid}/cmdline").split(b"\0")
+            starts = b"torch.distributed.run" in command or is_fork_server(pid)
+            found += [pid] if mark in command and not starts else []
+        return found
+
+    def fork_server(self, run_id):
+        """The process that forks the ranks of a run."""
+        pid = self.run(run_id).pid
+        (found,) = [child for child in below(pid) if is_fork_server(child)]
+        return found
+
+    def freeze(self, *stopped):
+        """Stops processes, at a moment at which none of them holds the registry's lock."""
+        self.until(lambda: self.is_frozen(stopped), "a moment in which none of them writes")
+
+    def is_frozen(self, stopped):
+        signal_processes(stopped, signal.SIGSTOP)
+        with (self.path / "registry.db.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                signal_processes(stopped, signal.SIGCONT)
+                return False
+
+    @property
+    def held(self):
+        """Of a run whose steps wait while `lock` is there."""
+        use = f"{{plugin: held, turn: answer, lock: '{self.lock}', deadline: {LIMIT:g}}}"
+        return {"rewards.turn.held": use}
+
+    def hold(self):
+        """Has every step of a `held` run wait that is not over yet."""
+        self.lock.touch()
+
+    def release(self):
+        self.lock.unlink(missing_ok=True)
+
+    def await_ranks(self, run_id):
+        """Processes that train a run, as soon as its model is there; a search for them may take
+        longer than many steps."""
+        progress = Path(self.run(run_id).directory) / "progress.json"
+        self.until(lambda: has_begun(progress), "its ranks to begin")
+        ranks = self.ranks(run_id)
+        assert ranks
+        return ranks
+
+    def stop(self, run_id, after=0):
+        """Has a run stopped after so many steps; were it not frozen, it could be done before it is
+        asked."""
+        ranks = self.await_ranks(run_id)
+        self.until(lambda: self.run(run_id).step >= after, f"{after} steps")
+        self.freeze(*ranks)
+        assert self.rlx("stop", run_id).returncode == 0
+        for rank in ranks:
+            self.thaw(rank)
+        self.until(lambda: self.run(run_id).ended, "it to end")
+        assert self.run(run_id).status == "stopped", self.run(run_id).reason
+
+    def thaw(self, rank):
+        """Lets a process go on once its supervisor has asked it to end."""
+        self.until(lambda: is_asked_to_end(rank), "its supervisor to pass that on")
+        os.kill(rank, signal.SIGCONT)
+
+    def running(self):
+        """Every process of this machine that has not ended."""
+        return list(find_parents())
+
+
+def has_begun(progress):
+    """Whether all ranks of a run are there, which they are once its model is."""
+    shown = read_progress(progress)
+    return shown is not None and shown.stage != "starting"
+
+
+def is_fork_server(pid):
+    return read(f"/proc/{pid}/comm") == b"rlx-forkserver\n"
+
+
+def is_asked_to_end(pid):
+    """Whether a process that is frozen will find a SIGTERM."""
+    (line,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(line, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def ended(process, seconds=LIMIT):
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        stop_process(process)  # also closes its pipes, which a later test would be blamed for
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def pids():
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def read(path):
+    try:
+        return Path(path).read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""  # it has ended, or is not ours
+
+
+def below(pid):
+    """The descendants of a process."""
+    parents = find_parents()
+    found, above = [], {pid}
+    while above:
+        above = {p for p, parent in parents.items() if parent in above}
+        found += above
+    return found
+
+
+def find_parents():
+    """Of every process that has not ended, its parent; those that nobody has waited for have."""
+    stats = {pid: read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in pids()}
+    return {pid: int(stat[1]) for pid, stat in stats.items() if stat and stat[0] != b"Z"}
+
+
+# Every test here ---------------------------------------------------------------------------------
+
+SYSTEM = Path(__file__).parent
+SECONDS = 1800
+"""Of a test as a whole, which guards against a hang, no more."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if SYSTEM in item.path.parents:
+            item.add_marker(pytest.mark.system)
+            item.add_marker(pytest.mark.timeout(SECONDS))
+
+
+# The runs ----------------------------------------------------------------------------------------
+
+
+def at_home(folder):
+    home = Home(folder)
+    yield home
+    for pid in home.processes():  # of a test that failed half-way
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory):
+    yield from at_home(tmp_path_factory.mktemp("submit"))
+
+
+@pytest.fixture(scope="module")
+def own_home(tmp_path_factory):
+    """A home that no other module's runs are in."""
+    yield from at_home(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture
+def own(home, tmp_path):
+    """A home of this test's own, in which nothing goes on at the end."""
+    own = type(home)(tmp_path)
+    yield own
+    for pid in own.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+class Finished:
+    """A run that was followed to its end, with what was printed."""
+
+    def __init__(self, home, sets):
+        self.home = home
+        self.submitted = home.rlx("submit", home.yaml, sets=sets, rehearse=True)
+        assert self.submitted.returncode == 0, self.submitted.stderr
+        self.status = home.json("status", "latest")
+        self.id = self.status["run"]
+        self.listed = home.json("runs")
+        self.record = home.run(self.id)
+        self.root = Path(self.record.directory)
+        (self.warm_start,) = (home.path / "cache" / "warm_start").iterdir()
+        wait_until("the supervisor to finish the mirror", lambda: not home.processes())
+
+    def bodies(self):
+        return self.home.bodies(self.record)
+
+
+@pytest.fixture(scope="session")
+def finished(home):
+    with cold_starts():  # as a user's first run is
+        return Finished(home, MIRRORED)
+
+
+@pytest.fixture(scope="module")
+def own_finished(own_home):
+    """A run to whose records a module adds."""
+    return Finished(own_home, SMALL)
+
+
+@pytest.fixture(scope="session")
+def others(home, finished):
+    """Several runs at once; by the time they are given out, all have ended."""
+    long = {**SMALL, "name": "long", "phases.0.steps": 100_000}
+    started = home.rlx("submit", home.yaml, "--detach", sets=long)
+    twins = home.begin(
+        "submit", home.yaml, "--again", sets={**SMALL, "runner.ranks": 2, "name": "twins"}
+    )
+    both = wait_until("the twins", lambda: by_name(home, "twins"))["twins"]
+    wait_until("the twins to run", lambda: home.run(both).status == "running")
+    home.freeze(*(ranks := home.await_ranks(both)))
+    os.killpg(twins.pid, signal.SIGINT)
+    interrupted = ended(twins)
+    status_then = home.run(both).status
+    signal_processes(ranks, signal.SIGCONT)
+    guest = "{plugin: broken, turn: answer}"
+    failing = home.begin(
+        "submit", home.yaml, sets={**SMALL, "name": "failing", "rewards.turn.guest": guest}
+    )
+    named = wait_until("three runs", lambda: by_name(home, "twins", "failing", "long"))
+    early = {**SMALL, "seed": 1, "model.warm_start.steps": 100_000}  # it takes no step
+    hasty = home.rlx("submit", home.yaml, "-qd", sets=early).stdout.strip()
+    stopped_early = home.rlx("stop", hasty)
+
+    wait_until("the long run to train", lambda: home.run(named["long"]).step > 1)
+    pid = home.run(named["long"]).pid
+    family = [pid, *below(pid)]
+    stopped = home.rlx("stop", named["long"])
+    wait_until("the long run to stop", lambda: home.run(named["long"]).status == "stopped")
+
+    wait_until("the twins to end", lambda: home.run(named["twins"]).status != "running")
+    failed = ended(failing)
+    wait_until("every process to end", lambda: not home.processes())
+    return {
+        "named": named,
+        "started": started,
+        "stopped": stopped,
+        "hasty": hasty,
+        "stopped_early": stopped_early,
+        "family": family,
+        "interrupted": interrupted,
+        "status_then": status_then,
+        "failed": failed,
+    }
+
+
+def by_name(home, *names):
+    with home.registry() as registry:
+        found = {run.name: run.id for run in registry.runs()}
+    return found if found.keys() >= set(names) else None

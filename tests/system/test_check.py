@@ -1,0 +1,603 @@
+"""`rlx check`: sound records hold, and whatever was changed afterwards is found by name."""
+
+import json
+import random
+import re
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+
+from rlx.batch import build_token_batch, list_batch_rows
+from rlx.cli import main
+from rlx.evaluation.answers import limit_to_one_answer
+from rlx.launch.submission import submit_run
+from rlx.plan import check_file
+from rlx.probe import ProbeContext
+from rlx.recipe import build_recipe
+from rlx.record.recorder import Recorder
+from rlx.record.rollout_reader import read_step
+from rlx.record.rollouts import rollout_table
+from rlx.reward import RewardPool, score_rollouts
+from rlx.rollout import Completion, sample_rollout_trees
+from rlx.row_rewards import build_row_rewards
+from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
+from rlx.run.trained_rows import build_trained_rows
+from rlx.spec import ExperimentSpec
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx_registry import Registry, read_body, write_body
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+END = 0
+
+
+class Characters:
+    """A dialogue in which a token is a character."""
+
+    def open(self, text, system=""):
+        return tuple(map(ord, text))
+
+    def reply(self, text, after):
+        return tuple(map(ord, text))
+
+    def encode(self, text):
+        return tuple(map(ord, text))
+
+    def break_control_tokens(self, text):
+        return text
+
+    def read(self, token_ids):
+        text = "".join(chr(i) for i in token_ids if i != END)
+        return text, tuple(min(i + 1, len(text)) for i in range(len(token_ids)))
+
+
+class Sayings:
+    """A session that says what its seeds choose among a few things; at first one thing only."""
+
+    answers = (
+        "<think>1</think>\n<answer>1 + 2</answer>",
+        "<think>so</think><answer>3 * 4",
+        "<answer>5 - 2</answer>",
+        "nothing",
+    )
+    confidences = ("<confidence>0.9</confidence>", "<confidence>0.2</confidence>", "who knows")
+
+    @contextmanager
+    def session(self):
+        yield self
+
+    def generate(self, requests, sampling):
+        says = self.confidences if "confidence" in sampling.spans else self.answers
+        return [
+            tuple(self.say(says if number else says[-1:], seed) for seed in request.seeds)
+            for number, request in enumerate(requests)
+        ]
+
+    def say(self, says, seed):
+        rng = random.Random(seed)
+        ids = (*map(ord, rng.choice(says)), END)
+        logprobs = torch.tensor([-rng.random() for _ in ids]).tolist()
+        return Completion(ids, tuple(logprobs), "stop")
+
+
+@pytest.fixture(autouse=True)
+def home_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RLX_REGISTRY", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def registry(home_of_its_own):
+    home_of_its_own.mkdir()
+    with Registry.open(f"sqlite:///{home_of_its_own}/registry.db") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """Scores whatever is recorded here."""
+    with RewardPool(workers=1, memory_mb=512) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def made_once(pool, tmp_path_factory):
+    """Homes with the record of one run each, by the function that makes it."""
+    homes = {}
+
+    def get(make):
+        if make not in homes:
+            home = tmp_path_factory.mktemp("made")
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setenv("RLX_HOME", str(home))
+                patched.delenv("RLX_REGISTRY", raising=False)
+                with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+                    homes[make] = home, make(registry, pool)
+        return homes[make]
+
+    return get
+
+
+@contextmanager
+def copy_made(made, home):
+    """Opens the registry of a copy of such a home, which a test may change."""
+    original, (run, *more) = made
+    shutil.copytree(original, home)
+    with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+        registry.update_run(run.id, directory=home / "runs" / run.id)
+        yield registry, registry.run(run.id), *more
+
+
+@pytest.fixture
+def probed(made_once, home_of_its_own):
+    """A registry, a run that was probed, and how many samples a probe has."""
+    with copy_made(made_once(record_probes), home_of_its_own) as found:
+        yield found
+
+
+@pytest.fixture
+def plain(made_once, home_of_its_own):
+    """A registry and a run of one step."""
+    with copy_made(made_once(record_plain), home_of_its_own) as found:
+        yield found
+
+
+# Records made here --------------------------------------------------------------------------------
+
+
+def recorded(registry, pool, experiment, sets):
+    """A run whose phases have one step each, all of it real but models and sampler."""
+    overrides = [f"{path}={json.dumps(value)}" for path, value in sets.items()]
+    read, plugins = check_file(EXPERIMENTS / experiment, overrides)
+    run, _ = submit_run(registry, read, plugins, again=True)
+    for step, phase in enumerate(read.spec.phases, start=1):
+        parts = build_recipe(read.spec.resolve_phase_spec(phase))
+        table, statistics = one_step(parts, step, pool)
+        add(registry, run, step, table, {"phase": phase.name, **statistics})
+    return run
+
+
+def record_plain(registry, pool):
+    return (recorded(registry, pool, "countdown.yaml", SMALL),)
+
+
+def add(registry, run, step, table, statistics):
+    path = Path(run.directory) / "rollouts" / f"step_{step:06d}.parquet"
+    sha256, size = write_body(path, table)
+    registry.results.add_rollouts(
+        run.id, step, path=path, sha256=sha256, bytes=size, statistics=statistics, index=[]
+    )
+
+
+def one_step(parts, step, pool):
+    count = parts.spec.rollout.prompts_per_step
+    problems = [parts.task.problem("train", i, step) for i in range(2 * count)]
+    seeds = [100 * step + i for i in range(2 * count)]
+    trees = sample_rollout_trees(parts.plan, problems, seeds, Sayings(), Characters())
+    table = score_rollouts(trees, parts.rewards, pool)
+    filtered = {(row.tree, row.segment) for row in list_batch_rows(trees) if row.tree >= count}
+    batch = build_token_batch(trees, temperatures=parts.temperatures, without=filtered)
+    rng = torch.Generator().manual_seed(step)
+    shape = batch.token_ids.shape
+    drawn = {
+        "reference_logprobs": -torch.rand(shape, generator=rng),
+        "values": torch.randn(shape, generator=rng),
+        "greedy_scores": torch.rand(shape[:1], generator=rng),
+    }
+    streams = TokenStreams(
+        old_logprobs=batch.behaviour_logprobs,
+        optional={name: drawn[name] for name in drawn if name in parts.needs},
+        beta=0.05,
+        state={"mean_square": 0.25},
+    )
+    train = assign_credit(
+        ScoredRows(
+            batch=batch,
+            rewards=build_row_rewards(batch, trees, table, label=parts.label),
+            mask=parts.mask(batch),
+        ),
+        streams,
+        CreditRules(
+            estimator=parts.estimator,
+            credit=parts.spec.credit,
+            loss=parts.spec.loss,
+            max_tokens=parts.max_tokens,
+            confidences=parts.rules.confidences,
+        ),
+    )
+    statistics = {"beta": 0.05, "state_before": dict(streams.state), "max_tokens": parts.max_tokens}
+    roles = ["trained"] * count + ["filtered"] * count
+    return rollout_table(trees, table, build_trained_rows(train), roles), statistics
+
+
+KL = {"credit.use_kl_in_reward": True, "credit.kl_penalty": "low_var_kl"}
+SUMMED = {"credit.placement": "turn_proportional", "credit.score_source": "token_rewards"}
+SMALL = {"rollout.prompts_per_step": 3}
+ESTIMATORS = {
+    "grpo": {**KL, "credit.score_source": "token_rewards"},
+    "uniform": {},
+    "dr_grpo": {"loss.aggregate": "constant"},
+    "rloo": {},
+    "opo": {},
+    "gpg": {},
+    "pass_at_k": {"mask": {"strategy": "model_tokens"}},
+    "remax": {},
+    "multiturn_grpo": {},
+    "mt_grpo": {},
+    "gigpo": {},
+    "tree_grpo": {},
+    "reinforce_plus_plus": {**KL, "credit.kl_penalty": "kl", "credit.placement": "turn_end"},
+    "reinforce_plus_plus_baseline": {},
+}
+CRITICS = {
+    "gae": {**KL, **SUMMED, "credit.score_source": "structured"},
+    "turn_level_gae": {"credit.profile": "seed000"},
+}
+WHOLE = {
+    "rewards.global": {
+        "right": {"plugin": "countdown.verify", "weight": 0.5},
+        "coupled": {"plugin": "countdown", "weight": -0.25, "requires": "score"},
+    }
+}
+
+
+def checked(run, *arguments, capsys):
+    capsys.readouterr()
+    code = main(["check", run.id, "--json", *arguments])
+    said = json.loads(capsys.readouterr().out)
+    return code, {i["name"]: i for i in said["identities"]}, said
+
+
+@pytest.mark.parametrize(
+    ("estimators", "more"),
+    [(ESTIMATORS, {}), (CRITICS, {"critic": {}, "estimator": {"name": "gae"}})],
+)
+def test_a_record_of_every_estimator_holds(estimators, more, registry, pool, capsys):
+    phases = [
+        {"name": name, "steps": 1, "set": {"estimator": {"name": name}, **sets}}
+        for name, sets in estimators.items()
+    ]
+    run = recorded(registry, pool, "countdown.yaml", {**SMALL, **WHOLE, **more, "phases": phases})
+    code, found, said = checked(run, capsys=capsys)
+    assert [i["first"] for i in found.values() if not i["holds"]] == []
+    assert (code, said["holds"], said["unchecked"]) == (0, True, [])
+    assert said["steps"] == list(range(1, len(estimators) + 1))
+    # 3 prompts and 3 filtered ones, 8 answers each with 4 rewards
+    assert found["scores"]["checked"] == len(estimators) * 6 * 8 * 4
+    none = {"ages", "probe_scores", "attention", "observations"}
+    none |= set() if more == {} else {"equal_scores", "group_means", "turn_advantages"}
+    assert {name for name, i in found.items() if not i["checked"]} == none
+
+
+def test_a_record_of_two_turns_holds(registry, pool, capsys):
+    levels = ["none", "prompt_scale", "prompt_renorm", "ema_scale"]
+    phases = [
+        {"name": level, "steps": 1, "set": {"estimator.second_level": level}} for level in levels
+    ]
+    run = recorded(registry, pool, "rlcr.yaml", {**SMALL, "phases": phases})
+    for step, level in enumerate(levels, start=1):
+        code, found, _ = checked(run, "--step", f"{step}", capsys=capsys)
+        assert [i["first"] for i in found.values() if not i["holds"]] == []
+        assert code == 0
+        assert (found["equal_scores"]["checked"] > 0) == (level != "prompt_renorm")
+
+
+@pytest.mark.parametrize(("baseline", "count"), [("label", 1), ("siblings", 4)])
+def test_a_record_with_expected_scores_holds(baseline, count, registry, pool, capsys):
+    sets = {
+        **SMALL,
+        "phases": [{"name": "joint", "steps": 1}],
+        "rollout.num_generations_confidence": count,
+        "estimator.confidence.baseline": baseline,
+        "loss.expected": {"span": "confidence", "of": "accuracy"},
+    }
+    code, found, _ = checked(recorded(registry, pool, "rlcr.yaml", sets), capsys=capsys)
+    assert [i["first"] for i in found.values() if not i["holds"]] == []
+    assert code == 0
+    assert found["group_means"]["checked"] > 0
+
+
+# Records that were changed ------------------------------------------------------------------------
+
+
+def changed(registry, run, step, change):
+    """Rewrites a body, with a digest that fits."""
+    body = registry.results.rollout_body(run.id, step)
+    stored = read_step(read_body(Path(run.directory) / body.path, body.sha256))
+    rewards, trained = change(stored)
+    table = rollout_table(stored.trees, rewards, trained, stored.roles)
+    add(registry, run, step, table, body.statistics)
+
+
+def token(name, row, value):
+    """Returns what changes a row's second token that learns; without a row, the first that does
+    not."""
+
+    def change(stored):
+        mask = stored.rows.tokens["mask"]
+        if row is None:
+            place = (stored.rows.own & ~mask).nonzero()[0]
+        else:
+            place = torch.tensor([row, mask[row].nonzero()[1, 0]])
+        tensor = stored.rows.tokens[name].clone()
+        tensor[*place] = value(tensor[*place])
+        tokens = {**stored.rows.tokens, name: tensor}
+        return stored.rewards, replace(stored.rows, tokens=tokens)
+
+    return change
+
+
+def reward(name, tree):
+    def change(stored):
+        place = next(p for p, es in stored.rewards.turns.items() if p[0] == tree and name in es)
+        entry = stored.rewards.turns[place][name]
+        entries = {**stored.rewards.turns[place], name: replace(entry, raw=entry.raw + 0.5)}
+        turns = {**stored.rewards.turns, place: entries}
+        return replace(stored.rewards, turns=turns), stored.rows
+
+    return change
+
+
+def total(row):
+    def change(stored):
+        scores = {**stored.rows.scores, "total_score": stored.rows.scores["total_score"].clone()}
+        scores["total_score"][row] += 1
+        return stored.rewards, replace(stored.rows, scores=scores)
+
+    return change
+
+
+CHANGES = {
+    "scores": (reward("accuracy", 1), {"tree": 1, "turn": 1, "token": None}),
+    "masks": (token("mask", 4, lambda _: False), {"row": 4, "stored": False, "expected": True}),
+    "advantages": (token("advantages", 5, lambda a: a + 0.01), {"row": 5, "turn": 2}),
+    "token_rewards": (token("token_rewards", 2, lambda r: r + 1e-6), {"row": 2, "turn": 1}),
+    "placement": (token("placed", 2, lambda r: r + 1e-6), {"row": 2, "turn": 1}),
+    "outside": (token("weights", None, lambda _: 1.0), {"stored": 1.0, "expected": 0.0}),
+    "totals": (total(3), {"row": 3, "turn": None, "token": None}),
+}
+
+
+@pytest.fixture(scope="session")
+def copied(finished, tmp_path_factory):
+    """Makes a home with a copy of the finished run and its registry."""
+
+    def copy():
+        home = tmp_path_factory.mktemp("copy")
+        shutil.copytree(finished.home.path, home, dirs_exist_ok=True)
+        with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+            registry.update_run(finished.id, directory=home / "runs" / finished.id)
+        return home
+
+    return copy
+
+
+@pytest.fixture
+def copy(copied, monkeypatch):
+    home = copied()
+    monkeypatch.setenv("RLX_HOME", str(home))
+    with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+        yield registry
+
+
+def test_a_run_that_finished_holds(copy, finished, capsys):
+    run = copy.run(finished.id)
+    code, found, said = checked(run, capsys=capsys)
+    assert [i["first"] for i in found.values() if not i["holds"]] == []
+    assert (code, said["steps"], said["notes"]) == (0, [1, 2, 3, 4], [])
+    assert found["bodies"]["checked"] == 4
+    assert found["kl"]["checked"] == 0, "there is no reference"
+    assert found["probe_scores"]["checked"] == 0, "nothing was probed"
+    of_environments = {"attention", "observations", "turn_advantages"}
+    nothing = {"ages", "kl", "probe_scores", *of_environments}
+    assert {name for name, i in found.items() if not i["checked"]} == nothing
+    assert main(["check", run.id]) == 0
+    shown = capsys.readouterr().out
+    assert "all identities hold" in shown
+    assert re.search(r"– +probe_scores +nothing to check", shown)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_was_changed_is_found_and_named(name, copy, finished, capsys):
+    change, place = CHANGES[name]
+    run = copy.run(finished.id)
+    changed(copy, run, 3, change)
+    code, found, said = checked(run, "--step", "3", capsys=capsys)
+    assert (code, said["holds"], said["steps"]) == (1, False, [3])
+    first = found[name]["first"][0]
+    assert {"step": 3, **place}.items() <= first.items()
+    assert first["stored"] != first["expected"]
+    if name in ("advantages", "token_rewards"):
+        assert first["token"] is not None and found[name]["violated"] == 1
+    assert main(["check", run.id, "--step", "3"]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(rf"✗ +{name} ", shown) and "step 3, tree" in shown
+
+
+def test_a_changed_score_of_a_whole_rollout_is_found(registry, pool, capsys):
+    run = recorded(registry, pool, "countdown.yaml", {**SMALL, **WHOLE})
+
+    def change(stored):
+        (place, entries), *_ = stored.rewards.rollouts.items()
+        wrong = {**entries, "right": replace(entries["right"], raw=0.25)}
+        rollouts = {**stored.rewards.rollouts, place: wrong}
+        return replace(stored.rewards, rollouts=rollouts), stored.rows
+
+    changed(registry, run, 1, change)
+    code, found, _ = checked(run, capsys=capsys)
+    (first,) = found["scores"]["first"]
+    assert (code, first["what"], first["stored"]) == (1, "reward right", 0.25)
+    assert (first["tree"], first["row"], first["turn"]) == (0, 0, 1)
+
+
+# Probes -------------------------------------------------------------------------------------------
+
+PROBE = {
+    "probe": {"problems": 8, "samples": 3, "schemes": ["early_answering", "mistake"]},
+    "evaluation.correct": "_accuracy",
+}
+
+
+def record_probes(registry, pool):
+    """A run of one step and two probes, after 0 and 1 steps; all of it real but the model."""
+    run = recorded(registry, pool, "countdown.yaml", {**SMALL, **WHOLE, **PROBE})
+    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
+    parts = build_recipe(spec)
+    means = ProbeContext(
+        plan=limit_to_one_answer(parts.plan),
+        sampler=Sayings(),
+        speech=Characters(),
+        task=parts.task,
+        rewards=parts.rewards,
+        correct="_accuracy",
+        pool=pool,
+    )
+    found = probe_problems(spec.probe, means, spec.seed, None, lambda _: None)
+    recorder = Recorder(registry, run.id, keep_bodies=True)
+    for step, label in ((0, "before"), (1, "after")):
+        told = build_probe_records(found, spec.probe, spec.seed, step)
+        assert [one.scheme for one in told] == ["early_answering", "mistake"]
+        record_probe_results(recorder, told, found, label, probe_file(run, step))
+    return run, len(found.samples)
+
+
+def probe_file(run, step):
+    return Path(run.directory) / "probes" / f"step_{step:06d}.parquet"
+
+
+def probe_changed(registry, run, step, change):
+    """Rewrites the samples of a probe, with a digest that fits."""
+    path = probe_file(run, step)
+    table = read_body(path)
+    records = table.to_pylist()
+    change(records)
+    sha256, _ = write_body(path, pa.Table.from_pylist(records, table.schema))
+    for e in registry.results.evaluations(run.id, "probe/"):
+        if e.step == step:
+            body = {**e.payload["body"], "sha256": sha256}
+            registry.results.add_evaluation(
+                run.id, step, e.label, e.suite, e.n, e.metrics, {"body": body}
+            )
+
+
+def test_a_record_of_probes_holds(probed, capsys):
+    _, run, samples = probed
+    code, found, said = checked(run, capsys=capsys)
+    assert [i["first"] for i in found.values() if not i["holds"]] == []
+    assert (code, said["steps"]) == (0, [1])
+    assert found["bodies"]["checked"] == 1 + 2  # schemes share a file
+    assert found["probe_scores"]["checked"] == 2 * samples * 4
+    code, found, _ = checked(run, "--step", "1", capsys=capsys)
+    assert (code, found["probe_scores"]["checked"]) == (0, samples * 4)
+
+
+def raw_of(column):
+    def change(record):
+        record[column][0]["raw"] = 0.75
+
+    return change
+
+
+def fields_of(record):
+    record["problem"] = json.dumps({**json.loads(record["problem"]), "target": "none"})
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda r: r.update(text="no answer"), "reward score"),
+        (raw_of("rewards"), "reward score"),
+        (raw_of("global_rewards"), "reward right"),
+        (lambda r: r["rewards"].pop(), "reward _accuracy"),
+        (fields_of, "reward score"),
+    ],
+)
+def test_a_changed_sample_of_a_probe_is_found_and_named(change, what, probed, capsys):
+    registry, run, _ = probed
+    records = read_body(probe_file(run, 1)).to_pylist()
+    place = max(i for i, r in enumerate(records) if r["rewards"][0]["raw"] > 0)
+    probe_changed(registry, run, 1, lambda records: change(records[place]))
+    code, found, said = checked(run, capsys=capsys)
+    assert (code, said["holds"]) == (1, False)
+    broken = found["probe_scores"]
+    assert broken["violated"] >= 1 and found["bodies"]["holds"] and found["scores"]["holds"]
+    record, first = records[place], broken["first"][0]
+    assert first["step"] == 1 and first["stored"] != first["expected"]
+    where = f"({record['scheme']}, point {record['point']}, sample "
+    assert first["what"].startswith(f"{what} {where}") and record["problem_id"] in first["what"]
+    assert main(["check", run.id]) == 1
+    assert re.search(r"✗ +probe_scores ", capsys.readouterr().out)
+
+
+def test_a_probe_that_is_not_the_one_recorded_is_said(probed, capsys):
+    _, run, samples = probed
+    probe_file(run, 0).write_bytes(b"nothing")
+    code, found, _ = checked(run, capsys=capsys)
+    assert code == 1 and "probes/step_000000" in found["bodies"]["first"][0]["what"]
+    assert found["probe_scores"]["checked"] == samples * 4
+
+
+def test_a_probe_of_another_version_is_refused(probed, capsys):
+    registry, run, _ = probed
+    path = probe_file(run, 1)
+    sha256, _ = write_body(path, read_body(path).drop_columns(["share"]))
+    for e in registry.results.evaluations(run.id, "probe/"):
+        body = {**e.payload["body"], "sha256": sha256}
+        if e.step == 1:
+            registry.results.add_evaluation(
+                run.id, 1, e.label, e.suite, e.n, e.metrics, {"body": body}
+            )
+    assert main(["check", run.id]) == 5
+    assert "recorded by another version of rlx" in capsys.readouterr().err
+
+
+# What cannot be checked ---------------------------------------------------------------------------
+
+
+def test_a_body_that_is_not_the_one_recorded_is_said(plain, capsys):
+    registry, run = plain
+    body = registry.results.rollout_body(run.id, 1)
+    (Path(run.directory) / body.path).write_bytes(b"nothing")
+    code, found, _ = checked(run, capsys=capsys)
+    assert code == 1 and "was recorded as" in found["bodies"]["first"][0]["stored"]
+
+
+def test_plugins_that_have_changed_or_gone_are_said(plain, capsys):
+    registry, run = plain
+    with registry.database.open_writer() as connection:
+        plugins = json.dumps([{**p, "version": "0.0"} for p in run.plugins])
+        spec = json.dumps(run.spec).replace('"countdown.verify"', '"countdown.gone"')
+        connection.exec_driver_sql("UPDATE rlx_run SET plugins = ?, spec = ?", (plugins, spec))
+    code, found, said = checked(run, capsys=capsys)
+    assert (code, said["holds"]) == (3, True)
+    assert said["unchecked"] == [
+        "scores of '_accuracy' were not checked: no reward plugin named 'countdown.gone'"
+    ]
+    assert any("the run used rlx 0.0" in note for note in said["notes"])
+    assert found["scores"]["checked"] == 6 * 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--step", "9"], "no rollouts of step 9; it has steps 1 to 1"),
+        (["--step", "0"], "Invalid value"),
+    ],
+)
+def test_a_step_that_is_not_there_is_wrong_usage(arguments, words, plain, capsys):
+    _, run = plain
+    assert main(["check", run.id, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_without_rollouts_is_wrong_usage(registry, capsys):
+    read, plugins = check_file(EXPERIMENTS / "countdown.yaml")
+    submit_run(registry, read, plugins, again=True)
+    assert main(["check", "latest"]) == 2
+    assert "has recorded no rollouts" in capsys.readouterr().err

@@ -1,0 +1,305 @@
+"""`rlx eval`: sets near and far, answered once, gone on with, recorded and drawn."""
+
+import gzip
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlx.model import build_policy
+from rlx.results import evaluating as evaluation
+from rlx.spec import TinyModelSpec
+from rlx_plugins.rlcr import parse_confidence
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+SUITE = """
+name: shifted
+problems: 70
+samples: 2
+sets:
+  near: {distribution: in}
+  three: {set: {task.numbers: [3]}, problems: 20}
+"""
+
+
+SEVERAL = {"evaluation.every": 2, "runner.checkpoint.every": 2}
+"""An evaluation and a checkpoint half-way."""
+
+
+@pytest.fixture(scope="module")
+def own_finished(own_home):
+    """A run of four steps with two checkpoints, to whose records this module adds."""
+    done = own_home.rlx("submit", own_home.yaml, "-q", sets={**own_home.small, **SEVERAL})
+    assert done.returncode == 0, done.stderr
+    record = own_home.run(done.stdout.strip())
+    return SimpleNamespace(id=record.id, record=record, root=Path(record.directory))
+
+
+@pytest.fixture(scope="module")
+def suite(own_home):
+    path = own_home.folder / "suite.yaml"
+    path.write_text(SUITE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def evaluated(own_home, own_finished, suite):
+    """The first time, killed once it has answered something."""
+    process = own_home.begin("eval", own_finished.id, "--suite", suite, "--json")
+    kept = own_finished.root / "evaluations"
+    own_home.until(lambda: list(kept.glob("*/*.json.gz")), "a batch to be answered")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    first = {path: path.stat().st_mtime_ns for path in kept.glob("*/*.json.gz")}
+    done = own_home.rlx(
+        "eval", own_finished.id, "--suite", suite, "--json", "--out", "answers.jsonl"
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr, first
+
+
+def test_it_goes_on_where_it_was_stopped(own_finished, evaluated):
+    _, _, first = evaluated
+    assert first
+    for path, written in first.items():
+        assert path.stat().st_mtime_ns == written, "answered before"
+    sizes = sorted(p.name for p in (own_finished.root / "evaluations").glob("*/*.json.gz"))
+    assert sizes == ["000000_020.json.gz", "000000_064.json.gz", "000064_006.json.gz"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"plain",
+        gzip.compress(b""),
+        gzip.compress(b'[{"problem": 1}]'),
+        gzip.compress(b'[{"problem": 1}]')[:-9],
+        gzip.compress(b"7"),
+    ],
+    ids=["empty", "no gzip", "nothing in it", "other fields", "cut short", "a number"],
+)
+def test_a_kept_batch_that_cannot_be_read_is_none(tmp_path, capsys, damaged):
+    path = tmp_path / "000000_064.json.gz"
+    assert evaluation._load_answer_batch(path) is None
+    assert capsys.readouterr().err == "", "there is none"
+    path.write_bytes(damaged)
+    assert evaluation._load_answer_batch(path) is None
+    said = capsys.readouterr().err
+    assert said.startswith("warning: ")
+    assert "000000_064.json.gz cannot be read" in said
+    evaluation._save_answer_batch(path, "[]")
+    assert evaluation._load_answer_batch(path) == []
+
+
+def test_figures_are_of_every_answer(own_home, evaluated):
+    told, _, _ = evaluated
+    answers = [
+        json.loads(line) for line in (own_home.folder / "answers.jsonl").read_text().splitlines()
+    ]
+    for name, problems in (("near", 70), ("three", 20)):
+        own = [a for a in answers if a["set"] == name]
+        found = told["sets"][name]
+        assert found["problems"] == problems == len({a["problem"] for a in own})
+        assert found["n"] == 2 * problems == len(own)
+        assert found["accuracy"] == pytest.approx(sum(a["correct"] for a in own) / len(own))
+        assert {len(a["confidences"]) for a in own} == {4}, "as many as the experiment asks for"
+        for one in own:
+            texts = zip(one["confidences"], one["confidence_texts"], strict=True)
+            # One whose form is wrong counts as unreadable.
+            assert all(c is None or parse_confidence(text).value == c for c, text in texts)
+        assert found["scaling"]["k"] == [1, 2]
+        low, high = found["intervals"]["brier"]
+        assert low <= found["brier"] <= high
+    assert {a["stratum"] for a in answers if a["set"] == "three"} == {"3 numbers"}
+    assert told["sets"]["near"]["distribution"] == "in"
+
+
+def test_it_is_recorded_for_the_run(own_home, own_finished, evaluated):
+    told, said, _ = evaluated
+    assert f"recorded for {own_finished.id} after step 4" in said
+    with own_home.registry() as registry:
+        found = {e.suite: e for e in registry.results.evaluations(own_finished.id, "suite/")}
+        pictures = {Path(a.path).name for a in registry.results.artifacts(own_finished.id)}
+        curves = registry.results.metrics(own_finished.id, ["eval/suite/shifted/near/brier"])
+    assert set(found) == {"suite/shifted/near", "suite/shifted/three"}
+    near = found["suite/shifted/near"]
+    assert (near.step, near.label, near.n) == (4, "after", 140)
+    assert near.metrics["brier"] == told["sets"]["near"]["brier"]
+    assert len(near.payload["confidence"]) == 140
+    assert near.payload["suite"]["samples"] == 2
+    assert {"reliability.png", "risk_coverage.svg", "scaling.png", "confidence.png"} <= pictures
+    assert curves
+
+
+def test_a_model_without_its_run_gives_the_same(own_home, own_finished, suite, evaluated):
+    told, _, _ = evaluated
+    spec = own_home.folder / "alone.yaml"
+    spec.write_text(json.dumps(own_finished.record.spec))
+    done = own_home.rlx(
+        "eval", own_finished.root / "model", "--spec", spec, "--suite", suite, "--json",
+        "--pictures", "drawn",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    alone = json.loads(done.stdout)
+    assert alone["run"] is None
+    assert alone["sets"] == told["sets"]
+    assert (own_home.folder / "drawn" / "reliability.svg").exists()
+
+
+def test_a_model_by_its_name_on_the_hub(own_home, own_finished, suite, evaluated, tmp_path):
+    told, _, _ = evaluated
+    commit = "0" * 40
+    cached = tmp_path / "models--org--tiny"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(commit)
+    (cached / "snapshots").mkdir()
+    (cached / "snapshots" / commit).symlink_to(own_finished.root / "model")
+    spec = own_home.folder / "hub.yaml"
+    spec.write_text(json.dumps(own_finished.record.spec))
+    own_home.environment |= {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = own_home.rlx("eval", "org/tiny", "--spec", spec, "--suite", suite, "--json")
+    assert done.returncode == 0, done.stderr
+    hub = json.loads(done.stdout)
+    assert (hub["run"], hub["model"]) == (None, "org/tiny")
+    assert hub["sets"] == told["sets"]
+    lost = own_home.rlx("eval", "org/other", "--spec", spec)
+    assert lost.returncode == 4
+    assert lost.stderr.startswith("error: there is no folder 'org/other' on this machine")
+    run = own_home.rlx("eval", own_finished.id, "--spec", spec)
+    assert run.returncode == 2
+    assert "a run has its own experiment" in run.stderr
+    bare = own_home.rlx("eval", "org/tiny")
+    assert bare.returncode == 2
+    assert "name the experiment of a model with --spec FILE" in bare.stderr
+
+
+def test_a_checkpoint_is_an_evaluation_of_its_step(own_home, own_finished, suite, evaluated):
+    told, _, _ = evaluated
+    ask = ("eval", own_finished.id, "--suite", suite, "--json", "--at", 2)
+    half = own_home.rlx(*ask)
+    assert half.returncode == 0, half.stderr
+    assert json.loads(half.stdout)["step"] == 2
+    assert json.loads(half.stdout)["sets"] != told["sets"]
+    assert f"recorded for {own_finished.id} after step 2" in half.stderr
+    with own_home.registry() as registry:
+        found = registry.results.evaluations(own_finished.id, "suite/shifted/near")
+        pictures = {a.path for a in registry.results.artifacts(own_finished.id)}
+    assert [(e.step, e.label) for e in found] == [(2, "step"), (4, "after")]
+    drawn = ("suite-shifted-step-2/reliability", "suite-shifted/over_steps", "over_steps")
+    assert pictures >= {f"pictures/{name}.{kind}" for name in drawn for kind in ("png", "svg")}
+    kept = list((own_finished.root / "evaluations").glob("*/*.json.gz"))
+    before = {path: path.stat().st_mtime_ns for path in kept}
+    again = own_home.rlx(*ask, "--no-record")
+    assert json.loads(again.stdout) == json.loads(half.stdout)
+    kept = list((own_finished.root / "evaluations").glob("*/*.json.gz"))
+    assert {path: path.stat().st_mtime_ns for path in kept} == before, "nothing is answered twice"
+    assert not list(own_finished.root.glob(".rlx-eval-*"))
+
+
+def test_damaged_batches_are_answered_anew(own_home, own_finished, suite, evaluated):
+    told, _, _ = evaluated
+    kept = sorted((own_finished.root / "evaluations").glob("*/000000_020.json.gz"))
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:50])
+    done = own_home.rlx("eval", own_finished.id, "--suite", suite, "--json", "--no-record")
+    assert done.returncode == 0, done.stderr
+    assert "000000_020.json.gz cannot be read" in done.stderr
+    assert json.loads(done.stdout) == told
+
+
+def test_a_checkpoint_that_is_gone_is_missed_by_those_that_are_there(own_home, own_finished):
+    done = own_home.rlx("eval", own_finished.id, "--at", 3)
+    assert done.returncode == 2
+    assert "there is no checkpoint of step 3; available steps: 2, 4" in done.stderr
+    spec = own_home.rlx("eval", own_finished.root / "model", "--at", 2, "--spec", own_home.yaml)
+    assert spec.returncode == 2
+    assert "drop --spec" in spec.stderr
+
+
+def test_the_suite_of_problems_from_files(own_home, own_finished):
+    """In the folder that holds `experiments/`, as the suite says."""
+    (own_home.folder / "experiments").symlink_to(EXPERIMENTS)
+    done = own_home.rlx(
+        "eval", own_finished.id, "--suite", "experiments/suites/arithmetic.yaml",
+        "--problems", 20, "--samples", 2, "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    sets = json.loads(done.stdout)["sets"]
+    assert {name: found["distribution"] for name, found in sets.items()} == {
+        "by_operation": "in",
+        "larger": "out",
+        "unreachable": "out",
+    }
+    assert set(sets["by_operation"]["by_stratum"]) <= {"sum", "difference", "product", "two steps"}
+    never = sets["unreachable"]
+    assert (never["accuracy"], never["auroc"], never["n"]) == (0, None, 40)
+    assert never["signed_gap"] == never["mean_confidence"], "whatever is said is too much"
+
+
+def test_the_suite_of_questions_to_a_graph(own_home, tmp_path):
+    small = TinyModelSpec(
+        tokenizer="world", hidden_size=32, layers=1, heads=1, kv_heads=1, intermediate_size=32
+    )
+    policy = build_policy(small, 0)
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    done = own_home.rlx(
+        "eval", tmp_path / "model", "--spec", EXPERIMENTS / "kg.yaml",
+        "--suite", EXPERIMENTS / "suites" / "kg.yaml",
+        "--problems", 4, "--samples", 2, "--json", "--pictures", tmp_path / "drawn",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    sets = json.loads(done.stdout)["sets"]
+    assert len(sets) == 8
+    assert set(sets["three_hops"]["by_stratum"]) == {"hop3"}
+    for found in sets.values():
+        assert (found["problems"], found["n"], found["brier"]) == (4, 8, None), "none is stated"
+        assert "exact_match" in found["rewards"]
+    assert [path.name for path in sorted((tmp_path / "drawn").iterdir())] == [
+        "scaling.png",
+        "scaling.svg",
+    ]
+
+
+def test_the_experiments_own_sets_and_a_table(own_home, own_finished):
+    done = own_home.rlx("eval", own_finished.id, "--problems", 8, "--greedy", "--no-record")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "suite own.problems-8.greedy, seed 0: one answer to every problem, the most likely tokens"
+        in done.stdout
+    )
+    assert "held_out" in done.stdout
+    assert "ECE, equal mass" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name: x\nsets: {a: {set: {task.nmbers: [3]}}}\n", "set 'a' of the suite"),
+        (
+            "name: x\n"
+            "sets: {a: {set: {task.number_range: [9, 20], task.target_range: [101, 180]}}}\n",
+            "has no token",
+        ),
+        ("name: x\nsamples: 0\nsets: {a: {}}\n", "'samples' must be at least 1"),
+        ("name: x\nset: {a: {}}\n", "unknown key 'set'"),
+        ("name: x\nsets: {}\n", "1 error. Nothing was evaluated."),
+    ],
+)
+def test_a_suite_that_cannot_be_is_refused(own_home, own_finished, tmp_path, text, says):
+    path = tmp_path / "suite.yaml"
+    path.write_text(text)
+    done = own_home.rlx("eval", own_finished.id, "--suite", path)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_was_trained_is_what_is_evaluated(own_home, own_finished):
+    done = own_home.rlx("eval", own_finished.id, "--set", "rewards.turn.accuracy.weight=2")
+    assert done.returncode == 2
+    assert "only runner, sampler may be changed here" in done.stderr

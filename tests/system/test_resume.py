@@ -1,0 +1,138 @@
+"""Runs that are stopped, damaged or killed, and go on: in the end every number is the same."""
+
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from forked import cold_starts
+
+from rlx.record import find_run_differences
+
+LONGER = {
+    "phases.0.steps": 3,
+    "phases.1.steps": 4,
+    "runner.checkpoint.every": 2,
+    "evaluation.problems": 4,
+    "estimator": "{name: gae, whiten: true}",
+    "critic": "{learning_rate: 1e-3}",
+    "credit": "{use_kl_in_reward: true, kl_adaptive: {target: 0.05, horizon: 100000}}",
+    "phases.0.fresh_optimizer": "false",
+    "optimizer.mini_batches": 2,
+    "rollout.curriculum": "{by: stratum, floor: 0.2}",
+}
+
+
+def longer(home, **sets):
+    return {**home.brief, **LONGER, **home.unhurried, **sets}
+
+
+@pytest.fixture(scope="module")
+def unbroken(home):
+    done = home.rlx("submit", home.yaml, "-q", sets=longer(home))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def begin(home, **sets):
+    done = home.rlx("submit", home.yaml, "-qd", "--again", sets=longer(home, **sets))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def kinds(home, run_id):
+    with home.registry() as registry:
+        return [e.kind for e in registry.results.events(run_id)]
+
+
+def unlike(home, one, other):
+    with home.registry() as registry:
+        return list(find_run_differences(registry, one, other))
+
+
+def checkpoints(home, run_id):
+    """Complete ones, oldest first; one that is being written has a longer name."""
+    return sorted((Path(home.run(run_id).directory) / "checkpoints").glob("step_??????"))
+
+
+def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on(home, unbroken):
+    with cold_starts():  # new interpreters, whose seeds of `hash` differ from the unbroken run's
+        run_id = begin(home)
+    home.stop(run_id, after=2)
+    last = home.run(run_id).step
+    assert checkpoints(home, run_id)[-1].name == f"step_{last:06d}"
+    assert home.rlx("resume", run_id, "-q").returncode == 0
+    assert "resumed" in kinds(home, run_id)
+    assert unlike(home, unbroken, run_id) == []
+    refused = home.rlx("resume", run_id)
+    assert refused.returncode == 2
+    assert "nothing to resume" in refused.stderr
+
+
+def test_a_killed_rank_is_started_again_past_a_damaged_checkpoint(home, unbroken):
+    run_id = begin(home)
+    ranks = home.await_ranks(run_id)
+    home.until(lambda: len(checkpoints(home, run_id)) >= 2, "two checkpoints")
+    home.freeze(*ranks)  # no newer one is written from here on
+    state = checkpoints(home, run_id)[-1] / "state.json"
+    state.write_bytes(state.read_bytes()[:-1])
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+    home.until(lambda: home.run(run_id).status == "finished", "it to finish")
+    assert home.run(run_id).attempt == 2
+    told = kinds(home, run_id)
+    assert {"attempt_failed", "checkpoint_refused", "resumed"} <= set(told)
+    assert unlike(home, unbroken, run_id) == []
+
+
+def make_pipe(path):
+    with suppress(FileExistsError):
+        os.mkfifo(path)
+    return path.is_fifo()
+
+
+def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken):
+    run_id = begin(home, **{"runner.hang_after": 40})
+    home.until(lambda: home.run(run_id).step >= 3, "it to train")
+    folder = Path(home.run(run_id).directory)
+    pipe = folder / "progress.tmp"  # a rank that opens it waits for a reader
+    home.until(lambda: make_pipe(pipe), "a moment in which it is not written")
+    home.until(lambda: "in _write" in (folder / "run.log").read_text(), "the stacks in the log")
+    pipe.unlink()
+    home.until(lambda: home.run(run_id).status == "finished", "it to finish")
+    with home.registry() as registry:
+        told = [e.message for e in registry.results.events(run_id) if e.kind == "attempt_failed"]
+    assert len(told) == 1 and "no progress for 40 s" in told[0]
+    assert unlike(home, unbroken, run_id) == []
+
+
+def test_adapted_beta_and_a_critics_values_are_rescored_to_the_bit(home, unbroken):
+    told = home.json("rescore", unbroken)
+    assert told["same"], [c for c in told["changes"] if c["changed"]]
+    part = home.json("rescore", unbroken, "--step", 6)  # begins with what is stored of step 5
+    assert (part["steps"], part["same"]) == ([6], True)
+
+
+def test_what_differs_is_named(home, unbroken):
+    short = {**home.brief, "phases.0.steps": 1, "phases.1.steps": 1, "seed": 1}
+    other = home.rlx("submit", home.yaml, "-q", sets=short).stdout.strip()
+    told = "\n".join(unlike(home, unbroken, other))
+    for said in ("metric ", "evaluation held_out", "the rollouts of step 1 differ", "weights"):
+        assert said in told
+
+
+@pytest.mark.timeout(3600)  # four runs and more
+def test_kills_at_random_moments(home, monkeypatch):
+    # Seed 47 kills in the middle: the first run, which is timed, also makes what others find made.
+    trial = ("check", home.yaml, "--kills", 2, "--at-once", 2, "--seed", 47)
+    # As on a terminal, where short work shows its progress too.
+    monkeypatch.setitem(home.environment, "FORCE_COLOR", "1")
+    done = home.rlx(*trial, sets={**home.mirrored, **LONGER}, seconds=3400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 killed runs have the same numbers as the uninterrupted run" in done.stdout
+    equal = re.search(r"MLflow has the registry's points of (\d+) of (\d+) runs", done.stdout)
+    assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 4, done.stdout
+    assert "killed during" in done.stdout
+    assert re.search(r"(uninterrupted run|killed runs)\W.*\d/3 runs", done.stderr), done.stderr
