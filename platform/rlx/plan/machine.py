@@ -108,7 +108,7 @@ def _require_store(home: Path) -> None:
         except StoreError as error:
             raise EnvironmentFault(
                 f"RLX_HOME cannot be used: {error}; its keys and address come from the environment "
-                "(docs/scale.md)"
+                "(docs/several_machines.md)"
             ) from error
 
 
@@ -351,11 +351,7 @@ def _first_line(error: Exception) -> str:
 
 
 State = Literal["ok", "broken", "absent"]
-
-
 NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "datasets")
-
-
 """Packages that have their own line; the others share one."""
 
 
