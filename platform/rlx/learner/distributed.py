@@ -82,7 +82,7 @@ def join_ranks(runner: RunnerSpec) -> Ranks:
     on_gpu = runner.device == "cuda" or (runner.device == "auto" and count > 0)
     if on_gpu and local >= count:
         raise EnvironmentFault(
-            f"rank {local} has no CUDA device: torch finds {count}; run `rlx doctor` for the "
+            f"rank {local} has no CUDA device: torch finds {count}; run `rlx check` for the "
             "cause, or set `runner.device: cpu`"
         )
     if not on_gpu:

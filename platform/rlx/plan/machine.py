@@ -185,7 +185,7 @@ def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
         f"{_describe_device_demand(ranks, sampler)}, found {lack.count}",
         lack.help,
         f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
-        "details of this machine: rlx doctor",
+        "details of this machine: rlx check",
         kind="machine",
         notes=(f"found: {lack.found}",),
     )

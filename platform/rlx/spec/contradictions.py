@@ -482,7 +482,6 @@ def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             "remove it",
             against=("runner", "device"),
         )
-    pool = sampler.pool if isinstance(sampler, VllmSamplerSpec) else None
     if spec.rollout.off_policy_steps > 1:
         yield from _check_steps_ahead(spec)
     engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
