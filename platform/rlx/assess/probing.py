@@ -234,7 +234,7 @@ def _get_run_probe_settings(run: RunRecord) -> dict[str, dict[str, Any]]:
     """Returns the settings of the run's own probe, by scheme."""
     from rlx.probe import settings_of
 
-    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+    spec = ExperimentSpec.from_record(run.spec)
     own = spec.probe or ProbeSpec()
     return {s: settings_of(own, s, spec.seed) for s in ("early_answering", "filler", "mistake")}
 

@@ -16,7 +16,6 @@ from rlx.audit.turn_identities import (
     check_observations,
     check_response_mask,
     check_reward_places,
-    check_token_ages,
     check_turn_ids,
     turn_advantages,
 )
@@ -363,7 +362,6 @@ IDENTITIES: tuple[Identity, ...] = (
         check_reward_places,
     ),
     Identity("turns", "every turn has its own id, including the last", "turns", check_turn_ids),
-    Identity("ages", "no token is older than off_policy_steps", "tokens", check_token_ages),
     Identity("masks", "the mask matches the strategy's", "tokens", _check_masks),
     Identity(
         "attention",

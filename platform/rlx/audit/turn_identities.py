@@ -22,7 +22,6 @@ __all__ = [
     "check_observations",
     "check_response_mask",
     "check_reward_places",
-    "check_token_ages",
     "check_turn_ids",
     "turn_advantages",
 ]
@@ -55,40 +54,6 @@ def check_response_mask(e: StepEvidence) -> IdentityResult:
         return IdentityResult(0)
     expected = e.batch.is_response
     return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(expected.sum()))
-
-
-def check_token_ages(e: StepEvidence) -> IdentityResult:
-    """Each token of the policy says whose weights sampled it, if its engine may take some while it
-    samples, and is as old as the phase allows."""
-    most, checked, wrong = e.recipe.spec.rollout.off_policy_steps, 0, list[Violation]()
-    for t, tree in enumerate(e.stored.trees):
-        for segment in (tree.segments[s] for s in tree.policy_segments):
-            told = sum(count for count, _ in segment.sampled_after)
-            if (told or most > 1) and told != len(segment.token_ids):
-                wrong.append(
-                    Violation(
-                        step=e.step,
-                        tree=t,
-                        turn=segment.turn,
-                        what="tokens that have an age",
-                        stored=told,
-                        expected=len(segment.token_ids),
-                    )
-                )
-            for count, after in segment.sampled_after:
-                checked += count
-                if not 0 <= (age := e.step - 1 - after) <= most:
-                    wrong.append(
-                        Violation(
-                            step=e.step,
-                            tree=t,
-                            turn=segment.turn,
-                            what="age in steps",
-                            stored=age,
-                            expected=min(max(age, 0), most),
-                        )
-                    )
-    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
 
 
 def check_turn_ids(e: StepEvidence) -> IdentityResult:

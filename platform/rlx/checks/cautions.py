@@ -46,7 +46,6 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         yield from _check_turn_sampling(spec)
         yield from _check_kl_settings(spec)
         yield from _check_optimizer_steps(spec)
-        yield from _off_policy(spec)
         yield from _check_probe_close(spec)
 
 
@@ -129,29 +128,6 @@ def _check_optimizer_steps(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 "ratio after the first update",
                 against=("optimizer", name),
             )
-
-
-def _off_policy(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    loss, ahead = spec.loss, spec.rollout.off_policy_steps
-    if not ahead or loss.correction is not None:
-        return
-    steps = ("rollout", "off_policy_steps")
-    if loss.old_logprobs == "learner":
-        yield build_warning(
-            steps,
-            f"rollout.off_policy_steps is {ahead}, and loss.old_logprobs is 'learner' without a "
-            "correction: nothing corrects for the older weights that sampled the rollouts",
-            "`old_logprobs: behaviour`, or a `loss.correction`",
-            against=("loss", "old_logprobs"),
-        )
-    elif loss.surrogate == "none":
-        yield build_warning(
-            steps,
-            f"rollout.off_policy_steps is {ahead}, and loss.surrogate is 'none': nothing bounds "
-            "the ratio to the older weights that sampled the rollouts",
-            "`surrogate: clip` or `cispo`, or `old_logprobs: learner` and a `correction`",
-            against=("loss", "surrogate"),
-        )
 
 
 def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:

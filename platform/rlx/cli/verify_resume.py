@@ -8,12 +8,10 @@ from pathlib import Path
 
 import click
 
-from rlx.checks import read_spec
 from rlx.cli.console import build_table, open_console
 from rlx.cli.options import overrides_option
 from rlx.cli.output import print_text
 from rlx.cli.progress import open_progress
-from rlx.errors import SpecError
 from rlx.launch import VICTIMS, KillResult, run_resume_trial
 
 __all__ = ["verify_resume"]
@@ -49,7 +47,6 @@ def verify_resume(
     point of the registry after a last `rlx sync`. The exit code is 1 if a number or a point differs
     or a run does not finish.
     """
-    _require_repeatable(spec, overrides)
     home = Path(tempfile.mkdtemp(prefix="rlx-verify-"))
     with open_progress("uninterrupted run", "runs") as show:
         found = run_resume_trial(
@@ -74,17 +71,6 @@ def verify_resume(
     else:
         shutil.rmtree(home, ignore_errors=True)
     return int(wrong)
-
-
-def _require_repeatable(file: Path, overrides: Sequence[str]) -> None:
-    """Refuses an experiment whose numbers depend on time."""
-    spec = read_spec(file, overrides).spec
-    phases = [spec.resolve_phase_spec(phase) for phase in spec.phases]
-    if any(phase.rollout.off_policy_steps > 1 for phase in phases):
-        raise SpecError(
-            "rollout.off_policy_steps is above 1: which weights sample a token depends on time, so "
-            "no two runs have the same numbers; set it to 1 or 0 to compare runs"
-        )
 
 
 def _show_kill_table(done: Sequence[KillResult]) -> None:

@@ -1,6 +1,5 @@
 """Row accounts of rollouts that a run has stored."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +30,7 @@ def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
         RegistryError: another version of rlx wrote it.
     """
     try:
-        spec = ExperimentSpec.model_validate_json(json.dumps(resolved), strict=True)
+        spec = ExperimentSpec.from_record(resolved)
         return spec.resolve_phase_spec(next(p for p in spec.phases if p.name == phase))
     except (ValidationError, StopIteration) as error:
         raise RegistryError(

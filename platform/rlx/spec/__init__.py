@@ -100,7 +100,6 @@ from rlx.spec.rollout import (
 )
 from rlx.spec.sampler import (
     SAMPLERS,
-    SamplerPoolSpec,
     SamplerSpec,
     TransformersSamplerSpec,
     VllmSamplerSpec,
@@ -207,7 +206,6 @@ __all__ = [
     "Rloo",
     "RolloutSpec",
     "RunnerSpec",
-    "SamplerPoolSpec",
     "SamplerSpec",
     "Scheme",
     "ScoreSource",

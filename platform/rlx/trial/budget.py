@@ -1,14 +1,14 @@
 """Tokens and memory of one training step: counted where possible, otherwise estimated."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TYPE_CHECKING
 
 from rlx.rollout import NO_PARENT, EnvironmentPlan
-from rlx.spec import ExperimentSpec, RunnerSpec, VllmSamplerSpec
+from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.trial.model_shape import ModelShape
-from rlx.trial.sampler_memory import compute_pool_bytes, compute_sampler_bytes, get_width
+from rlx.trial.sampler_memory import compute_sampler_bytes, get_width
 from rlx.trial.token_counts import LevelTokens, TokenBudget
 
 if TYPE_CHECKING:  # they import torch, and memory is estimated without a trial too
@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # they import torch, and memory is estimated without a trial 
     from rlx.trial.synthetic_rollouts import PlanTrial
 
 __all__ = [
-    "SENT",
     "MemoryEstimate",
     "estimate_finish_bytes",
     "estimate_step_memory",
@@ -143,7 +142,6 @@ def _sum_dialogue_tokens(levels: tuple[LevelTokens, ...], rollouts: int) -> Toke
 
 BUCKET = 500_000_000
 """Elements of the buffer in which ZeRO collects gradients, DeepSpeed's `reduce_bucket_size`."""
-SENT = "the weights that vLLM was sent"
 """A copy that a rank keeps on its device, unless it sends a file."""
 
 
@@ -156,8 +154,6 @@ class MemoryEstimate:
         parts: bytes by what they hold.
         stages: for each stage of a step, the names of the parts that it has in memory.
         estimated: names of the parts that follow from a rule of thumb.
-        pool: bytes on each device of a sampler's pool, which no rank computes on; empty without
-            one. On a GPU its cache takes what else vLLM is given.
     """
 
     parameters: int
@@ -167,7 +163,6 @@ class MemoryEstimate:
     estimated: tuple[str, ...] = (
         *("activations", "logits", "one layer, or logits", "logits of a decoding step"),
     )
-    pool: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def stage_totals(self) -> dict[str, int]:
@@ -219,7 +214,6 @@ def estimate_step_memory(
             "update": (*kept, *update),
             "optimizer step": (*kept, *finish),
         },
-        pool=compute_pool_bytes(spec, shape),
     )
 
 
@@ -318,8 +312,6 @@ def _compute_held_bytes(
         held["critic, with gradients and moments"] = sum(engine.values())
     if "reference_logprobs" in needs and lora is None:
         held["reference policy"] = _share_of(spec.runner, width * shape.parameters, since=3)
-    if isinstance(spec.sampler, VllmSamplerSpec) and spec.sampler.weight_transfer != "file":
-        held[SENT] = width * shape.parameters
     return held
 
 

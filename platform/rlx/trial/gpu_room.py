@@ -40,4 +40,4 @@ def get_usable_share(sampler: SamplerSpec) -> float:
 
 
 def _shares_gpu(sampler: SamplerSpec) -> bool:
-    return isinstance(sampler, VllmSamplerSpec) and sampler.colocate and not sampler.gpus_apart
+    return isinstance(sampler, VllmSamplerSpec)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from rlx.spec import RunnerSpec
 from rlx.trial.budget import (
     BUCKET,
-    SENT,
     MemoryEstimate,
     estimate_step_memory,
     estimate_update_bytes,
@@ -112,12 +111,10 @@ def estimate_memory(trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget) 
     step = estimate_step_memory(trial, shape, tokens)
     copy, loading = "the sampler's copy", "the model while it is loaded"
     peak = estimate_loading(trial.recipe.spec.runner, shape, step.learned).peak
-    # A pool has its copies elsewhere.
-    beside = tuple(part for part in (copy, SENT) if part in step.parts)
-    if sum(step.parts[part] for part in beside) + peak <= step.total:
+    if step.parts[copy] + peak <= step.total:
         return step
     return replace(
         step,
         parts={**step.parts, loading: peak},
-        stages={"loading": (*beside, loading), **step.stages},
+        stages={"loading": (copy, loading), **step.stages},
     )

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from rlx.spec import ExperimentSpec, RunnerSpec, VllmSamplerSpec
+from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.trial.model_shape import ModelShape
 from rlx.trial.token_counts import LevelTokens
 
-__all__ = ["compute_pool_bytes", "compute_sampler_bytes", "count_cached_tokens", "get_width"]
+__all__ = ["compute_sampler_bytes", "count_cached_tokens", "get_width"]
 
 COPIES = 1.5
 """Copies of a context's keys and values while it becomes an ancestor of several rows."""
@@ -75,9 +75,6 @@ def compute_sampler_bytes(
     given."""
     width = get_width(spec.runner)
     parts = {"the sampler's copy": width * shape.parameters}
-    if spec.sampler.gpus_apart:  # they are on their way on the host
-        on_host = spec.runner.device != "cuda"
-        return {"weights on their way to the sampler": width * shape.parameters} if on_host else {}
     if spec.sampler.holds_weights_apart and spec.runner.device == "cuda":
         return parts  # the cache takes what else the engine is given
     if spec.sampler.holds_weights_apart:
@@ -92,13 +89,3 @@ def compute_sampler_bytes(
         "the sampler's cache": int(cached) * each,
         "logits of a decoding step": DECODING * 4 * rows * shape.vocabulary,
     }
-
-
-def compute_pool_bytes(spec: ExperimentSpec, shape: ModelShape) -> dict[str, int]:
-    """Bytes that one device of a sampler's pool holds."""
-    sampler = spec.sampler
-    if not isinstance(sampler, VllmSamplerSpec) or sampler.pool is None:
-        return {}
-    copy = -(-get_width(spec.runner) * shape.parameters // sampler.pool.tensor_parallel)
-    cache = {} if spec.runner.device == "cuda" else {"the sampler's cache": sampler.cache_bytes}
-    return {"the sampler's copy": copy, **cache}
