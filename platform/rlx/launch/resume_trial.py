@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 import psutil
 
-from rlx.audit import find_run_differences
 from rlx.errors import RlxError, SpecError
 from rlx.launch.mirroring import get_mlflow_uri
 from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
-from rlx.record import MlflowMirror, is_mirror_behind
+from rlx.record import MlflowMirror, find_run_differences, is_mirror_behind
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.run import read_progress
 from rlx.stopwatch import Stopwatch

@@ -1,3 +1,4 @@
+from .differences import find_run_differences
 from .mirror import MlflowMirror, is_mirror_behind
 from .mlflow_client import MirrorClient, MirrorUnavailableError
 from .mlflow_store import ensure_store
@@ -18,6 +19,7 @@ __all__ = [
     "StoredStep",
     "TrainedRows",
     "ensure_store",
+    "find_run_differences",
     "get_stored_score_name",
     "is_mirror_behind",
     "probe_table",
