@@ -13,7 +13,6 @@ import pytest
 from patience import LIMIT, find_free_port
 
 from rlx import errors
-from rlx.cli import main
 from rlx.cli.follow import follow_run
 from rlx_registry import Registry
 
@@ -195,13 +194,6 @@ def test_interrupts_end_what_waits_with_130(folder):
             _, err = process.communicate(timeout=LIMIT)
             assert process.returncode == 130
             assert "Traceback" not in err
-
-
-def test_runs_whose_numbers_depend_on_time_are_not_compared(capsys):
-    sets = ("rollout.off_policy_steps=2", "sampler={engine: vllm, pool: {servers: 1}}")
-    command = ["verify-resume", str(RLCR), *(f"--set={one}" for one in sets)]
-    assert main(command) == 2
-    assert "no two runs have the same numbers; set it to 1 or 0" in capsys.readouterr().err
 
 
 IGNORED = """

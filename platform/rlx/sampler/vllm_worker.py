@@ -115,10 +115,13 @@ class VllmWorker:
             self._asleep = True
 
     def _load(self, channel: Channel) -> None:
-        """Loads the rank's weights, and drops what vLLM caches of the previous ones, which
-        reloading alone does not. If this fails, the model is in an undefined state."""
+        """Loads the rank's weights. If this fails, the model is in an undefined state."""
         weights = {"weights_iterator": read_weights(channel)}
         self._llm.collective_rpc("reload_weights", kwargs=weights)
+        self._drop_former_weights()
+
+    def _drop_former_weights(self) -> None:
+        """Drops what vLLM caches of the previous weights, which reloading alone does not."""
         self._llm.apply_model(repack_matrices)
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache")
