@@ -1,7 +1,6 @@
 """Writes the checkpoints of a run, and resumes the run from them."""
 
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,8 +105,7 @@ def resume_run(context: RunContext) -> ResumePoint | None:
     place = find_by_shared_hashing(partial(_find_resume_checkpoint, context), context.ranks)
     if place is None:
         return None
-    with context.ranks.share_folder(context.folder.root / place):
-        return _resume_from(context, context.folder.root / place)
+    return _resume_from(context, context.folder.root / place)
 
 
 def _resume_from(context: RunContext, found: Path) -> ResumePoint:
@@ -124,8 +122,7 @@ def _resume_from(context: RunContext, found: Path) -> ResumePoint:
         source = convert_checkpoint(found, context.folder.checkpoints)
     name, *_ = context.ranks.gather(source.name)
     source = context.folder.checkpoints / name if otherwise else found
-    with context.ranks.share_folder(source) if otherwise else nullcontext():
-        load_checkpoint(source, context.learner, context.critic, universal=otherwise)
+    load_checkpoint(source, context.learner, context.critic, universal=otherwise)
     _record_resumption(context, state, forked=forked, otherwise=otherwise)
     number, done = context.spec.place(state.step) if forked else (state.phase, state.done)
     credit = context.spec.resolve_phase_spec(context.spec.phases[number]).credit
