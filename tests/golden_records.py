@@ -269,8 +269,8 @@ def compute_policy_loss(inputs: Mapping[str, Any], options: Mapping[str, Any]) -
 
 _ROOMS = ("rlx.credit", "rlx.kl", "rlx.loss", "rlx.evaluation", "rlx.probe", "rlx.reward")
 _KINDS: tuple[Kind, ...] = ("estimator", "mask", "reward")
-_ARGUMENTS = {Tensor, int, float, bool, str, type(None), Placement}
-"""Types of arguments that JSON can hold: placements by name."""
+_ARGUMENTS = {Tensor, int, float, bool, str, type(None), Placement, CreditInputs}
+"""Types of arguments that JSON can hold: placements by name, inputs of estimators in parts."""
 GoldenFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 """Takes inputs and options, as JSON has them; returns outputs by name."""
 
@@ -347,6 +347,8 @@ def _call_room_function(
 ) -> dict[str, Any]:
     hints = get_type_hints(function)
     arguments: dict[str, Any] = {}
+    if CreditInputs in hints.values():
+        arguments["inputs"], inputs = build_credit_inputs(inputs), {}
     for name, value in (*inputs.items(), *options.items()):
         if name in arguments:
             raise SpecError(f"{name!r} is both an input and an option")
