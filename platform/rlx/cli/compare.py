@@ -1,7 +1,5 @@
 """`rlx compare`: how recipes differ in their specs, and in their metrics over seeds."""
 
-from pathlib import Path
-
 import click
 
 from rlx import results
@@ -11,7 +9,6 @@ from rlx.cli.options import registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.launch import open_registry
 from rlx.text import escape_unprintable
-from rlx.writing import write_text_file
 
 __all__ = ["compare"]
 
@@ -21,13 +18,9 @@ __all__ = ["compare"]
     "names", nargs=-1, required=True, metavar="RUN|GROUP|NAME...", shell_complete=complete_run
 )
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV: a line per recipe and metric.")
 @click.option("--md", "form", flag_value="md", help="Print Markdown.")
-@click.option(
-    "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML page."
-)
 @registry_option
-def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: str) -> None:
+def compare(names: tuple[str, ...], form: str | None, url: str) -> None:
     """Compare recipes: how their experiments differ, then their metrics over seeds.
 
     Runs that differ only in their seed form one recipe. A GROUP holds the runs of `rlx submit
@@ -39,18 +32,11 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
     with open_registry(url) as registry:
         found = results.compare_recipes(registry, names)
         compared = [registry.run(run) for recipe in found.recipes for run in recipe.runs.values()]
-    if page is not None:
-        write_text_file(page, results.render_comparison_html(found))
-        print_text(escape_unprintable(str(page)), err=True)
     if form == "json":
         print_json(results.build_comparison_json(found))
-    elif form == "csv":
-        print_text(results.format_comparison_csv(found), nl=False)
-        for line in results.describe_exclusions(found):
-            print_text(line, err=True)
     elif form == "md":
         print_text(results.format_comparison_markdown(found), nl=False)
-    elif page is None:
+    else:
         _show_comparison(found)
         if mlflow := describe_mlflow_page(compared, names):
             print_text(f"curves in MLflow:  {mlflow}")
