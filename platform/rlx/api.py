@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.checks import check_file, run_preflight_checks
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RegistryError, RlxError, SpecError
 from rlx.launch import (
@@ -21,6 +20,7 @@ from rlx.launch import (
     watch_run,
 )
 from rlx.launch import run_queue as work_off
+from rlx.plan import check_file, run_preflight_checks
 from rlx.reporting import log_report
 from rlx.results import (
     Comparison,
@@ -258,7 +258,7 @@ class Experiment:
         elsewhere = queue or self.spec.runner.launcher.submits_jobs
         run_preflight_checks(read, plugins, elsewhere=elsewhere)
         if rehearse:
-            from rlx.checks import run_rehearsal_checks  # imports torch
+            from rlx.plan import run_rehearsal_checks  # imports torch
 
             (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=elsewhere)
             plugins = replace(plugins, warnings=plugins.warnings + warnings)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import rlx
-from rlx.checks import read_spec
 from rlx.cli import main
+from rlx.plan import read_spec
 from rlx.results import select_newest_runs
 from rlx_registry import Registry
 
@@ -231,7 +231,7 @@ def test_an_option_that_a_plugin_filled_in_is_compared(runs, capsys):
             plugins=[{**record, "options": {**options, "shape": {"slope": 2.0, "floor": 0}}}],
         )  # fmt: skip
     assert json.loads(told(capsys, left_out, written, "--json"))["spec"] == {}
-    assert main(["diff", left_out, written]) == 0
+    assert main(["compare", "--diff", left_out, written]) == 0
     assert "spec: the same" in capsys.readouterr().out
     found = json.loads(told(capsys, written, other, "--json"))["spec"]
     assert found == {"estimator.shape.slope": [1.0, 2]}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.checks import check_file
+from rlx.plan import check_file
 from rlx.plan.report import build_plan
 from rlx.plugin import Sample
 from rlx.recipe import build_recipe

@@ -2,7 +2,7 @@
 
     python measure_architectures.py OUT
 
-`test_architectures.py` judges the figures, and docs/models_and_data.md has a table of them. Every
+`test_architectures.py` judges the figures, and architectures.md has a table of them. Every
 model is built small from its configuration, saved, loaded by rlx, sampled from and trained. Rewards
 come from the tokens of a turn, so that random models have something to learn.
 """
@@ -21,10 +21,10 @@ with speed_up_imports():
     import transformers
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    from rlx.checks import read_spec
     from rlx.errors import SpecError
     from rlx.learner import Learner, join_ranks
     from rlx.model import build_policy, find_window
+    from rlx.plan import read_spec
     from rlx.recipe import build_recipe
     from rlx.reward import RewardEntry, RewardTable
     from rlx.rollout import sample_rollout_trees

@@ -8,8 +8,8 @@ import torch
 from trees import conversation
 
 from rlx.batch import build_token_batch
-from rlx.checks import check_file
 from rlx.discovery import resolve_plugins
+from rlx.plan import check_file
 from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlx.checks import check_file, run_preflight_checks
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, submit_run
+from rlx.plan import check_file, run_preflight_checks
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, build_refusal, parse_yaml_document
 from rlx.text import escape_unprintable
 from rlx_registry import Registry, RunRecord, find_changed_plugins
@@ -153,7 +153,7 @@ def check_group(
             run_preflight_checks(member.read, member.plugins, elsewhere=elsewhere)
         )
     if rehearse:
-        from rlx.checks import run_rehearsal_checks  # imports torch
+        from rlx.plan import run_rehearsal_checks  # imports torch
 
         experiments = [(member.read, member.plugins) for member in members]
         found = run_rehearsal_checks(experiments, elsewhere=elsewhere)

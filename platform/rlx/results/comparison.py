@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.checks import check_read_spec, read_spec
 from rlx.errors import SpecError
 from rlx.evaluation import (
     EvaluationAnswers,
@@ -23,6 +22,7 @@ from rlx.evaluation import (
     correct_p_values,
 )
 from rlx.launch import RUN_LIKE, collect_code_version, collect_environment_versions, open_registry
+from rlx.plan import check_read_spec, read_spec
 from rlx.spec import OWN_SUITE
 from rlx.spec.reading import did_you_mean
 from rlx.text import escape_unprintable

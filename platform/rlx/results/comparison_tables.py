@@ -14,7 +14,7 @@ Table = list[list[str]]
 BY_PROBLEM = (
     "Problem by problem: each problem's mean over answers and seeds, one recipe's minus the "
     "other's, with more weight on problems evaluated more often; [ ] is the 95 % bootstrap "
-    "interval over problems, p the paired permutation test over problems: exact for up to 12 that "
+    "interval over problems, p the paired permutation test over problems: exact for up to 13 that "
     "differ, else from 9999 random sign changes. It takes the trained models as fixed; "
     "how the recipes would do with other seeds is for the test over seeds."
 )

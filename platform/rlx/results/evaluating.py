@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from rlx.checks import check_read_spec, validate_document
 from rlx.discovery import resolve_plugins
 from rlx.errors import RewardError, SpecError
 from rlx.evaluation import (
@@ -32,10 +31,10 @@ from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    send_run_folder,
     update_mlflow_mirror,
 )
 from rlx.model import Policy, build_policy, compute_model_fingerprint
+from rlx.plan import check_read_spec, validate_document
 from rlx.recipe import Recipe, build_environment_host, build_recipe
 from rlx.record import Recorder
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
@@ -179,7 +178,6 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
         for path in made:
             registry.results.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, locate_run_folder(run))
-        send_run_folder(run)
         update_mlflow_mirror(registry, run, report)
     return folder
 

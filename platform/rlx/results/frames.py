@@ -56,7 +56,7 @@ def build_score_frame(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
 
 
 def build_token_frame(rows: "Iterable[tuple[Mapping[str, Any], RowAccount]]") -> pd.DataFrame:
-    """One row per token: the fields of its row, then those of `rlx.plan.row_report.TokenLine`.
+    """One row per token: the fields of its row, then those of `rlx.plan.row_accounts.TokenLine`.
 
     A reward that is placed on the token is `placed/NAME`; 0 where another token has it.
 

@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 
-from rlx.checks import check_read_spec, validate_document
 from rlx.errors import SpecError
 from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    send_run_folder,
     update_mlflow_mirror,
 )
 from rlx.model import build_policy
+from rlx.plan import check_read_spec, validate_document
 from rlx.probe import (
     ProbeResult,
     RecordedProbe,
@@ -178,7 +177,6 @@ def _record_new_probes(
         recorder = Recorder(registry, run.id, keep_bodies=True)
         record_probe_results(recorder, new, found.result, "after", path)
         draw_probes(registry, run.id, folder)
-        send_run_folder(run)
         update_mlflow_mirror(registry, run, report)
     return [one.suite for one in new]
 

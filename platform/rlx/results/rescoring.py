@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch, list_batch_rows
-from rlx.checks import check_read_spec, read_spec, validate_document
 from rlx.discovery import describe_plugin_changes
 from rlx.errors import ShapeError, SpecError
 from rlx.launch import get_registry_url, locate_run_folder, open_registry
+from rlx.plan import check_read_spec, read_spec, validate_document
 from rlx.recipe import Recipe, build_recipe
 from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.reporting import ShowProgress, ignore_progress
