@@ -30,10 +30,9 @@ from rlx.launch import (
     get_mlflow_uri,
     locate_run_folder,
     open_registry,
-    send_run_folder,
 )
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, OldSchemaError, Registry, RunRecord, StoredFolder
+from rlx_registry import ENDED, OldSchemaError, Registry, RunRecord
 
 if TYPE_CHECKING:
     from rlx.results import AuditReport, IdentityTally, Violation
@@ -221,7 +220,6 @@ def _check_resume(
 ) -> int:
     from rlx.launch import run_resume_trial
 
-    _require_repeatable(spec, overrides)
     home = Path(tempfile.mkdtemp(prefix="rlx-check-"))
     with open_progress("uninterrupted run", "runs") as show:
         found = run_resume_trial(
@@ -246,19 +244,6 @@ def _check_resume(
     else:
         shutil.rmtree(home, ignore_errors=True)
     return int(wrong)
-
-
-def _require_repeatable(file: Path, overrides: Sequence[str]) -> None:
-    """Refuses an experiment whose numbers depend on time."""
-    from rlx.plan import read_spec
-
-    spec = read_spec(file, overrides).spec
-    phases = [spec.resolve_phase_spec(phase) for phase in spec.phases]
-    if any(phase.rollout.off_policy_steps > 1 for phase in phases):
-        raise SpecError(
-            "rollout.off_policy_steps is above 1: which weights sample a token depends on time, so "
-            "no two runs have the same numbers; set it to 1 or 0 to compare runs"
-        )
 
 
 def _show_kill_table(done: Sequence[KillResult]) -> None:
@@ -289,26 +274,15 @@ def _repair_records(runs: Sequence[str], url: str) -> int:
     with open_registry(url, read_only=False) as registry:
         named = list({run.id: run for run in map(registry.run, runs)}.values())
         for run in named:
-            if get_mlflow_uri(run) is None and StoredFolder.find(run.directory) is None:
+            if get_mlflow_uri(run) is None:
                 raise SpecError(f"{run.id} has no mirror: its spec says `tracking.mlflow: null`")
         candidates = named or [r for r in reversed(registry.runs()) if r.effective_status in ENDED]
-        _send_to_object_store(candidates)
         stores: dict[str, list[RunRecord]] = {}
         for run in candidates:
             if uri := get_mlflow_uri(run):
                 stores.setdefault(tracking_url(uri), []).append(run)
         _send_to_every_mlflow(registry, stores, every_run=bool(named))
     return 0
-
-
-def _send_to_object_store(runs: Sequence[RunRecord]) -> None:
-    """Sends what is new in the folders that this machine has used."""
-    found = ((run, StoredFolder.find(run.directory)) for run in runs)
-    own = [run for run, stored in found if stored is not None and stored.is_used_here]
-    with open_progress("sending to the store", "runs") as show:
-        for number, run in enumerate(own):
-            show(number, len(own))
-            send_run_folder(run, own=True)
 
 
 def _send_to_every_mlflow(

@@ -291,14 +291,13 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
 
 def _draw_pictures(ref: str, url: str) -> int:
     """Draws the plots of a run; returns 1 if it has nothing to draw yet."""
-    from rlx.launch import locate_run_folder, send_run_folder, update_mlflow_mirror
+    from rlx.launch import locate_run_folder, update_mlflow_mirror
     from rlx.run import draw_run_pictures
 
     with open_registry(url) as reading:  # read-only: creates no registry
         run = reading.run(ref)
     with open_registry(url, read_only=False) as registry:
         drawn = draw_run_pictures(registry, run.id, locate_run_folder(run, "pictures"))
-        send_run_folder(run)
         for path in drawn:
             print_text(escape_unprintable(os.path.relpath(path)))
         if not drawn:
@@ -466,7 +465,7 @@ def remove(
             found, _ = select_runs(reading, **filters)
             found = [run for run in found if run.effective_status in ENDED]
     plans = [plan_removal(run, rollouts=rollouts, checkpoints=checkpoints) for run in found]
-    plans = [plan for plan in plans if plan.whole or plan.files or plan.stored]
+    plans = [plan for plan in plans if plan.whole or plan.files]
     if not plans:
         print_text("nothing to remove")
         return
@@ -500,7 +499,6 @@ def _show_plans(plans: Sequence[Removal]) -> None:
     rows = []
     for plan in plans:
         parts = [escape_unprintable(format_path(path)) for path in plan.files]
-        parts += map(escape_unprintable, plan.stored)
         parts += [f"MLflow run {plan.mlflow}"] if plan.mlflow else []
         head = (plan.run.id, escape_unprintable(plan.run.name), plan.run.effective_status)
         rows.append((*head, format_disk_space(plan.bytes), "\n".join(parts or ["records"])))

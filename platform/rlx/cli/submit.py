@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.groups import GroupMember, check_group, read_group, record_group, require_group_name
+from rlx.cli.groups import check_group, read_group, record_group, require_group_name
 from rlx.cli.options import overrides_option
 from rlx.cli.output import print_text, print_warnings
 from rlx.errors import EnvironmentFault, SpecError
@@ -21,7 +21,6 @@ from rlx.launch import (
     find_runs,
     is_job,
     locate_run_folder,
-    open_launcher,
     open_registry,
     read_job_id,
     registry_url,
@@ -57,7 +56,8 @@ if TYPE_CHECKING:
 @click.option(
     "--at-once",
     type=click.IntRange(1),
-    help="Runs of the group at a time; by default 1, or as many as a Ray cluster can hold.",
+    default=1,
+    help="Runs of the group at a time.",
 )
 @label_refusal("submitted")
 def submit(
@@ -72,7 +72,7 @@ def submit(
     seeds: str | None,
     grid: tuple[str, ...],
     group: str | None,
-    at_once: int | None,
+    at_once: int,
 ) -> int:
     """Check SPEC, record a run, start it in the background, and follow it.
 
@@ -214,7 +214,7 @@ def _submit_group(
     grid: Sequence[str],
     *,
     group: str | None,
-    at_once: int | None,
+    at_once: int,
     returns: bool,
     rehearse: bool,
 ) -> int:
@@ -226,7 +226,7 @@ def _submit_group(
         seeds: text for `parse_seeds`; None takes the experiment's own seed.
         grid: texts for `parse_grid`.
         group: name of the group; None builds one from the experiment's name and what varies.
-        at_once: number of runs at a time; None asks the launcher. Jobs are submitted at once.
+        at_once: number of runs at a time. Jobs are submitted at once.
         returns: leave the runs to waiting workers.
         rehearse: as of `check_group`.
 
@@ -255,7 +255,7 @@ def _submit_group(
         view = GroupView(registry, name, members, runs)
         ids = list(dict.fromkeys(run.id for run in runs))
         if not returns:
-            _follow_runs(registry, url, at_once or _count_runs_at_once(members, runs), ids, view)
+            _follow_runs(registry, url, at_once, ids, view)
         open_console().print(view.build_table())
         if returns:
             return 0
@@ -275,17 +275,6 @@ def _submit_jobs(registry: Registry, runs: Sequence[RunRecord], url: str) -> Non
         except EnvironmentFault as fault:  # such as a limit on jobs
             print_text(f"{fault}; repeat the command to submit it and what follows it", err=True)
             return
-
-
-def _count_runs_at_once(members: Sequence[GroupMember], runs: Sequence[RunRecord]) -> int:
-    """The smallest number that the launcher of a run names that has not finished."""
-    specs = {
-        str((member.read.spec.runner, member.read.spec.sampler)): member.read.spec
-        for member, run in zip(members, runs, strict=True)
-        if run.status != "finished"
-    }
-    launchers = [open_launcher(spec.runner, spec.sampler) for spec in specs.values()]
-    return min((launcher.count_runs_at_once() for launcher in launchers), default=1)
 
 
 def _follow_runs(
