@@ -94,38 +94,6 @@ def test_borders_are_symmetric_and_lead_elsewhere():
     assert all(country not in others for country, others in borders.items())
 
 
-def test_borders_join_neighbours_of_one_landmass():
-    """Nobody borders across an ocean: of the continents, only these pairs touch on land."""
-    continent = {country: values[0] for country, values in objects("continent").items()}
-    touching = {
-        frozenset((continent[country], continent[other]))
-        for country, others in objects("borders").items()
-        for other in others
-    }
-    pairs = [
-        *({"africa", "asia"}, {"africa", "europe"}, {"asia", "europe"}, {"asia", "oceania"}),
-        *({"north-america", "south-america"}, {"africa"}, {"asia"}, {"europe"}),
-        *({"north-america"}, {"south-america"}),
-    ]
-    assert touching == {frozenset(f"continent/{name}" for name in pair) for pair in pairs}
-
-
-def test_islands_border_nobody_but_who_shares_the_island():
-    alone = {
-        *("Australia", "Bahamas", "Bahrain", "Cuba", "Cyprus", "Fiji", "Iceland", "Jamaica"),
-        *("Japan", "Madagascar", "Maldives", "Malta", "Mauritius", "New Zealand", "Philippines"),
-        *("Sao Tome and Principe", "Seychelles", "Singapore", "Sri Lanka", "Taiwan", "Tonga"),
-    }
-    assert all(world().known(country, "borders") == set() for country in alone)
-    shared = [("Haiti", "Dominican Republic"), ("Ireland", "United Kingdom")]
-    shared += [
-        ("Timor-Leste", "Indonesia"),
-        ("Papua New Guinea", "Indonesia"),
-        ("Brunei", "Malaysia"),
-    ]
-    assert all(world().known(country, "borders") == {other} for country, other in shared)
-
-
 # Names -------------------------------------------------------------------------------------------
 
 
@@ -168,100 +136,21 @@ def test_other_names_are_kept(alias, label):
 
 
 @pytest.mark.parametrize(
-    ("country", "capital"),
-    [
-        ("Australia", "Canberra"),
-        ("Austria", "Vienna"),
-        ("Benin", "Porto-Novo"),
-        ("Bolivia", "Sucre"),
-        ("Brazil", "Brasilia"),
-        ("Burundi", "Gitega"),
-        ("Canada", "Ottawa"),
-        ("DR Congo", "Kinshasa"),
-        ("Dominica", "Roseau"),
-        ("Dominican Republic", "Santo Domingo"),
-        ("Equatorial Guinea", "Malabo"),
-        ("Guinea", "Conakry"),
-        ("Guinea-Bissau", "Bissau"),
-        ("Guyana", "Georgetown"),
-        ("Ivory Coast", "Yamoussoukro"),
-        ("Jamaica", "Kingston"),
-        ("Kazakhstan", "Astana"),
-        ("Mali", "Bamako"),
-        ("Malawi", "Lilongwe"),
-        ("Myanmar", "Naypyidaw"),
-        ("Netherlands", "Amsterdam"),
-        ("Niger", "Niamey"),
-        ("Nigeria", "Abuja"),
-        ("North Korea", "Pyongyang"),
-        ("Republic of the Congo", "Brazzaville"),
-        ("Saint Vincent and the Grenadines", "Kingstown"),
-        ("Slovakia", "Bratislava"),
-        ("Slovenia", "Ljubljana"),
-        ("South Korea", "Seoul"),
-        ("Switzerland", "Bern"),
-        ("Tanzania", "Dodoma"),
-        ("Turkey", "Ankara"),
-    ],
-)
-def test_capitals(country, capital):
-    assert world().known(country, "capital") == {capital}
-
-
-@pytest.mark.parametrize(
-    ("country", "neighbours"),
-    [
-        ("France", "Andorra, Belgium, Germany, Italy, Luxembourg, Monaco, Spain, Switzerland"),
-        ("Gambia", "Senegal"),
-        ("Lesotho", "South Africa"),
-        ("Liechtenstein", "Austria, Switzerland"),
-        ("Mongolia", "China, Russia"),
-        ("Portugal", "Spain"),
-        ("Qatar", "Saudi Arabia"),
-        ("South Korea", "North Korea"),
-        ("United States", "Canada, Mexico"),
-        ("Uruguay", "Argentina, Brazil"),
-        ("Uzbekistan", "Afghanistan, Kazakhstan, Kyrgyzstan, Tajikistan, Turkmenistan"),
-        ("Zambia", "Angola, Botswana, DR Congo, Malawi, Mozambique, Namibia, Tanzania, Zimbabwe"),
-    ],
-)
-def test_borders(country, neighbours):
-    assert world().known(country, "borders") == set(neighbours.split(", "))
-
-
-@pytest.mark.parametrize(
     ("country", "relation", "labels"),
     [
-        ("Austria", "language", "German"),
-        ("Brazil", "language", "Portuguese"),
-        ("Canada", "language", "English, French"),
-        ("Suriname", "language", "Dutch"),
+        ("Australia", "capital", "Canberra"),
+        ("Republic of the Congo", "capital", "Brazzaville"),
+        ("South Korea", "capital", "Seoul"),
+        ("Gambia", "borders", "Senegal"),
+        ("Uruguay", "borders", "Argentina, Brazil"),
         ("Switzerland", "language", "French, German, Italian, Romansh"),
-        ("Ukraine", "language", "Ukrainian"),
-        ("United States", "language", "English"),
         ("Bulgaria", "currency", "Bulgarian Lev"),
-        ("Croatia", "currency", "Euro"),
-        ("Denmark", "currency", "Danish Krone"),
-        ("Ecuador", "currency", "US Dollar"),
-        ("Liechtenstein", "currency", "Swiss Franc"),
         ("Panama", "currency", "Panamanian Balboa, US Dollar"),
-        ("Senegal", "currency", "West African CFA Franc"),
-        ("Gabon", "currency", "Central African CFA Franc"),
-        ("Sweden", "currency", "Swedish Krona"),
-        ("Egypt", "continent", "Africa"),
-        ("Guyana", "continent", "South America"),
-        ("Panama", "continent", "North America"),
-        ("Papua New Guinea", "continent", "Oceania"),
-        ("Russia", "continent", "Europe"),
         ("Turkey", "continent", "Asia"),
-        ("Australia", "domain", ".au"),
-        ("Austria", "domain", ".at"),
-        ("Chad", "domain", ".td"),
-        ("Switzerland", "domain", ".ch"),
         ("United Kingdom", "domain", ".uk"),
     ],
 )
-def test_languages_currencies_continents_and_domains(country, relation, labels):
+def test_facts_that_are_easily_mixed_up(country, relation, labels):
     assert world().known(country, relation) == set(labels.split(", "))
 
 
