@@ -14,7 +14,6 @@ from rlx.discovery import (
     list_needed_streams,
     list_providers,
 )
-from rlx.plan.contradictions import find_cautions
 from rlx.plugin import (
     Corrupts,
     Environment,
@@ -33,6 +32,7 @@ from rlx.spec import (
     TurnSpans,
     TwoLevel,
 )
+from rlx.spec.contradictions import find_cautions
 from rlx.spec.reading import Diagnostic, build_error, build_warning, format_key_path, suggest_name
 
 

@@ -40,23 +40,11 @@ def build_summary_table(title: str, *heads: str) -> Table:
 
 
 SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
-
-
 NEGATIVE = ("", "red", "bold red", "bold white on red")
-
-
 POSITIVE = ("", "blue", "bold blue", "bold white on blue")
-
-
 PROMPT = 400
-
-
 """Characters of a prompt to show."""
-
-
 NARROW = 100
-
-
 """Below this terminal width, token tables omit columns that are shown elsewhere."""
 
 
@@ -383,8 +371,7 @@ def _show_memory_budget(phase: PhaseReport, console: Console) -> None:
     memory = phase.memory
     parameters = _format_parameter_count(memory.parameters)
     table = build_summary_table(f"memory per rank, {parameters} parameters", "", "")
-    apart = {f"a device of the pool: {what}": count for what, count in memory.pool.items()}
-    for what, count in {**memory.parts, **apart}.items():
+    for what, count in memory.parts.items():
         table.add_row(what, "about " * (what in memory.estimated) + format_memory_size(count))
     for stage, count in memory.stage_totals.items():
         style = "bold" * (stage == memory.largest_stage)

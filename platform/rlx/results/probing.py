@@ -1,6 +1,5 @@
 """Probes a trained model: how much its answers depend on its reasoning; records it with its run."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    send_run_folder,
     update_mlflow_mirror,
 )
 from rlx.model import build_policy
@@ -178,7 +176,6 @@ def _record_new_probes(
         recorder = Recorder(registry, run.id, keep_bodies=True)
         record_probe_results(recorder, new, found.result, "after", path)
         draw_probes(registry, run.id, folder)
-        send_run_folder(run)
         update_mlflow_mirror(registry, run, report)
     return [one.suite for one in new]
 
@@ -205,7 +202,7 @@ def _build_probe_spec(
 
 def _get_run_probe_settings(run: RunRecord) -> dict[str, dict[str, Any]]:
     """Returns the settings of the run's own probe, by scheme."""
-    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+    spec = ExperimentSpec.from_record(run.spec)
     own = spec.probe or ProbeSpec()
     return {s: settings_of(own, s, spec.seed) for s in ("early_answering", "filler", "mistake")}
 

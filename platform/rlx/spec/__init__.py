@@ -44,7 +44,6 @@ from rlx.spec.launcher import (
     LAUNCHERS,
     LocalLauncherSpec,
     RayLauncherSpec,
-    ScorersSpec,
     SlurmLauncherSpec,
 )
 from rlx.spec.loss import (
@@ -100,7 +99,6 @@ from rlx.spec.rollout import (
 )
 from rlx.spec.sampler import (
     SAMPLERS,
-    SamplerPoolSpec,
     SamplerSpec,
     TransformersSamplerSpec,
     VllmSamplerSpec,
@@ -207,11 +205,9 @@ __all__ = [
     "Rloo",
     "RolloutSpec",
     "RunnerSpec",
-    "SamplerPoolSpec",
     "SamplerSpec",
     "Scheme",
     "ScoreSource",
-    "ScorersSpec",
     "SecondLevel",
     "SelfPlay",
     "SentenceCuts",
