@@ -9,15 +9,6 @@ from sqlalchemy import Dialect, Engine, Text, TypeDecorator
 from rlx_registry.errors import RegistryDatabaseError
 from rlx_registry.home_urls import find_folder_url, is_url, locate_folder
 
-__all__ = [
-    "AnyText",
-    "FolderPath",
-    "NotJsonError",
-    "decode_stored_json",
-    "encode_plain_json",
-    "set_base_folder",
-]
-
 
 class AnyText(TypeDecorator[str]):
     """A text column for anything that a model or a scorer wrote.
@@ -105,8 +96,7 @@ def decode_stored_json(stored: str) -> object:
         return json.loads(stored)
     except ValueError as error:
         raise RegistryDatabaseError(
-            f"the registry is damaged: a stored value is not JSON ({error}); `rlx db import` "
-            "restores runs from their folders into a new registry"
+            f"the registry is damaged: a stored value is not JSON ({error}); restore a backup of it"
         ) from error
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from rlx_registry.errors import StoreError
 
-__all__ = ["find_folder_url", "is_url", "locate_cache", "locate_folder", "locate_working_folder"]
-
 HOME = "RLX_HOME"
 RUNS = "runs"
 """Folder of all runs' folders, below a home."""

@@ -11,13 +11,10 @@ from dataclasses import asdict
 from sqlalchemy import Connection, and_, delete, insert, not_, select
 
 from rlx_registry import models
-from rlx_registry.database import Database, format_run_id
-from rlx_registry.engine import acquire_named_lock
+from rlx_registry.database import Database, acquire_named_lock, format_run_id
 from rlx_registry.errors import DevicesBusyError
 from rlx_registry.records import DeviceRecord, DeviceRequest, PluginRecord
 from rlx_registry.states import change_run_status, is_lost
-
-__all__ = ["Machines", "claim_devices"]
 
 HOLDER = and_(
     models.run.c.id == models.device.c.run_id,

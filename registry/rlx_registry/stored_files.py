@@ -21,8 +21,6 @@ from rlx_registry.errors import StoreError
 from rlx_registry.home_urls import find_folder_url
 from rlx_registry.supervisors import is_supervisor_alive
 
-__all__ = ["StoredFolder", "fetch_missing_file"]
-
 STATE, LOCK, ARRIVING = ".stored.json", ".stored.lock", ".arriving"
 """Files and a folder of every run's folder that has a copy: what was transferred, a lock for
 transfers, and what is being fetched."""

@@ -60,7 +60,6 @@ VERBS = {
         "rlx.cli.export_model:export", "Write a run's model in the Hugging Face layout."
     ),
     "sync": Verb("rlx.cli.sync:sync", "Send MLflow the records that it missed."),
-    "db": Verb("rlx.cli.db:db", "Upgrade the registry; restore lost runs."),
     "mlflow": Verb("rlx.cli.web:mlflow", "Serve the MLflow UI with the mirrored runs."),
     "web": Verb("rlx.cli.web:web", "Serve the dashboard."),
 }

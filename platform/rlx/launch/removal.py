@@ -14,8 +14,6 @@ from rlx_registry import (
     Registry,
     RunRecord,
     StoredFolder,
-    delete_rollout_records,
-    delete_run_records,
     find_folder_url,
 )
 
@@ -106,9 +104,9 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
     if stored := StoredFolder.find(run.directory):  # found again only through its record
         stored.remove(*() if removal.whole else removal.parts)
     if removal.whole:
-        delete_run_records(registry, run.id)
+        registry.delete_run(run.id)
     elif removal.rollouts:
-        delete_rollout_records(registry, run.id)
+        registry.delete_rollouts(run.id)
     for path in removal.files:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
