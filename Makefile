@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-kills test-machines test-rooms-a-m test-rooms-n-z test-crowded ray-trial ray-group-trial coverage check bench scale golden docs bias peers screenshots recording suite study shelf release gpu-check clean
+.PHONY: install demo test test-runs test-kills test-machines test-rooms-a-m test-rooms-n-z test-crowded ray-trial ray-group-trial coverage check bench golden docs bias peers screenshots suite study shelf release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -57,7 +57,7 @@ ray-trial: install  ## runs on a Ray cluster that lose ranks, scorers, servers, 
 ray-group-trial: install  ## a group of 24 runs on a Ray cluster, killed half-way, beside one on this machine
 	$(BIN)/python tests/ray_group_trial.py $(ARGS)
 
-coverage: install  ## lines and branches that tests run, by room: an hour or two; ARGS="tests/credit tests/loss" for some
+coverage: install  ## lines and branches that tests run, by package: tests/coverage.md; an hour or two; ARGS="tests/credit tests/loss" for some
 	$(BIN)/python tests/coverage_rooms.py $(ARGS)
 
 test-crowded: install  ## make test, three times beside a load generator: hours; ARGS="--times 1 --busy 4"
@@ -69,11 +69,8 @@ check: install  ## formatting, lint, types
 	$(BIN)/mypy
 	$(BIN)/mypy -p rlx_registry -p rlx_web -p rlx_plugins -p rlx_gyms
 
-bench: install  ## measured figures beside those of peers, which it installs below .bench/; BENCH=name,... picks some
+bench: install  ## speed beside other libraries, installed below .bench/: tests/benchmarks/results; BENCH=name,... picks some
 	$(BIN)/python tests/benchmarks/bench.py
-
-scale: install  ## a made-up step of 10,000 rollouts through scoring, credit and recording, by part: docs/scale.md; some minutes
-	$(BIN)/python tests/benchmarks/scale.py $(ARGS)
 
 golden: install  ## worked examples from peers' own functions, which it installs below .bench/: tests/golden
 	$(BIN)/python tests/golden/make_golden.py $(ARGS)
@@ -86,22 +83,19 @@ docs: install  ## a page and a picture for every estimator, and the table of arc
 	$(BIN)/python docs/make/estimator_pages.py
 	$(BIN)/python docs/make/architecture_table.py
 
-bias: install  ## which estimators are biased where the policy decides when to stop: docs/bias.md; some minutes
-	$(BIN)/python docs/make/bias_table.py
+bias: install  ## which estimators are biased where the policy decides when to stop: experiments/bias/bias.md; some minutes
+	$(BIN)/python experiments/bias/bias_table.py
 
 screenshots: install  ## pictures of the dashboard: docs/web; a quarter of an hour, or of runs that are there: REGISTRY=sqlite:///...
 	$(BIN)/python docs/make/screenshots.py $(if $(REGISTRY),--registry $(REGISTRY))
 
-recording: install  ## the README's first commands in a terminal: docs/first_minutes.cast and .gif; some minutes
-	$(BIN)/python docs/make/recording.py $(ARGS)
+suite: install  ## six runs, evaluated near training and far from it: experiments/calibration/calibration.md; half an hour
+	$(BIN)/python experiments/calibration/calibration_page.py
 
-suite: install  ## six runs, evaluated near training and far from it: docs/calibration.md; half an hour
-	$(BIN)/python docs/make/calibration_page.py
-
-study: install  ## what makes a small model know what it knows: docs/study.md; hours, goes on where it was stopped
+study: install  ## what makes a small model know what it knows: experiments/study/study.md; hours, goes on where it was stopped
 	$(BIN)/python experiments/study/study.py $(ARGS)
 
-shelf: install  ## published ways of teaching a confidence, side by side: docs/shelf.md; hours, goes on where it was stopped
+shelf: install  ## published ways of teaching a confidence, side by side: experiments/shelf/shelf.md; hours, goes on where it was stopped
 	$(BIN)/python experiments/shelf/shelf.py $(ARGS)
 
 release: install  ## checks a release and builds its packages, a dry run: VERSION=1.2.3; ARGS=--really commits and tags

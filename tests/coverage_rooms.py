@@ -1,4 +1,4 @@
-"""Coverage by room: `make coverage` writes docs/coverage.md; ARGS="tests/credit tests/loss" only
+"""Coverage by room: `make coverage` writes tests/coverage.md; ARGS="tests/credit tests/loss" only
 prints that of some tests.
 
 Runs tests under coverage.py, with all the processes that they start, and prints the share of lines
@@ -19,7 +19,7 @@ from rich import print as show
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "coverage.md"
+PAGE = ROOT / "tests" / "coverage.md"
 COUNTED = ("num_statements", "covered_lines", "num_branches", "covered_branches")
 HEADINGS = ("lines", "covered", "branches", "covered")
 ABOUT = """# Test coverage

@@ -11,7 +11,6 @@ LIBRARIES = {
     "reasoning_gym": "reasoning_gym",
     "reasoning_gym.score": "reasoning_gym",
     "gymnasium": "gymnasium",
-    "openenv": "websockets",
     "textarena": "textarena",
 }
 """The library that each plugin of rlx_gyms needs."""

@@ -4,8 +4,8 @@
 
 Trains one seed of one way at a time: first every way with the first seed, then with the next one.
 What came of a run is stored in experiments/shelf/results and not repeated while the experiment
-stays the same, so an interrupted command goes on where it stopped. Then it writes docs/shelf.md and
-its picture; `--page` only writes them.
+stays the same, so an interrupted command goes on where it stopped. Then it writes shelf.md and its
+picture; `--page` only writes them.
 """
 
 import argparse

@@ -1,11 +1,10 @@
-"""Writes docs/shelf.md, its tables and its picture, from stored results."""
+"""Writes shelf.md, its tables and its picture, from stored results."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rlx_command import ROOT
 from rules import RULES, Answers, compute_rule_figures
 from ways import SAMPLED, SOME, TASKS, WAYS, Way
 
@@ -24,7 +23,7 @@ __all__ = ["write_page"]
 
 Result = Mapping[str, Any]
 Results = Mapping[tuple[str, str], Mapping[int, Result]]
-PAGE = ROOT / "docs" / "shelf.md"
+PAGE = Path(__file__).with_name("shelf.md")
 TEMPLATE = Path(__file__).with_name("page.md")
 REFERENCE = "centred"
 SEEDS = 5
@@ -88,7 +87,7 @@ def write_page(results: Results) -> None:
     """
     import jinja2
 
-    draw_curves(results, ROOT / "docs" / "shelf")
+    draw_curves(results, PAGE.with_suffix(""))
     rules = {f"{task}_{way}_rules": build_rule_table(results[task, way]) for task, way in SAMPLED}
     template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), keep_trailing_newline=True)
     tables = {f"{task}_table": build_table(results, task) for task in TASKS}

@@ -3,8 +3,8 @@
     python experiments/study/study.py [--page] [--rescore] [--only GROUP ...]
 
 Trains the missing runs of every group, evaluates every run, stores compact results in
-experiments/study/results, and writes docs/study.md with its pictures. Runs that are stored there or
-in RLX_HOME are not repeated, so an interrupted command continues where it stopped. Every run of
+experiments/study/results, and writes study.md with its pictures. Runs that are stored there or in
+RLX_HOME are not repeated, so an interrupted command continues where it stopped. Every run of
 RLX_HOME with recorded rollouts is then rescored under the present rewards. `--page` only writes the
 page, `--rescore` only rescores and writes it.
 """

@@ -1,6 +1,6 @@
-"""Writes docs/study.md, docs/study_tables.md and their pictures from the registry.
+"""Writes study.md, study_tables.md and their pictures from the registry.
 
-The texts are experiments/study/page.md and tables.md, Jinja templates that refer to every number by
+The texts are page.md and tables.md beside this file, Jinja templates that refer to every number by
 name. Corrected figures are computed from the recorded answers, since older runs have none.
 """
 
@@ -31,8 +31,8 @@ from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "experiments" / "study"
-PAGES = {"page.md": ROOT / "docs" / "study.md", "tables.md": ROOT / "docs" / "study_tables.md"}
-PICTURES = ROOT / "docs" / "study"
+PAGES = {"page.md": TEMPLATES / "study.md", "tables.md": TEMPLATES / "study_tables.md"}
+PICTURES = TEMPLATES / "pictures"
 HEADS = {
     "accuracy": "accuracy",
     "mean_confidence": "stated",

@@ -4,8 +4,6 @@ from typing import Any, ClassVar, Literal
 
 from rlx.plugin import Example, Reward, Sample, Score
 
-__all__ = ["InfoReward"]
-
 
 def _build_info_example(name: str, value: float | None, *infos: Any, **options: Any) -> Example:
     sample = Sample(

@@ -6,8 +6,6 @@ from typing import Any, ClassVar
 
 from rlx.plugin import Plugin
 
-__all__ = ["NeedsLibrary", "import_library", "is_installed"]
-
 
 class NeedsLibrary(Plugin):
     """Base of plugins that need a library of the extra `gyms`.

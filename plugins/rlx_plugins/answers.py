@@ -19,8 +19,6 @@ from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
 
-__all__ = ["AnswerExactMatch", "MathVerify"]
-
 
 def _build_answer_example(
     name: str, answer: str, right: Any, value: float, **options: Any

@@ -10,9 +10,6 @@ from pydantic import Field, model_validator
 
 from rlx.plugin import Demonstration, Example, Plugin, Problem, Reward, Sample, Split, Use
 
-__all__ = ["ByDataSource", "Mixture"]
-
-
 _SOURCES = {
     "qa": {"plugin": "exact_match"},
     "sums": {"plugin": "exact_match", "field": "sum"},

@@ -13,8 +13,6 @@ from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_plugins.records import Source, Stamp, convert_to_plain_json, get_value_at_path
 from rlx_plugins.templates import fill_template, list_template_fields
 
-__all__ = ["Dataset"]
-
 _Placed = list[tuple[str, Problem]]
 _Splits = Mapping[Split, tuple[Problem, ...]]
 

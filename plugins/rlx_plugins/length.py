@@ -4,8 +4,6 @@ from pydantic import Field, model_validator
 
 from rlx.plugin import Example, Reward, Sample, Score
 
-__all__ = ["Overlong"]
-
 
 def _build_length_sample(n_tokens: int) -> Sample:
     return Sample(id="a", problem={}, turn="answer", number=1, response="", n_tokens=n_tokens)

@@ -18,8 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlx.plugin import expand_path
 
-__all__ = ["Source", "convert_to_plain_json", "get_value_at_path"]
-
 Row = tuple[str, Mapping[str, Any]]
 """A record's location, such as "train.jsonl line 3", and the record."""
 

@@ -12,18 +12,6 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.tags import last_block
 
-__all__ = [
-    "Brier",
-    "ParsedConfidence",
-    "PassOn",
-    "Pattern",
-    "ProperScore",
-    "RlcrFormat",
-    "StatedConfidence",
-    "matches_pattern",
-    "parse_confidence",
-]
-
 _number = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)").fullmatch
 _not_finite = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE | re.ASCII).fullmatch
 

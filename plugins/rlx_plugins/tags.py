@@ -1,7 +1,5 @@
 """Extracts tagged text from model output in linear time, also for adversarial text."""
 
-__all__ = ["last_block"]
-
 
 def last_block(text: str, opening: str, closing: str, start: int = 0) -> str | None:
     """Returns the content of the last block between two tags in `text[start:]`, or None.

@@ -3,8 +3,6 @@
 import string
 from collections.abc import Mapping
 
-__all__ = ["fill_template", "list_template_fields"]
-
 
 def list_template_fields(template: str) -> list[str]:
     """Returns the field names in a template.

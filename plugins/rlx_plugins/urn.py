@@ -14,9 +14,6 @@ from pydantic import Field, field_validator
 from rlx.plugin import Demonstration, Example, Plugin, Problem, Reward, Sample, Score, Split
 from rlx_plugins.rlcr import parse_confidence
 
-__all__ = ["UrnDistance", "UrnDrawn", "UrnPicked", "UrnTask"]
-
-
 _URNS = 100
 
 

@@ -1,12 +1,12 @@
 """`make bench`: figures that anyone can measure again, as ratios or CPU seconds within one run.
 
-    python tests/benchmarks/bench.py            all of them, which takes about two hours
+    python tests/benchmarks/bench.py            all of them, which takes about an hour
     BENCH=rlcr_step,gae python tests/benchmarks/bench.py        these; the others' figures stay
 
-Writes docs/benchmarks.md and docs/bench.json, a list of {name, ratio, low, high, baseline, unit}
+Writes benchmarks.md and bench.json in results/, a list of {name, ratio, low, high, baseline, unit},
 after every benchmark, so that a run that was broken off is taken up by naming what is missing.
 Besides, a figure has its `benchmark` and {machine, made}, and where they are known {wall,
-milliseconds, share_of_bandwidth, slope}, and `earlier`, medians of earlier runs. Every benchmark
+milliseconds, share_of_bandwidth}, and `earlier`, medians of earlier runs. Every benchmark
 runs in a process of its own.
 """
 
@@ -21,16 +21,14 @@ from pathlib import Path
 from page import machine, page
 
 ROOT = Path(__file__).parents[2]
-STORED, PAGE = ROOT / "docs" / "bench.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = Path(__file__).with_name("results")
+STORED, PAGE = RESULTS / "bench.json", RESULTS / "benchmarks.md"
 
 BENCHMARKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "rlcr_update_short": ("updates", "rlcr_update_short", ()),
     "rlcr_update_long": ("updates", "rlcr_update_long", ()),
-    "chain_updates": ("chains", "chain_updates", ()),
-    "chain_tree": ("chains", "chain_tree", ()),
     "two_turn_generation": ("generation", "two_turn_generation", ()),
     "one_turn_generation": ("generation", "one_turn_generation", ()),
-    "one_turn_vs_vllm": ("vllm_peer", "one_turn_vs_vllm", ()),
     "rlcr_step": ("steps", "rlcr_step", ()),
     "grpo_step_vs_trl": ("steps", "grpo_step_vs_trl", ()),
     "gae": ("credit_kernels", "credit_kernels", ("gae",)),
@@ -41,11 +39,6 @@ BENCHMARKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "validate_cpu_seconds": ("small", "validate_cpu_seconds", ()),
     "start_cpu_seconds": ("starts", "start_cpu_seconds", ()),
     "main_job": ("main_job", "main_job", ()),
-    "graph": ("graph", "knowledge_graph", ()),
-    "registry": ("registry_load", "registry_load", ()),
-    "dashboard": ("dashboard_pages", "dashboard_pages", ()),
-    "growth": ("growth", "growth", ()),
-    "polling": ("dashboard_polling", "dashboard_polling", ()),
 }
 """By name: the module beside this file, its function, and what that is given."""
 

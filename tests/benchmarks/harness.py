@@ -1,12 +1,11 @@
 """What every benchmark shares: two sides timed in turns, and the lines of bench.json."""
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Spent", "beside", "compared", "fit_slope", "in_turns", "row", "spent"]
+__all__ = ["Spent", "beside", "compared", "in_turns", "row", "spent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +73,3 @@ def beside(baseline: str, seconds: Sequence[float]) -> str:
     """What ours is compared with, and the time that took in the middle round."""
     milliseconds = 1e3 * statistics.median(seconds)
     return f"{baseline}, {milliseconds:.{0 if milliseconds >= 100 else 1}f} ms"
-
-
-def fit_slope(sizes: Sequence[int], costs: Sequence[float]) -> float:
-    """The exponent s of cost = c · sizeˢ that fits best: 0 does not grow, 1 in proportion."""
-    return statistics.linear_regression(
-        [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
-    ).slope

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, written from docs/bench.json."""
+"""results/benchmarks.md, written from results/bench.json."""
 
 import os
 import platform
@@ -26,9 +26,8 @@ one, the other baseline of the same figure is labelled "weaker": it is what one 
 what a trainer does that shares no prefix.
 
 Our side multiplies matrices with the library that a run would choose on the machine (oneDNN on many
-AMD processors, [resume.md](resume.md)), the baselines with torch's own, as those who write them do;
-with the same library as ours they end in `_same_products`, which a machine that chooses torch's
-lacks.
+AMD processors), the baselines with torch's own, as those who write them do; with the same library
+as ours they end in `_same_products`, which a machine that chooses torch's lacks.
 """
 
 STEPS = """\
@@ -53,23 +52,11 @@ gradient.
 plain rows add in micro-batches of 8, each in a process of its own. Nothing is claimed against
 micro-batches of 4 or fewer: a tree must be resident as a whole, so they can need less.
 
-`chain_*` is chain attention beside grouped attention: updates at the long shape and, `longer`, at
-(200, 1000, 30, 20, 8, 2) with one prompt, and the attention of one layer (4 heads, 2 key-value
-heads of 64), forward and backward, in one tree of 8 answers of 8,000 tokens, with its layout and
-masks as a figure of their own. `memory` is what they add at their peak, each in a process of its
-own, for the tree with its layout. The benchmark ends with an error where gradients differ by more
-than 5e-6.
-
 `two_turn_generation` samples both turns of the short shape, with log-probabilities, beside
 transformers' `generate` (without them), which reads every branch anew; `_strongest` is beside
 `generate` with one cache for both turns, into which prompts and the question are read before their
 branches part. `one_turn_generation` is 8
 prompts of 100 tokens with 8 answers of 64, full length, and ragged where its name says so.
-
-`one_turn_vs_vllm` is the same turn beside vLLM's CPU build (eager, float32, in one process, without
-log-probabilities) once it is warm, and `start_vs_vllm` is the CPU time from the start of Python
-until a sampler is ready. On a CPU and a model this small, vLLM is about as fast as `generate`; this
-says nothing of vLLM on a GPU, which is what it is made for.
 
 `rlcr_step` is a whole step at the short shape: both turns generated, rewards and advantages given,
 one update, weights handed to the sampler; beside `generate` twice, plain rows and torch's AdamW,
@@ -109,59 +96,12 @@ with warm start, evaluations, pictures and the mirror to MLflow, and below it is
 models reach on held-out problems; clock is in seconds there.
 """
 
-GRAPH = """\
-The graph of the kg agent holds a million facts about 200,000 entities by 500 relations in three
-sorted arrays. Loading reads them from a TSV file; memory is the most that loading took; a query
-names one of the four functions with entity and relation of a fact drawn at random, and gives labels
-in order. Beside it are dicts of dicts of sets over interned numbers, in the same unit. Three
-rounds, each in a process of its own.
-"""
-
-REGISTRY = """\
-The registry is under the load of 16 processes for two minutes, on each database. Each submits a run
-of its own and one that all of them submit, claims the oldest that is queued, starts it, writes
-three steps of 40 metrics with its journal, reads them back, and ends it. The lowest and highest are
-those of ten windows; ms is the middle call's by the clock. It ends with an error, not a figure,
-where a call fails, a run is claimed twice, or a value is missing.
-"""
-
-DASHBOARD = """\
-The registry holds 1,000 runs, 10 million metric values and 1 million rollouts
-(`tests/benchmarks/large_registry.py`, built once below `.bench/`). `long` is a run of 10,000 steps
-of 60 metrics, `exact` one of as many steps as are drawn point by point; `rollouts` and `credit` are
-of a step of 1,024 rows of 1,000 tokens. Every figure is of the first view: by a server process that
-has served nothing yet and a browser profile that has seen nothing yet, with the registry's file in
-the system's memory. `_server` is from the request of the page to its last byte, "ms" the server's
-CPU time for it; `_ready` is from the navigation until every chart in sight is drawn in headless
-Chromium on the same machine, or the page is loaded where it has none; `_transferred` is all that
-came over the wire until then, compressed, headers included. These times are by the clock, and
-other work on the machine is in them: hold the lowest against the goals.
-"""
-
-POLLING = """\
-A run writes steps of 60 metrics, 64 rollouts with their body, an event and a sign of life as fast
-as it can, for 15 s alone and 15 s while each of 20 clients asks for the news of that run and of all
-runs every 5 s, in turns; the first round does not count. The run's database connection has no
-patience: a lock that is held against it for any time at all ends the benchmark with an error.
-"""
-
-GROWTH = """\
-What lists and records cost as they grow, with the start of Python where it is a command. The slope
-is the exponent s of cost = c · nˢ that fits the points best: 0 does not grow, 1 grows in
-proportion. Runs have four evaluations of 600 answers each; `status` is of the newest. A step is
-recorded with body, index and journal; its rows have 100 tokens, and rows of more tokens are 64.
-`large` is a step of 1,024 rows of 8,192 tokens; a thread writes it beside the next step.
-Tokens and numbers are random, so bodies are hardly compressed.
-`rlx runs` shows the newest 50 runs, `--json` all.
-"""
-
 SECTIONS = {
     "Steps of training": (
         STEPS,
         (
-            *("rlcr_update_short", "rlcr_update_long", "chain_updates", "chain_tree"),
-            *("two_turn_generation", "one_turn_generation", "one_turn_vs_vllm"),
-            *("rlcr_step", "grpo_step_vs_trl"),
+            *("rlcr_update_short", "rlcr_update_long", "two_turn_generation"),
+            *("one_turn_generation", "rlcr_step", "grpo_step_vs_trl"),
         ),
     ),
     "Credit": (CREDIT, ("gae", "gae_gaps", "turn_proportional", "grpo_outcome")),
@@ -169,11 +109,6 @@ SECTIONS = {
         SMALL,
         ("countdown_score", "validate_cpu_seconds", "start_cpu_seconds", "main_job"),
     ),
-    "Knowledge graph": (GRAPH, ("graph",)),
-    "Registry": (REGISTRY, ("registry",)),
-    "Dashboard": (DASHBOARD, ("dashboard",)),
-    "Open pages beside a run": (POLLING, ("polling",)),
-    "Growth": (GROWTH, ("growth",)),
 }
 """By title: what is compared with what, and the benchmarks whose figures follow."""
 
@@ -186,7 +121,6 @@ COLUMNS = {
     "unit": "unit",
     "ms": "milliseconds",
     "share of bandwidth": "share_of_bandwidth",
-    "slope": "slope",
     "compared with": "baseline",
 }
 

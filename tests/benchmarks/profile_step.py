@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: docs/profile.md and its picture.
+"""Where the time of a training step goes: results/profile.md and its picture.
 
     python tests/benchmarks/profile_step.py             # profiles, and writes the page
     python tests/benchmarks/profile_step.py NAME FILE   # one experiment, as JSON
@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGE, PICTURE = ROOT / "docs" / "profile.md", ROOT / "docs" / "profile.png"
+RESULTS = Path(__file__).with_name("results")
+PAGE, PICTURE = RESULTS / "profile.md", RESULTS / "profile.png"
 TIMED = range(2, 5)
 PROFILED = 5
 ROUNDS = 7
@@ -233,7 +234,7 @@ def registered(registry: Any, spec: Any, folder: Any) -> str:
 
 
 def page(found: dict[str, Any]) -> str:
-    """All of docs/profile.md."""
+    """All of results/profile.md."""
     said = [
         "# Where the time of a step goes",
         "",
@@ -271,7 +272,7 @@ EXPLAINED = [
     "",
     "## What overlapping gains",
     "",
-    "With `rollout.off_policy_steps: 1` ([off_policy.md](off_policy.md)) generation and scoring of",
+    "With `rollout.off_policy_steps: 1` generation and scoring of",
     "the next step run in a thread during the update. The table shows the speed-up over running",
     f"them one after the other: medians of {ROUNDS} rounds, lowest and highest. `at most` is the",
     "speed-up if neither slowed the other; `two plain threads` is what this machine reaches in the",

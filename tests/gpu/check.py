@@ -109,13 +109,6 @@ def two_gpus(part: Part) -> None:
     stages(part, "rlcr_1.5b", "runner.ranks=2")
 
 
-def vllm_pool(part: Part) -> None:
-    """A rank beside a pool of one server, split over two GPUs."""
-    _require_vllm()
-    _require_gpus(part, 3)
-    stages(part, "rlcr_1.5b", "sampler={engine: vllm, pool: {servers: 1, tensor_parallel: 2}}")
-
-
 def _require_vllm() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise PartSkippedError("vLLM is not installed here")
@@ -167,10 +160,8 @@ PARTS: dict[str, Callable[[Part], None]] = {
     },
     "kill_quick": partial(kill_and_resume, name="quick"),
     "kill_rlcr_1.5b": partial(kill_and_resume, name="rlcr_1.5b"),
-    "off_policy": lambda part: stages(part, "countdown_1.5b", "rollout.off_policy_steps=1"),
     "vllm": vllm,
     "two_gpus": two_gpus,
-    "vllm_pool": vllm_pool,
     **{f"tests_{which}": partial(promises, which=which) for which in ROOMS},
     "speed": speed,
     **{name: partial(experiment, name=name) for name in ("quick", "rlcr", "countdown", "kg")},

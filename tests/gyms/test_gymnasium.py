@@ -6,8 +6,13 @@ from pydantic import ValidationError
 
 from rlx.plugin import Action
 from rlx.rollout import LocalHost
-from rlx_gyms.gymnasium import GymnasiumEnvironment, GymnasiumTask, compute_action_values
-from rlx_gyms.gymnasium.games import list_action_names, open_game
+from rlx_gyms.gymnasium import (
+    GymnasiumEnvironment,
+    GymnasiumTask,
+    compute_action_values,
+    list_action_names,
+    open_game,
+)
 
 need_library("gymnasium")
 

@@ -12,10 +12,13 @@ from rlx.discovery import build_plugin
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
 from rlx.spec import PluginUse
-from rlx_gyms.bounded import BoundedResult
-from rlx_gyms.reasoning import ReasoningGymScore, ReasoningGymTask
-from rlx_gyms.reasoning.entries import list_datasets
-from rlx_gyms.reasoning.scorers import is_readable
+from rlx_gyms.reasoning import (
+    BoundedResult,
+    ReasoningGymScore,
+    ReasoningGymTask,
+    is_readable,
+    list_datasets,
+)
 
 need_library("reasoning_gym")
 
@@ -212,7 +215,7 @@ def test_answers_that_are_alike_are_scored_once(monkeypatch):
         calls.append(seconds)
         return BoundedResult(0.0)
 
-    monkeypatch.setattr("rlx_gyms.reasoning.rewards.call_with_limit", note)
+    monkeypatch.setattr("rlx_gyms.reasoning.call_with_limit", note)
     problem, reward = (
         ReasoningGymTask(dataset="chain_sum").problem("train", 7, 7),
         ReasoningGymScore(),

@@ -11,8 +11,7 @@ from rlx.cli import main
 from rlx.plugin import Action
 from rlx.rollout import LocalHost
 from rlx.testing.rewards import HOSTILE_TEXTS
-from rlx_gyms.textarena import TextArenaEnvironment, TextArenaTask
-from rlx_gyms.textarena.examples import SINGLE_PLAYER
+from rlx_gyms.textarena import SINGLE_PLAYER, TextArenaEnvironment, TextArenaTask
 
 need_library("textarena")
 

@@ -14,9 +14,13 @@ from rlx.reward import PooledHost, RewardPool
 from rlx.rollout import LocalHost
 from rlx.testing import check_task
 from rlx.testing.rewards import HOSTILE_TEXTS
-from rlx_gyms.remote import RemoteFault
-from rlx_gyms.verifiers import VerifiersEnvironment, VerifiersTask
-from rlx_gyms.verifiers.process import TasksetProcess, TasksetSource
+from rlx_gyms.verifiers import (
+    RemoteFault,
+    TasksetProcess,
+    TasksetSource,
+    VerifiersEnvironment,
+    VerifiersTask,
+)
 
 PYTHON = os.environ.get("RLX_VERIFIERS_PYTHON")
 

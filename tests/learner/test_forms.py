@@ -13,10 +13,8 @@ from rlx.learner.choice import FORMS, choose_form
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import (
     CachedForm,
-    ChainForm,
     FlexForm,
     GroupedForm,
-    MixedForm,
     PlainForm,
 )
 from rlx.learner.forward import PackedPolicy
@@ -39,14 +37,14 @@ SIZES = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 CHOSEN = {
-    "Qwen2": ({}, MixedForm),
-    "Qwen3": ({"head_dim": 16}, MixedForm),
-    "Llama": ({}, MixedForm),
-    "Mistral": ({"sliding_window": None}, MixedForm),
-    "SmolLM3": ({}, MixedForm),
-    "Phi3": ({}, MixedForm),
-    "GPTNeoX": ({}, MixedForm),
-    "Qwen3Moe": (EXPERTS, MixedForm),
+    "Qwen2": ({}, GroupedForm),
+    "Qwen3": ({"head_dim": 16}, GroupedForm),
+    "Llama": ({}, GroupedForm),
+    "Mistral": ({"sliding_window": None}, GroupedForm),
+    "SmolLM3": ({}, GroupedForm),
+    "Phi3": ({}, GroupedForm),
+    "GPTNeoX": ({}, GroupedForm),
+    "Qwen3Moe": (EXPERTS, GroupedForm),
     "Gemma2": ({"head_dim": 16}, CachedForm),
     "Bloom": ({"n_layer": 2, "n_head": 4}, PlainForm),
     "Mamba": ({"state_size": 4}, PlainForm),
@@ -181,9 +179,7 @@ def qwen():
 
 @settings(max_examples=10, deadline=None)
 @given(forest=forests())
-@pytest.mark.parametrize(
-    "form", [ChainForm(), MixedForm(), GroupedForm(), CachedForm()], ids=lambda form: form.name
-)
+@pytest.mark.parametrize("form", [GroupedForm(), CachedForm()], ids=lambda form: form.name)
 def test_values_and_gradients_are_those_of_plain_rows(qwen, form, forest):
     if not forest[3].any():
         return
@@ -232,7 +228,6 @@ def flex_on_the_cpu(monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("flex_on_the_cpu")
 def test_flex_attention_learns_as_plain_rows_do(qwen):
-    """Forward and backward; `tests/gpu/compile_kernels.py` compiles its kernels for a GPU."""
     ids = torch.randint(3, 50, (4, 60), generator=torch.Generator().manual_seed(1))
     ids[:, :40] = ids[0, :40]
     ids[2:, 40:45] = ids[2, 40:45]
@@ -248,7 +243,7 @@ def test_flex_attention_learns_as_plain_rows_do(qwen):
 
 
 def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
-    for form in (ChainForm(), *FORMS["cpu"]):
+    for form in FORMS["cpu"]:
         qwen.use(form)
         qwen.zero_grad()
         logprobs, _ = qwen(collate_trees([], torch.zeros(1, 1, dtype=torch.int64)), torch.ones(0))
@@ -291,7 +286,7 @@ def test_an_adapter_as_it_begins_shares_prefixes():
     model = model_of("Qwen2")
     adapt_model(model, Lora(rank=2), 0)
     choice = choose_form(PackedPolicy(model), HERE)
-    assert type(choice.form) is MixedForm, str(choice)
+    assert type(choice.form) is GroupedForm, str(choice)
 
 
 def test_padding_of_plain_rows_makes_no_mask(qwen, monkeypatch):

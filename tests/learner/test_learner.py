@@ -142,7 +142,7 @@ class TestOneStep:
 
     def test_the_form_is_the_one_that_fits(self, found, cut):
         named = cut in ("a cache with gradient", "plain rows")
-        usual = "flex attention" if ON_GPU else "chain or grouped attention"
+        usual = "flex attention" if ON_GPU else "grouped attention"
         assert found["form"] == (cut if named else usual)
 
     def test_the_batch_covers_what_it_should(self, found):

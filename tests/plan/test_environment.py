@@ -67,7 +67,7 @@ def test_a_rollout_is_a_row_of_turns_and_observations(plan):
     assert bias.severity == "warning" and bias.position.text == "estimator: {name: multiturn_grpo}"
     assert bias.message.startswith("estimator 'multiturn_grpo' and the loss are biased")
     assert "credits a turn with its own reward" in bias.notes[0]
-    assert "sequence_mean divides" in bias.notes[1] and "docs/bias.md" in bias.notes[2]
+    assert "sequence_mean divides" in bias.notes[1] and "experiments/bias/bias.md" in bias.notes[2]
     assert phase.schedule.endswith("32 prompts × 8 rollouts of up to 4 turns")
     assert len(phase.rows) == PROMPTS * 8
     for row in phase.rows:

@@ -57,3 +57,21 @@ def read_values(over, *trees):
 def test_a_turn_reads_the_mean_over_those_below_it_or_of_its_prompt(over, values):
     trees = tree(["0", "1"], ["1", ""]), tree([""], ["0", "0.5"])
     assert read_values(over, *trees) == pytest.approx(values)
+
+
+def test_below_leaves_the_turn_itself_out():
+    """`accuracy` is on every turn, that of the reading one included."""
+    segments = (
+        Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
+        turn(0, "1", kind="confidence"),
+        turn(1, "0", number=2),
+        turn(1, "0.5", number=2),
+    )
+    use = TurnReward(plugin="parent", turn="confidence", of="accuracy", over="below")
+    rewards = [
+        NamedReward("accuracy", TurnReward(plugin="number", turn="*"), Number()),
+        NamedReward("brier", use, Parent()),
+    ]
+    tree = RolloutTree(Problem(id="p", prompt="", fields={}), segments)
+    table = score_rollouts([tree], rewards, InProcess())
+    assert table.turns[0, 1]["brier"].raw == pytest.approx(0.25)

@@ -32,7 +32,7 @@ from rlx.testing import (
 )
 from rlx.testing.promise import run_checks
 
-ELSEWHERE = {"openenv", "verifiers"}
+ELSEWHERE = {"verifiers"}
 """Need a server or an interpreter of their own: tests/gyms checks their promises."""
 SEARCHED = "pays only for solutions"
 """The promise that test_adversary.py keeps of every shipped reward, by a search of its own."""

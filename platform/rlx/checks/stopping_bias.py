@@ -1,7 +1,7 @@
 """Which estimators and losses are biased where the policy decides how many turns it takes.
 
 An estimator is unbiased if its expected gradient has the direction of the gradient of the expected
-return. `make bias` computes both on a process that can be enumerated, writes docs/bias.md, and
+return. `make bias` computes both on a process that can be enumerated (experiments/bias) and
 fails where the causes below do not agree with what it computed.
 """
 
@@ -178,4 +178,4 @@ def find_stopping_bias(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     )
     notes = [f"the estimator {reason}" for reason in estimator]
     notes += [f"loss.{reason}" for reason in loss]
-    yield replace(warning, notes=(*notes, "docs/bias.md shows how large each bias is"))
+    yield replace(warning, notes=(*notes, "experiments/bias/bias.md shows how large each bias is"))

@@ -16,7 +16,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-from rlx.learner.chains import AttentionChains, attend_chains
 from rlx.repeatable import take_rows
 
 __all__ = ["PACKED", "AttentionBlocks"]
@@ -143,14 +142,13 @@ def _compute_packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    rlx_layout: AttentionBlocks | AttentionChains | None = None,
+    rlx_layout: AttentionBlocks | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers: `[1, heads, L, width]` in, `[1, L, heads, width]` out.
 
     Raises:
-        ValueError: the model requests something other than plain attention, or the layer has a
-            window, which only blocks have masks for.
+        ValueError: the model requests something other than plain attention.
     """
     if rlx_layout is None:  # the model is not called on packed trees
         output, _ = sdpa_attention_forward(
@@ -159,12 +157,8 @@ def _compute_packed_attention(
         return torch.as_tensor(output), None
     if unsupported := [name for name in UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"this model's attention uses {', '.join(unsupported)}")
-    if isinstance(rlx_layout, AttentionBlocks):
-        masks = rlx_layout.select_masks(sliding_window)
-        return _attend_in_blocks(query, key, value, rlx_layout, masks, scaling), None
-    if sliding_window is not None and sliding_window < rlx_layout.length:
-        raise ValueError(f"a layer has a window of {sliding_window} tokens")
-    return attend_chains(query, key, value, rlx_layout, scaling), None
+    masks = rlx_layout.select_masks(sliding_window)
+    return _attend_in_blocks(query, key, value, rlx_layout, masks, scaling), None
 
 
 def _attend_in_blocks(

@@ -21,7 +21,6 @@ from rlx.learner.forms import (
     FlexForm,
     ForwardForm,
     GroupedForm,
-    MixedForm,
     PlainForm,
 )
 from rlx.learner.forward import PackedModule, PackedPolicy
@@ -46,8 +45,8 @@ WHOLE_LOGITS = 2 << 30
 vocabulary. Several tensors of that size are alive at once."""
 
 FORMS: dict[str, tuple[ForwardForm, ...]] = {
-    "cuda": (FlexForm(), MixedForm(), GroupedForm(), CachedForm(), PlainForm()),
-    "cpu": (MixedForm(), GroupedForm(), CachedForm(), PlainForm()),
+    "cuda": (FlexForm(), GroupedForm(), CachedForm(), PlainForm()),
+    "cpu": (GroupedForm(), CachedForm(), PlainForm()),
 }
 """By device type, fastest first. Plain rows are the reference."""
 
@@ -200,10 +199,7 @@ def _list_refused_forms(
 
 
 def _find_form_fault(module: PackedModule, form: ForwardForm, expected: tuple[Tensor, ...]) -> str:
-    """Explains why a form, or one that it may choose, does not fit; empty if it does."""
-    if isinstance(form, MixedForm):
-        faults = (_find_form_fault(module, part, expected) for part in form.parts)
-        return next(filter(None, faults), "")
+    """Explains why a form does not fit the model; empty if it does."""
     try:
         module.use(form)
         found = _compute_trial_outputs(module)

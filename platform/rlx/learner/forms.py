@@ -16,22 +16,17 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from rlx.learner.attention import PACKED, AttentionBlocks
-from rlx.learner.chains import AttentionChains, find_chains
 from rlx.learner.pack import PackedBatch
 
 __all__ = [
     "CachedForm",
-    "ChainForm",
     "FlexForm",
     "ForwardForm",
     "GroupedForm",
-    "MixedForm",
     "OutputReader",
     "PlainForm",
 ]
 
-MERGE = 32
-"""Keys that a query attends to in the time in which two results of it are merged, on a CPU."""
 RECOMPILATIONS = 64
 """Kinds of inputs for which flex attention may be compiled; some six are expected."""
 
@@ -75,65 +70,15 @@ class GroupedForm:
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `ForwardForm`."""
-        return _read_with_layout(
-            read, packed, AttentionBlocks.from_positions(packed.positions, packed.ends)
+        return read(
+            packed.sources,
+            input_ids=packed.token_ids[None],
+            position_ids=packed.positions[None],
+            # Ignored, but without it transformers would build a mask of L x L.
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ends.device),
+            use_cache=False,
+            rlx_layout=AttentionBlocks.from_positions(packed.positions, packed.ends),
         )
-
-
-class ChainForm:
-    """Flash attention of chains of tokens, and of what is below them to them; no masks."""
-
-    name: ClassVar[str] = "chain attention"
-    merges: ClassVar[bool] = True
-    attention: ClassVar[str | None] = PACKED
-
-    def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """See `ForwardForm`."""
-        return _read_with_layout(
-            read, packed, AttentionChains.from_positions(packed.positions, packed.ends)
-        )
-
-
-class MixedForm:
-    """Chain attention where it saves more than it costs, grouped attention for other micro-batches.
-
-    The trees alone decide, so a resumed run computes its micro-batches as it would have.
-    """
-
-    name: ClassVar[str] = "chain or grouped attention"
-    merges: ClassVar[bool] = True
-    attention: ClassVar[str | None] = PACKED
-    parts: ClassVar[tuple[ForwardForm, ...]] = (ChainForm(), GroupedForm())
-
-    def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """See `ForwardForm`."""
-        chained, grouped = self.parts
-        return (chained if favours_chains(packed) else grouped)(read, packed)
-
-
-def favours_chains(packed: PackedBatch) -> bool:
-    """Whether blocks waste more than chains cost.
-
-    A token of a block of b tokens attends in vain to about b/2 keys. With chains, a token's results
-    are merged once for every fork above it.
-    """
-    stops, last = find_chains(packed.ends)
-    wasted = len(packed) * AttentionBlocks.choose_size(packed.positions) // 2
-    return wasted >= MERGE * int((last - stops).sum())
-
-
-def _read_with_layout(
-    read: OutputReader, packed: PackedBatch, layout: AttentionBlocks | AttentionChains
-) -> Tensor:
-    return read(
-        packed.sources,
-        input_ids=packed.token_ids[None],
-        position_ids=packed.positions[None],
-        # Ignored, but without it transformers would build a mask of L x L.
-        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ends.device),
-        use_cache=False,
-        rlx_layout=layout,
-    )
 
 
 @cache

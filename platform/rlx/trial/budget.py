@@ -244,7 +244,7 @@ def estimate_update_bytes(
 
     What a layer of a Llama-style decoder keeps for its backward pass, per token: the float32
     inputs of both norms, their outputs before and after the norm's weight, queries, keys, values
-    and outputs of attention, and four tensors of the MLP. Flex and chain attention keep just that
+    and outputs of attention, and four tensors of the MLP. Flex attention keeps just that
     and a number for each head; masks of grouped attention are not counted. With recomputation, a
     layer keeps its input only, and one layer at a time is whole.
 

@@ -4,8 +4,6 @@ from typing import ClassVar
 
 from rlx.plugin import Estimator, Mask
 
-__all__ = ["LeaveOneOut", "OneSpan"]
-
 
 class LeaveOneOut(Estimator):
     """Score minus the mean of the other scores of its group (RLOO, Ahmadian et al. 2024)."""

@@ -9,8 +9,6 @@ from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Scope, Score, reward
 
-__all__ = ["Consensus", "Distinct", "few_errors"]
-
 
 def _build_span_samples(span: str, *texts: str | None) -> tuple[Sample, ...]:
     """Samples with these texts in a span; None means no such span."""

@@ -6,8 +6,6 @@ from rlx.batch import TokenBatch
 from rlx.credit import CreditInputs, group_advantages, spread_over_mask, total_scores
 from rlx_example.descriptors import LeaveOneOut
 
-__all__ = ["leave_one_out", "one_span"]
-
 
 def leave_one_out(inputs: CreditInputs, options: LeaveOneOut) -> Tensor:
     """Aᵢ = sᵢ - mean of the other s of the group = (sᵢ - mean) · n / (n - 1); 0 when alone.

@@ -9,8 +9,6 @@ from pydantic import Field
 
 from rlx.plugin import Action, Environment, Episode, Step
 
-__all__ = ["HIGHER", "LOWER", "UNCLEAR", "Game"]
-
 HIGHER, LOWER, UNCLEAR = "+\n", "-\n", "?\n"
 """Observations after a guess; every tokenizer can encode these signs."""
 

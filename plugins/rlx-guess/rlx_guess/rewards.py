@@ -2,8 +2,6 @@
 
 from rlx.plugin import Example, Sample, Score, reward
 
-__all__ = ["score_found_secret", "score_sensible_guess"]
-
 
 def _build_guess_sample(*history: dict[str, object], **info: object) -> Sample:
     return Sample(

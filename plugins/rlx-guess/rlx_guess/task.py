@@ -9,8 +9,6 @@ from pydantic import Field
 from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_guess.game import HIGHER, LOWER
 
-__all__ = ["GuessTask"]
-
 _TESTED = 5  # one in five ranges is for testing
 
 

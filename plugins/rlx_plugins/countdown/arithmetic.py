@@ -16,8 +16,6 @@ from rlx_plugins.countdown.expression import (
 )
 from rlx_plugins.countdown.rewards import check_ground_truth
 
-__all__ = ["CountdownArithmetic"]
-
 _LONGEST_SUM = 256
 _result = re.compile(r"\s*-?[0-9]+(?:\.[0-9]+)?\s*", re.ASCII).fullmatch
 

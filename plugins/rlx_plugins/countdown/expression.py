@@ -14,16 +14,6 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any, Literal
 
-__all__ = [
-    "Number",
-    "Numeric",
-    "Ops",
-    "UncomputableError",
-    "evaluate_expression",
-    "evaluate_tokens",
-    "tokenize_expression",
-]
-
 Number = int | float | Fraction
 Numeric = Literal["float64", "exact"]
 Ops = Literal["seed", "prompt"]

@@ -13,8 +13,6 @@ from rlx.plugin import Split
 from rlx_plugins.countdown.rewards import is_finite_number
 from rlx_plugins.records import Source, Stamp
 
-__all__ = ["CountdownFiles", "CountdownRecord", "FileProblems", "is_held_out", "read_files"]
-
 CountdownRecord = tuple[tuple[int, ...], float]
 """The numbers of a problem, and its target."""
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-__all__ = ["solves_problem"]
-
 _LONGEST = 4096  # characters
 _LARGEST_EXPONENT = 4096
 _LARGEST_DENOMINATOR = 10**6

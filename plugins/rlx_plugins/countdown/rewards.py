@@ -18,8 +18,6 @@ from rlx_plugins.countdown.scorer import (
     grade_solution,
 )
 
-__all__ = ["CountdownScore", "CountdownVerify", "check_ground_truth", "is_finite_number"]
-
 
 def check_ground_truth(problem: Mapping[str, Any]) -> None:
     """Checks that a problem can be scored.

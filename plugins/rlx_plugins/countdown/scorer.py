@@ -28,19 +28,6 @@ from rlx_plugins.countdown.expression import (
 )
 from rlx_plugins.tags import last_block
 
-__all__ = [
-    "Equality",
-    "Extract",
-    "Grade",
-    "compute_grade_points",
-    "compute_score",
-    "evaluate_equation",
-    "extract_solution",
-    "grade_solution",
-    "validate_equation",
-    "verify_equation_strict",
-]
-
 Extract = Literal["seed", "last_block"]
 Equality = Literal["auto", "exact", "float64"]
 """How values are computed and compared; "auto" is "float64" with decimals, else "exact"."""

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-__all__ = ["Rules", "WorkedExpression", "find_solutions", "random_expression"]
-
 _LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2}
 _ATOM = 3
 

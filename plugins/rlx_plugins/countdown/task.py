@@ -17,8 +17,6 @@ from rlx_plugins.countdown.files import CountdownFiles, FileProblems, is_held_ou
 from rlx_plugins.countdown.scorer import compute_score
 from rlx_plugins.countdown.search import Rules, WorkedExpression, find_solutions, random_expression
 
-__all__ = ["CountdownTask", "Demonstrations", "is_held_out"]
-
 _MAX_NUMBERS = 100
 _MAX_DRAWS = 100_000
 _MAX_TRIES = 20_000

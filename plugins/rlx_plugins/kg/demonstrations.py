@@ -11,8 +11,6 @@ from typing import Any, Literal
 from rlx_plugins.kg.questions import Type
 from rlx_plugins.kg.text import escape_text
 
-__all__ = ["MIX", "SPOKEN", "Mode", "next_turn", "parse_listed_names"]
-
 Mode = Literal[
     "good",
     "wrong_relation",

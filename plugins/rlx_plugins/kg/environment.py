@@ -22,8 +22,6 @@ from rlx_plugins.kg.text import (
 )
 from rlx_plugins.kg.view import GraphView
 
-__all__ = ["Error", "KgEnvironment", "KgState"]
-
 Error = Literal[
     "KG_SUCCESS",
     "FORMAT_ERROR",

@@ -14,8 +14,6 @@ from types import MappingProxyType
 
 from rlx_plugins.kg.text import escape_text
 
-__all__ = ["Graph", "Triple", "find_symmetric_relations", "select_held_out_facts"]
-
 Triple = tuple[int, int, int]
 """Subject, relation and object, by number."""
 

@@ -16,15 +16,6 @@ from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.ntriples import RdfLiteral, parse_statement
 from rlx_plugins.kg.text import escape_text, has_visible_text
 
-__all__ = [
-    "decode_line",
-    "load_world_graph",
-    "parse_json_object",
-    "read_file_lines",
-    "read_graph",
-    "require_json_text",
-]
-
 _Fact = tuple[str, str, str]
 
 

@@ -6,8 +6,6 @@ One regular expression covers the grammar of a line, so no RDF library is needed
 import re
 from typing import NamedTuple
 
-__all__ = ["RdfLiteral", "Statement", "parse_statement"]
-
 _CODE = r"\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8}"
 _IRI = rf"<([A-Za-z][A-Za-z0-9+.-]*:(?:[^\x00-\x20<>\"{{}}|^`\\]|{_CODE})*)>"  # absolute only
 _LETTERS = (

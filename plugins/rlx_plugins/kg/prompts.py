@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from rlx_plugins.kg.text import escape_text
 from rlx_plugins.templates import fill_template, list_template_fields
 
-__all__ = ["check_prompt_template", "fill_prompt"]
-
 
 def check_prompt_template(template: str) -> None:
     """Checks that a template holds `{question}`, perhaps `{entities}`, and no other field.

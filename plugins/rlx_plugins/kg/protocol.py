@@ -11,8 +11,6 @@ from typing import Literal, NamedTuple
 
 from rlx_plugins.tags import last_block
 
-__all__ = ["FUNCTIONS", "KgQuery", "KgTurn", "Kind", "is_well_formed", "read_query", "read_turn"]
-
 Kind = Literal["kg_query", "answer", "invalid"]
 
 FUNCTIONS = {

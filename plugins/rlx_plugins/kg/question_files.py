@@ -15,8 +15,6 @@ from rlx_plugins.kg.source import source_name
 from rlx_plugins.kg.subgraphs import FileQuestion, find_name_files, read_questions
 from rlx_plugins.records import Source, Stamp
 
-__all__ = ["FileProblem", "KgQuestionFiles", "load_file_problems"]
-
 _LEVEL = 1
 """Compression level: the fastest. Facts share few names, so it already saves nine tenths."""
 

@@ -19,19 +19,6 @@ from rlx_plugins.kg.graph import Graph, Triple, find_symmetric_relations, select
 from rlx_plugins.kg.text import escape_text
 from rlx_plugins.kg.view import GraphView
 
-__all__ = [
-    "NO_KIND",
-    "TYPES",
-    "Direction",
-    "Hop",
-    "KgQuestion",
-    "Type",
-    "build_question_population",
-    "format_question",
-    "list_question_templates",
-    "template_words",
-]
-
 Type = Literal["forward", "inverse", "hop2", "hop3", "neighbour", "intersection", "count"]
 Direction = Literal["tail", "head", "both"]
 Hop = tuple[Direction, int]

@@ -21,15 +21,6 @@ from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.kg.protocol import read_turn
 from rlx_plugins.kg.text import escape_text, has_visible_text
 
-__all__ = [
-    "EntityF1",
-    "HitAt1",
-    "KgExactMatch",
-    "RetrievalQuality",
-    "normalize_name",
-    "parse_named_answers",
-]
-
 _MOST = 256
 """Maximum number of names in an answer; an answer with more scores 0."""
 _PIECES = 4

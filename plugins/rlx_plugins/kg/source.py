@@ -7,8 +7,6 @@ from rlx.plugin import expand_path
 from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.load import load_world_graph, read_graph
 
-__all__ = ["WORLD", "load_named_graph", "source_name"]
-
 WORLD = "world"
 
 

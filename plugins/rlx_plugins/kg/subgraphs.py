@@ -24,8 +24,6 @@ from rlx_plugins.kg.load import decode_line, parse_json_object, read_file_lines,
 from rlx_plugins.kg.text import escape_text
 from rlx_plugins.records import Source, get_value_at_path
 
-__all__ = ["FileQuestion", "find_name_files", "read_questions"]
-
 _Fact = tuple[str, str, str]
 
 _BESIDE = "entities.txt", "relations.txt", "entities_text.txt", "entities_names.json"

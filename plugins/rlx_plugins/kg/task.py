@@ -27,8 +27,6 @@ from rlx_plugins.kg.source import WORLD, load_named_graph, source_name
 from rlx_plugins.kg.subgraphs import find_name_files
 from rlx_plugins.kg.view import GraphView
 
-__all__ = ["KgQuestionFiles", "KgTask"]
-
 _ROUND = 1000
 """Problems per round; every round has the same number of problems of each type."""
 _ONE_HOP = ("forward", "inverse")

@@ -5,15 +5,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 
-__all__ = [
-    "OVERHEAD",
-    "count_fitting_labels",
-    "escape_text",
-    "format_information",
-    "format_label_list",
-    "has_visible_text",
-]
-
 _OPEN, _CLOSE = "<information> ", " </information>"
 
 OVERHEAD = len(_OPEN) + len(_CLOSE)

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.kg.protocol import is_well_formed
 
-__all__ = ["IsAnswer", "KgFormat", "QueryValidity"]
-
 _FOUND = {"valid": True, "error": "KG_SUCCESS", "duplicate": False}
 _UNKNOWN = {"valid": False, "error": "ENTITY_NOT_FOUND", "duplicate": False}
 _AGAIN = _FOUND | {"duplicate": True}

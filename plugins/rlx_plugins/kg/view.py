@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from rlx_plugins.kg.graph import Graph, Triple, select_held_out_facts
 
-__all__ = ["GraphView"]
-
 _RENAMED = 1 << 22
 """Maximum number of cached entity renamings per graph, 8 bytes each."""
 

@@ -10,8 +10,6 @@ from rlx_plugins.kg.protocol import FUNCTIONS
 from rlx_plugins.kg.questions import NO_KIND, template_words
 from rlx_plugins.kg.text import escape_text
 
-__all__ = ["build_kg_vocabulary"]
-
 _TAGS = ("think", "kg-query", "answer")
 _MARKS = ("<information>", " </information>", "(", ")", ",", ":", "\n")
 _OBSERVED = ("relations", "of", "to", "with", "error", "more")

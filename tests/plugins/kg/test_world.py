@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from babel.core import get_cldr_version, get_global
+from world_source import build_world_table, normalize_label
 
 import rlx_plugins
-from rlx_plugins.kg.world_source import build_world_table, normalize_label
 
 WORLD = Path(rlx_plugins.__file__).parent / "kg" / "data" / "world.tsv"
 RELATIONS = {"borders", "capital", "continent", "currency", "domain", "language"}

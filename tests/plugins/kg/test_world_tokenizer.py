@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+from world_tokenizer import build_tokenizer_definition, main
+
 import rlx.plugin
 from rlx_plugins.kg.load import load_world_graph
 from rlx_plugins.kg.vocabulary import build_kg_vocabulary
-from rlx_plugins.kg.world_tokenizer import build_tokenizer_definition, main
 
 SHIPPED = Path(rlx.plugin.__file__).parents[1] / "model" / "tokenizers" / "world.json"
 

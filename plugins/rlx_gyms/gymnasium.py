@@ -1,0 +1,322 @@
+"""Environments of Gymnasium with discrete actions, as texts, and their exact optimum."""
+
+import json
+import random
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlx.plugin import Action, Demonstration, Episode, Problem, Reply, Split, StatefulEnvironment
+from rlx_gyms.libraries import NeedsLibrary, import_library, is_installed
+
+_ACTIONS = {
+    "FrozenLake-v1": ("left", "down", "right", "up"),
+    "FrozenLake8x8-v1": ("left", "down", "right", "up"),
+    "CliffWalking-v1": ("up", "right", "down", "left"),
+    "CliffWalkingSlippery-v1": ("up", "right", "down", "left"),
+    "Taxi-v3": ("south", "north", "east", "west", "pickup", "dropoff"),
+    "Taxi-v4": ("south", "north", "east", "west", "pickup", "dropoff"),
+    "Blackjack-v1": ("stick", "hit"),
+}
+
+
+"""Names of actions as in the library's documentation, in the order of their numbers."""
+
+
+def open_game(id: str, config: str) -> Any:
+    """Returns a new environment without the library's checks and limit of steps.
+
+    Args:
+        id: the environment's name.
+        config: arguments of `gymnasium.make`, as JSON.
+
+    Raises:
+        ImportError: the library, or one that the environment needs, is missing.
+        ValueError: there is no such environment, it refuses its options, or its actions are not
+            discrete.
+    """
+    library = import_library("gymnasium")
+    try:
+        game = library.make(id, disable_env_checker=True, **json.loads(config))
+    except library.error.DependencyNotInstalled as error:
+        raise ImportError(f"{id} of gymnasium: {error}") from error
+    except (library.error.Error, TypeError, ValueError, AssertionError, KeyError) as error:
+        near = get_close_matches(id, list(library.registry), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near and near[0] != id else ""
+        raise ValueError(f"gymnasium cannot make {id!r}: {error}{hint}") from error
+    if not isinstance(game.action_space, library.spaces.Discrete):
+        raise ValueError(f"{id}: its actions are {game.action_space}, not discrete")
+    return game.unwrapped
+
+
+def list_action_names(id: str, count: int) -> tuple[str, ...]:
+    """The names of an environment's actions; their numbers if it has none."""
+    names = _ACTIONS.get(id, ())
+    return names if len(names) == count else tuple(map(str, range(count)))
+
+
+def set_start(game: Any, start: int | None, seed: int) -> Any:
+    """Resets a game, puts it into a state unless that is None, and returns its observation."""
+    observation, _ = game.reset(seed=seed)
+    if start is None:
+        return observation
+    game.s = start
+    return start
+
+
+def format_observation(observation: Any) -> str:
+    """An observation as text: a number, or numbers with spaces between them."""
+    if isinstance(observation, dict):
+        return " ".join(f"{k} {format_observation(v)}" for k, v in sorted(observation.items()))
+    if isinstance(observation, tuple | list):
+        return " ".join(map(format_observation, observation))
+    if hasattr(observation, "ravel"):
+        return " ".join(f"{value:.4g}" for value in observation.ravel().tolist())
+    return str(observation)
+
+
+_Table = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
+
+
+def compute_action_values(table: _Table, turns: int) -> list[list[float]]:
+    """Returns `[S, A]`, the greatest expected sum of rewards within `turns` turns.
+
+    Q_1(s, a) = E[r]; Q_k(s, a) = E[r + max_b Q_{k-1}(s', b)], without the second term after an end.
+    """
+    values = [0.0] * len(table)
+    action_values: list[list[float]] = [[0.0] * len(table[s]) for s in range(len(table))]
+    for _ in range(turns):
+        action_values = [
+            [
+                sum(p * (r + (0.0 if ended else values[s])) for p, s, r, ended in table[state][a])
+                for a in sorted(table[state])
+            ]
+            for state in range(len(table))
+        ]
+        values = [max(row) for row in action_values]
+    return action_values
+
+
+@lru_cache(maxsize=128)
+def get_action_values(id: str, config: str, turns: int) -> list[list[float]] | None:
+    """The values of an environment by name; None if it is not tabular."""
+    table = getattr(open_game(id, config), "P", None)
+    return None if table is None else compute_action_values(table, turns)
+
+
+@dataclass(slots=True)
+class _Game:
+    """An environment of the library with what has happened in it."""
+
+    env: Any
+    id: str
+    config: str
+    observation: Any
+    total: float = 0.0
+
+
+def _build_lake_episode(
+    name: str, *turns: str, kinds: tuple[str, ...], observations: tuple[str, ...], done: bool
+) -> Episode:
+    problem = {
+        "id": "FrozenLake-v1",
+        "config": '{"is_slippery": false}',
+        "start": 14,
+        "seed": 0,
+    }
+    return Episode(
+        name=name, problem=problem, turns=turns, kinds=kinds, observations=observations, done=done
+    )
+
+
+class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
+    """Plays the environment that the task `gymnasium` names. A turn is the name of an action.
+
+    `info` holds the `reward` of the turn and the `return` so far. Of a tabular environment it also
+    holds `value`, the greatest expected return from the turn's state within the turns that were
+    left, and `optimal`, whether the action attains it.
+    """
+
+    library: ClassVar[str] = "gymnasium"
+
+    kinds: ClassVar[tuple[str, ...]] = ("move", "invalid")
+    examples: ClassVar[tuple[Episode, ...]] = (
+        _build_lake_episode("gold", "right", kinds=("move",), observations=("",), done=True),
+        _build_lake_episode(
+            "around",
+            "<answer>left</answer>",
+            "Right",
+            "right",
+            kinds=("move", "move", "move"),
+            observations=("13\n", "14\n", ""),
+            done=True,
+        ),
+        _build_lake_episode(
+            "hostile",
+            "right left",
+            "9" * 100_000,
+            kinds=("invalid", "invalid"),
+            observations=("14 left|down|right|up\n", "14 left|down|right|up\n"),
+            done=False,
+        ),
+    )
+
+    observation: str = Field("{observation}\n", min_length=1)
+    """The text after a turn; `{observation}` is the state as numbers."""
+    span: str = "answer"
+    """The span with the action; without it the whole turn is the action."""
+
+    def open(self, problem: Mapping[str, Any], seed: int) -> _Game:
+        """Opens the problem's environment in the problem's first state."""
+        env = open_game(problem["id"], problem["config"])
+        observation = set_start(env, problem["start"], problem["seed"])
+        env.np_random, _ = import_library("gymnasium.utils.seeding").np_random(seed)
+        return _Game(env, problem["id"], problem["config"], observation)
+
+    def play(self, game: _Game, action: Action) -> Reply:
+        """Takes one action; a text that names none changes nothing."""
+        names = list_action_names(game.id, int(game.env.action_space.n))
+        chosen = action.spans.get(self.span, action.text).strip().casefold()
+        if chosen not in names:
+            shown = f"{format_observation(game.observation)} {'|'.join(names)}"
+            return Reply(
+                kind="invalid",
+                observation=self.observation.replace("{observation}", shown),
+                info={"valid": False, "reward": 0.0, "return": game.total},
+            )
+        number = names.index(chosen)
+        info = self._compare_with_optimum(game, number, action.turns_left + 1)
+        game.observation, reward, terminated, truncated, _ = game.env.step(number)
+        game.total += float(reward)
+        shown = format_observation(game.observation)
+        ended = bool(terminated or truncated)
+        return Reply(
+            kind="move",
+            observation="" if ended else self.observation.replace("{observation}", shown),
+            done=ended,
+            info={"valid": True, "reward": float(reward), "return": game.total, **info},
+            anchor=shown,
+        )
+
+    def _compare_with_optimum(self, game: _Game, number: int, turns: int) -> dict[str, Any]:
+        """The optimum of a tabular environment, in the state before the action."""
+        values = get_action_values(game.id, game.config, turns)
+        if values is None:
+            return {}
+        row = values[int(game.env.s)]
+        return {"value": max(row), "optimal": row[number] >= max(row) - 1e-9}
+
+
+_ATTEMPTS = 1000
+
+
+class GymnasiumTask(NeedsLibrary):
+    """First states of an environment of Gymnasium with discrete actions, such as FrozenLake-v1.
+
+    The prompt is the first observation, and its hash decides whether it is for training or for
+    testing. The environment is `gymnasium`, its return the reward `info` with `key: return`.
+    """
+
+    library: ClassVar[str] = "gymnasium"
+
+    id: str = "FrozenLake-v1"
+    """Name of the environment, as for `gymnasium.make`."""
+    config: Mapping[str, Any] = Field(default_factory=dict)
+    """Arguments of `gymnasium.make`, such as `{map_name: 8x8}`."""
+    starts: Literal["any", "reset"] = "any"
+    """`any`: every state of a tabular environment in which an episode goes on; `reset`: the states
+    that the environment itself begins in."""
+    held_out: int = Field(3, ge=2)
+    """One in `held_out` first observations is held out for testing."""
+    prompt: str = "{observation}\n"
+    """The prompt; `{observation}` is the state as numbers, `{actions}` the names of the actions."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if is_installed("gymnasium"):  # otherwise `check` says so
+            starts = _list_starts(self.id, self._config_text)
+            if self.starts == "any" and not starts:
+                raise ValueError(f"{self.id} is not tabular: it needs `starts: reset`")
+        return self
+
+    @property
+    def _config_text(self) -> str:
+        return json.dumps(dict(self.config), sort_keys=True)
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        """Returns problem number `index` of a split; the same for the same arguments.
+
+        Raises:
+            ImportError: gymnasium is missing.
+            ValueError: no first observation is for this split.
+        """
+        rng = random.Random(f"gymnasium/{seed}/{split}/{index}")
+        starts = _list_starts(self.id, self._config_text) if self.starts == "any" else ()
+        for _ in range(_ATTEMPTS):
+            start = rng.choice(starts) if starts else None
+            drawn = 0 if starts else rng.getrandbits(31)
+            shown = _show_start(self.id, self._config_text, start, drawn)
+            if (zlib.crc32(shown.encode()) % self.held_out == 0) == (split == "test"):
+                return self._build_problem(shown, start, drawn)
+        raise ValueError(
+            f"{self.id}: none of {_ATTEMPTS} first observations falls into the split {split!r}; "
+            "`starts: any` begins in every state of a tabular environment, and `held_out` decides "
+            "the share of the splits"
+        )
+
+    def _build_problem(self, shown: str, start: int | None, drawn: int) -> Problem:
+        actions = "|".join(_list_actions(self.id, self._config_text))
+        return Problem(
+            id=f"gymnasium/{self.id}/{shown}",
+            prompt=self.prompt.replace("{observation}", shown).replace("{actions}", actions),
+            fields={
+                "data_source": self.id,
+                "id": self.id,
+                "config": self._config_text,
+                "start": start,
+                "seed": drawn,
+            },
+        )
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Returns a random first action, for schedules without environment."""
+        return Demonstration((self.act(problem, (), (), seed),))
+
+    def lesson(self, index: int, seed: int) -> Problem:
+        """Returns problem number `index` of the warm start."""
+        return self.problem("train", index, seed)
+
+    def act(
+        self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
+    ) -> str:
+        """Returns a random action: a warm start teaches the names of actions and nothing else."""
+        rng = random.Random(f"gymnasium/act/{seed}/{len(turns)}")
+        return rng.choice(_list_actions(self.id, self._config_text))
+
+
+@lru_cache(maxsize=16)
+def _list_actions(id: str, config: str) -> tuple[str, ...]:
+    return list_action_names(id, int(open_game(id, config).action_space.n))
+
+
+@lru_cache(maxsize=16)
+def _list_starts(id: str, config: str) -> tuple[int, ...]:
+    """The states of a tabular environment in which an episode goes on; () for another."""
+    table = getattr(open_game(id, config), "P", None)
+    if table is None:
+        return ()
+    return tuple(
+        state
+        for state, actions in table.items()
+        if any(not ended or s != state for moves in actions.values() for _, s, _, ended in moves)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _show_start(id: str, config: str, start: int | None, seed: int) -> str:
+    return format_observation(set_start(open_game(id, config), start, seed))

@@ -1,0 +1,501 @@
+"""Data sets of reasoning-gym, and their scorers with a limit on processor time."""
+
+import ast
+import json
+import math
+import os
+import pickle
+import random
+import re
+import signal
+import string
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from fractions import Fraction
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from rlx.plugin import Demonstration, Example, Problem, Reward, Sample, Score, Split
+from rlx_gyms.libraries import NeedsLibrary, import_library, is_installed
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedResult:
+    """What became of a call.
+
+    Attributes:
+        value: what the function returned; None after a fault.
+        fault: why there is no value, in words; None if there is one.
+    """
+
+    value: Any = None
+    fault: str | None = None
+
+
+def call_with_limit(function: Callable[[], Any], seconds: float) -> BoundedResult:
+    """Calls a function with a limit on its processor time, also if it never returns to Python.
+
+    `99**98**97` is one instruction of the interpreter: no signal handler and no thread can stop
+    it. The value must be plain: it crosses a pipe.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        _run_in_child(function, seconds, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        sent = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == -signal.SIGPROF:
+        return BoundedResult(fault=f"took more than {seconds:g} s of processor time")
+    if code or not sent:
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return BoundedResult(fault=f"ended its process ({how})")
+    result: BoundedResult = pickle.loads(sent)
+    return result
+
+
+def _run_in_child(function: Callable[[], Any], seconds: float, writing: int) -> None:
+    """Runs the function, sends its result, and ends this process without any clean-up."""
+    code = 1
+    try:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            result = BoundedResult(function())
+        except (MemoryError, RecursionError) as error:
+            result = BoundedResult(fault=type(error).__name__)
+        except Exception as error:  # noqa: BLE001  (the caller gets it as a fault)
+            result = BoundedResult(fault=f"{type(error).__name__}: {str(error)[:200]}")
+        sent = pickle.dumps(result)
+        while sent:
+            sent = sent[os.write(writing, sent) :]
+        code = 0
+    finally:
+        os._exit(code)
+
+
+CHUNK = 256
+
+
+"""Size of the datasets that entries are drawn from. Some generate all their entries at once."""
+
+
+_RESERVED = ("seed", "size")
+
+
+@dataclass(frozen=True, slots=True)
+class EntryAddress:
+    """Where an entry comes from.
+
+    Attributes:
+        dataset: name of the dataset.
+        config: its options, as JSON with sorted keys.
+        seed: seed of the dataset.
+        item: position in the dataset, below `CHUNK`.
+    """
+
+    dataset: str
+    config: str
+    seed: int
+    item: int
+
+    @classmethod
+    def from_fields(cls, record: Mapping[str, Any]) -> "EntryAddress":
+        """Reads the address that a problem records.
+
+        Raises:
+            ValueError: it records none.
+        """
+        try:
+            return cls(**record["entry"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                "the problem holds no entry of reasoning-gym: its task must be reasoning_gym"
+            ) from error
+
+    def to_record(self) -> dict[str, Any]:
+        """The address as plain JSON."""
+        return asdict(self)
+
+
+def list_datasets() -> tuple[str, ...]:
+    """The names of all datasets but `composite`, whose place the task `mixture` takes.
+
+    Raises:
+        ImportError: reasoning-gym is missing.
+    """
+    factory = import_library("reasoning_gym.factory")
+    import_library("reasoning_gym")
+    return tuple(sorted(set(factory.DATASETS) - {"composite"}))
+
+
+@lru_cache(maxsize=64)
+def get_dataset(name: str, config: str, seed: int) -> Any:
+    """A dataset of `CHUNK` entries.
+
+    Raises:
+        ImportError: reasoning-gym is missing.
+        ValueError: there is no such dataset, or it refuses its options.
+    """
+    names = list_datasets()
+    if name not in names:
+        hint = _suggest_name(name, names, f"there are {len(names)}, such as chain_sum")
+        raise ValueError(f"reasoning-gym has no dataset {name!r}; {hint}")
+    dataset_class, config_class = import_library("reasoning_gym.factory").DATASETS[name]
+    options = json.loads(config)
+    known = [f.name for f in fields(config_class) if f.name not in _RESERVED]
+    for option in options:
+        if option in _RESERVED:
+            raise ValueError(f"config.{option}: rlx derives it from the experiment's seed")
+        if option not in known:
+            hint = _suggest_name(option, known, f"it has {', '.join(known) or 'none'}")
+            raise ValueError(f"config: {name} has no option {option!r}; {hint}")
+    try:
+        made = config_class(**options, seed=seed, size=CHUNK)
+        if hasattr(made, "validate"):
+            made.validate()
+        dataset = dataset_class(config=made)
+        dataset[0]  # some options are only refused where an entry is made
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"config: {name} refuses its options: {error}") from error
+    return dataset
+
+
+@lru_cache(maxsize=256)
+def generate_entry(address: EntryAddress) -> Mapping[str, Any]:
+    """The entry at an address: `question`, `answer` (None if the dataset stores none), `metadata`.
+
+    Raises:
+        ImportError, ValueError: as `get_dataset`.
+    """
+    entry: Mapping[str, Any] = get_dataset(address.dataset, address.config, address.seed)[
+        address.item
+    ]
+    return entry
+
+
+def _suggest_name(word: str, choices: Sequence[str], otherwise: str) -> str:
+    """The help for a name that is not one of `choices`: the closest, else `otherwise`."""
+    near = get_close_matches(word, choices, n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+Entry = Mapping[str, Any]
+
+
+_EVALUATED_LITERALS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+
+
+"""Their scorers give the answer to `eval`, to read a list."""
+
+
+_PARSED_FORMULAS = frozenset(
+    {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
+)
+
+
+_PARSED_ARITHMETIC = frozenset({"countdown", "puzzle24"})
+
+
+"""Their scorers give the answer to `parse_expr`, as those of `_PARSED_FORMULAS`."""
+
+
+_is_arithmetic = re.compile(r"[0-9+\-*/()\s]+", re.ASCII).fullmatch
+
+
+_formula_token = re.compile(
+    r"(?P<name>[A-Za-z_]\w*)|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[-+*/^(),\s]", re.ASCII
+)
+
+
+_NAMES = frozenset(string.ascii_lowercase) | {"C", "E", "I"}
+
+
+_FUNCTIONS = frozenset(
+    {"Abs", "acos", "asin", "atan", "cos", "cosh", "cot", "csc", "exp", "ln", "log", "pi", "sec"}
+    | {"sin", "sinh", "sqrt", "tan", "tanh"}
+)
+
+
+def is_readable(dataset: str, answer: str, entry: Entry) -> bool:
+    """Whether the dataset's scorer may read an answer: where it runs code, only plain mathematics.
+
+    A formula consists of numbers, operators, variables of one letter, elementary functions, and the
+    names in the stored answer. Calculus such as `Integral(x, x)` would state the problem again.
+    """
+    if dataset in _PARSED_ARITHMETIC:
+        return _is_arithmetic(answer) is not None
+    if dataset in _PARSED_FORMULAS:
+        known = _NAMES | _FUNCTIONS | set(re.findall(r"[A-Za-z]\w*", str(entry["answer"])))
+        return _find_names(answer) <= known
+    return True
+
+
+def score_entry(dataset: str, scorer: Any, answer: str, entry: Entry) -> float:
+    """The score of a readable answer; 0 for a full score that `answer` does not deserve.
+
+    Args:
+        dataset: name of the dataset.
+        scorer: the dataset itself.
+        answer: the model's answer, for which `is_readable`.
+        entry: the dataset's entry.
+    """
+    if dataset in _EVALUATED_LITERALS:
+        vars(sys.modules[type(scorer).__module__])["eval"] = ast.literal_eval
+    value = float(scorer.score_answer(answer, entry))
+    confirm = _CONFIRMATIONS.get(dataset)
+    return 0.0 if value == 1.0 and confirm is not None and not confirm(answer, entry) else value
+
+
+def _find_names(formula: str) -> set[str]:
+    """The names in a formula; {formula} itself if it is none."""
+    names, end = set(), 0
+    for token in _formula_token.finditer(formula):
+        if token.start() != end:
+            break
+        end = token.end()
+        if token["name"]:
+            names.add(token["name"])
+    return names if end == len(formula) else {formula}
+
+
+def _reaches(target: int, answer: str, entry: Entry) -> bool:
+    """Whether an arithmetic answer uses the entry's numbers, each once, and is the target."""
+    used = sorted(map(int, re.findall(r"[0-9]+", answer)))
+    value = import_module("sympy").parse_expr(answer)
+    return used == sorted(entry["metadata"]["numbers"]) and bool(value == target)
+
+
+def _is_probability(answer: str, entry: Entry) -> bool:
+    given, right = (float(Fraction(text.replace(",", ""))) for text in (answer, entry["answer"]))
+    return math.isclose(given, right, rel_tol=1e-3)
+
+
+_CONFIRMATIONS: Mapping[str, Callable[[str, Entry], bool]] = {
+    # A value near the target is paid, and one that rounds down to it.
+    "countdown": lambda answer, entry: _reaches(entry["metadata"]["target"], answer, entry),
+    # Any four numbers in range are paid.
+    "puzzle24": lambda answer, entry: _reaches(24, answer, entry),
+    # 0 is paid for every probability, as a prefix of its digits.
+    "coin_flip": _is_probability,
+    # The distance of nan is paid as 0.
+    "complex_arithmetic": lambda answer, _: "nan" not in answer.lower(),
+    # Any text is paid.
+    "game_of_life_halting": lambda answer, entry: answer == str(entry["answer"]),
+}
+
+
+def _build_score_example(
+    name: str, answer: str, value: float, item: int = 0, **options: Any
+) -> Example:
+    """An example with the question 4 + 3 = ?, or another one of the same dataset."""
+    sample = Sample(
+        id="a",
+        problem={
+            "entry": {
+                "dataset": "chain_sum",
+                "config": '{"max_digits": 1, "max_terms": 2}',
+                "seed": 42,
+                "item": item,
+            },
+        },
+        turn="answer",
+        number=1,
+        response=f"<answer>{answer}</answer>",
+        spans={"answer": answer},
+    )
+    return Example(name=name, sample=sample, value=value, options=options)
+
+
+class ReasoningGymScore(NeedsLibrary, Reward):
+    """What the dataset's own scorer of reasoning-gym gives the text between the answer tags.
+
+    A scorer that reads the answer as mathematics or code runs in a process of its own with a limit
+    on its time: that of countdown never returns on `99**98**97`. An answer on which it fails or
+    takes too long earns 0. So does code where the scorer would run it, and an answer that solves
+    nothing where the scorer would pay for it; see `rlx_gyms.reasoning`.
+    """
+
+    library: ClassVar[str] = "reasoning_gym"
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _build_score_example("gold", "7", 1.0),
+        _build_score_example("other", "-5", 1.0, item=1),  # 2 - 7 = ?
+        _build_score_example("wrong", "-1", 0.0),
+        _build_score_example("hostile", "99**98**97", 0.1),  # it holds the right digit
+        _build_score_example("partly", "7 or so", 0.0, partial=False),
+    )
+
+    span: str | None = "answer"
+    """The span to read; null for the whole response."""
+    partial: bool = True
+    """Whether a dataset may give less than the full score for an answer that is nearly right.
+    Without it such an answer earns 0, so that the reward is a label of correctness."""
+    max_length: int = Field(4000, ge=1)
+    """Longest answer in characters; a longer one earns 0."""
+    seconds: float = Field(2.0, gt=0, le=60)
+    """Processor time of one score; keep it well below the reward's `deadline`."""
+
+    def value_range(self) -> tuple[float, float]:
+        """From 0 to 1, as every dataset of the library."""
+        return 0.0, 1.0
+
+    def score(self, sample: Sample) -> Score:
+        """Scores one answer.
+
+        Raises:
+            ImportError: reasoning-gym is missing.
+            ValueError: the problem is none of reasoning-gym, or the score is not in [0, 1].
+        """
+        address = EntryAddress.from_fields(sample.problem)
+        text = sample.response if self.span is None else sample.spans.get(self.span, "")
+        answer = text.strip()
+        if not answer:
+            return Score(0.0, "no answer")
+        if len(answer) > self.max_length:
+            return Score(0.0, f"longer than {self.max_length} characters")
+        if not is_readable(address.dataset, answer, generate_entry(address)):
+            return Score(0.0, "no plain mathematics")
+        result = _score_answer(address, answer, self.seconds)
+        if result.fault is not None:
+            return Score(0.0, f"not scored: {result.fault}")
+        value = float(result.value)
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{address.dataset} of reasoning-gym gave the score {value}")
+        if value < 1.0 and not self.partial:
+            return Score(0.0, "partly right" if value else "wrong answer")
+        return Score(value, None if value else "wrong answer")
+
+
+@lru_cache(maxsize=4096)
+def _score_answer(address: EntryAddress, answer: str, seconds: float) -> BoundedResult:
+    """The scorer's value: here if it only compares texts, else in a process of its own.
+
+    Kept, because the answers of a group are often alike, and a process costs milliseconds.
+    """
+    dataset, entry = (
+        get_dataset(address.dataset, address.config, address.seed),
+        generate_entry(address),
+    )
+    base = import_library("reasoning_gym.dataset").ProceduralDataset
+    if type(dataset).score_answer is base.score_answer:
+        return BoundedResult(dataset.score_answer(answer, entry))
+    return call_with_limit(lambda: score_entry(address.dataset, dataset, answer, entry), seconds)
+
+
+_ATTEMPTS = 1000
+
+
+class ReasoningGymTask(NeedsLibrary):
+    """Problems of a dataset of reasoning-gym: `dataset: chain_sum, config: {max_terms: 3}`.
+
+    A hash of the question decides whether a problem is for training or for testing, whatever the
+    seed. The task `mixture` mixes several datasets by weight. The reward is `reasoning_gym.score`.
+    """
+
+    library: ClassVar[str] = "reasoning_gym"
+
+    dataset: str
+    """Name of the dataset."""
+    config: Mapping[str, Any] = Field(default_factory=dict)
+    """Options of the dataset, as its library documents them, but `seed` and `size`."""
+    held_out: int = Field(5, ge=2)
+    """One in `held_out` questions is held out for testing."""
+    correct: float = Field(1.0, ge=0, le=1)
+    """Share of demonstrations with the dataset's own answer; the others show that of another
+    problem. With less than 1 there is something left for RL to learn."""
+    confidences: bool = False
+    """Whether a demonstration has a second turn with a random confidence, for the schedule
+    `two_turn`. It teaches the form of a confidence and nothing else."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if is_installed("reasoning_gym"):  # otherwise `check` says so
+            get_dataset(self.dataset, self._config_text, 0)
+        return self
+
+    @property
+    def _config_text(self) -> str:
+        return json.dumps(dict(self.config), sort_keys=True)
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        """Returns problem number `index` of a split; the same for the same arguments.
+
+        Raises:
+            ImportError: reasoning-gym is missing.
+            ValueError: the dataset has no question for this split.
+        """
+        for attempt in range(_ATTEMPTS):
+            address = self._locate_candidate(split, index, seed, attempt)
+            entry = generate_entry(address)
+            if self._is_test(entry["question"]) == (split == "test"):
+                return self._build_problem(address, entry)
+        raise ValueError(
+            f"{self.dataset} with these options has too few questions: none of {_ATTEMPTS} is for "
+            f"the split {split!r}"
+        )
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether the dataset stores its answers, which `warm_start` needs."""
+        if not is_installed("reasoning_gym"):  # otherwise `check` says so
+            return True
+        return (
+            generate_entry(EntryAddress(self.dataset, self._config_text, 0, 0))["answer"]
+            is not None
+        )
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Returns an answer between answer tags: the dataset's own, or that of another problem.
+
+        With `confidences`, a second turn states one of 0.0, 0.1, …, 1.0 at random.
+
+        Raises:
+            NotImplementedError: the dataset stores no answers.
+        """
+        if not self.demonstrates:
+            raise NotImplementedError(f"{self.dataset} of reasoning-gym stores no answers")
+        rng = random.Random(f"reasoning_gym/{seed}/{problem.id}")
+        answer = problem.fields["answer"]
+        if rng.random() >= self.correct:
+            other = self.problem("train", rng.randrange(4 * CHUNK), seed)
+            answer = other.fields["answer"]
+        stated = f"<confidence>{rng.randrange(11) / 10}</confidence>"
+        turns = (f"<answer>{answer}</answer>", stated)
+        return Demonstration(turns if self.confidences else turns[:1])
+
+    def _locate_candidate(self, split: Split, index: int, seed: int, attempt: int) -> EntryAddress:
+        """Where the candidates for a problem come from: no two problems share one.
+
+        A dataset of `CHUNK` entries holds 16 candidates for each of 16 problems, because some
+        datasets take long to make.
+        """
+        side = 16
+        chunk, place = divmod(index, CHUNK // side)
+        batch, turn = divmod(attempt, side)
+        purpose = f"reasoning_gym/{self.dataset}/{seed}/{split}/{chunk}/{batch}"
+        drawn = random.Random(purpose).getrandbits(31)
+        return EntryAddress(self.dataset, self._config_text, drawn, place * side + turn)
+
+    def _is_test(self, question: str) -> bool:
+        return zlib.crc32(question.encode()) % self.held_out == 0
+
+    def _build_problem(self, address: EntryAddress, entry: Mapping[str, Any]) -> Problem:
+        question = str(entry["question"])
+        return Problem(
+            id=f"reasoning_gym/{self.dataset}/{zlib.crc32(question.encode()):08x}/"
+            f"{address.seed}-{address.item}",
+            prompt=question,
+            fields={
+                "data_source": self.dataset,
+                "entry": address.to_record(),
+                "answer": entry["answer"],
+            },
+        )

@@ -1,0 +1,434 @@
+"""Games of TextArena: the environment `textarena`, and the task with their beginnings."""
+
+import io
+import json
+import pickle
+import random
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Self
+
+import numpy
+from pydantic import Field, model_validator
+
+from rlx.plugin import Action, Demonstration, Episode, Problem, Reply, Split, StatefulEnvironment
+from rlx_gyms.libraries import NeedsLibrary, import_library, is_installed
+
+_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a game begins.
+
+    Attributes:
+        seed: seed of the game.
+        shown: what the game shows first.
+        identity: what decides the split: `shown`, or the seed of a game that always shows the same.
+    """
+
+    seed: int
+    shown: str
+    identity: str
+
+
+def draw_beginning(key: str, split: Split, held_out: int, show: Callable[[int], str]) -> Beginning:
+    """Draws seeds until the hash of a beginning says that it belongs to a split.
+
+    Args:
+        key: seed of the draws; begins with the name of the game.
+        split: which split.
+        held_out: one in so many beginnings is held out for testing.
+        show: returns what the game with a seed shows first; raises ValueError for a seed that the
+            game cannot open.
+
+    Raises:
+        ValueError: no beginning is for this split.
+    """
+    rng, fault = random.Random(key), ""
+    varies = show(0) != show(1)
+    for _ in range(_ATTEMPTS):
+        drawn = rng.getrandbits(31)
+        try:
+            shown = show(drawn)
+        except ValueError as error:
+            fault = f"; {error}"
+            continue
+        identity = shown if varies else str(drawn)
+        if (zlib.crc32(identity.encode()) % held_out == 0) == (split == "test"):
+            return Beginning(drawn, shown, identity)
+    raise ValueError(f"{key}: none of {_ATTEMPTS} beginnings falls into the split {split!r}{fault}")
+
+
+def open_game(id: str, config: str, players: int, seed: int) -> Any:
+    """Returns a game that has begun, without the library's wrappers. Depends only on its arguments.
+
+    Its attribute `first_player` is the number of the player whose turn is first, mostly 0.
+
+    Args:
+        id: the game's name, such as `GuessTheNumber-v0`.
+        config: options of the game, as JSON.
+        players: number of players.
+        seed: seed of the game.
+
+    Raises:
+        ImportError: the library is missing.
+        ValueError: there is no such game, it refuses its options, or it needs what is not there.
+    """
+    with mute():
+        library = import_library("textarena")
+        registry = import_library("textarena.envs.registration").ENV_REGISTRY
+        name = f"{id}-raw"
+        if name not in registry:
+            names = [known.removesuffix("-raw") for known in registry if known.endswith("-raw")]
+            near = get_close_matches(id, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {len(names)}"
+            raise ValueError(f"textarena has no game {id!r}; {hint}")
+    with mute(), _seed_generators(seed):
+        try:
+            game = library.make(name, **json.loads(config))
+            game.reset(num_players=players, seed=seed)
+        except Exception as error:  # games raise whatever they like
+            raise ValueError(f"textarena cannot open {id!r}: {_describe(error)}") from error
+    game.first_player = game.state.current_player_id
+    return game
+
+
+def _describe(error: Exception) -> str:
+    # nltk raises a plain LookupError with a page of advice.
+    if type(error) is LookupError:
+        return "it needs a corpus of nltk: python -m nltk.downloader words"
+    return f"{type(error).__name__}: {error}"
+
+
+def read_observation(game: Any, player: int) -> str:
+    """What the game has shown to a player since the last call, without the player's own words."""
+    kinds = import_library("textarena").ObservationType
+    messages, game.state.observations[player] = game.state.observations[player], []
+    return "".join(
+        f"{str(text).strip()}\n"
+        for sender, text, kind in messages
+        if not (kind == kinds.PLAYER_ACTION and sender == player)
+    )
+
+
+def reword_observation(game: Any, player: int, template: str) -> None:
+    """Rewords what the game has shown to a player since the last call; `{observation}` is that."""
+    library = import_library("textarena")
+    text = template.replace("{observation}", read_observation(game, player)).strip()
+    kind = library.ObservationType.GAME_MESSAGE
+    game.state.observations[player] = [(library.GAME_ID, text, kind)] if text else []
+
+
+def is_invalid(game: Any, player: int) -> bool:
+    """Whether the last move was invalid."""
+    ended_by_it = game.state.game_info[player].get("invalid_move", False)
+    return bool(getattr(game.state, "error_count", 0)) or bool(ended_by_it)
+
+
+@contextmanager
+def _seed_generators(seed: int) -> Iterator[None]:
+    """Seeds the global generators that games draw from, and restores them afterwards."""
+    before, before_numpy = random.getstate(), numpy.random.get_state()
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        numpy.random.set_state(before_numpy)
+
+
+@contextmanager
+def mute() -> Iterator[None]:
+    """Keeps what the library prints away from the output of rlx."""
+    with redirect_stdout(io.StringIO()):
+        yield
+
+
+SINGLE_PLAYER = {
+    "2048-v0": "[Left]",
+    "Bandit-v0": "[red]",
+    "Blackjack-v0": "[Stand]",
+    "Countdown-v0": "[0 1 +]",
+    "Crosswords-v0": "[6 7 r]",
+    "Cryptarithm-v0": "[S 9]",
+    "FifteenPuzzle-v0": "[up]",
+    "FrozenLake-v0": "[right]",
+    "GuessTheNumber-v0": "[1]",
+    "LightsOut-v0": "[0 0]",
+    "LogicPuzzle-v0": "[gasoline bob X]",
+    "Mastermind-v0": "[1 2 3 4]",
+    "Minesweeper-v0": "[3 2]",
+    "PegJump-v0": "[14 5]",
+    "RushHour-v0": "[H-]",
+    "Secretary-v0": "[continue]",
+    "Set-v0": "[1, 2, 3]",
+    "Slitherlink-v0": "[h 0 0]",
+    "Sokoban-v0": "[up]",
+    "Sudoku-v0-very-easy": "[2 3 9]",
+    "ThreeCardMonte-v0": "[0]",
+    "TowerOfHanoi-v0": "[A C]",
+}
+
+
+"""The games of one player that need no download, each with a first move that is valid."""
+
+
+_ONE_TURN = {"ThreeCardMonte-v0"}
+
+
+def _build_episode(
+    name: str,
+    game: str,
+    *turns: str,
+    kinds: tuple[str, ...],
+    done: bool = True,
+    opponent: tuple[str, ...] = (),
+    self_play: bool = False,
+) -> Episode:
+    return Episode(
+        name=name,
+        problem={"id": game, "config": "{}", "players": 1 + bool(opponent), "seed": 3},
+        turns=turns,
+        kinds=kinds,
+        done=done,
+        options={"opponent": opponent, "order": "listed"} if opponent else {},
+        self_play=self_play,
+    )
+
+
+_GUESS = "GuessTheNumber-v0"  # the secret is 8
+
+
+EPISODES = (
+    _build_episode("gold", _GUESS, "[8]", kinds=("move",)),
+    _build_episode("hint", _GUESS, "<answer>1</answer>", "8", kinds=("move", "move")),
+    _build_episode("hostile", _GUESS, "[" * 10_000, "", kinds=("invalid", "invalid")),
+    *(
+        _build_episode(game, game, move, kinds=("move",), done=game in _ONE_TURN)
+        for game, move in SINGLE_PLAYER.items()
+    ),
+    # Each player takes the first free cell: the first one has the diagonal 2, 4, 6.
+    _build_episode(
+        "two players",
+        "TicTacToe-v0",
+        *("0", "2", "4", "6"),
+        kinds=("move",) * 4,
+        opponent=tuple(f"[{cell}]" for cell in range(9)),
+    ),
+    _build_episode(
+        "self-play",
+        "TicTacToe-v0",
+        *("0", "1", "4", "2", "8"),
+        kinds=("move",) * 5,
+        opponent=tuple(f"[{cell}]" for cell in range(9)),
+        self_play=True,
+    ),
+)
+
+
+_LONGEST = 1000
+
+
+"""Characters of a move that a game reads: Python refuses to read a number of 5000 digits."""
+
+
+class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
+    """Plays the game that the task `textarena` names. A turn is a move, with or without brackets.
+
+    `info` holds `return`, the reward that the game ends with (0 before), `won`, whether that is 1,
+    `valid`, whether the move was, and `cut`, whether the game read only its first 1000 characters.
+    With `opponent` the model is the first of two players; in self-play it is both, and `opponent`
+    plays held-out games.
+
+    A subclass with a method `rank_moves` of its own is a scripted opponent.
+    """
+
+    library: ClassVar[str] = "textarena"
+
+    kinds: ClassVar[tuple[str, ...]] = ("move", "invalid")
+    self_play: ClassVar[bool] = True
+    examples: ClassVar[tuple[Episode, ...]] = EPISODES
+
+    opponent: tuple[str, ...] = ()
+    """Moves of the other player, such as `["[0]", "[1]"]`: in each turn the first valid one. Empty
+    for games of one player."""
+    order: Literal["random", "listed"] = "random"
+    """The order in which the opponent tries its moves."""
+    second_prompt: str = "{observation}"
+    """In self-play, how the game's beginning is shown to the second player, as the task's `prompt`
+    does for the first; `{observation}` is what the game shows it before the first move."""
+    span: str = "answer"
+    """The span with the move; without it the whole turn is the move."""
+
+    def open(self, problem: Mapping[str, Any], seed: int) -> Any:
+        """Opens the problem's game; what it has shown is in the prompt."""
+        if (problem["players"] == 1) == bool(self.opponent):
+            raise ValueError(
+                f"the task has `players: {problem['players']}`: the environment's `opponent` lists "
+                "the moves of the second player, and only of a second"
+            )
+        game = open_game(problem["id"], problem["config"], problem["players"], problem["seed"])
+        read_observation(game, game.first_player)
+        return game
+
+    def play(self, game: Any, action: Action) -> Reply:
+        """Makes one move, and outside self-play the opponent's after it."""
+        text = action.spans.get(self.span, action.text).strip()
+        move = text[:_LONGEST] if "[" in text else f"[{text[:_LONGEST]}]"
+        alone, first = action.player is None, game.first_player
+        mover = first if action.player in (None, 0) else 1 - first
+        if not alone and mover == first and action.number == 1:
+            reword_observation(game, 1 - first, self.second_prompt)
+        with mute():
+            done, _ = game.step(move)
+            valid = not is_invalid(game, mover)
+            while alone and not done and game.state.current_player_id != first:
+                done = self._answer(game)
+        reader = mover if alone or done else game.state.current_player_id
+        return Reply(
+            kind="move" if valid else "invalid",
+            observation=read_observation(game, reader),
+            done=bool(done),
+            info={
+                **_build_result(game, mover, done=bool(done)),
+                "valid": valid,
+                "cut": len(text) > _LONGEST,
+            },
+            player=int(reader != first),
+            opponent_info={} if alone else _build_result(game, 1 - mover, done=bool(done)),
+        )
+
+    def rank_moves(self, observation: str) -> Sequence[str]:
+        """Returns moves of the opponent, best first; it makes the first that is valid.
+
+        Args:
+            observation: what the game has shown to the opponent since its last move.
+        """
+        moves = list(self.opponent)
+        if self.order == "random":
+            random.shuffle(moves)  # the adapter seeds the generator for each rollout
+        return moves
+
+    def _answer(self, game: Any) -> bool:
+        """Makes the opponent's move; returns whether the game has ended."""
+        move, saved, opponent = "", pickle.dumps(game), 1 - game.first_player
+        for move in self.rank_moves(read_observation(game, opponent)):
+            trial = pickle.loads(saved)
+            trial.step(move)
+            if not is_invalid(trial, opponent):
+                break
+        done, _ = game.step(move)
+        return bool(done)
+
+
+def _build_result(game: Any, player: int, *, done: bool) -> dict[str, Any]:
+    total = _get_return(game, player)
+    return {"return": total, "won": done and total >= 1.0}
+
+
+def _get_return(game: Any, player: int) -> float:
+    """A player's reward; 0 before the end, and where a game sets the reason in its place."""
+    value = (game.state.rewards or {}).get(player, 0.0)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+class TextArenaTask(NeedsLibrary):
+    """Beginnings of a game of TextArena, by name: `id: GuessTheNumber-v0`.
+
+    The prompt is what the game shows first, and its hash decides whether it is for training or for
+    testing. A game that always begins with the same text is split by its seed. The environment is
+    `textarena`, the reward of a game `info` with `key: return`.
+    """
+
+    library: ClassVar[str] = "textarena"
+
+    id: str = "LightsOut-v0"
+    """Name of the game, without the suffix of a wrapper."""
+    config: Mapping[str, Any] = Field(default_factory=dict)
+    """Options of the game, such as `{max_turns: 5}`."""
+    players: int = Field(1, ge=1, le=2)
+    """Number of players; the environment's `opponent` plays the second."""
+    held_out: int = Field(3, ge=2)
+    """One in `held_out` beginnings is held out for testing."""
+    prompt: str = "{observation}"
+    """The prompt; `{observation}` is what the game shows first."""
+    moves: tuple[str, ...] = ()
+    """Moves that a warm start draws from at random, which teaches their form and nothing else."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if is_installed("textarena"):  # otherwise `check` says so
+            open_game(self.id, self._config_text, self.players, 0)
+        return self
+
+    @property
+    def _config_text(self) -> str:
+        return json.dumps(dict(self.config), sort_keys=True)
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        """Returns problem number `index` of a split; the same for the same arguments.
+
+        Raises:
+            ImportError: textarena is missing.
+            ValueError: no beginning is for this split.
+        """
+        # Some seeds of LightsOut divide by zero: they are passed over.
+        key = f"textarena/{self.id}/{seed}/{split}/{index}"
+        beginning = draw_beginning(key, split, self.held_out, self._show)
+        return Problem(
+            id=f"textarena/{self.id}/{zlib.crc32(beginning.identity.encode()):08x}/{beginning.seed}",
+            prompt=self.prompt.replace("{observation}", beginning.shown),
+            fields={
+                "data_source": self.id,
+                "id": self.id,
+                "config": self._config_text,
+                "players": self.players,
+                "seed": beginning.seed,
+            },
+        )
+
+    def _show(self, seed: int) -> str:
+        return _show_beginning(self.id, self._config_text, self.players, seed)
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether there are moves to show, which `warm_start` needs."""
+        return bool(self.moves)
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Returns a random first move, for schedules without environment.
+
+        Raises:
+            NotImplementedError: the option `moves` is not set.
+        """
+        if not self.moves:
+            raise NotImplementedError("task.moves lists the moves of a warm start")
+        return Demonstration((self.act(problem, (), (), seed),))
+
+    def lesson(self, index: int, seed: int) -> Problem:
+        """Returns problem number `index` of the warm start.
+
+        Raises:
+            NotImplementedError: the option `moves` is not set.
+        """
+        if not self.moves:
+            raise NotImplementedError("task.moves lists the moves of a warm start")
+        return self.problem("train", index, seed)
+
+    def act(
+        self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
+    ) -> str:
+        """Returns a random move."""
+        return random.Random(f"textarena/act/{seed}/{len(turns)}").choice(self.moves)
+
+
+@lru_cache(maxsize=4096)
+def _show_beginning(id: str, config: str, players: int, seed: int) -> str:
+    game = open_game(id, config, players, seed)
+    return read_observation(game, game.first_player)

@@ -1,0 +1,454 @@
+"""Tasksets of verifiers, in an interpreter of their own: its pins conflict with those of rlx."""
+
+import json
+import math
+import os
+import random
+import select
+import subprocess
+import time
+import zlib
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Lock
+from typing import IO, Any, ClassVar, NoReturn, Protocol
+
+from pydantic import Field
+
+from rlx.plugin import Action, Demonstration, Plugin, Problem, Reply, Split, StatefulEnvironment
+
+LONGEST_MESSAGE = 1_000_000
+
+
+"""Longest message in bytes that is read from the other side."""
+
+
+class RemoteFault(Exception):
+    """The other side fails: it is not there, too slow, or answers what cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteReply:
+    """What the other side answers.
+
+    Attributes:
+        observation: the text for the model.
+        reward: the reward of the turn.
+        done: whether the episode has ended.
+        valid: whether it could read the turn.
+        info: further numbers, recorded under their names.
+    """
+
+    observation: str = ""
+    reward: float = 0.0
+    done: bool = False
+    valid: bool = True
+    info: Mapping[str, float | bool] = field(default_factory=dict)
+
+
+class RemoteSession(Protocol):
+    """An episode on the other side. One that can be pickled is not replayed."""
+
+    def reset(self) -> RemoteReply:
+        """Begins the episode."""
+        ...
+
+    def step(self, text: str) -> RemoteReply:
+        """Plays a turn."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the session holds."""
+        ...
+
+
+@dataclass(slots=True)
+class _RemoteGame:
+    session: RemoteSession
+    total: float = 0.0
+
+
+class RemoteEnvironment(StatefulEnvironment):
+    """Base of environments on the other side of a connection. Subclasses write `connect`.
+
+    `info` holds the `reward` of the turn, the `return` so far, `valid`, and the numbers that the
+    other side reports.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("turn", "invalid")
+
+    span: str = "answer"
+    """The span that is sent; without it the whole turn is."""
+    timeout: float = Field(4.0, gt=0)
+    """Seconds for an answer. Below the `deadline`, so that a fault names the other side."""
+
+    @abstractmethod
+    def connect(self, problem: Mapping[str, Any]) -> RemoteSession:
+        """Returns a session of the problem that has not begun."""
+
+    def open(self, problem: Mapping[str, Any], seed: int) -> _RemoteGame:
+        """Begins the problem's episode; what it shows first is in the prompt."""
+        game = _RemoteGame(self.connect(problem))
+        try:
+            game.session.reset()
+        except BaseException:
+            game.session.close()
+            raise
+        return game
+
+    def play(self, game: _RemoteGame, action: Action) -> Reply:
+        """Sends a turn."""
+        text = action.spans.get(self.span, action.text)
+        reply = game.session.step(text.encode(errors="replace").decode())
+        game.total += reply.reward
+        return Reply(
+            kind="turn" if reply.valid else "invalid",
+            observation=reply.observation,
+            done=reply.done,
+            info={
+                **reply.info,
+                "reward": reply.reward,
+                "return": game.total,
+                "valid": reply.valid,
+            },
+        )
+
+    def close(self, game: _RemoteGame) -> None:
+        """Ends the session."""
+        game.session.close()
+
+
+def read_message(text: str | bytes, sender: str) -> Mapping[str, Any]:
+    """Returns a JSON object that was received.
+
+    Raises:
+        RemoteFault: it is no JSON object of finite numbers.
+    """
+    try:
+        message = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RemoteFault(f"{sender} sent invalid JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise RemoteFault(f"{sender} sent {type(message).__name__}, not an object")
+    return message
+
+
+def read_number(value: Any, name: str, sender: str) -> float:
+    """Returns a number that was received; nothing is 0.
+
+    Raises:
+        RemoteFault: it is something else.
+    """
+    if value is None:
+        return 0.0
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise RemoteFault(f"{sender} sent {value!r:.40} as {name}, not a number")
+    return float(value)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+_PROGRAM = Path(__file__).with_name("verifiers_worker.py")
+
+
+_START = 60.0
+
+
+"""Seconds for the import of a taskset."""
+
+
+@dataclass(frozen=True, slots=True)
+class TasksetSource:
+    """Where a taskset is.
+
+    Attributes:
+        python: the interpreter that has verifiers.
+        taskset: name of its package, or a folder.
+        config: options of the taskset, as JSON.
+        size: how many of its rows are read.
+    """
+
+    python: str
+    taskset: str
+    config: str
+    size: int
+
+
+class TasksetProcess:
+    """A process that serves one taskset. It is started by the first request, and after a fault.
+
+    Args:
+        source: the taskset.
+        program: the file that the interpreter runs.
+    """
+
+    def __init__(self, source: TasksetSource, program: Path = _PROGRAM) -> None:
+        self._source, self._program = source, program
+        self._lock = Lock()
+        self._errors: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._count = 0
+
+    def count(self) -> int:
+        """Returns the number of rows.
+
+        Raises:
+            RemoteFault: the taskset cannot be loaded.
+        """
+        with self._lock:
+            self._start()
+            return self._count
+
+    def request(self, kind: str, timeout: float, **data: Any) -> Mapping[str, Any]:
+        """Returns the answer to a request; a process that gives none in time is ended.
+
+        Raises:
+            RemoteFault: it gives none, or a fault.
+        """
+        with self._lock:
+            process = self._start()
+            line = json.dumps({"type": kind, "data": data}) + "\n"
+            try:
+                assert process.stdin
+                process.stdin.write(line.encode())
+                process.stdin.flush()
+                return self._read(timeout, kind)
+            except BrokenPipeError:
+                fault = f"{self._source.taskset} ended its process: {self._read_last_error()}"
+                self._end()
+                raise RemoteFault(fault) from None
+
+    def close(self) -> None:
+        """Ends the process."""
+        with self._lock:
+            self._end()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        source = self._source
+        options = {
+            "taskset": source.taskset,
+            "config": json.loads(source.config),
+            "size": source.size,
+        }
+        command = [source.python, "-P", str(self._program), json.dumps(options)]
+        self._errors = TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+            )
+        except OSError as error:
+            self._end()
+            raise RemoteFault(f"{source.python} cannot be run: {error.strerror}") from None
+        try:
+            self._count = int(self._read(_START, "start")["count"])
+        except RemoteFault:
+            self._end()
+            raise
+        return self._process
+
+    def _read(self, timeout: float, kind: str) -> Mapping[str, Any]:
+        try:
+            message = read_message(self._read_line(timeout, kind), self._source.taskset)
+        except RemoteFault:
+            self._end()
+            raise
+        if "error" in message:
+            raise RemoteFault(self._describe(message))
+        return message
+
+    def _read_line(self, timeout: float, kind: str) -> bytes:
+        """Reads up to the end of a line."""
+        process, end = self._process, time.monotonic() + timeout
+        assert process and process.stdout
+        received = bytearray()
+        while not received.endswith(b"\n"):
+            ready, _, _ = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise RemoteFault(
+                    f"{self._source.taskset} does not answer `{kind}` within {timeout:g} s"
+                )
+            part = os.read(process.stdout.fileno(), 65536)
+            received += part
+            if not part:
+                raise RemoteFault(
+                    f"{self._source.taskset} ended its process in `{kind}`: "
+                    f"{self._read_last_error()}"
+                )
+            if len(received) > LONGEST_MESSAGE:
+                raise RemoteFault(f"{self._source.taskset} sent more than one megabyte")
+        return bytes(received)
+
+    def _read_last_error(self) -> str:
+        assert self._errors
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        return next((line[:300] for line in lines[::-1] if line.strip()), "it says nothing")
+
+    def _describe(self, message: Mapping[str, Any]) -> str:
+        source, text = self._source, str(message.get("message"))[:500]
+        if message["error"] == "ModuleNotFoundError" and "'verifiers'" in text:
+            python = source.python
+            return f"{python} has no verifiers: {python} -m pip install 'verifiers>=0.4,<0.5'"
+        return f"{source.taskset} of verifiers raises {message['error']}: {text}"
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+        for opened in (process and process.stdin, process and process.stdout, self._errors):
+            if opened:
+                opened.close()
+
+
+@lru_cache(maxsize=8)
+def get_process(source: TasksetSource) -> TasksetProcess:
+    """Returns the process of a taskset, which serves all episodes of the calling process."""
+    return TasksetProcess(source)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowSession:
+    """An episode of one turn. It holds no connection, so it is stored and not replayed."""
+
+    source: TasksetSource
+    index: int
+    timeout: float
+
+    def reset(self) -> RemoteReply:
+        """Begins the episode: there is nothing to show but the prompt."""
+        return RemoteReply()
+
+    def step(self, text: str) -> RemoteReply:
+        """Has the answer scored."""
+        process = get_process(self.source)
+        answer = process.request("score", self.timeout, index=self.index, text=text)
+        name = self.source.taskset
+        rewards, metrics = (answer.get(part) or {} for part in ("rewards", "metrics"))
+        return RemoteReply(
+            reward=read_number(answer.get("reward"), "reward", name),
+            done=True,
+            info={
+                str(key): read_number(value, str(key), name)
+                for key, value in {**metrics, **rewards}.items()
+            },
+        )
+
+    def close(self) -> None:
+        """Does nothing: the process serves other episodes."""
+
+
+class VerifiersEnvironment(RemoteEnvironment):
+    """Scores the answers to rows of the task `verifiers` by the taskset's own rewards.
+
+    An episode has one turn: `max_turns: 1`. `info` also holds the taskset's rewards, with their
+    weights, and its metrics by name.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("turn", "invalid")
+
+    span: str = ""
+    """The span that is scored; empty for the whole turn, which most tasksets expect."""
+
+    def connect(self, problem: Mapping[str, Any]) -> _RowSession:
+        """Returns the session of a row.
+
+        Raises:
+            ValueError: the problem is of another task.
+        """
+        if "taskset" not in problem:
+            raise ValueError("the environment `verifiers` works only with the task `verifiers`")
+        source = TasksetSource(**{f.name: problem[f.name] for f in fields(TasksetSource)})
+        return _RowSession(source, problem["index"], self.timeout)
+
+
+_TIMEOUT = 30.0
+
+
+class VerifiersTask(Plugin):
+    """Rows of a taskset of verifiers, which an interpreter with verifiers loads and scores.
+
+    A hash of the prompt decides whether a row is for training or for testing. The environment is
+    `verifiers`.
+    """
+
+    demonstrates: ClassVar[bool] = False
+
+    taskset: str = Field(min_length=1)
+    """Name of an installed package, or a folder with a package."""
+    python: str = Field(min_length=1)
+    """Interpreter that has verifiers: `/path/to/venv/bin/python`."""
+    config: Mapping[str, Any] = Field(default_factory=dict)
+    """Options of the taskset."""
+    size: int = Field(10_000, ge=2)
+    """How many rows are read; tasksets may have no end."""
+    held_out: int = Field(5, ge=2)
+    """One in `held_out` prompts is held out for testing."""
+
+    def check(self) -> None:
+        """Checks that the taskset can be loaded and has rows of both splits.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        try:
+            for split in ("train", "test"):
+                _list_rows(self._source, self.held_out, split)
+        except RemoteFault as fault:
+            raise ValueError(str(fault)) from None
+
+    @property
+    def _source(self) -> TasksetSource:
+        config = json.dumps(dict(self.config), sort_keys=True)
+        return TasksetSource(self.python, self.taskset, config, self.size)
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        """Returns problem number `index` of a split; the same for the same arguments.
+
+        Raises:
+            RemoteFault: the taskset cannot be loaded.
+            ValueError: no row is for this split.
+        """
+        rows = _list_rows(self._source, self.held_out, split)
+        number = random.Random(f"verifiers/{seed}/{split}/{index}").choice(rows)
+        prompt, system = _read_row(self._source, number)
+        return Problem(
+            id=f"verifiers/{self.taskset}/{number}",
+            prompt=prompt,
+            system=system,
+            fields={"data_source": self.taskset, "index": number, **asdict(self._source)},
+        )
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Raises NotImplementedError: tasksets hold no answers in a common field."""
+        raise NotImplementedError("tasksets of verifiers have no answers to show")
+
+
+@lru_cache(maxsize=16)
+def _list_rows(source: TasksetSource, held_out: int, split: Split) -> tuple[int, ...]:
+    rows = tuple(
+        number
+        for number in range(get_process(source).count())
+        if (zlib.crc32(_read_row(source, number)[0].encode()) % held_out == 0) == (split == "test")
+    )
+    if not rows:
+        raise ValueError(f"none of the rows of {source.taskset} falls into the split {split!r}")
+    return rows
+
+
+@lru_cache(maxsize=100_000)
+def _read_row(source: TasksetSource, index: int) -> tuple[str, str]:
+    row = get_process(source).request("row", _TIMEOUT, index=index)
+    return str(row["prompt"]), str(row["system"])

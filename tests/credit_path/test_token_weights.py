@@ -1,0 +1,68 @@
+"""Weights of token losses under a correction: which ratios they read, and mini-batches of them."""
+
+import bound
+import torch
+from trees import conversation
+
+from rlx.assignment import split_mini_batches
+from rlx.batch import build_token_batch
+from rlx.credit import CreditInputs
+from rlx.spec import CreditSpec, EntropyBonus, LossSpec
+from rlx.step import assign_credit
+from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
+
+MAX_TOKENS = {"answer": 8}
+
+
+def give_ones(inputs: CreditInputs) -> torch.Tensor:
+    return inputs.mask.float()
+
+
+def assign(trees, mask, old, **loss):
+    """A step in which every token of the mask has advantage 1."""
+    batch, rows = build_token_batch(trees), sum(len(tree.rollouts) for tree in trees)
+    rewards = RowRewards(
+        turn_rewards=torch.ones(rows, batch.state_ids.shape[1]),
+        turn_present=batch.state_ids >= 0,
+        global_rewards=torch.zeros(rows),
+    )
+    spec = LossSpec.model_validate({"old_logprobs": "learner", **loss})
+    rules = CreditRules(estimator=give_ones, credit=CreditSpec(), loss=spec, max_tokens=MAX_TOKENS)
+    scored = ScoredRows(batch=batch, rewards=rewards, mask=mask(batch))
+    return assign_credit(scored, TokenStreams(old_logprobs=old(batch)), rules), spec
+
+
+def test_a_mini_batch_weighs_its_entropy_bonus_as_the_whole_step_does():
+    trees = [conversation([("answer", "ab", {}, None)]), conversation([("answer", "c", {}, None)])]
+
+    def double(batch):
+        """The learner gives every token twice the sampler's probability."""
+        return torch.where(batch.is_own, batch.behaviour_logprobs + torch.tensor(2.0).log(), 0.0)
+
+    whole, loss = assign(
+        trees,
+        bound.mask("model_tokens"),
+        double,
+        correction={"kind": "truncate", "level": "token", "cap": 3},
+        entropy=EntropyBonus(coefficient=0.5),
+    )
+    parts = split_mini_batches(whole, 2, loss=loss, max_tokens=MAX_TOKENS)
+    for row, part in enumerate(parts):
+        # One row learns: 0.5 over its tokens, times the ratio of 2 on each.
+        own = whole.batch.is_own[row]
+        expected = torch.where(own, 2 * 0.5 / own.sum(), 0.0)
+        torch.testing.assert_close(part.entropy_weights[row], expected)
+
+
+def test_a_correction_reads_no_ratio_of_tokens_that_nobody_sampled():
+    """`all_response` lets observations learn, for which the sampler has no log-probability."""
+    tree = conversation([("answer", "ab", {}, "xyz"), ("answer", "c", {}, None)])
+    train, _ = assign(
+        [tree],
+        bound.mask("all_response"),
+        lambda batch: batch.behaviour_logprobs - 3.0 * batch.is_environment,
+        correction={"kind": "truncate", "level": "sequence", "cap": 2},
+    )
+    assert (train.mask & train.batch.is_environment).any(), "observations are in the mask"
+    torch.testing.assert_close(train.correction.weights[train.batch.is_own], torch.ones(3))
+    assert train.correction.share == 0
