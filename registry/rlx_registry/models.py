@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from rlx_registry.column_values import AnyText, FolderPath
 from rlx_registry.errors import NoTablesError, SchemaError
-from rlx_registry.records import HEALTH, LABELS, REQUESTS, STATUSES
+from rlx_registry.records import LABELS, REQUESTS, STATUSES
 
 metadata = MetaData(
     naming_convention={
@@ -117,21 +117,6 @@ device = Table(
     Column("run_id", ForeignKey("rlx_run.id"), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("at", Double, nullable=False),
-)
-
-plugin = Table(
-    "rlx_plugin",
-    metadata,
-    Column("host", AnyText, primary_key=True),
-    Column("kind", AnyText, primary_key=True),
-    Column("distribution", AnyText, primary_key=True),
-    Column("name", AnyText, primary_key=True),
-    Column("version", AnyText, nullable=False),
-    Column("entry_point", AnyText, nullable=False),
-    Column("state", AnyText, nullable=False),
-    Column("message", AnyText, nullable=False),
-    Column("at", Double, nullable=False),
-    _build_choice_constraint("state", HEALTH),
 )
 
 event = Table(

@@ -130,18 +130,6 @@ class Queries:
                     found[called[of]][name] = (at, newest)
         return found
 
-    def specs(self, digests: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Returns the resolved experiment of every digest, that of its newest run."""
-        c = models.run.c
-        newest = select(func.max(c.id)).group_by(c.digest)
-        query = select(c.digest, c.spec)
-        if digests is not None:
-            newest = newest.where(c.digest.in_(list(digests)))
-        with self._database.open_reader() as connection:
-            return {
-                row.digest: row.spec for row in connection.execute(query.where(c.id.in_(newest)))
-            }
-
     def metric_names(self, run_id: str) -> list[str]:
         """Returns the names of a run's metrics, sorted."""
         key_c, c = models.metric_key.c, models.metric.c

@@ -20,7 +20,6 @@ LIVING: frozenset[str] = frozenset({"submitted", "running"})
 """Statuses that hold only while the run sends heartbeats."""
 Request = Literal["stop", "kill"]
 REQUESTS: tuple[Request, ...] = get_args(Request)
-HEALTH = ("ok", "broken", "clash")
 LABELS = ("before", "after", "step")
 
 RESUMED = "resumed"
@@ -177,27 +176,6 @@ class DeviceRecord:
     name: str
     run_id: str
     attempt: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class PluginRecord:
-    """The result of a machine's last check of a plugin.
-
-    Attributes:
-        state: "ok", "broken" (it cannot be imported, or fails a conformance check) or "clash"
-            (another distribution has a plugin of that name).
-        message: the reason, or the number of checks passed; "" if it was only imported.
-    """
-
-    host: str
-    kind: str
-    distribution: str
-    name: str
-    version: str
-    entry_point: str
-    state: Literal["ok", "broken", "clash"]
-    message: str
     at: float
 
 

@@ -15,8 +15,8 @@ from rlx.launch import (
     locate_run_folder,
     open_registry,
     send_run_folder,
-    update_mlflow_mirror,
 )
+from rlx.record import update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.spec import OWN_SUITE, ExperimentSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
@@ -210,7 +210,7 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
             registry.results.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, locate_run_folder(run))
         send_run_folder(run)
-        update_mlflow_mirror(registry, run, report)
+        update_trackers(registry, run, report)
     return folder
 
 

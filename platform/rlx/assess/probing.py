@@ -14,8 +14,8 @@ from rlx.launch import (
     locate_run_folder,
     open_registry,
     send_run_folder,
-    update_mlflow_mirror,
 )
+from rlx.record import update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.spec import ExperimentSpec, ProbeSpec
 from rlx.spec.reading import YamlDocument, apply_overrides
@@ -206,7 +206,7 @@ def _record_new_probes(
         record_probe_results(recorder, new, found.result, "after", path)
         draw_probes(registry, run.id, folder)
         send_run_folder(run)
-        update_mlflow_mirror(registry, run, report)
+        update_trackers(registry, run, report)
     return [one.suite for one in new]
 
 

@@ -3,7 +3,8 @@
 import shlex
 from collections.abc import Sequence
 
-from rlx_registry import RunRecord, find_mlflow_link
+from rlx.record import find_mlflow_link
+from rlx_registry import RunRecord
 
 __all__ = ["describe_mlflow_page"]
 

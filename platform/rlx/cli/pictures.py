@@ -11,8 +11,8 @@ from rlx.launch import (
     locate_run_folder,
     open_registry,
     send_run_folder,
-    update_mlflow_mirror,
 )
+from rlx.record import update_trackers
 from rlx.text import escape_unprintable
 
 __all__ = ["pictures"]
@@ -42,5 +42,5 @@ def pictures(runs: tuple[str, ...], url: str) -> int:
                 print_text(f"{run.id} has no records to draw yet", err=True)
                 missing = True
             else:
-                update_mlflow_mirror(registry, registry.run(run.id))
+                update_trackers(registry, registry.run(run.id))
     return int(missing)

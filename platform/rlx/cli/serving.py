@@ -1,5 +1,6 @@
 """Options of commands that serve web pages: where to listen, and who may read."""
 
+import errno
 import re
 import secrets
 import socket
@@ -10,10 +11,10 @@ from typing import Any
 import click
 
 from rlx.cli.output import print_text
-from rlx.errors import SpecError
+from rlx.errors import EnvironmentFault, SpecError
 from rlx.text import escape_unprintable
 
-__all__ = ["ServerAddress", "access_options", "choose_address"]
+__all__ = ["PORT", "ServerAddress", "access_options", "choose_address", "require_free_port"]
 
 PORT = click.IntRange(1, 65535)
 TOKEN = "RLX_WEB_TOKEN"
@@ -136,3 +137,25 @@ def _list_host_names(host: str, names: tuple[str, ...]) -> Iterator[str]:
         yield from (socket.gethostname().lower(), socket.getfqdn().lower())
         for addresses in psutil.net_if_addrs().values():
             yield from (a.address.partition("%")[0].lower() for a in addresses)
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Checks that a server could listen there.
+
+    Raises:
+        EnvironmentFault: the port is taken or not permitted, or `host` is not this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As servers do: a port with connections in TIME_WAIT counts as free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        why = "is in use" if taken else f"cannot be used: {error.strerror}"
+        raise EnvironmentFault(
+            f"port {port} on {host} {why}; choose another with --port"
+        ) from error

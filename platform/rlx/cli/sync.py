@@ -1,6 +1,4 @@
-"""`rlx sync`: sends MLflow, and the object store of the home, what they missed."""
-
-from collections.abc import Mapping, Sequence
+"""`rlx sync`: sends trackers, such as MLflow, what they missed."""
 
 import click
 
@@ -9,11 +7,8 @@ from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
-from rlx.home import get_rlx_home, tracking_url
-from rlx.launch import get_mlflow_uri, open_registry, send_run_folder
-from rlx_registry import ENDED, Registry, RunRecord, StoredFolder
-
-__all__ = ["sync"]
+from rlx.launch import open_registry
+from rlx_registry import ENDED
 
 
 @click.command()
@@ -22,86 +17,35 @@ __all__ = ["sync"]
 def sync(runs: tuple[str, ...], url: str) -> None:
     """Send MLflow the records that it missed of each RUN, or of every run that has ended.
 
-    A missing or incomplete store is created first. The exit code is 4 if MLflow cannot be
-    reached; the registry keeps all records until then. If RLX_HOME is in an object store, it is
-    sent what is new in the folders of these runs on this machine, too.
+    A missing store is created first. The exit code is 4 if MLflow cannot be reached; the registry
+    keeps all records until then.
     """
+    from rlx.record import RunSender, TrackerUnavailableError, open_trackers
+
     with open_registry(url) as reading:  # read-only: creates no registry
         named = list({run.id: run for run in map(reading.run, runs)}.values())
-    for run in named:
-        if get_mlflow_uri(run) is None and StoredFolder.find(run.directory) is None:
-            raise SpecError(f"{run.id} has no mirror: its spec says `tracking.mlflow: null`")
-    with open_registry(url, read_only=False) as registry:
-        candidates = named or [r for r in reversed(registry.runs()) if r.effective_status in ENDED]
-        _send_to_object_store(candidates)
-        stores: dict[str, list[RunRecord]] = {}
-        for run in candidates:
-            if get_mlflow_uri(run) is None:
+    failures: dict[str, TrackerUnavailableError] = {}
+    sent = 0
+    with open_registry(url, read_only=False) as registry, open_progress("sending", "runs") as show:
+        found = named or [r for r in reversed(registry.runs()) if r.effective_status in ENDED]
+        pairs = [(run, tracker) for run in found for tracker in open_trackers(registry, run)]
+        if named and not pairs:
+            raise SpecError(f"{named[0].id} has no tracker: its spec says `tracking.mlflow: null`")
+        for number, (run, tracker) in enumerate(pairs):
+            show(number, len(pairs))
+            if tracker.label in failures:  # it is not asked again
                 continue
-            stores.setdefault(tracking_url(get_mlflow_uri(run) or ""), []).append(run)
-        _send_to_every_mlflow(registry, stores, every_run=bool(named))
-
-
-def _send_to_object_store(runs: Sequence[RunRecord]) -> None:
-    """Sends what is new in the folders that this machine has used."""
-    found = ((run, StoredFolder.find(run.directory)) for run in runs)
-    own = [run for run, stored in found if stored is not None and stored.is_used_here]
-    with open_progress("sending to the store", "runs") as show:
-        for number, run in enumerate(own):
-            show(number, len(own))
-            send_run_folder(run, own=True)
-
-
-def _send_to_every_mlflow(
-    registry: Registry, stores: Mapping[str, list[RunRecord]], *, every_run: bool
-) -> None:
-    """Sends runs to their MLflow; if one MLflow is unreachable, the others are still sent theirs.
-
-    Args:
-        registry: open for writing.
-        stores: runs by tracking URI.
-        every_run: send every run; otherwise only those that MLflow lacks in part or at all.
-
-    Raises:
-        MirrorUnavailableError: the first failure, after all other MLflows were sent their runs.
-    """
-    from rlx.record import MirrorUnavailableError
-
-    failures: list[MirrorUnavailableError] = []
-    sent = total = 0
-    with open_progress("sending to MLflow", "runs") as show:
-        for uri, runs in stores.items():
+            sender = RunSender(registry, run.id, tracker)
             try:
-                behind = _prepare_runs(registry, uri, runs, every_run)
-                total += len(behind)
-                for run in behind:
-                    show(sent, total)
-                    _send_run(registry, uri, run)
+                if named or sender.is_behind or not tracker.has_run(run):
+                    points = sender.catch_up()
+                    print_text(
+                        f"{run.id}: {points} point{'' if points == 1 else 's'} sent to MLflow"
+                    )
                     sent += 1
-            except MirrorUnavailableError as error:
-                failures.append(error)
+            except TrackerUnavailableError as error:
+                failures[tracker.label] = error
     if failures:
-        raise failures[0]
+        raise next(iter(failures.values()))
     if not sent:
         print_text("MLflow is up to date")
-
-
-def _prepare_runs(
-    registry: Registry, uri: str, runs: list[RunRecord], every_run: bool
-) -> list[RunRecord]:
-    """Creates MLflow's store if need be; returns the runs that MLflow must be sent."""
-    from rlx.record import MirrorClient, ensure_store, is_mirror_behind
-
-    if remade := ensure_store(uri):
-        print_text(f"warning: {remade}", err=True)
-    if every_run:
-        return runs
-    known = MirrorClient(uri).list_run_ids()  # it may have lost its store
-    return [r for r in runs if r.mlflow_run_id not in known or is_mirror_behind(registry, r)]
-
-
-def _send_run(registry: Registry, uri: str, run: RunRecord) -> None:
-    from rlx.record import MlflowMirror
-
-    sent = MlflowMirror(registry, run.id, uri, get_rlx_home() / "mlartifacts").catch_up()
-    print_text(f"{run.id}: {sent} point{'' if sent == 1 else 's'} sent to MLflow")

@@ -11,16 +11,13 @@ import click
 from rlx.cli.completion import complete_run
 from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
-from rlx.cli.serving import access_options, choose_address
+from rlx.cli.serving import PORT, access_options, choose_address, require_free_port
 from rlx.errors import RlxError, SpecError
-from rlx.launch import create_missing_registry, get_mlflow_uri, open_registry
+from rlx.launch import create_missing_registry, open_registry
 from rlx.spec import TrackingSpec
 from rlx.text import escape_unprintable
-from rlx_registry import MLFLOW_START_PAGE, find_mlflow_charts, find_mlflow_link
 
-__all__ = ["mlflow", "web"]
-
-NEWEST = 50
+NEWEST_RUNS = 50
 """Runs among which `rlx mlflow` looks for one that the store has."""
 
 
@@ -31,39 +28,35 @@ def web(url: str, **options: Any) -> int:
     """Serve the dashboard: runs, rollouts, and per-token credit.
 
     Every reader needs the token, a random one by default: open the printed address once. The
-    dashboard is read-only except for three requests: stop a run, queue it again, and write a note
-    on it. A missing SQLite registry is created. Traffic is not encrypted: use a reverse proxy on an
-    untrusted network.
+    dashboard is read-only except for the request to stop a run. A missing SQLite registry is
+    created. Traffic is not encrypted: use a reverse proxy on an untrusted network.
     """
     import uvicorn
 
-    from rlx.cli.plugins import watch_plugin_health
     from rlx.home import tracking_url
-    from rlx.record import require_free_port
+    from rlx.record import find_mlflow_link
     from rlx_web import Access, create_app
-    from rlx_web.warm import warm_up_pages
 
     address = choose_address(**options)
     create_missing_registry(url)
     with open_registry(url):
         pass
     require_free_port(address.host, address.port)
-    address.print_link("dashboard", "can read every rollout, and stop and resume runs")
-    app = create_app(tracking_url(url), Access(address.token, address.names))
-    warm_up_pages()
+    address.print_link("dashboard", "can read every rollout, and stop runs")
+    app = create_app(tracking_url(url), Access(address.token, address.names), find_mlflow_link)
     config = uvicorn.Config(
         app, host=address.host, port=address.port, log_level="warning", lifespan="off",
         server_header=False,
     )  # fmt: skip
-    # `uvicorn.run` would exit with 3 on an early interrupt
-    with suppress(KeyboardInterrupt), watch_plugin_health(url):
+    with suppress(KeyboardInterrupt):  # `uvicorn.run` would exit with 3 on an early interrupt
         uvicorn.Server(config).run()
     return 130  # only Ctrl-C ends it without an error
 
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN|GROUP|NAME]...", shell_complete=complete_run)
-@access_options(port=5000)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=PORT, default=5000, show_default=True)
 @click.option(
     "--uri",
     envvar="MLFLOW_BACKEND_STORE_URI",
@@ -72,34 +65,39 @@ def web(url: str, **options: Any) -> int:
     "command line.",
 )
 @registry_option
-def mlflow(runs: tuple[str, ...], uri: str | None, url: str, **options: Any) -> int:
-    """Serve the MLflow UI with the mirrored runs.
+def mlflow(runs: tuple[str, ...], host: str, port: int, uri: str | None, url: str) -> int:
+    """Serve MLflow's UI with the runs that were sent to it.
 
     The printed address opens the page of the named RUN or the comparison of several, and without
-    names the curves of the newest run's experiment. Every request needs the token, a random one by
-    default: open the printed address once. MLflow clients send MLFLOW_TRACKING_TOKEN.
+    names the curves of the newest run's experiment. MLflow asks nobody for a password: everyone who
+    can connect to the port can read, change and delete its runs.
     """
     from rlx.home import format_path, get_rlx_home, tracking_url
-    from rlx.record import ensure_store, require_free_port, ui_command
-    from rlx_web.mlflow_app import MLFLOW_APP, export_mlflow_access
+    from rlx.record import prepare_store
+    from rlx.record.mlflow_tracker import ENVIRONMENT
 
-    address = choose_address(**options)
     page, own_uri = _find_named_page(runs, url) if runs else (None, None)
     store = tracking_url(uri or own_uri or TrackingSpec().mlflow or "")
     page = page or _find_newest_page(store, url)
     path = Path(store.removeprefix("sqlite:///").partition("?")[0])
     if store.startswith("sqlite:///") and not path.exists():
         raise SpecError(f"there is no MLflow store at {format_path(path)} yet: run something")
-    if made := ensure_store(store):  # a store that was moved needs its new place
-        print_text(f"warning: {made}", err=True)
-    require_free_port(address.host, address.port)
-    command, environment = ui_command(
-        store, get_rlx_home() / "mlartifacts", address.host, address.port
+    prepare_store(store)  # a store that was moved needs its new place
+    require_free_port(host, port)
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+    command += ["--host", host, "--port", str(port)]
+    command += ["--artifacts-destination", str(get_rlx_home() / "mlartifacts")]
+    # Without jobs, fourteen processes and two gigabytes become two processes and half a gigabyte.
+    small = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": store}
+    shown = f"[{host}]" if ":" in host else host
+    print_text(f"MLflow on http://{shown}:{port}/{page}  (Ctrl-C to stop)", err=True)
+    print_text(
+        f"warning: MLflow has no token: everyone who can connect to port {port}, such as every "
+        "user of this machine, can read, change and delete its runs",
+        err=True,
     )
-    address.print_link("MLflow", "can read, change and delete every run in MLflow", page)
     sys.stdout.flush()
-    access = export_mlflow_access(address.token, address.names, address.port)
-    os.execve(command[0], [*command, "--app-name", MLFLOW_APP], {**environment, **access})
+    os.execve(command[0], command, {**ENVIRONMENT, **os.environ, **small})
 
 
 def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
@@ -109,6 +107,7 @@ def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
         SpecError: a name is unknown, or the runs are in no store that can be served here.
     """
     from rlx.comparison import find_named_runs
+    from rlx.record import find_mlflow_link
 
     with open_registry(url) as registry:
         runs = find_named_runs(registry, names)
@@ -126,10 +125,12 @@ def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
 def _find_newest_page(store: str, url: str) -> str:
     """Returns the charts of the newest run in a store, or the list of MLflow's experiments."""
     from rlx.home import tracking_url
+    from rlx.record import find_mlflow_charts, get_mlflow_uri
+    from rlx.record.mlflow_tracker import START_PAGE
 
     with suppress(RlxError), open_registry(url) as registry:
-        for run in registry.runs(limit=NEWEST):
+        for run in registry.runs(limit=NEWEST_RUNS):
             uri = get_mlflow_uri(run)
             if run.mlflow_run_id is not None and uri and tracking_url(uri) == store:
                 return find_mlflow_charts(run)
-    return MLFLOW_START_PAGE
+    return START_PAGE

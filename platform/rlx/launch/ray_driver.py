@@ -13,13 +13,13 @@ from rlx.home import RunFolder
 from rlx.launch.failures import convert_to_rlx_error, describe_error
 from rlx.launch.leftovers import remove_temporary_folder
 from rlx.launch.log_lines import stamp_output
-from rlx.launch.mirroring import print_to_log
 from rlx.launch.node import write_end_reason
 from rlx.launch.ray_cluster import JOINING, join_cluster, open_own_cluster
 from rlx.launch.ray_head import HeadLostError
 from rlx.launch.ray_launcher import list_demands
 from rlx.launch.ray_orders import NotWantedError, Orders
 from rlx.launch.stored_spec import load_resolved_spec
+from rlx.reporting import print_to_log
 from rlx.run import ProgressFile
 from rlx.spec import ExperimentSpec, RayLauncherSpec
 from rlx.stopwatch import Stopwatch

@@ -20,7 +20,6 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, Ray
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.failures import describe_signal
-from rlx.launch.mirroring import print_to_log
 from rlx.launch.multi_node import FORWARDED_PREFIXES
 from rlx.launch.node import keep_failure, write_end_reason
 from rlx.launch.ray_actor import build_order, end_actors, require_actors
@@ -39,6 +38,7 @@ from rlx.launch.ray_rank import RankActor, RankOrder, RankPlace, RankState
 from rlx.launch.ray_reservation import Reservation, reserve_places
 from rlx.launch.ray_scorers import start_scorers
 from rlx.launch.ray_servers import start_servers
+from rlx.reporting import print_to_log
 from rlx.reward import SCORERS
 from rlx.run import ProgressFile
 from rlx.sampler import SERVERS

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from rlx.home import RunFolder
-from rlx.launch.mirroring import print_to_log
+from rlx.reporting import print_to_log
 from rlx.sealing import MANIFEST
 from rlx_registry import StoredFolder, StoreError
 

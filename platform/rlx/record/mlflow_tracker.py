@@ -27,7 +27,7 @@ from urllib.parse import urlencode
 
 from rlx.record.tracking import TrackedRun, TrackerUnavailableError
 from rlx.text import escape_unprintable, redact_passwords, redact_values
-from rlx_registry import EvaluationRecord, MetricRow, Registry, RunRecord
+from rlx_registry import EvaluationRecord, MetricRow, Registry, RegistryDatabaseError, RunRecord
 
 STATUSES = {
     "queued": "SCHEDULED",
@@ -76,8 +76,11 @@ class MlflowTracker:
     name = "mlflow"
 
     def __init__(self, registry: Registry, uri: str, artifacts: Path) -> None:
+        self.label = f"MLflow at {redact_passwords(uri)}"
         self._registry, self._uri, self._artifacts = registry, uri, artifacts
         self._run_id, self._id = "", ""
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         self._keys: frozenset[str] = frozenset()
         self._points: dict[str, dict[int, set[tuple[int, float]]]] = {}
 
@@ -145,8 +148,6 @@ class MlflowTracker:
     @cached_property
     def _client(self) -> Any:
         """MLflow's client, which keeps no global state, unlike its fluent interface."""
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
@@ -212,7 +213,9 @@ class MlflowTracker:
         """Time and value of the points that MLflow had of a metric at the start, by step."""
         if key not in self._points:
             steps = self._points[key] = {}
-            for point in self._client.get_metric_history(self._id, key) if key in self._keys else ():
+            for point in (
+                self._client.get_metric_history(self._id, key) if key in self._keys else ()
+            ):
                 steps.setdefault(point.step, set()).add((point.timestamp, point.value))
         return self._points[key]
 
@@ -235,6 +238,8 @@ class MlflowTracker:
     def _convert_errors(self) -> Iterator[None]:
         try:
             yield
+        except RegistryDatabaseError:
+            raise
         # MLflow passes on any exception of its server, its database and their libraries.
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]

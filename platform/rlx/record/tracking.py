@@ -10,7 +10,7 @@ import fcntl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -71,9 +71,11 @@ class Tracker(Protocol):
 
     Attributes:
         name: of its cursor in the registry.
+        label: where it is, for messages; the same for all runs of one server or store.
     """
 
     name: str
+    label: str
 
     def start(self, run: TrackedRun) -> bool:
         """Finds or creates the run and describes it; called again for each attempt.
@@ -151,16 +153,16 @@ class RunSender:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a run has ended but its tracker lacks the end, a group or metrics.
+        """Whether a run has ended but its tracker was not sent the end, a group or metrics.
 
-        A running run is sent by its own supervisor, so it is never behind.
+        A running run is sent by its own supervisor, so it is never behind. Reads the registry only.
         """
         run = self._registry.run(self._run_id)
         if run.effective_status not in ENDED:
             return False
         if self._get_cursor("end") != self._count_changes():
             return True
-        return bool(self._read_rows(1)) or not self._tracker.has_run(run)
+        return bool(self._read_rows(1))
 
     def _start(self, *, again: bool = False) -> TrackedRun:
         run = TrackedRun.read(self._registry, self._run_id)
@@ -233,13 +235,13 @@ class RunSender:
         if folder is None:
             yield
             return
-        try:
-            file = Path(folder, ".tracker.lock").open("w")
-        except OSError as error:
-            raise TrackerUnavailableError(
-                f"cannot lock {folder} to send it to {self._tracker.name}: {error.strerror}"
-            ) from error
-        with file:
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(Path(folder, ".tracker.lock").open("w"))
+            except OSError as error:
+                raise TrackerUnavailableError(
+                    f"cannot lock {folder} to send it to {self._tracker.name}: {error.strerror}"
+                ) from error
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

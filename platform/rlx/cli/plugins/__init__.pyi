@@ -1,3 +1,0 @@
-from .background import watch_plugin_health
-
-__all__ = ["watch_plugin_health"]
