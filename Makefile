@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-kills test-machines test-rooms-a-m test-rooms-n-z test-crowded ray-trial ray-group-trial coverage check bench golden docs bias peers screenshots suite study shelf release gpu-check clean
+.PHONY: install demo test test-system test-crowded ray-trial ray-group-trial coverage check bench golden docs bias peers screenshots suite study shelf release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -24,32 +24,17 @@ $(INSTALLED): pyproject.toml .ci/constraints.txt
 demo: install  ## a language model learns to say how sure it is; several minutes
 	$(BIN)/rlx submit experiments/rlcr.yaml
 
-test: install  ## every test, in five parts, three of them side by side
-	$(MAKE) --jobs 3 --keep-going test-kills test-machines test-rooms-n-z test-runs test-rooms-a-m
+# Two workers for two processors; WORKERS=8 for more. A worker takes tests from another that has
+# many left, and what costs most, a module's fixtures, mostly stays with one.
+WORKERS ?= 2
+PYTEST = -m pytest -n $(WORKERS)
+test: install  ## every test that needs no server, browser or new process: some minutes; ARGS=tests/mask for some
+	$(BIN)/python $(PYTEST) --dist worksteal $(or $(ARGS),tests --ignore=tests/system)
 
-# Parts that take about as long: whole runs; what interrupts and ends runs, and what starts them on
-# several machines, which mostly wait; and everything else in two. Each is one process, since its
-# files share their runs. The longest begin first.
 # rlx starts as a fork of a process that has the libraries, but for tests that need a new interpreter.
-PYTEST = -m pytest
-KILLS = hang_watch killed leftovers pauses queue resume team_registry
-MACHINES = elsewhere group in_flight ray ray_disks ray_head ray_jobs ray_scorers ray_servers slurm vllm vllm_pool
-ROOMS = $(filter-out tests/run/ tests/discovery/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
-FIRST = $(filter $(foreach l,a b c d e f g h i j k l m,tests/$l%),$(ROOMS))
-test-runs: install
-	$(BIN)/python $(PYTEST) --forks tests/run/ $(patsubst %,--ignore=tests/run/test_%.py,$(KILLS) $(MACHINES)) --durations=15
-
-test-kills: install
-	$(BIN)/python $(PYTEST) --forks $(KILLS:%=tests/run/test_%.py) --durations=15
-
-test-machines: install
-	$(BIN)/python $(PYTEST) --forks $(MACHINES:%=tests/run/test_%.py) tests/discovery/ --durations=15
-
-test-rooms-a-m: install
-	$(BIN)/python $(PYTEST) --forks $(FIRST) --durations=15
-
-test-rooms-n-z: install
-	$(BIN)/python $(PYTEST) --forks $(filter-out $(FIRST),$(ROOMS)) --durations=15
+test-system: install  ## the others: command lines, kills, PostgreSQL, Chromium, MLflow, Ray, Slurm, vLLM; ARGS=tests/system/web
+	$(BIN)/python $(PYTEST) --dist loadfile --forks --durations=30 $(or $(ARGS),tests/system)
+	$(if $(ARGS),,$(BIN)/python $(PYTEST) --dist worksteal --database postgresql tests/registry)
 
 ray-trial: install  ## runs on a Ray cluster that lose ranks, scorers, servers, nodes and the head: ARGS="--kills 20"
 	$(BIN)/python tests/ray_trial.py $(ARGS)
@@ -60,7 +45,7 @@ ray-group-trial: install  ## a group of 24 runs on a Ray cluster, killed half-wa
 coverage: install  ## lines and branches that tests run, by package: tests/coverage.md; an hour or two; ARGS="tests/credit tests/loss" for some
 	$(BIN)/python tests/coverage_rooms.py $(ARGS)
 
-test-crowded: install  ## make test, three times beside a load generator: hours; ARGS="--times 1 --busy 4"
+test-crowded: install  ## make test, three times beside a load generator: an hour; ARGS="--times 1 --busy 4"
 	$(BIN)/python tests/load.py $(ARGS)
 
 check: install  ## formatting, lint, types

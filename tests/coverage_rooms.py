@@ -41,9 +41,9 @@ def main(arguments: list[str]) -> int:
     coverage = partial(run, sys.executable, "-m", "coverage")
     coverage("erase")
     if arguments:
-        code = coverage("run", "-m", "pytest", "--forks", "-q", *arguments)
+        code = coverage("run", "-m", "pytest", "-q", *arguments)
     else:
-        code = run("make", "test", "PYTEST=-m coverage run -m pytest")
+        code = run("make", "test", "test-system", "PYTEST=-m coverage run -m pytest -n 2")
     coverage("combine", "--quiet")
     coverage("json", "--quiet", "-o", str(folder / "report.json"))
     rooms = count_rooms(json.loads((folder / "report.json").read_text())["files"])

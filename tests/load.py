@@ -1,4 +1,4 @@
-"""Runs tests on a crowded machine: `python tests/load.py --times 3 -- make test-runs`.
+"""Runs tests on a crowded machine: `python tests/load.py --times 3 -- make test`.
 
 Busy processes and disk writes go on while a command runs, as often as asked. What comes after `--`
 is the command, by default `make test`. The exit code is that of the first run that fails, or 0.

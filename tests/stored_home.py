@@ -3,7 +3,7 @@
 import tarfile
 from pathlib import Path
 
-STORED = Path(__file__).parent / "run" / "stored" / "home_550b2e0.tar.xz"
+STORED = Path(__file__).parent / "stored" / "home_550b2e0.tar.xz"
 
 
 def unpack_home(folder: Path) -> Path:

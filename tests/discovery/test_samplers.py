@@ -144,7 +144,7 @@ def test_only_what_is_named_is_imported():
     [
         (
             "{engine: ehco}",
-            "must be 'transformers' or 'vllm' or 'auto' or .*did you mean 'echo'",
+            "must be 'transformers' or 'vllm' or .*did you mean 'echo'",
             2,
         ),
         ("{engine: 3}", "'sampler.engine' must be 'transformers'", 2),
@@ -187,7 +187,7 @@ def test_a_run_opens_the_engine_that_it_names():
 
 def test_the_schema_holds_every_installed_one_that_can_be_imported():
     shape = ExperimentSpec.model_json_schema()["properties"]["sampler"]
-    assert shape["discriminator"]["mapping"].keys() == {"transformers", "vllm", "auto", "echo"}
+    assert shape["discriminator"]["mapping"].keys() == {"transformers", "vllm", "echo"}
     models = experiment_schema({})["$defs"]
     assert models["Echo"]["required"] == ["engine"]
     assert models["Echo"]["properties"]["token"]["description"] == "The token that it repeats."

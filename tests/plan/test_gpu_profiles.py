@@ -10,7 +10,7 @@ from fake_memory import measure_update
 
 from rlx.checks import read_spec
 from rlx.learner import choice, vocabulary
-from rlx.trial import budget, estimate_update_bytes, load_model_shape
+from rlx.trial import budget, estimate_update_bytes, get_usable_share, load_model_shape
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PROFILES = sorted(
@@ -73,3 +73,13 @@ def test_a_profile_fits_the_gpus_that_it_names(plan, name):
     assert spec.runner.ranks == ranks
     for phase in plan(name).phases:
         assert phase.gpus[f"{size} GB"] <= phase.gpu_room, phase.memory.stage_totals
+
+
+def test_a_gpu_has_room_for_what_vllm_is_given(plan):
+    alone, beside = (
+        plan("rlcr_1.5b", f"sampler={{engine: vllm, gpu_memory_utilization: {share}}}").phases[-1]
+        for share in (0.5, 0.8)
+    )
+    assert beside.gpus["80 GB"] == pytest.approx(alone.gpus["80 GB"] + 0.3, abs=1e-3)
+    spec = read_spec(EXPERIMENTS / "rlcr_1.5b.yaml", ["sampler={engine: transformers}"]).spec
+    assert get_usable_share(spec.sampler) < alone.gpu_room

@@ -131,7 +131,7 @@ def test_the_newest_events_are_the_last_ones_in_order(registry):
     assert registry.queries.count_events("r-0003") == 0
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.sqlite
 def test_no_page_reads_a_large_table_beyond_what_it_shows(registry):
     """Of metrics what is asked for by run and metric, or in the order of writing; of rollouts a
     step, or a problem."""

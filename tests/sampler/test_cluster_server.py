@@ -1,5 +1,5 @@
 """What the actor of a vLLM server does on a Ray cluster, with servers that do not import vLLM; see
-tests/fake_vllm_server.py. tests/run/test_ray_servers.py has the same with Ray and vLLM."""
+tests/fake_vllm_server.py. tests/system/test_ray_servers.py has the same with Ray and vLLM."""
 
 import threading
 from pathlib import Path

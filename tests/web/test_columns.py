@@ -3,10 +3,8 @@
 from itertools import pairwise
 
 import pytest
-from browsing import served
 from shown import submit
 
-from rlx_registry import Registry
 from rlx_web.pages.columns import FIELDS, find_varied_paths
 from rlx_web.pages.filters import list_config_values
 
@@ -30,10 +28,6 @@ def sweep(registry):
         registry.transition(run.id, ["submitted"], "running")
         registry.transition(run.id, ["running"], "finished")
     submit(registry, name="other", digest="f")
-
-
-def titles(page):
-    return page.locator("table.runs thead th").all_inner_texts()[3:]
 
 
 def shown_ids(client, text, **more):
@@ -153,50 +147,3 @@ def test_runs_are_found_by_their_tags_and_notes(empty, registry):
     assert shown_ids(empty, "rlcr") == [second, first]
     page = empty.page("/")
     assert "/?q=tag%3APaper" in page.values("href") and "diverged early" in page.text
-
-
-# In a browser ------------------------------------------------------------------------------------
-
-
-def test_a_reader_arranges_columns_and_finds_them_again(visit, url, sweep):
-    with served(url) as address:
-        page = visit(address)
-        page.goto("/")
-        page.get_by_text("Columns", exact=True).click()
-        page.get_by_label("Brier", exact=True).uncheck()
-        page.get_by_label("ECE", exact=True).uncheck()
-        for _ in range(6):
-            page.get_by_role("button", name="learner.lr: earlier").press("Enter")
-        page.get_by_label("also").fill("metric:train/loss")
-        with page.expect_navigation():
-            page.locator("#columns").get_by_role("button", name="Show").click()
-        chosen = titles(page)
-        assert chosen.index("learner.lr") < chosen.index("Step")
-        assert chosen[-1] == "train/loss" and "Brier" not in chosen
-        page.goto("/")
-        page.wait_for_url("**column=*")
-        assert titles(page) == chosen, "the next visit"
-        page.get_by_text("Columns", exact=True).click()
-        page.get_by_role("link", name="the usual columns").click()
-        page.wait_for_url("**usual=1")
-        assert "Brier" in titles(page)
-        page.goto("/")
-        assert "Brier" in titles(page)
-
-
-def test_a_reader_writes_a_note(visit, url, registry):
-    run = submit(registry)
-    with served(url) as address:
-        page = visit(address)
-        page.goto(f"/runs/{run}")
-        page.get_by_text("Add a note or tags").click()
-        page.get_by_label("note", exact=True).fill("two\nlines <script>alert(1)</script>")
-        page.get_by_label("tags").fill("paper")
-        with page.expect_navigation():
-            page.get_by_role("button", name="Save").click()
-        assert page.locator(".note .text").inner_text() == "two\nlines <script>alert(1)</script>"
-        page.get_by_role("link", name="paper", exact=True).click()
-        page.wait_for_url("**q=tag*")
-        assert page.locator("[data-run]").count() == 1
-    with Registry.open(url, read_only=True) as opened:
-        assert opened.notes.read(run).tags == ("paper",)

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-from browsing import served
 from shown import submit
 
 from rlx_web.pages.files import LOG_BYTES
@@ -152,48 +151,3 @@ def test_the_progress_of_a_warm_start_is_on_the_page(empty, registry, going, fol
     progress(folder, done=400)
     registry.transition(going, ["running"], "failed")
     assert empty.twin(f"/runs/{going}")["progress"] is None, "it does nothing any more"
-
-
-# In a browser ------------------------------------------------------------------------------------
-
-
-def waited(page):
-    with page.expect_response("**/live.json*"):
-        page.clock.fast_forward(5100)
-
-
-def test_a_reader_follows_a_warm_start_and_sees_time_go_on(visit, url, registry, going, folder):
-    progress(folder, done=1, note="loss 2.500")
-    registry.update_run(going, steps_total=10)
-    with served(url) as address:
-        page = visit(address)
-        page.clock.install()
-        page.goto(f"/runs/{going}")
-        stage = page.locator("[data-field=stage]")
-        assert stage.inner_text() == "warm start 1/400 loss 2.500"
-        started = page.locator("dd[data-at]").first
-        before = started.inner_text()
-        page.clock.run_for(3000)
-        assert int(started.inner_text().split()[0]) >= int(before.split()[0]) + 2
-        progress(folder, done=300, note="\u202e<b>")
-        waited(page)
-        page.get_by_text("warm start 300/400 ⟨U+202E⟩<b>").wait_for()
-        assert page.locator("progress.stage").evaluate("e => [e.value, e.max]") == [300, 400]
-
-
-def test_a_reader_follows_a_log_and_downloads_it(visit, url, registry, going, folder):
-    log = folder / "run.log"
-    log.write_text("one\n")
-    with served(url) as address:
-        page = visit(address)
-        page.clock.install()
-        page.goto(f"/runs/{going}/log")
-        assert page.locator("#lines").inner_text() == "one\n"
-        log.write_text("one\ntwo \x1b[2J<script>\n")
-        with page.expect_response("**/log.json*"):
-            page.clock.fast_forward(5100)
-        page.get_by_text("two ␛[2J<script>").wait_for()
-        with page.expect_download() as download:
-            page.get_by_role("link", name="download").click()
-        assert Path(download.value.path()).read_text() == log.read_text()
-        assert download.value.suggested_filename == "run.log"

@@ -2,20 +2,16 @@ from .experiment import check_file, check_read_spec, read_spec, validate_documen
 from .inventory import MachinePart, inspect_machine
 from .machine import run_preflight_checks
 from .rehearsal import rehearse_experiment, run_rehearsal_checks
-from .sampler_choice import EngineChoice, SamplingCase, choose_engine
 from .stopping_bias import BIASES, Bias, find_stopping_bias, list_bias_reasons
 from .texts import check_texts, require_showable_texts
 
 __all__ = [
     "BIASES",
     "Bias",
-    "EngineChoice",
     "MachinePart",
-    "SamplingCase",
     "check_file",
     "check_read_spec",
     "check_texts",
-    "choose_engine",
     "find_stopping_bias",
     "inspect_machine",
     "list_bias_reasons",

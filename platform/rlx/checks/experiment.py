@@ -17,7 +17,7 @@ from rlx.discovery import (
     resolve_plugins,
 )
 from rlx.plugin import Estimator
-from rlx.spec import AutoSamplerSpec, ExperimentSpec, PhaseSpec
+from rlx.spec import ExperimentSpec, PhaseSpec
 from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,
@@ -58,15 +58,7 @@ def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
     spec, faults = check_spec_tree(document.tree)
     if faults or spec is None:
         raise _locate_refusal(faults, document)
-    return _resolve_sampler(LoadedSpec.from_document(path, document, spec))
-
-
-def _resolve_sampler(read: LoadedSpec) -> LoadedSpec:
-    if not isinstance(read.spec.sampler, AutoSamplerSpec):
-        return read
-    from rlx.checks.sampler_choice import resolve_sampler  # imported here: few experiments need it
-
-    return resolve_sampler(read)
+    return LoadedSpec.from_document(path, document, spec)
 
 
 def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
@@ -103,7 +95,7 @@ def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[LoadedSpec, E
         raise build_refusal(faults, error.file) from None
     spec, faults = check_spec_tree(document.tree)
     if spec is not None and not faults:
-        read = _resolve_sampler(LoadedSpec.from_document(path, document, spec))
+        read = LoadedSpec.from_document(path, document, spec)
         return read, check_read_spec(read)
     if spec is not None:
         faults += _list_errors(_check_plugins(spec)[1])

@@ -170,7 +170,6 @@ def status(run: str, as_json: bool, url: str) -> None:
         )
     if (idle := described["steps_without_gradient"]) >= IDLE_STEPS:
         lines.append(f"warning  no gradient in the last {idle} steps: see `rlx samples {found.id}`")
-    lines += [f"chosen   {e.message}" for e in events if e.kind == "choice"]
     lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
     if found.directory is not None:
         lines.append(f"log      {os.path.relpath(RunFolder(Path(found.directory)).log)}")

@@ -197,8 +197,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
         f"  rewards {rewards}\n"
-        + "".join(f"  {name:7} {choice}\n" for name, choice in read.choices.items())
-        + f"  run     {run.id}  ({run.steps_total} steps)\n"
+        f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")

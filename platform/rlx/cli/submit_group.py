@@ -65,13 +65,6 @@ def submit_many(
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group)
         print_text(f"group {name}")
-        chosen = (pair for member in members for pair in member.read.choices.items())
-        for section, choice in dict.fromkeys(chosen):
-            print_text(f"{section} {choice}")
-        if len({one.read.spec.sampler.engine for one in members if one.read.choices}) > 1:
-            print_text(
-                "! members sample with different engines: name one, to compare like with like"
-            )
         _submit_jobs(registry, runs, url)
         view = GroupView(registry, name, members, runs)
         ids = list(dict.fromkeys(run.id for run in runs))

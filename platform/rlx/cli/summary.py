@@ -70,8 +70,6 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
         console.print(f"! {escape_unprintable(warning)}", style="yellow")
     if (idle := registry.queries.count_idle_steps(run.id)) >= IDLE_STEPS:
         console.print(f"! no gradient in the last {idle} steps", style="yellow")
-    for chosen in (e.message for e in events if e.kind == "choice"):
-        console.print(f"chosen    {escape_unprintable(chosen)}")
     used = [e.payload or {} for e in events if e.kind == "resources"]
     if curve := registry.results.metrics(run.id, [WARM_START_LOSS]).get(WARM_START_LOSS):
         (_, first), (steps, last) = curve[0], curve[-1]

@@ -106,8 +106,6 @@ def submit_run(
             run, created = registry.submit(**submission)
             if created:
                 _record_folder(registry, run, read, _place_folder(staged.root, runs, run.id))
-                for section, choice in read.choices.items():
-                    registry.results.add_event(run.id, "choice", f"{section}: {choice}")
                 for found in plugins.warnings:
                     registry.results.add_event(
                         run.id, "warning", found.message, found.to_json(), "warning"

@@ -3,7 +3,6 @@
 `PlanReport.to_json` returns these keys, which are stable:
 
     file, name, digest, seed, ok, exit_code
-    choices    what `auto` stands for on this machine, and why, by section
     notes      placeholders for what is not on this machine, and groups smaller than those of a step
     findings   see `rlx.spec.reading.Diagnostic.to_json`
     phases     [{names, steps, schedule, estimator, settings, made_up, stopped, shown,
@@ -100,17 +99,12 @@ class PhaseReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """The plan of all phases.
-
-    Attributes:
-        choices: as `LoadedSpec.choices`.
-    """
+    """The plan of all phases."""
 
     file: str
     name: str
     digest: str
     seed: int
-    choices: Mapping[str, str]
     notes: tuple[str, ...]
     findings: tuple[Diagnostic, ...]
     phases: tuple[PhaseReport, ...]
@@ -175,7 +169,6 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
         name=read.spec.name,
         digest=plugins.compute_digest(read.spec),
         seed=read.spec.seed,
-        choices=read.choices,
         notes=tuple(dict.fromkeys(filter(None, notes))),
         findings=tuple(sorted(findings, key=lambda f: f.severity == "warning")),
         phases=tuple(

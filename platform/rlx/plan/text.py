@@ -79,7 +79,7 @@ def show_plan(
 
 
 def _build_verdict(report: PlanReport) -> Table:
-    """Builds the lines: whether it can learn, what was found, what it costs, what `auto` is."""
+    """Builds the lines: whether it can learn, what was found, what it costs."""
     table = Table.grid("", "", padding=(0, 2, 0, 0))
     table.add_row("learns", _describe_signal(report))
     counts = Counter(finding.severity for finding in report.findings)
@@ -87,8 +87,6 @@ def _build_verdict(report: PlanReport) -> Table:
     style = "bold red" if counts["error"] else "bold yellow" if found else ""
     table.add_row("findings", Text(", ".join(found) + ", below" if found else "none", style))
     table.add_row("budget", _describe_budget(report))
-    for section, choice in report.choices.items():
-        table.add_row(section, escape_unprintable(choice))
     return table
 
 

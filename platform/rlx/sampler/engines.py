@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import NoReturn, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.transformers_engine import TransformersSampler
 from rlx.sampler.vllm_engine import VllmSampler, require_vllm
 from rlx.sampler.vllm_pool import PoolSampler
-from rlx.spec import AutoSamplerSpec, RunnerSpec, SamplerSpec, TransformersSamplerSpec
+from rlx.spec import RunnerSpec, SamplerSpec, TransformersSamplerSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "count_servers",
     "load_weights",
     "name_weights",
-    "open_auto",
     "open_sampler",
     "open_transformers",
     "open_vllm",
@@ -191,18 +190,6 @@ def open_vllm(
         yield sampler
     finally:
         sampler.close()
-
-
-def open_auto(
-    policy: Policy, spec: AutoSamplerSpec, runner: RunnerSpec, device: torch.device
-) -> NoReturn:
-    """Refuses: reading an experiment has replaced these settings by those of an engine.
-
-    Raises:
-        EnvironmentFault: always.
-    """
-    require_engine(spec)
-    raise AssertionError("an engine that was not chosen passed its check")
 
 
 def copy_policy(policy: Policy, dtype: torch.dtype, device: torch.device | None = None) -> Policy:

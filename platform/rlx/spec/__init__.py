@@ -100,7 +100,6 @@ from rlx.spec.rollout import (
 )
 from rlx.spec.sampler import (
     SAMPLERS,
-    AutoSamplerSpec,
     SamplerPoolSpec,
     SamplerSpec,
     TransformersSamplerSpec,
@@ -138,7 +137,6 @@ __all__ = [
     "Aggregate",
     "AllResponse",
     "Alpha",
-    "AutoSamplerSpec",
     "Baseline",
     "ClipCovariance",
     "ConfidenceSpec",

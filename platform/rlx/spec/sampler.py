@@ -9,7 +9,6 @@ from rlx.spec.base import Count, StrictModel
 
 __all__ = [
     "SAMPLERS",
-    "AutoSamplerSpec",
     "SamplerPoolSpec",
     "SamplerSpec",
     "TransformersSamplerSpec",
@@ -149,32 +148,12 @@ class VllmSamplerSpec(SamplerPlugin):
         return self
 
 
-class AutoSamplerSpec(SamplerPlugin):
-    """Takes `transformers` or `vllm`, by what a step is expected to take with each on this machine.
-
-    Reading an experiment replaces it by the settings of that engine, so no run has it.
-    """
-
-    implementation: ClassVar[str] = "rlx.sampler:open_auto"
-
-    engine: Literal["auto"] = "auto"
-
-    def check(self) -> None:
-        raise ValueError(
-            "auto is replaced by an engine when an experiment is read from its file; name one here"
-        )
-
-
 SAMPLERS: Final = PluginSection(
     base=SamplerPlugin,
     group="rlx.samplers",
     kind="sampler",
     key="engine",
-    shipped={
-        "transformers": TransformersSamplerSpec,
-        "vllm": VllmSamplerSpec,
-        "auto": AutoSamplerSpec,
-    },
+    shipped={"transformers": TransformersSamplerSpec, "vllm": VllmSamplerSpec},
     default="transformers",
 )
 

@@ -1,18 +1,8 @@
 from .budget import (
     MemoryEstimate,
     estimate_finish_bytes,
-    estimate_sampling_bytes,
     estimate_update_bytes,
     token_budget,
-)
-from .duration import (
-    FILLED,
-    GPUS,
-    Gpu,
-    SamplingWork,
-    estimate_sampling_seconds,
-    estimate_update_seconds,
-    list_expected_levels,
 )
 from .gpu_room import USABLE_GIB, compute_gpu_shares, get_usable_share
 from .loading import LoadingMemory, estimate_loading, estimate_memory
@@ -23,11 +13,8 @@ from .synthetic_rollouts import Place, PlanTrial, describe_row_kind, run_trial
 from .token_counts import LevelTokens, TokenBudget
 
 __all__ = [
-    "FILLED",
-    "GPUS",
     "USABLE_GIB",
     "EncodingDialogue",
-    "Gpu",
     "LevelTokens",
     "LoadingMemory",
     "MemoryEstimate",
@@ -35,7 +22,6 @@ __all__ = [
     "Place",
     "PlanSpeech",
     "PlanTrial",
-    "SamplingWork",
     "TokenBudget",
     "compute_gpu_shares",
     "describe_row_kind",
@@ -43,13 +29,9 @@ __all__ = [
     "estimate_finish_bytes",
     "estimate_loading",
     "estimate_memory",
-    "estimate_sampling_bytes",
-    "estimate_sampling_seconds",
     "estimate_update_bytes",
-    "estimate_update_seconds",
     "get_usable_share",
     "group_equal_phases",
-    "list_expected_levels",
     "list_trial_settings",
     "load_model_shape",
     "load_plan_problems",

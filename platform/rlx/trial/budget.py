@@ -19,7 +19,6 @@ __all__ = [
     "SENT",
     "MemoryEstimate",
     "estimate_finish_bytes",
-    "estimate_sampling_bytes",
     "estimate_step_memory",
     "estimate_update_bytes",
     "token_budget",
@@ -222,19 +221,6 @@ def estimate_step_memory(
         },
         pool=compute_pool_bytes(spec, shape),
     )
-
-
-def estimate_sampling_bytes(
-    spec: ExperimentSpec, shape: ModelShape, levels: Sequence[LevelTokens], needs: Collection[str]
-) -> int:
-    """Estimates the bytes that one rank holds while it samples, as `estimate_step_memory` does.
-
-    Args:
-        levels: turn levels of a step, first turn first.
-        needs: streams that the estimator or the loss reads.
-    """
-    held = _compute_held_bytes(spec, shape, needs)
-    return sum((*held.values(), *compute_sampler_bytes(spec, shape, levels).values()))
 
 
 def estimate_update_bytes(

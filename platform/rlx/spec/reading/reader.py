@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,7 +35,6 @@ class LoadedSpec:
             a list of plain values counts as one value.
         paths: maps the same dotted paths to key paths, since a key may contain dots.
         document: values and source locations as written.
-        choices: what reading it chose where it says `auto`, and why, by section.
     """
 
     path: Path
@@ -44,7 +43,6 @@ class LoadedSpec:
     origins: Mapping[str, str]
     paths: Mapping[str, KeyPath]
     document: YamlDocument
-    choices: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_document(cls, path: Path, document: YamlDocument, spec: ExperimentSpec) -> Self:

@@ -33,7 +33,7 @@ from rlx.sampler.channel import Channel
 from rlx.sampler.vllm_process import select_pool_gpus
 from rlx.spec import Lora, RunnerSpec, SamplerPoolSpec, TurnSpec, VllmSamplerSpec
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 TURN = TurnSpec(max_new_tokens=4)
 

@@ -9,9 +9,10 @@ from shown import shown
 
 from rlx_registry import Registry
 
+HOSTILE = Path(__file__).parents[2] / "web" / "hostile.jsonl"
 CORPUS = [
     (entry["name"], entry["text"] * entry.get("times", 1))
-    for entry in map(json.loads, Path(__file__).with_name("hostile.jsonl").read_text().splitlines())
+    for entry in map(json.loads, HOSTILE.read_text().splitlines())
 ]
 SEVERAL = 16
 """Texts in one field, where they are short: fewer share a registry without a browser."""

@@ -28,7 +28,7 @@ BRIEF = {
 }
 POOL = "{engine: vllm, kv_cache_mb: 32, pool: {servers: 2, repeatable: true}}"
 DRIFT = 5e-5
-"""Nats, as for a pool on the ranks' machine: tests/run/test_vllm_pool.py."""
+"""Nats, as for a pool on the ranks' machine: tests/system/test_vllm_pool.py."""
 
 
 @pytest.fixture(scope="module")

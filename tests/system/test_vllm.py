@@ -1,7 +1,7 @@
 """The whole job with vLLM, without a C++ compiler, and with its worker killed on the way.
 
 That a worker which is started again draws the very tokens that the killed one would have drawn is
-shown in tests/sampler/test_vllm.py.
+shown in tests/system/sampler/test_vllm.py.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Runs for the tests of this folder, made through the command line.
+"""Every test of this folder is `system`; and runs for them, made through the command line.
 
 Starting a run costs far more than running one this small, so a few runs serve all tests: one that
 is followed to its end, and several at once in the same home: the same experiment on two ranks,
@@ -282,6 +282,21 @@ def find_parents():
     """Of every process that has not ended, its parent; those that nobody has waited for have."""
     stats = {pid: read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in pids()}
     return {pid: int(stat[1]) for pid, stat in stats.items() if stat and stat[0] != b"Z"}
+
+
+# Every test here ---------------------------------------------------------------------------------
+
+SYSTEM = Path(__file__).parent
+SECONDS = 1800
+"""Of a test as a whole, which guards against a hang, no more."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if SYSTEM in item.path.parents:
+            item.add_marker(pytest.mark.system)
+            item.add_marker(pytest.mark.timeout(SECONDS))
 
 
 # The runs ----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Tasksets of verifiers through rlx. Those that need verifiers itself run with its interpreter:
 
-RLX_VERIFIERS_PYTHON=/path/to/venv/bin/python pytest tests/gyms/test_verifiers.py
+RLX_VERIFIERS_PYTHON=/path/to/venv/bin/python pytest tests/system/test_verifiers.py
 """
 
 import os

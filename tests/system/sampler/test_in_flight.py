@@ -19,7 +19,7 @@ pytestmark = [needs_vllm]
 CPU = torch.device("cpu")
 LONG = TurnSpec(max_new_tokens=120)
 TOLERANCE = 5e-5
-"""Nats between vLLM and a model of ours in float32, as in tests/run/test_vllm_pool.py."""
+"""Nats between vLLM and a model of ours in float32, as in tests/system/test_vllm_pool.py."""
 
 
 @contextmanager

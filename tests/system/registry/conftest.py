@@ -1,0 +1,5 @@
+"""A server of PostgreSQL."""
+
+from databases import postgres, template
+
+__all__ = ["postgres", "template"]
