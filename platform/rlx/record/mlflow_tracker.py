@@ -128,7 +128,9 @@ class MlflowTracker:
         with self._convert_errors():
             for file, path in files:
                 if file.exists():
-                    self._client.log_artifact(self._id, str(file), str(Path(path).parent))
+                    inside = Path(path).parent.as_posix()
+                    place = None if inside == "." else inside
+                    self._client.log_artifact(self._id, str(file), place)
             more = {"rlx.missing_artifacts": missing[:TAG_LIMIT]} if missing else {}
             self._write_tags(build_tags(run) | more)
             self._set_status(run.record)
