@@ -48,9 +48,10 @@ coverage: install  ## lines and branches that tests run, by package: tests/cover
 test-crowded: install  ## make test, three times beside a load generator: an hour; ARGS="--times 1 --busy 4"
 	$(BIN)/python tests/load.py $(ARGS)
 
-check: install  ## formatting, lint, types
+check: install  ## formatting, lint, imports, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 	$(BIN)/mypy -p rlx_registry -p rlx_web -p rlx_plugins -p rlx_gyms
 

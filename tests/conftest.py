@@ -43,9 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if longest := config.getoption("--cpu-durations"):
-        from cpu import CpuDurations, run_below_adopter
+        from cpu import CpuDurations
 
-        run_below_adopter()
         config.pluginmanager.register(CpuDurations(longest))
     if config.getoption("--forks"):
         fork_rlx()

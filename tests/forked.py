@@ -250,13 +250,13 @@ def _import_libraries() -> None:
         import matplotlib.pyplot
         import rich.live
         import rich.progress
-        import rlx.launch.mirroring
         import torch
 
         import rlx.cli.failures
         import rlx.cli.verb_group
         import rlx.launch.attempt
         import rlx.launch.takeover
+        import rlx.record.tracking
         from rlx.learner import join_ranks
         from rlx.record import Recorder
         from rlx.run import run_experiment

@@ -25,7 +25,7 @@ from typing import Any
 from patience import signal_processes, wait_until
 from raylets import RayCluster, open_ray_cluster
 
-from rlx.audit import find_run_differences
+from rlx.record import find_run_differences
 from rlx_registry import Registry, RunRecord
 
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"

@@ -23,7 +23,7 @@ import psutil
 from patience import wait_until
 from raylets import RayCluster, open_ray_cluster
 
-from rlx.audit import find_run_differences
+from rlx.record import find_run_differences
 from rlx_registry import Registry, RunRecord
 
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"

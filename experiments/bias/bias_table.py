@@ -3,7 +3,7 @@
     python experiments/bias/bias_table.py
 
 Steps of one prompt with four rollouts and of two prompts with two are enumerated; larger ones are
-drawn. It fails where the computed verdicts are not those of `rlx.checks.BIASES`, from which
+drawn. It fails where the computed verdicts are not those of `rlx.plan.BIASES`, from which
 `rlx plan` warns.
 """
 
@@ -28,8 +28,8 @@ from expected_gradients import (
     measure_deviation,
 )
 
-from rlx.checks import check_file, list_bias_reasons
 from rlx.discovery import resolve_plugins
+from rlx.plan import check_file, list_bias_reasons
 from rlx.spec import CreditSpec, LossSpec
 
 HOME = Path(__file__).parents[2]
@@ -150,7 +150,7 @@ def compare_case(case: Case) -> tuple[Comparison, ...]:
     """Its expected gradient beside the exact one, for every enumerated size of a step.
 
     Raises:
-        SystemExit: the verdict is not that of `rlx.checks.BIASES`.
+        SystemExit: the verdict is not that of `rlx.plan.BIASES`.
     """
     exact = PROCESS.compute_exact_gradient(PROCESS.returns[case.objective])
     found = tuple(
@@ -158,7 +158,7 @@ def compare_case(case: Case) -> tuple[Comparison, ...]:
         for sizes in ENUMERATED
     )
     if is_unbiased(found) == bool(list_case_reasons(case)):
-        raise SystemExit(f"{case}: {found}, but rlx.checks.BIASES says {list_case_reasons(case)}")
+        raise SystemExit(f"{case}: {found}, but rlx.plan.BIASES says {list_case_reasons(case)}")
     return found
 
 

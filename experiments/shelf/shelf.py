@@ -74,7 +74,7 @@ def train_way(way: Way, task: str, seed: int) -> None:
 
 def compute_digest(spec: Path, overrides: Sequence[str] = ()) -> str:
     """The digest of an experiment's runs, which does not depend on the seed."""
-    from rlx.checks import check_file
+    from rlx.plan import check_file
 
     read, plugins = check_file(spec, overrides)
     return plugins.compute_digest(read.spec)

@@ -230,7 +230,7 @@ def list_digests(recipe: Recipe) -> tuple[str, str]:
 
     In the first one, that of most stored runs, an option counts that is written with its default.
     """
-    from rlx.checks import check_file
+    from rlx.plan import check_file
 
     read, plugins = check_file(ROOT / recipe.spec, recipe.sets)
     return read.spec.digest, plugins.compute_digest(read.spec)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from study_rescore import read_rescored
 
-from rlx.comparison import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
 from rlx.evaluation import (
     compute_auroc,
     compute_brier,
@@ -27,6 +26,7 @@ from rlx.evaluation import (
     compute_seed_mean,
     compute_within_auroc,
 )
+from rlx.results import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
 from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]

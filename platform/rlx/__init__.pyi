@@ -13,7 +13,9 @@ from .api import (
     submit,
     validate,
 )
-from .assess import (
+from .errors import EnvironmentFault, PluginError, RegistryError, RlxError, SpecError
+from .launch import run_resume_trial
+from .results import (
     EvaluationRequest,
     ProbeRequest,
     RescoreRequest,
@@ -21,8 +23,6 @@ from .assess import (
     probe_model,
     rescore,
 )
-from .errors import EnvironmentFault, PluginError, RegistryError, RlxError, SpecError
-from .launch import run_resume_trial
 
 __version__: str
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
+from rlx_plugins.answer_text import format_number
 from rlx_plugins.records import Source, Stamp, convert_to_plain_json, get_value_at_path
 from rlx_plugins.templates import fill_template, list_template_fields
 
@@ -229,7 +230,7 @@ def _format_field_text(name: str, value: Any) -> str:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name!r} must be text or a number, got {_format_short_repr(value)}")
-    return str(value)
+    return format_number(value)
 
 
 def _split_chat_messages(name: str, messages: list[Any]) -> tuple[str, str]:

@@ -193,9 +193,9 @@ def run_of(name: str) -> Iterator[Callable[[], None]]:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RLX_RUN_ATTEMPT="1")
 
-    from rlx.checks import check_file
     from rlx.home import RunFolder
     from rlx.learner import join_ranks
+    from rlx.plan import check_file
     from rlx.record.recorder import Recorder
     from rlx.run.loop import run_experiment
     from rlx.run.stop_request import StopRequest
@@ -297,7 +297,7 @@ def _spread(gains: list[float]) -> str:
 
 def picture(found: dict[str, Any]) -> None:
     """One bar per experiment, of its stages."""
-    from rlx.evaluation.style import INK, build_figure, style_axes
+    from rlx.evaluation.pictures import INK, build_figure, style_axes
 
     drawn = build_figure(9.6, 2.6)
     axes = drawn.subplots()

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlx.checks import read_spec
 from rlx.cli import main
-from rlx.comparison import select_newest_runs
+from rlx.plan import read_spec
+from rlx.results import select_newest_runs
 from rlx_registry import Registry
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"

@@ -8,9 +8,9 @@ from importlib.metadata import version
 
 import pytest
 
-from rlx.checks import inspect_machine
 from rlx.cli import main
 from rlx.launch.packages import list_packages
+from rlx.plan import inspect_machine
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,10 @@
 """`rlx db import` and MLflow: what it knew before the registry was lost is not told again."""
 
 import pytest
-
-from rlx.cli import main
 from rlx.record.mirror import MlflowMirror
 from rlx.record.mlflow_client import MirrorClient
+
+from rlx.cli import main
 from rlx_registry import Registry
 
 pytestmark = [

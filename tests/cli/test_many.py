@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rlx.api import parse_grid, parse_seeds, read_group, record_group
 from rlx.cli import main
 from rlx.cli.console import open_console
 from rlx.cli.group_view import GroupView
+from rlx.cli.groups import parse_grid, parse_seeds, read_group, record_group
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry, delete_run_records

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 @pytest.fixture
 def run(folder):
     """A run that has been submitted, and nothing more."""
-    from rlx.checks import read_spec
+    from rlx.plan import read_spec
 
     read = read_spec(EXPERIMENT)
     with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.checks import read_spec
+from rlx.plan import read_spec
 
 STUDY = Path(__file__).parents[2] / "experiments" / "study"
 APART = {

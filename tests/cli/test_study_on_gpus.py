@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rlx.assess import TrainedModel, build_set_spec
-from rlx.checks import check_file
+from rlx.plan import check_file
 from rlx.plan.report import build_plan
 from rlx.plugin import Sample
 from rlx.recipe import build_recipe
+from rlx.results import TrainedModel, build_set_spec
 from rlx.spec.reading import read_suite
 from rlx.spec.reading.reader import read_document
 

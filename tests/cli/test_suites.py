@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from rlx.assess import EvaluationRequest, TrainedModel, build_requested_suite, build_set_spec
-from rlx.checks import read_spec
 from rlx.cli import main
 from rlx.cli.evaluate import require_places
 from rlx.cli.output import print_text
 from rlx.errors import SpecError
 from rlx.model import load_local_dialogue
+from rlx.plan import read_spec
 from rlx.recipe import build_recipe
+from rlx.results import EvaluationRequest, TrainedModel, build_requested_suite, build_set_spec
 from rlx.spec.reading import read_suite
 from rlx.spec.reading.reader import read_document
 from rlx_plugins.countdown.search import Rules, find_solutions

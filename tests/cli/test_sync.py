@@ -6,10 +6,10 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-
-from rlx.cli import main
 from rlx.record.mirror import MlflowMirror
 from rlx.record.mlflow_client import MirrorClient
+
+from rlx.cli import main
 from rlx_registry import Registry
 
 pytestmark = [

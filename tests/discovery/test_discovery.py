@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from patience import LIMIT
 
-from rlx.checks import check_file, check_read_spec, read_spec
 from rlx.discovery import (
     build_plugin,
     find_installed_plugin,
@@ -20,6 +19,7 @@ from rlx.discovery import (
 from rlx.discovery.lookup import PluginFault
 from rlx.discovery.streams import NEEDS, PROVIDERS
 from rlx.errors import PluginError
+from rlx.plan import check_file, check_read_spec, read_spec
 from rlx.spec import PluginUse
 from rlx.spec.reading.diagnostics import InvalidPlugins, InvalidSpec
 from rlx_registry import STREAMS

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rlx.checks import check_file, run_preflight_checks
 from rlx.cli import main
 from rlx.errors import EnvironmentFault, PluginError
 from rlx.home import RunFolder
@@ -21,6 +20,7 @@ from rlx.launch import (
     open_launcher,
 )
 from rlx.launch.jobs import find_job_launcher
+from rlx.plan import check_file, run_preflight_checks
 from rlx.spec import LAUNCHERS, RunnerSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlx.checks import check_file
 from rlx.cli import main
 from rlx.discovery import build_placement
+from rlx.plan import check_file
 from rlx.spec.reading.diagnostics import InvalidSpec
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlx.checks import check_file
 from rlx.cli import main
 from rlx.discovery import resolve_plugins
 from rlx.errors import EnvironmentFault
 from rlx.model import build_policy
+from rlx.plan import check_file
 from rlx.rollout import CompletionRequest
 from rlx.sampler import open_sampler, require_engine
 from rlx.spec import SAMPLERS, ExperimentSpec, RunnerSpec, TinyModelSpec, TurnSpec

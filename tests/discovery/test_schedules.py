@@ -6,10 +6,10 @@ from importlib.metadata import distribution
 
 import pytest
 
-from rlx.checks import check_file
 from rlx.cli import main
 from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
+from rlx.plan import check_file
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.spec import SCHEDULES, ExperimentSpec

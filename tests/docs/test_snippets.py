@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlx.checks import check_file
+from rlx.plan import check_file
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)

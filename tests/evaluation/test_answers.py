@@ -9,8 +9,8 @@ import pytest
 
 from rlx.evaluation.answers import ScoredAnswer, compute_answer_metrics
 from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.intervals import compute_bootstrap_intervals
-from rlx.evaluation.suite_pictures import draw_suite
+from rlx.evaluation.pictures import draw_suite
+from rlx.evaluation.statistics import compute_bootstrap_intervals
 
 
 def answer(problem, sample, correct, *confidences, said="7", stratum="2"):

@@ -6,9 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, ttest_1samp
 
-from rlx.evaluation.problem_statistics import EvaluationAnswers, compare_by_problem
 from rlx.evaluation.scores import compute_brier, compute_clipped_nll
-from rlx.evaluation.seed_statistics import compute_permutation_p_value
+from rlx.evaluation.statistics import (
+    EvaluationAnswers,
+    compare_by_problem,
+    compute_permutation_p_value,
+)
 
 
 def asked(correct, confidence=None, ids=None):

@@ -12,28 +12,26 @@ from sklearn.metrics import average_precision_score, brier_score_loss, log_loss,
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.scores import (
     build_reliability_bins,
+    compute_accuracy_at_coverage,
+    compute_aurc,
     compute_auroc,
     compute_brier,
     compute_brier_skill,
     compute_clipped_nll,
     compute_confidence_entropy,
+    compute_coverage_at_risk,
     compute_equal_mass_ece,
+    compute_error_auprc,
+    compute_excess_aurc,
     compute_expected_calibration_error,
     compute_extreme_share,
     compute_maximum_calibration_error,
     compute_murphy_decomposition,
+    compute_risk_coverage,
     compute_wilson_interval,
     compute_within_auroc,
-    stratum_predictor,
-)
-from rlx.evaluation.selective import (
-    compute_accuracy_at_coverage,
-    compute_aurc,
-    compute_coverage_at_risk,
-    compute_error_auprc,
-    compute_excess_aurc,
-    compute_risk_coverage,
     select_risk_points,
+    stratum_predictor,
 )
 
 # Golden g28: two pairs of ties (0.3 is both), and confidences on the edges of bins.

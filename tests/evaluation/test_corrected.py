@@ -5,15 +5,17 @@ import pytest
 from scipy.stats import norm
 from sklearn.isotonic import IsotonicRegression
 
-from rlx.evaluation.corrected import (
+from rlx.evaluation.answers import draw_test_problems
+from rlx.evaluation.scores import (
+    compute_auroc,
+    compute_brier,
     compute_debiased_ece,
+    compute_expected_calibration_error,
     compute_one_bit_auroc,
     compute_recalibrated_brier,
     halve_problems,
     recalibrate_confidences,
 )
-from rlx.evaluation.held_out import draw_test_problems
-from rlx.evaluation.scores import compute_auroc, compute_brier, compute_expected_calibration_error
 from rlx.plugin import Problem
 
 

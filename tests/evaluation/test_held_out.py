@@ -5,12 +5,12 @@ import math
 import pytest
 from trees import turn
 
-from rlx.evaluation.answers import read_answers
-from rlx.evaluation.held_out import (
+from rlx.evaluation.answers import (
     compute_held_out_metrics,
     compute_identical_share,
     get_stated_confidence,
     limit_to_one_answer,
+    read_answers,
 )
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable

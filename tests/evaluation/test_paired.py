@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given, settings
 from scipy import stats
 
-from rlx.evaluation.seed_statistics import (
-    compute_paired_difference,
-    compute_seed_mean,
-    correct_p_values,
-)
+from rlx.evaluation.statistics import compute_paired_difference, compute_seed_mean, correct_p_values
 
 numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
 

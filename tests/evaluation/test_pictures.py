@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.distributions import TurnDistribution, draw_distributions
 from rlx.evaluation.pictures import (
+    EvaluationPoint,
+    TurnDistribution,
+    draw_accuracy_and_ece,
+    draw_distributions,
     draw_learning_curves,
     draw_reliability_diagram,
     render_reliability_text,
 )
-from rlx.evaluation.step_pictures import EvaluationPoint, draw_accuracy_and_ece
 
 CONFIDENCE = np.linspace(0, 1, 101)
 OVERCONFIDENT = Calibration.measure([1, 0, 0] * 33 + [0, 0], [0.95] * 101)

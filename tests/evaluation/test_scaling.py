@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rlx.evaluation.answer_scaling import AnswerScaling, ProblemAnswers, compute_pass_at_k
+from rlx.evaluation.answers import AnswerScaling, ProblemAnswers, compute_pass_at_k
 
 
 @given(st.integers(1, 9), st.data())

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlx.model import Policy
 from rlx.model.tokenizer import build_dialogue
-from rlx.trial.model_shape import KNOWN, ModelShape
+from rlx.plan.model_shape import KNOWN, ModelShape
 
 __all__ = ["SHAPES", "build_qwen", "build_random_policy", "build_tokenizer", "write_qwen"]
 

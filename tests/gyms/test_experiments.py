@@ -8,7 +8,7 @@ import pytest
 import yaml
 from gyms_installed import need_library
 
-from rlx.checks import check_file
+from rlx.plan import check_file
 
 need_library("reasoning_gym")
 need_library("textarena")

@@ -21,10 +21,10 @@ with speed_up_imports():
     import transformers
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    from rlx.checks import read_spec
     from rlx.errors import SpecError
     from rlx.learner import Learner, join_ranks
     from rlx.model import build_policy, find_window
+    from rlx.plan import read_spec
     from rlx.recipe import build_recipe
     from rlx.reward import RewardEntry, RewardTable
     from rlx.rollout import sample_rollout_trees

@@ -14,9 +14,9 @@ from patience import stop_process
 
 from rlx.learner import PackedPolicy, choice
 from rlx.model import build_policy, copies
+from rlx.plan import estimate_loading, load_model_shape, memory
+from rlx.plan.memory import PRIVATE, SHARED
 from rlx.spec import RunnerSpec, TinyModelSpec
-from rlx.trial import estimate_loading, load_model_shape, loading
-from rlx.trial.loading import PRIVATE, SHARED
 
 QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 QUIET["CUDA_VISIBLE_DEVICES"] = ""
@@ -111,5 +111,5 @@ def test_loading_takes_the_memory_that_is_planned(measured, stage):
 def test_what_the_trial_of_forms_is_planned_with_is_what_it_has():
     module = PackedPolicy(build_policy(LARGE.model_copy(update={"layers": 1}), 0).model)
     ids, _, _, want = choice._build_trial_rows(module)
-    assert (ids.numel(), int(want.sum())) == (loading.TRIAL_TOKENS, loading.TRIAL_TARGETS)
-    assert loading.TRIAL_LAYERS == copies.FEW
+    assert (ids.numel(), int(want.sum())) == (memory.TRIAL_TOKENS, memory.TRIAL_TARGETS)
+    assert memory.TRIAL_LAYERS == copies.FEW

@@ -21,10 +21,10 @@ from transformers import (
     RecurrentGemmaForCausalLM,
 )
 
-from rlx.checks import read_spec
 from rlx.errors import SpecError
 from rlx.model import build_policy, find_window
 from rlx.model.build import _load_weights
+from rlx.plan import read_spec
 from rlx.sampler import copy_policy
 from rlx.spec import PretrainedModelSpec, TinyModelSpec
 

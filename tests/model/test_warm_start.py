@@ -8,8 +8,8 @@ import pytest
 import torch
 from patience import LIMIT
 
-from rlx.checks import read_spec
 from rlx.model import Vocabulary, build_policy, warm_start_policy
+from rlx.plan import read_spec
 from rlx.recipe import build_recipe
 from rlx.spec import ExperimentSpec
 

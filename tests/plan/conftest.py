@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.checks import check_file
+from rlx.plan import check_file
 from rlx.plan.report import build_plan
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

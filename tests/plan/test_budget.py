@@ -5,8 +5,8 @@ import json
 import pytest
 
 from rlx.model import build_policy
+from rlx.plan.model_shape import load_model_shape
 from rlx.spec import Lora, PretrainedModelSpec, TinyModelSpec
-from rlx.trial.model_shape import load_model_shape
 
 PROMPTS = 3
 

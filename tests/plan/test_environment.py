@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from rlx.checks import check_file
 from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
+from rlx.plan import check_file
 from rlx.plan.page import render_plan_page
 from rlx.plan.report import select_example_rows
-from rlx.plan.stored import stored_accounts
+from rlx.plan.row_accounts import stored_accounts
+from rlx.plan.stand_ins import StandInDialogue, load_plan_problems, load_speech
+from rlx.plan.trial import run_trial
 from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
 from rlx.reward import RewardPool
 from rlx.run.trained_rows import build_trained_rows
-from rlx.trial.stand_ins import StandInDialogue, load_plan_problems, load_speech
-from rlx.trial.synthetic_rollouts import run_trial
 
 KG = Path(__file__).parents[2] / "experiments" / "kg.yaml"
 PROMPTS = 3

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlx.checks import check_file
 from rlx.discovery import resolve_plugins
 from rlx.model import load_local_dialogue
+from rlx.plan import check_file
+from rlx.plan.responses import FakeSession, ResponseAuthor, find_right_answers
+from rlx.plan.stand_ins import StandInDialogue, fit_to_vocabulary, load_plan_problems, load_speech
 from rlx.recipe import build_recipe
 from rlx.rollout import sample_rollout_trees
 from rlx.spec import TinyModelSpec
-from rlx.trial.responses import FakeSession, ResponseAuthor, find_right_answers
-from rlx.trial.stand_ins import StandInDialogue, fit_to_vocabulary, load_plan_problems, load_speech
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 TEXTS = st.text(max_size=60)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from fake_memory import measure_update
 
-from rlx.checks import read_spec
 from rlx.learner import choice, vocabulary
-from rlx.trial import budget, estimate_update_bytes, get_usable_share, load_model_shape
+from rlx.plan import estimate_update_bytes, get_usable_share, load_model_shape, memory, read_spec
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PROFILES = sorted(
@@ -25,7 +24,7 @@ SHARES = (0.6, 0.95)
 
 
 def test_the_learners_limits_are_those_of_the_plan():
-    assert (budget.WHOLE_LOGITS, budget.CHUNK) == (choice.WHOLE_LOGITS, vocabulary.CHUNK)
+    assert (memory.WHOLE_LOGITS, memory.CHUNK) == (choice.WHOLE_LOGITS, vocabulary.CHUNK)
 
 
 def list_updates():

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rlx.plan import LoadingMemory, estimate_loading, memory
+from rlx.plan.model_shape import KNOWN
 from rlx.spec import RunnerSpec
-from rlx.trial import LoadingMemory, estimate_loading, loading
-from rlx.trial.model_shape import KNOWN
 
 ROOT = Path(__file__).parents[2]
 SHAPE = KNOWN["Qwen/Qwen2.5-14B"]
@@ -18,7 +18,7 @@ def test_a_plan_has_loading_as_a_stage_only_where_it_is_the_largest(plan, monkey
     usual = plan("rlcr_7b").phases[0].memory
     assert "loading" not in usual.stages
     most = LoadingMemory(host={}, device={"optimizer": 10**13, "trial of forms": 1})
-    monkeypatch.setattr(loading, "estimate_loading", lambda *_: most)
+    monkeypatch.setattr(memory, "estimate_loading", lambda *_: most)
     large = plan("rlcr_7b", "name=larger").phases[0].memory  # plans are made once
     assert large.largest_stage == "loading"
     assert large.total == 10**13 + large.parts["the sampler's copy"]
@@ -66,8 +66,8 @@ def test_weights_in_another_precision_are_private():
         runner = RunnerSpec(dtype=dtype, ranks=8)
         host = estimate_loading(runner, SHAPE, 1, stored_width=stored).host
         assert host == {
-            loading.SHARED: stored * SHAPE.parameters,
-            loading.PRIVATE: width * SHAPE.parameters,
+            memory.SHARED: stored * SHAPE.parameters,
+            memory.PRIVATE: width * SHAPE.parameters,
         }
 
 

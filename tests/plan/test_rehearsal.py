@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from rlx import api
-from rlx.checks import rehearsal
 from rlx.cli import main
 from rlx.errors import PluginError, SpecError
+from rlx.plan import rehearsal
 from rlx_registry import Registry
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from rlx.checks import check_file
 from rlx.discovery import resolve_plugins
+from rlx.plan import check_file
+from rlx.plan.stand_ins import load_plan_problems, load_speech
+from rlx.plan.trial import run_trial
 from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
-from rlx.trial.stand_ins import load_plan_problems, load_speech
-from rlx.trial.synthetic_rollouts import run_trial
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rlx.model import build_policy
+from rlx.plan.memory import LevelTokens, count_cached_tokens
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
 from rlx.spec import TinyModelSpec, TurnSpec
-from rlx.trial.sampler_memory import LevelTokens, count_cached_tokens
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from fake_memory import LiveBytes

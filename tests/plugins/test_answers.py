@@ -1,7 +1,9 @@
 """`exact_match` and `math_verify`: right answers, wrong ones, and hostile ones."""
 
+import json
+import re
 import sys
-import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,15 @@ from pydantic import ValidationError
 
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
-from rlx_plugins.answers import AnswerExactMatch, MathVerify
+from rlx_plugins.answer_text import format_number, normalize_answer, parse_number
+from rlx_plugins.answers import AnswerExactMatch
+from rlx_plugins.mathematics import MathVerify
+
+REWARDS = {"exact_match": AnswerExactMatch, "math_verify": MathVerify}
+CASES = [
+    json.loads(line)
+    for line in Path(__file__).with_name("reward_cases.jsonl").read_text().splitlines()
+]
 
 
 def sample(given, right="42", *, response="", **fields):
@@ -84,16 +94,46 @@ def test_a_problem_without_an_answer_is_not_the_models_fault(reward, right):
         reward.score(sample("a", right))
 
 
-def test_an_answer_of_which_normalising_leaves_nothing_is_not_the_models_fault():
-    with pytest.raises(ValueError, match="normalising leaves nothing of 'A'"):
-        AnswerExactMatch(normalize="text").score(sample("a", "A"))
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_answers_that_other_graders_got_wrong(case):
+    found = re.search(r"<answer>(.*)</answer>", case["response"], re.DOTALL)
+    said = sample(found and found[1], case["answer"], response=case["response"])
+    score = REWARDS[case["reward"]](**case["options"]).score(said)
+    assert score.value == case["expected"], score
 
 
-@pytest.mark.parametrize("text", ["a " * 100_000, "." * 200_000, "\u0130" * 100_000])
-def test_hostile_text_costs_little(text):
-    began = time.process_time()
-    AnswerExactMatch(normalize="text").score(sample(text))
-    assert time.process_time() - began < 0.5
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("1,000,000 people", "1000000 people"),
+        ("10:30", "10:30"),
+        ("50 %", "50"),
+        ("50%", "50%"),
+        (".5", ".5"),
+        ("about 5.", "about 5"),
+        ("x = -5", "x -5"),
+        ("A+", "a+"),
+        ("C#", "c#"),
+        ("blood type A-", "blood type a-"),
+        ("vitamin A", "vitamin a"),
+        ("A cat", "cat"),
+        ("well-known", "wellknown"),
+        ("1914–18", "1914-18"),
+        ("!!!", "!!!"),
+    ],
+)
+def test_the_normal_form_of_an_answer(text, normal):
+    assert normalize_answer(text) == normal
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_is_read_as_it_was_written(value):
+    assert float(parse_number(format_number(value))) == value
+
+
+@pytest.mark.parametrize("text", ["a " * 20_000, "." * 40_000, "\u0130" * 20_000, "-" * 40_000])
+def test_hostile_text_is_no_answer(text):
+    assert AnswerExactMatch(normalize="text").score(sample(text)).value == 0.0
 
 
 # math_verify --------------------------------------------------------------------------------------
@@ -141,6 +181,53 @@ def test_a_whole_response_is_read_for_its_last_formula(pool):
     assert judged(pool, sample(None, "7", response=text)) == [(0.0, "no answer")]
 
 
+@pytest.mark.parametrize(
+    ("right", "given", "value"),
+    [
+        ("5", "5 km", 1.0),  # the data say nothing of a unit
+        (r"5\text{ km}", "5 km", 1.0),
+        ("5 km", "5", 0.0),
+        ("10 m/s", "10 km/h", 0.0),
+        ("3 hours", "3 hour", 1.0),
+        ("20\\%", "0.2", 1.0),
+        ("18", "\\$18", 1.0),
+        ("90", r"90^\circ", 1.0),
+        ("5", "5 x", 0.0),
+        ("3x", "3 x", 1.0),
+        ("3", "3 5", 0.0),
+        ("72", "x = 12*6 = 72", 1.0),
+        ("72", "12*6 = 71", 0.0),
+        ("y=2x+1", "2x+1", 1.0),
+        ("5.5", r"5\frac{1}{2}", 1.0),
+        ("5.5", "5 1/2", 1.0),
+        ("0", "0.0000001", 0.0),
+        (1e-05, "1e-5", 1.0),
+        ("2", "9_2", 0.0),
+    ],
+)
+def test_units_equations_and_forms_of_numbers(right, given, value):
+    assert MathVerify().score(sample(given, right)).value == value
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [("72", None), ("12*6", "not a finished value"), ("70 + 2", "not a finished value")],
+)
+def test_a_finished_value_is_an_option(given, reason):
+    assert MathVerify(finished=True).score(sample(given, "72")).reason == reason
+    assert MathVerify(finished=True).score(sample(r"\frac{2}{4}", "1/2")).value == 1.0
+
+
+def test_the_last_box_counts_also_where_it_is_cut_off():
+    reward = MathVerify(span=None)
+    assert (
+        reward.score(sample(None, "41", response=r"\boxed{41}, no: \boxed{42")).reason
+        == "unreadable"
+    )
+    nested = r"\boxed{\frac{1}{2}}"
+    assert reward.score(sample(None, "0.5", response=nested)).value == 1.0
+
+
 def test_decimals_that_count_are_an_option(pool):
     said = sample("0.333", "1/3")
     assert judged(pool, said) == [(0.0, "wrong answer")]
@@ -166,9 +253,10 @@ def test_hostile_answers_are_wrong_and_cost_no_more_than_their_time(pool):
     reasons = dict(zip(HOSTILE, (v[1] for v in verdicts), strict=True))
     assert reasons["a tower of powers"] == reasons["a tower in LaTeX"] == "too slow to compare"
     assert reasons["words"] == reasons["escapes"] == "unreadable"
+    assert reasons["digits"] == "longer than 2000 characters"
 
 
-def test_only_the_end_of_a_long_answer_is_read(pool):
+def test_the_last_formula_of_a_long_answer_is_read(pool):
     said = sample("1 " * 5000 + "+ $42$")
     assert judged(pool, said, max_length=10) == [(1.0, None)]
 

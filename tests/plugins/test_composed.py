@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from trees import turn
 
-from rlx.checks import check_file
 from rlx.discovery import build_plugin, resolve_plugins
+from rlx.plan import check_file
 from rlx.plugin import Problem, Sample
 from rlx.reward import NamedReward, RewardPool, score_rollouts
 from rlx.rollout import NO_PARENT, RolloutTree, Segment

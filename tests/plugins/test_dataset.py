@@ -387,7 +387,9 @@ def test_impossible_options_are_refused(options, message):
     [
         (datetime.date(2025, 3, 1), "2025-03-01"),
         (datetime.datetime(2025, 3, 1, 12, tzinfo=datetime.UTC), "2025-03-01T12:00:00+00:00"),
-        (decimal.Decimal("1.10"), "1.10"),
+        (decimal.Decimal("1.10"), 1.1),
+        (decimal.Decimal("72.00"), 72),
+        (decimal.Decimal("0.12345678901234567890"), "0.12345678901234567890"),
         (np.int64(3), 3),
         (np.array([[1.5], [2.0]]), [[1.5], [2.0]]),
         ({"a": (1, None)}, {"a": [1, None]}),
@@ -412,7 +414,7 @@ def test_parquet_types_become_plain_json(tmp_path):
     task = Dataset(train={"path": path}, held_out=0.5)
     (fields, *_) = (p.fields for p in problems(task, "train"))
     del fields["prompt"]
-    assert fields == {"day": "2025-03-01", "price": "1.10", "list": [1, 2]}
+    assert fields == {"day": "2025-03-01", "price": 1.1, "list": [1, 2]}
 
 
 def test_paths_reach_into_lists_and_past_dots():

@@ -9,8 +9,14 @@ from hypothesis import example, given
 
 from rlx.model.dialogue import ChatDialogue, PlainDialogue
 from rlx.plugin import Demonstration, Problem
-from rlx.probe.cuts import Reasoning, cut_points, find_reasoning, sentence_ends
-from rlx.probe.questions import build_probe_questions, close_forced_answer
+from rlx.probe.questions import (
+    Reasoning,
+    build_probe_questions,
+    close_forced_answer,
+    cut_points,
+    find_reasoning,
+    sentence_ends,
+)
 from rlx.rollout import NO_PARENT, Segment
 from rlx.spec import ProbeSpec
 from rlx.spec.probe import FractionCuts, SentenceCuts, TokenCuts

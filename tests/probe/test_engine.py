@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from pools import InProcess
 from speech import END, Characters
 
-from rlx.evaluation.held_out import limit_to_one_answer
+from rlx.evaluation.answers import limit_to_one_answer
 from rlx.plugin import Demonstration, Problem, Score
 from rlx.probe import ProbeContext, probe_model
-from rlx.probe.responses import AssembledResponse, build_response_tree
+from rlx.probe.questions import AssembledResponse, build_response_tree
 from rlx.record.probes import probe_table, read_probe
 from rlx.reward import NamedReward, RewardPool, score_rollouts
 from rlx.rollout import Completion, build_rollout_plan, sample_rollout_trees

@@ -6,8 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from rlx.errors import SpecError
-from rlx.probe.cuts import Reasoning
-from rlx.probe.questions import _encode_corrupted_sentence
+from rlx.probe.questions import Reasoning, _encode_corrupted_sentence
 
 WORDS = ("15", "*", "1", ".", "6", "=", "90", "\n", "7", "+", "3", "10")
 

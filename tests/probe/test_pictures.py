@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 
 from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled, render_probe_curve
-from rlx.probe.records import RecordedProbe, compute_settings_digest, settings_of
-from rlx.probe.statistics import GRID, MeanInterval, SchemeFigures, VerbalRow
-from rlx.probe.verbal import compute_agreement, compute_verbal_bins
+from rlx.probe.statistics import (
+    GRID,
+    MeanInterval,
+    RecordedProbe,
+    SchemeFigures,
+    VerbalRow,
+    compute_agreement,
+    compute_settings_digest,
+    compute_verbal_bins,
+    settings_of,
+)
 from rlx.spec import ProbeSpec
 
 NOTHING = MeanInterval(math.nan, math.nan, math.nan)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from rlx.evaluation import compute_wilson_interval
 from rlx.plugin import Problem
 from rlx.probe import ProbedAnswer, ProbeResult, ProbeSample
-from rlx.probe.cuts import CutPoint, Reasoning
-from rlx.probe.responses import AssembledResponse
+from rlx.probe.questions import AssembledResponse, CutPoint, Reasoning
 from rlx.probe.statistics import GRID, compute_scheme_figures, list_verbal_rows, point_figures
 
 NOTHING = AssembledResponse((1,), "", "stop")

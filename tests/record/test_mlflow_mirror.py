@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from patience import LIMIT
-
 from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
 from rlx.record.mlflow_client import MirrorClient
 from rlx.record.mlflow_tags import flat_params, legal_key
+
 from rlx_registry import Registry
 from rlx_registry.results import RunResults
 

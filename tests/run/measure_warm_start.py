@@ -18,10 +18,10 @@ with speed_up_imports():
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    from rlx.checks import read_spec
     from rlx.learner import join_ranks
     from rlx.learner.engine import TrainingEngine
     from rlx.model import build_policy, warm_start_policy
+    from rlx.plan import read_spec
     from rlx.recipe import build_recipe
     from rlx.run import warm_starting
     from rlx.run.progress import ProgressFile

@@ -14,7 +14,7 @@ import pytest
 import torch
 from patience import stop_process
 
-from rlx.checks import read_spec
+from rlx.plan import read_spec
 from rlx.run import warm_starting
 
 HERE = Path(__file__).parent

@@ -7,14 +7,14 @@ import pytest
 import torch
 from trees import conversation
 
-from rlx.audit.identities import IDENTITIES
-from rlx.audit.replay import StepEvidence
 from rlx.batch import build_token_batch
-from rlx.checks import check_file
 from rlx.discovery import resolve_plugins
+from rlx.plan import check_file
 from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
+from rlx.results.identities import IDENTITIES
+from rlx.results.stored_steps import StepEvidence
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
 from rlx.row_rewards import build_row_rewards

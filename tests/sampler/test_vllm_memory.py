@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlx.checks import read_spec
 from rlx.model import build_policy
+from rlx.plan import read_spec
 from rlx.rollout import CompletionRequest
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import VllmSampler, expect_dialogue_length, vllm_engine

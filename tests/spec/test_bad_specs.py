@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.checks import check_file
+from rlx.plan import check_file
 from rlx.spec.reading.diagnostics import InvalidSpec, label_refusal
 from rlx.spec.reading.yaml_source import MAX_BYTES
 

@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx.checks import read_spec, validate_document
 from rlx.errors import SpecError
+from rlx.plan import read_spec, validate_document
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx.spec.reading.reader import read_document

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from rlx.batch import build_token_batch, list_batch_rows
-from rlx.checks import check_file
 from rlx.cli import main
-from rlx.evaluation.held_out import limit_to_one_answer
+from rlx.evaluation.answers import limit_to_one_answer
 from rlx.launch.submission import submit_run
+from rlx.plan import check_file
 from rlx.probe import ProbeContext
 from rlx.recipe import build_recipe
 from rlx.record.recorder import Recorder

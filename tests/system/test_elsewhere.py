@@ -10,9 +10,9 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlx.audit.run_comparison import find_run_differences
 from rlx.checkpoint.fork import pin_checkpoint
-from rlx.checks import read_spec
+from rlx.plan import read_spec
+from rlx.record import find_run_differences
 from rlx.spec.reading.diagnostics import InvalidSpec
 
 FIRST = {

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlx.audit import evaluation
 from rlx.model import build_policy
+from rlx.results import evaluating as evaluation
 from rlx.spec import TinyModelSpec
 from rlx_plugins.rlcr import parse_confidence
 

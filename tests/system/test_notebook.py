@@ -21,7 +21,7 @@ def overrides(home, finished, monkeypatch):
 
 
 def test_what_has_finished_is_not_run_again(home, finished, overrides, monkeypatch):
-    monkeypatch.delattr("rlx.checks.run_rehearsal_checks")  # not even the rehearsal
+    monkeypatch.delattr("rlx.plan.run_rehearsal_checks")  # not even the rehearsal
     run = rlx.submit(home.yaml, *overrides)
     assert (run.id, run.wait().status) == (finished.id, "finished")
     assert run.metrics("train/grad_norm").index.tolist() == [1, 2, 3, 4]

@@ -14,7 +14,7 @@ from patience import wait_until
 from postgres import server
 from s3 import BUCKET, s3_server
 
-from rlx.audit.run_comparison import find_run_differences
+from rlx.record import find_run_differences
 from rlx_registry import Registry, StoredFolder, locate_working_folder
 
 URL = f"s3://{BUCKET}/team"

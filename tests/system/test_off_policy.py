@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlx.audit.run_comparison import find_run_differences
 from rlx.loss.correction import CorrectionWeights
 from rlx.plugin import Problem
+from rlx.record import find_run_differences
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.run import prefetcher
 from rlx.run.off_policy import off_policy_figures, staleness_figures

@@ -10,8 +10,8 @@ import pytest
 from hanging_server import serve_hanging
 from patience import LIMIT
 
-from rlx.audit.run_comparison import find_run_differences
 from rlx.launch import is_supervisor
+from rlx.record import find_run_differences
 from rlx_registry import Registry
 
 

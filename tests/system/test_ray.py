@@ -16,9 +16,9 @@ from patience import find_free_port, signal_processes
 from pydantic import ValidationError
 from raylets import open_ray_cluster
 
-from rlx.audit.run_comparison import find_run_differences
 from rlx.launch import list_packages, open_launcher
 from rlx.launch.ray_launcher import count_places
+from rlx.record import find_run_differences
 from rlx.spec import RunnerSpec
 
 

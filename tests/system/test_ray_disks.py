@@ -16,8 +16,8 @@ import psutil
 import pytest
 from raylets import SEPARATE, open_ray_cluster
 
-from rlx.audit import find_run_differences
 from rlx.home import REGISTRY
+from rlx.record import find_run_differences
 
 
 @pytest.fixture(scope="module")

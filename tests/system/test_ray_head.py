@@ -14,7 +14,7 @@ import pytest
 from patience import LIMIT
 from raylets import open_ray_cluster
 
-from rlx.audit import find_run_differences
+from rlx.record import find_run_differences
 
 SLOW = {"rewards.turn.unhurried": "{plugin: unhurried, turn: answer, seconds: 0.05}"}
 """Makes a step last a second and more, in which the processor is idle, until the run is held."""

@@ -14,8 +14,8 @@ import pytest
 from patience import find_free_port, signal_processes, wait_until
 from raylets import SETTINGS
 
-from rlx.audit import find_run_differences
 from rlx.launch.ray_jobs import _choose_variables
+from rlx.record import find_run_differences
 
 OVER = ("finished", "failed", "stopped", "lost")
 TOKEN = "of-the-cluster-of-these-tests-alone"

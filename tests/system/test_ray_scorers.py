@@ -17,8 +17,8 @@ from pool_promises import *  # noqa: F403  (tests)
 from pool_promises import job, value
 from raylets import open_driver, open_ray_cluster, open_scorers
 
-from rlx.audit import find_run_differences
 from rlx.launch import open_launcher
+from rlx.record import find_run_differences
 from rlx.spec import RunnerSpec
 
 TESTS = Path(__file__).parents[1]

@@ -12,9 +12,9 @@ from engines import has_ended, needs_vllm
 from patience import wait_until
 from raylets import open_ray_cluster
 
-from rlx.audit import find_run_differences
 from rlx.launch import open_launcher
 from rlx.launch.ray_launcher import list_demands, takes_gpus
+from rlx.record import find_run_differences
 from rlx.spec import RunnerSpec, VllmSamplerSpec
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlx.audit.rescoring import RescoringSummary
+from rlx.results.rescoring import RescoringSummary
 from rlx.reward import RewardEntry, RewardTable
 
 SIGMA = "estimator.confidence.normalize=std"

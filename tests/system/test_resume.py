@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from forked import cold_starts
 
-from rlx.audit.run_comparison import find_run_differences
+from rlx.record import find_run_differences
 
 LONGER = {
     "phases.0.steps": 3,

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from stored_home import unpack_home
 
-from rlx.audit import find_run_differences
+from rlx.record import find_run_differences
 
 
 @pytest.fixture(scope="module")

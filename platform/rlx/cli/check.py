@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.assess import select_rollout_steps
 from rlx.cli.completion import complete_run
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.launch import locate_run_folder, open_registry
+from rlx.results import select_rollout_steps
 from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
-    from rlx.audit import AuditReport, IdentityTally, Violation
+    from rlx.results import AuditReport, IdentityTally, Violation
 
 __all__ = ["check"]
 
@@ -30,8 +30,8 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     The exit code is 0 when every identity holds, 1 when one is violated, and 3 when every identity
     that could be checked holds but a reward plugin is missing.
     """
-    from rlx.audit import check_run, probe_bodies
     from rlx.cli.progress import open_progress
+    from rlx.results import check_run, probe_bodies
 
     with open_registry(url) as registry:
         found = registry.run(run)

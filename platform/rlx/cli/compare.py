@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from rlx import comparison
+from rlx import results
 from rlx.cli.completion import complete_run
 from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.options import registry_option
@@ -37,34 +37,34 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
     recipes were evaluated on the same problems, per-problem differences are shown as well.
     """
     with open_registry(url) as registry:
-        found = comparison.compare_recipes(registry, names)
+        found = results.compare_recipes(registry, names)
         compared = [registry.run(run) for recipe in found.recipes for run in recipe.runs.values()]
     if page is not None:
-        write_text_file(page, comparison.render_comparison_html(found))
+        write_text_file(page, results.render_comparison_html(found))
         print_text(escape_unprintable(str(page)), err=True)
     if form == "json":
-        print_json(comparison.build_comparison_json(found))
+        print_json(results.build_comparison_json(found))
     elif form == "csv":
-        print_text(comparison.format_comparison_csv(found), nl=False)
-        for line in comparison.describe_exclusions(found):
+        print_text(results.format_comparison_csv(found), nl=False)
+        for line in results.describe_exclusions(found):
             print_text(line, err=True)
     elif form == "md":
-        print_text(comparison.format_comparison_markdown(found), nl=False)
+        print_text(results.format_comparison_markdown(found), nl=False)
     elif page is None:
         _show_comparison(found)
         if mlflow := describe_mlflow_page(compared, names):
             print_text(f"curves in MLflow:  {mlflow}")
 
 
-def _show_comparison(found: comparison.Comparison) -> None:
+def _show_comparison(found: results.Comparison) -> None:
     from rlx.cli.console import build_table, open_console
 
     console = open_console()
-    for title, (head, *rows) in comparison.build_comparison_tables(found):
+    for title, (head, *rows) in results.build_comparison_tables(found):
         table = build_table(*map(escape_unprintable, head), title=title, padding=(0, 1))
         for row in rows:
             table.add_row(*map(escape_unprintable, row))
         console.print(table)
         console.print()
-    for line in comparison.list_comparison_notes(found):
+    for line in results.list_comparison_notes(found):
         console.print(line, style="dim")

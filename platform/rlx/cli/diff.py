@@ -7,7 +7,7 @@ import click
 
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import print_json, print_text
-from rlx.comparison import find_side_differences, load_diff_side
+from rlx.results import find_side_differences, load_diff_side
 from rlx.text import escape_unprintable
 
 __all__ = ["diff"]

@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import click
 
-from rlx.checks import inspect_machine
 from rlx.cli.options import DEFAULT, json_option
 from rlx.cli.output import print_json, print_text
+from rlx.plan import inspect_machine
 
 __all__ = ["doctor"]
 

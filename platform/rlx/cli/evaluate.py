@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rlx import assess
+from rlx import results
 from rlx.cli.options import json_option, overrides_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
@@ -56,11 +56,11 @@ def evaluate(
     its task and `evaluation.variants`. Answers are cached: repeat an interrupted command to
     continue where it stopped.
     """
-    request = assess.EvaluationRequest(**options)
-    require_places(out, pictures)
     os.environ.update(child_environment())  # before transformers is imported
+    request = results.EvaluationRequest(**options)
+    require_places(out, pictures)
     with open_progress("starting", "problems") as show:
-        found = assess.evaluate(request, registry=url, record=record, show=show, report=print_text)
+        found = results.evaluate(request, registry=url, record=record, show=show, report=print_text)
     if out is not None:
         with explain_write_errors(out):
             lines = "".join(json.dumps(answer) + "\n" for answer in found.list_answers())

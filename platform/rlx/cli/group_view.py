@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.progress import Progress, TaskID
 from rich.table import Column, Table
 
-from rlx.api import GroupMember
 from rlx.cli.console import build_table, open_console
+from rlx.cli.groups import GroupMember
 from rlx.cli.progress import SPEED_OVER, format_pace
 from rlx.home import RunFolder
 from rlx.run import read_progress

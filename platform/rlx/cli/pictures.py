@@ -7,11 +7,7 @@ import click
 from rlx.cli.completion import complete_run
 from rlx.cli.options import registry_option
 from rlx.cli.output import print_text
-from rlx.launch import (
-    locate_run_folder,
-    open_registry,
-    send_run_folder,
-)
+from rlx.launch import locate_run_folder, open_registry, send_run_folder
 from rlx.record import update_trackers
 from rlx.text import escape_unprintable
 
@@ -29,7 +25,7 @@ def pictures(runs: tuple[str, ...], url: str) -> int:
     """
     with open_registry(url) as reading:  # read-only: creates no registry
         found = [reading.run(run) for run in runs]
-    from rlx.audit import draw_run_pictures
+    from rlx.run import draw_run_pictures
 
     missing = False
     with open_registry(url, read_only=False) as registry:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.checks import check_file, require_showable_texts
 from rlx.cli.options import overrides_option
 from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import SpecError
+from rlx.plan import check_file, require_showable_texts
 from rlx.spec.reading import count_errors, format_diagnostic
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file

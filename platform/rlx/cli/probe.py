@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.assess import ProbeRequest, probe_model
+from rlx import results
 from rlx.cli.options import json_option, overrides_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
@@ -72,8 +72,8 @@ def probe(
             )
     os.environ.update(child_environment())  # before transformers is imported
     with open_progress("probing", "problems") as show:
-        request = ProbeRequest(**options)
-        found = probe_model(
+        request = results.ProbeRequest(**options)
+        found = results.probe_model(
             request, registry=url, record=record, again=again, show=show, report=print_text
         )
     if out is not None:

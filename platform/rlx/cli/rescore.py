@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx import assess
-from rlx.assess import ChangedRow, RescoreRequest, Rescoring
+from rlx import results
 from rlx.cli.completion import complete_run
 from rlx.cli.console import build_table, open_console
 from rlx.cli.options import json_option, overrides_option, registry_option
@@ -19,6 +18,8 @@ from rlx_registry import RunRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from rlx.results import ChangedRow, Rescoring
 
 __all__ = ["rescore"]
 
@@ -46,14 +47,14 @@ def rescore(as_json: bool, url: str, **options: Any) -> None:
     what would change: per reward, per token stream, and token by token.
     """
     with open_progress("rescoring", "steps") as show:
-        found = assess.rescore(RescoreRequest(**options), registry=url, show=show)
+        found = results.rescore(results.RescoreRequest(**options), registry=url, show=show)
     if as_json:
         print_json(found.to_json())
     else:
         _show_rescoring(found)
 
 
-def _show_rescoring(result: Rescoring) -> None:
+def _show_rescoring(result: "Rescoring") -> None:
     console, run, summary = open_console(), result.run, result.summary
     steps = len(summary.steps)
     scores = sum(c.n for c in summary.changes.values() if c.unit == "scores")
@@ -95,7 +96,7 @@ def _show_rescoring(result: Rescoring) -> None:
     sys.stdout.flush()
 
 
-def _show_rescored_row(run: RunRecord, changed: ChangedRow, console: "Console") -> None:
+def _show_rescored_row(run: RunRecord, changed: "ChangedRow", console: "Console") -> None:
     """Prints the tokens of one row with their stored and recomputed values."""
     from rlx.plan import load_run_speech
 

@@ -4,7 +4,6 @@ import json
 
 import click
 
-from rlx.checks import check_file, run_preflight_checks
 from rlx.cli.completion import complete_run
 from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
@@ -21,6 +20,7 @@ from rlx.launch import (
     open_registry,
     reconcile_job,
 )
+from rlx.plan import check_file, run_preflight_checks
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import label_refusal
 from rlx.text import escape_unprintable

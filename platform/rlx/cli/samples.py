@@ -6,15 +6,12 @@ from typing import Any
 
 import click
 
-from rlx.assess import load_step_accounts, select_rollout_steps
 from rlx.cli.completion import complete_run
 from rlx.cli.options import json_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.errors import SpecError
-from rlx.launch import (
-    locate_run_folder,
-    open_registry,
-)
+from rlx.launch import locate_run_folder, open_registry
+from rlx.results import load_step_accounts, select_rollout_steps
 from rlx.text import escape_unprintable
 from rlx_registry import (
     BodyError,

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from rlx.checks import check_file
 from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, open_registry
+from rlx.plan import check_file
 from rlx.plugin import Plugin
 from rlx.spec import PROFILES, ExperimentSpec
 from rlx.spec.reading import list_leaf_values

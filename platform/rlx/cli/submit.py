@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from rlx.checks import check_file, run_preflight_checks
 from rlx.cli.completion import complete_run
 from rlx.cli.options import overrides_option, registry_option
 from rlx.cli.output import print_text
@@ -26,6 +25,7 @@ from rlx.launch import (
     start_experiment,
     stop_run,
 )
+from rlx.plan import check_file, run_preflight_checks
 from rlx.spec.reading import LoadedSpec, label_refusal
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
@@ -134,7 +134,7 @@ def _submit_one(
     print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
     if rehearse:
         with speed_up_imports():
-            from rlx.checks import run_rehearsal_checks  # imports torch
+            from rlx.plan import run_rehearsal_checks  # imports torch
 
         (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=waits)
         print_warnings(warnings)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlx.api import GroupMember, check_group, read_group, record_group, require_group_name
 from rlx.cli.console import open_console
 from rlx.cli.group_view import GroupView
+from rlx.cli.groups import GroupMember, check_group, read_group, record_group, require_group_name
 from rlx.cli.mlflow_page import describe_mlflow_page
 from rlx.cli.output import print_text
 from rlx.cli.text import print_warnings

@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from rlx.checks import check_file, require_showable_texts
 from rlx.cli.failures import format_error_text
 from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_json, print_report, print_text
 from rlx.discovery import ExperimentPlugins, load_all_plugins
 from rlx.errors import RlxError, SpecError
+from rlx.plan import check_file, require_showable_texts
 from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,

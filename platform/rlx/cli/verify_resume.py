@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from rlx.checks import read_spec
 from rlx.cli.console import build_table, open_console
 from rlx.cli.options import overrides_option
 from rlx.cli.output import print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.launch import VICTIMS, KillResult, run_resume_trial
+from rlx.plan import read_spec
 
 __all__ = ["verify_resume"]
 

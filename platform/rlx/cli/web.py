@@ -106,8 +106,8 @@ def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
     Raises:
         SpecError: a name is unknown, or the runs are in no store that can be served here.
     """
-    from rlx.comparison import find_named_runs
     from rlx.record import find_mlflow_link
+    from rlx.results import find_named_runs
 
     with open_registry(url) as registry:
         runs = find_named_runs(registry, names)

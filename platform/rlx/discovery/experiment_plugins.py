@@ -33,7 +33,7 @@ class ExperimentPlugins:
         provenance: one entry per plugin, in the order of the spec.
         named: the plugins, in the same order as `provenance`.
         default_options: paths of options in the spec that have their default values.
-        warnings: what `rlx.checks` warns of; empty if the experiment was not checked.
+        warnings: what `rlx.plan` warns of; empty if the experiment was not checked.
     """
 
     task: Plugin

@@ -3,6 +3,7 @@
 A policy whose confidence depends only on the kind of problem can look perfectly calibrated.
 `Calibration` therefore also reports the scores of a predictor that knows only the problem's
 stratum, the metrics within each stratum, and how varied the confidences are.
+
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,40 +13,34 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlx.evaluation.corrected import (
-    compute_debiased_ece,
-    compute_one_bit_auroc,
-    compute_recalibrated_brier,
-)
 from rlx.evaluation.scores import (
     Floats,
     MurphyDecomposition,
     ReliabilityBin,
     build_reliability_bins,
+    compute_accuracy_at_coverage,
+    compute_aurc,
     compute_auroc,
     compute_brier,
     compute_brier_skill,
     compute_clipped_nll,
     compute_confidence_entropy,
+    compute_coverage_at_risk,
+    compute_debiased_ece,
     compute_equal_mass_ece,
+    compute_error_auprc,
+    compute_excess_aurc,
     compute_expected_calibration_error,
     compute_extreme_share,
     compute_maximum_calibration_error,
     compute_murphy_decomposition,
+    compute_one_bit_auroc,
+    compute_recalibrated_brier,
     compute_within_auroc,
     convert_to_pairs,
+    select_risk_points,
     stratum_predictor,
 )
-from rlx.evaluation.selective import (
-    compute_accuracy_at_coverage,
-    compute_aurc,
-    compute_coverage_at_risk,
-    compute_error_auprc,
-    compute_excess_aurc,
-    select_risk_points,
-)
-
-__all__ = ["Calibration", "StratumCalibration"]
 
 COVERAGES = (0.5, 0.8, 0.9)
 RISKS = (0.05, 0.1)

@@ -1,23 +1,71 @@
-"""Plots of calibration and of training metrics, for files and for the terminal."""
+"""Plots of calibration, held-out sets, suites and training, for files and for the terminal.
+
+Colours are from the Okabe-Ito palette, which is safe for colour-blind readers; every plot is also
+readable in grey. Figures use Matplotlib's object-oriented API, so nothing here touches pyplot's
+global state or needs a display.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rlx.evaluation.answers import AnswerScaling, ScoredAnswer
 from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, build_figure, save_figure, style_axes
+from rlx.evaluation.scores import compute_expected_calibration_error, compute_risk_coverage
+from rlx.evaluation.statistics import Index, compute_bootstrap_intervals
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = [
-    "draw_counts",
-    "draw_learning_curves",
-    "draw_reliability",
-    "draw_reliability_diagram",
-    "render_reliability_text",
-]
+
+BLUE, ORANGE = "#0072B2", "#D55E00"
+SERIES = ("#009E73", BLUE, ORANGE, "#CC79A7", "#56B4E9", "#E69F00")
+"""Line colours of one panel, in order."""
+INK, FAINT, GRID = "#262626", "#767676", "#E4E4E4"
+
+
+def build_figure(width: float, height: float, **padding: Any) -> Any:
+    """Creates an empty white figure.
+
+    Args:
+        width, height: size in inches.
+        padding: options of Matplotlib's constrained layout.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(**padding)
+    return Figure(figsize=(width, height), layout=layout, facecolor="white")
+
+
+def style_axes(axes: Any) -> None:
+    """Removes the box of the axes and adds a faint grid behind the data."""
+    axes.set_facecolor("white")
+    axes.grid(color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=FAINT, labelcolor=INK, length=3)
+
+
+def save_figure(drawn: Any, path: Path) -> tuple[Path, Path]:
+    """Writes a figure as `.png` and `.svg`, which replace the suffix of `path`."""
+    from matplotlib import rc_context
+
+    stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    png, svg = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg"))
+    drawn.savefig(png, dpi=160)
+    drawn.set_layout_engine("none")  # the first save has computed the layout
+    # No date and no random ids, so that equal figures give equal files.
+    with rc_context({"svg.hashsalt": stem.name}):
+        drawn.savefig(svg, metadata={"Date": None})
+    return png, svg
+
 
 Curve = Sequence[tuple[int, float]]
 
@@ -216,3 +264,315 @@ def _format_answer_counts(c: Calibration) -> str:
 
 def _or_dash(figure: float | None) -> str:
     return "-" if figure is None else f"{figure:.2f}"
+
+
+WIDTH = 3.7
+"""Width of a panel in inches."""
+
+
+def draw_suite(
+    answers: Mapping[str, Sequence[ScoredAnswer]],
+    figures: Mapping[str, Mapping[str, Any]],
+    outside: frozenset[str],
+    folder: Path,
+) -> list[Path]:
+    """Draws every plot that the suite has data for.
+
+    Args:
+        answers: answers of each set, by name.
+        figures: metrics of each set from `compute_answer_metrics`, by name.
+        outside: out-of-distribution sets, drawn in another colour.
+        folder: output folder of `reliability`, `confidence`, `risk_coverage` and `scaling`, each as
+            `.png` and `.svg`.
+
+    Returns:
+        The files.
+    """
+    colours = {name: ORANGE if name in outside else BLUE for name in answers}
+    stated = [name for name, found in figures.items() if found["brier"] is not None]
+    scaled = [name for name, found in figures.items() if found["scaling"] is not None]
+    made: list[Path] = []
+    if stated:
+        made += _draw_suite_reliability(
+            {n: figures[n] for n in stated}, colours, folder / "reliability"
+        )
+        made += _draw_confidence_histograms({n: answers[n] for n in stated}, folder / "confidence")
+        made += _draw_risk_coverage({n: answers[n] for n in stated}, folder / "risk_coverage")
+    if scaled:
+        found = {n: AnswerScaling.from_json(figures[n]["scaling"]) for n in scaled}
+        made += _draw_answer_scaling(found, folder / "scaling")
+    return made
+
+
+def _draw_suite_reliability(
+    figures: Mapping[str, Mapping[str, Any]], colours: Mapping[str, str], path: Path
+) -> tuple[Path, Path]:
+    """Draws accuracy against stated confidence with Wilson bars, and counts, a column per set."""
+    drawn = build_figure(4.8 * len(figures), 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
+    axes = drawn.subplots(
+        2, len(figures), sharex=True, sharey="row", height_ratios=(4.4, 1), squeeze=False
+    )
+    for column, (name, found) in enumerate(figures.items()):
+        calibration = Calibration.from_json(found)
+        draw_reliability(axes[0][column], calibration, colours[name], name)
+        draw_counts(axes[1][column], calibration, colours[name])
+    axes[0][0].set_ylabel("accuracy", color=INK)
+    axes[1][0].set_ylabel("share", color=INK)
+    return save_figure(drawn, path)
+
+
+def _draw_confidence_histograms(
+    answers: Mapping[str, Sequence[ScoredAnswer]], path: Path
+) -> tuple[Path, Path]:
+    """Draws confidence histograms, correct answers above the axis and wrong ones below."""
+    drawn, panels = _build_panel_row(len(answers))
+    edges = np.arange(11) / 10
+    for axes, (name, own) in zip(panels, answers.items(), strict=True):
+        style_axes(axes)
+        pairs = np.array([[np.nan_to_num(a.confidences[0]), a.correct] for a in own])
+        for label, colour, sign in ((1, BLUE, 1), (0, ORANGE, -1)):
+            counts, _ = np.histogram(pairs[pairs[:, 1] == label, 0], bins=edges)
+            axes.bar(edges[:-1] + 0.05, sign * counts / len(own), width=0.09, color=colour)
+        axes.axhline(0, color=FAINT, linewidth=0.8)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):.2g}")
+        axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
+        axes.set_xlabel("stated confidence", color=INK)
+    panels[0].set_ylabel("share: wrong below, right above", color=INK)
+    return save_figure(drawn, path)
+
+
+def _draw_risk_coverage(
+    answers: Mapping[str, Sequence[ScoredAnswer]], path: Path
+) -> tuple[Path, Path]:
+    """Draws the risk-coverage curve, with the best possible order and a random one."""
+    drawn, panels = _build_panel_row(len(answers))
+    for axes, (name, own) in zip(panels, answers.items(), strict=True):
+        style_axes(axes)
+        correct = np.array([a.correct for a in own], dtype=np.float64)
+        confidence = np.array([a.confidences[0] for a in own])
+        coverage = np.arange(1, len(own) + 1) / len(own)
+        axes.plot(
+            coverage, compute_risk_coverage(correct, confidence), color=BLUE, label="by confidence"
+        )
+        best = compute_risk_coverage(correct, correct)
+        axes.plot(coverage, best, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), label="best")
+        axes.axhline(1 - correct.mean(), color=ORANGE, linewidth=1, label="random order")
+        axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
+        axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
+        axes.set_xlabel("coverage", color=INK)
+    panels[0].set_ylabel("risk: share of wrong answers", color=INK)
+    panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
+    return save_figure(drawn, path)
+
+
+def _draw_answer_scaling(found: Mapping[str, AnswerScaling], path: Path) -> tuple[Path, Path]:
+    """Draws accuracy against the number of answers, one line per selection rule."""
+    drawn, panels = _build_panel_row(len(found))
+    rules = (
+        ("pass_at", "oracle"),
+        ("most_confident", "most confident"),
+        ("weighted", "vote by confidence"),
+        ("majority", "vote"),
+    )
+    for axes, (name, scaling) in zip(panels, found.items(), strict=True):
+        style_axes(axes)
+        for (rule, label), colour in zip(rules, SERIES, strict=False):
+            if (values := getattr(scaling, rule)) is not None:
+                axes.plot(scaling.k, values, "o-", color=colour, markersize=3.5, label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(scaling.k, [str(k) for k in scaling.k])
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
+        axes.set_xlabel("answers per problem", color=INK)
+    panels[0].set_ylabel("accuracy of the selected answer", color=INK)
+    panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
+    return save_figure(drawn, path)
+
+
+def _build_panel_row(count: int) -> tuple[Any, list[Any]]:
+    drawn = build_figure(WIDTH * count + 0.4, 3.4, w_pad=0.1, h_pad=0.1)
+    return drawn, list(drawn.subplots(1, count, sharey=True, squeeze=False)[0])
+
+
+PICTURE_DRAWS = 200
+"""Bootstrap resamples for evaluations without recorded intervals: enough for a plot."""
+APART = 0.012
+"""Horizontal offset between the bars of two sets at one step, as a share of all steps."""
+PANELS = (("accuracy", "accuracy"), ("ece", "ECE, 10 bins"))
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPoint:
+    """Evaluation of a held-out set at one step.
+
+    Attributes:
+        step: number of completed steps.
+        values: `accuracy`, and `ece` if confidences were stated.
+        intervals: 95 % intervals of both over problems, if available.
+    """
+
+    step: int
+    values: Mapping[str, float | None]
+    intervals: Mapping[str, Interval | None]
+
+    @classmethod
+    def from_evaluation(
+        cls, step: int, metrics: Mapping[str, Any], payload: Mapping[str, Any] | None
+    ) -> "EvaluationPoint":
+        """Reads a recorded evaluation.
+
+        Intervals come from `metrics`, or else from the pairs in `payload`: `problem_ids`, `correct`
+        and `confidence`, where an unreadable confidence is null and counts as 0.
+        """
+        values = {name: metrics.get(name) for name, _ in PANELS}
+        intervals = metrics.get("intervals")
+        if intervals is None:
+            intervals = _compute_moment_intervals(payload or {})
+        return cls(step, values, intervals)
+
+
+def draw_accuracy_and_ece(
+    sets: Mapping[str, Sequence[EvaluationPoint]], path: Path
+) -> tuple[Path, Path]:
+    """Draws one line per set: accuracy, and next to it ECE if confidences are stated.
+
+    Args:
+        sets: points of each set, by name, in order of steps.
+        path: output path; its suffix is replaced by `.png` and `.svg`.
+
+    Returns:
+        The two files.
+
+    Raises:
+        ValueError: there is nothing to draw.
+    """
+    there = [moment for moments in sets.values() for moment in moments]
+    panels = [p for p in PANELS if any(moment.values.get(p[0]) is not None for moment in there)]
+    if not panels:
+        raise ValueError("no evaluations to draw")
+    drawn = build_figure(4.6 * len(panels) + 0.4, 3.6, w_pad=0.1, h_pad=0.1)
+    axes = drawn.subplots(1, len(panels), squeeze=False)[0]
+    for one, (name, title) in zip(axes, panels, strict=True):
+        style_axes(one)
+        for number, (label, moments) in enumerate(sets.items()):
+            aside = APART * (number - (len(sets) - 1) / 2) * max(moment.step for moment in there)
+            _draw_metric_line(one, name, label, moments, SERIES[number % len(SERIES)], aside)
+        one.set_title(title, loc="left", fontsize=10, color=INK, fontweight="bold")
+        one.set_xlabel("step", color=INK)
+        one.set_ylim(-0.02, 1.02 if name == "accuracy" else None)
+    axes[0].legend(frameon=False, fontsize=8, labelcolor=INK)
+    bars = any(any(moment.intervals.values()) for moment in there)
+    if bars:
+        caption = "bars: 95 % intervals over problems"
+        axes[-1].set_title(caption, loc="right", fontsize=8, color=FAINT)
+    return save_figure(drawn, path)
+
+
+def _draw_metric_line(
+    axes: Any, name: str, label: str, moments: Sequence[EvaluationPoint], colour: str, aside: float
+) -> None:
+    own = [
+        (moment.step + aside, moment.values[name], moment.intervals.get(name)) for moment in moments
+    ]
+    known = [(step, value, bar) for step, value, bar in own if value is not None]
+    axes.plot(
+        [step for step, *_ in known],
+        [value for _, value, _ in known],
+        "o-",
+        color=colour,
+        markersize=3.5,
+        linewidth=1.5,
+        label=label,
+    )
+    for step, _, bar in known:
+        if bar is not None:
+            axes.vlines(step, *bar, color=colour, alpha=0.45, linewidth=2.5)
+
+
+def _compute_moment_intervals(payload: Mapping[str, Any]) -> dict[str, Interval | None]:
+    if not payload.get("problem_ids") or not payload.get("correct"):
+        return {}
+    correct = np.array(payload["correct"], dtype=np.float64)
+    measures: dict[str, Any] = {"accuracy": lambda at: float(correct[at].mean())}
+    if payload.get("confidence") is not None:
+        stated = np.array([c or 0.0 for c in payload["confidence"]])
+
+        def compute_ece(at: Index) -> float:
+            return compute_expected_calibration_error(correct[at], stated[at])
+
+        measures["ece"] = compute_ece
+    return compute_bootstrap_intervals(
+        payload["problem_ids"], measures, seed=0, draws=PICTURE_DRAWS
+    )
+
+
+BINS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDistribution:
+    """The turns of one kind that a step trained on.
+
+    Attributes:
+        step: step number.
+        rewards: weighted reward totals of the turns that have one.
+        lengths: lengths in tokens.
+    """
+
+    step: int
+    rewards: Sequence[float]
+    lengths: Sequence[int]
+
+
+def draw_distributions(
+    kinds: Mapping[str, Sequence[TurnDistribution]], path: Path
+) -> tuple[Path, Path]:
+    """Draws vertical histograms side by side, one per step; darker means more turns.
+
+    Args:
+        kinds: distributions by kind of turn ("answer", "confidence", ...), each in order of steps.
+        path: output path; its suffix is replaced by `.png` and `.svg`.
+
+    Returns:
+        The two files.
+
+    Raises:
+        ValueError: there is nothing to draw.
+    """
+    if not kinds:
+        raise ValueError("no turns to draw")
+    drawn = build_figure(9.2, 2.4 * len(kinds) + 0.35, w_pad=0.1, h_pad=0.08)
+    panels = drawn.subplots(len(kinds), 2, sharex=True, squeeze=False)
+    for row, (kind, spreads) in zip(panels, kinds.items(), strict=True):
+        for axes, name in zip(row, ("rewards", "lengths"), strict=True):
+            style_axes(axes)
+            label = "reward" if name == "rewards" else "tokens"
+            axes.set_title(f"{kind}: {label}", loc="left", fontsize=10, color=INK, weight="bold")
+            _draw_histograms(axes, [(s.step, list(getattr(s, name))) for s in spreads])
+    drawn.supxlabel("step", color=INK, fontsize=10)
+    return save_figure(drawn, path)
+
+
+def _draw_histograms(axes: object, spreads: Sequence[tuple[int, Sequence[float]]]) -> None:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import LinearSegmentedColormap
+
+    assert isinstance(axes, Axes)
+    everything = np.array([value for _, values in spreads for value in values], dtype=np.float64)
+    if not len(everything):
+        return
+    low, high = float(everything.min()), float(everything.max())
+    edges = np.linspace(low, high, BINS + 1) if high > low else np.array([low - 0.5, low + 0.5])
+    counts = np.array([np.histogram(values, bins=edges)[0] for _, values in spreads], dtype=float)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    steps = np.array([step for step, _ in spreads], dtype=float)
+    gaps = np.diff(steps) / 2 if len(steps) > 1 else np.array([0.5])
+    borders = np.concatenate([[steps[0] - gaps[0]], steps[:-1] + gaps[: len(steps) - 1]])
+    borders = np.append(borders, steps[-1] + gaps[-1])
+    colours = LinearSegmentedColormap.from_list("share", ["white", BLUE])
+    axes.pcolormesh(borders, edges, shares.T, cmap=colours, vmin=0, vmax=shares.max())
+    means = [float(np.mean(values)) if values else np.nan for _, values in spreads]
+    axes.plot(steps, means, color=INK, linewidth=1.2)
+    axes.tick_params(labelsize=8)

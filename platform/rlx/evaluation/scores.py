@@ -6,33 +6,18 @@ Two conventions hold throughout:
   nearest to `i/B`, so 0.3 lies in bin 3 and 0.7 in bin 7, as expected. (`numpy.linspace` differs:
   its fourth edge is 0.30000000000000004.)
 * **Unparsable confidences** are passed as nan and count as confidence 0.
+
+**Equal confidences** have no defined order. Where an order is needed, figures average over all
+orders of equal confidences, so the order of the samples does not matter.
 """
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-__all__ = [
-    "MurphyDecomposition",
-    "ReliabilityBin",
-    "build_reliability_bins",
-    "compute_auroc",
-    "compute_brier",
-    "compute_brier_skill",
-    "compute_clipped_losses",
-    "compute_clipped_nll",
-    "compute_confidence_entropy",
-    "compute_equal_mass_ece",
-    "compute_expected_calibration_error",
-    "compute_extreme_share",
-    "compute_maximum_calibration_error",
-    "compute_murphy_decomposition",
-    "compute_wilson_interval",
-    "compute_within_auroc",
-    "convert_to_pairs",
-    "stratum_predictor",
-]
 
 Floats = NDArray[np.float64]
 
@@ -381,3 +366,217 @@ def _gaps_of(y: Floats, c: Floats, slot: NDArray[np.intp]) -> tuple[Floats, Floa
     held = counts > 0
     gap = np.abs(np.bincount(slot, weights=c) - np.bincount(slot, weights=y))[held] / counts[held]
     return counts[held] / len(y), gap
+
+
+Ties = Literal["expected", "stable"]
+
+
+def compute_risk_coverage(
+    correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected"
+) -> Floats:
+    """Share of wrong answers among the k most confident, for k = 1..n.
+
+    Args:
+        correct: `[n]` of 0 or 1.
+        confidence: `[n]` in [0, 1]; nan counts as 0.
+        ties: "expected" averages over all orders of equal confidences, so the order of the samples
+            does not matter; "stable" keeps the order of the samples.
+
+    Returns:
+        `[n]`; the last one is 1 - accuracy.
+
+    Reference:
+        Geifman and El-Yaniv, "Selective classification for deep neural networks", 2017.
+    """
+    y, c = convert_to_pairs(correct, confidence)
+    wrong = 1 - y
+    if ties == "expected":
+        _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+        wrong = (np.bincount(slot, weights=wrong) / counts)[slot]
+    falling = np.argsort(-c, kind="stable")
+    risk: Floats = np.cumsum(wrong[falling]) / np.arange(1, len(y) + 1)
+    return risk
+
+
+def select_risk_points(
+    correct: ArrayLike, confidence: ArrayLike, points: int = 50
+) -> tuple[tuple[float, float], ...]:
+    """(coverage, risk) at up to `points` evenly spaced coverages, for plotting."""
+    risk = compute_risk_coverage(correct, confidence)
+    n = len(risk)
+    ranks = np.unique(np.ceil(np.arange(1, points + 1) * n / points).astype(int))
+    return tuple((float(k / n), float(risk[k - 1])) for k in ranks)
+
+
+def compute_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
+    """Area under the risk-coverage curve: the mean of `compute_risk_coverage`. Lower is better."""
+    return float(compute_risk_coverage(correct, confidence, ties=ties).mean())
+
+
+def compute_accuracy_at_coverage(
+    correct: ArrayLike, confidence: ArrayLike, coverage: float, *, ties: Ties = "expected"
+) -> float:
+    """Accuracy over the `ceil(coverage · n)` most confident answers.
+
+    Raises:
+        ValueError: coverage is not in (0, 1].
+    """
+    if not 0 < coverage <= 1:
+        raise ValueError(f"coverage is {coverage}; it must lie in (0, 1]")
+    risk = compute_risk_coverage(correct, confidence, ties=ties)
+    # Round before the ceiling, else 0.07 · 100 = 7.000000000000001 would give 8 answers.
+    return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
+
+
+def compute_excess_aurc(
+    correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected"
+) -> float:
+    """E-AURC: excess AURC over the best order, which ranks all correct answers first.
+
+    The best order's area is exact for these n answers, not its limit r + (1 - r) ln(1 - r).
+
+    Reference:
+        Geifman, Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural
+        classifiers", 2019.
+    """
+    y, _ = convert_to_pairs(correct, confidence)
+    return compute_aurc(correct, confidence, ties=ties) - compute_aurc(y, y)
+
+
+def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:
+    """The largest share of answers that a threshold can keep with at most `risk` of them wrong.
+
+    A threshold keeps equal confidences together, so ties need no order. 0 if no threshold works.
+
+    Raises:
+        ValueError: risk is not in [0, 1].
+    """
+    if not 0 <= risk <= 1:
+        raise ValueError(f"risk is {risk}; it must lie in [0, 1]")
+    y, c = convert_to_pairs(correct, confidence)
+    values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    kept = np.cumsum(counts[::-1])
+    wrong = np.cumsum(np.bincount(slot, weights=1 - y, minlength=len(values))[::-1])
+    # Counts are integers, so only risk · kept has a rounding error.
+    fits = wrong <= risk * kept + 1e-9
+    return float(kept[fits].max() / len(y)) if fits.any() else 0.0
+
+
+def compute_error_auprc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+    """Average precision of detecting wrong answers by low confidence; None when labels are equal.
+
+    Reference:
+        Hendrycks and Gimpel, "A baseline for detecting misclassified and out-of-distribution
+        examples in neural networks", 2017 (AUPR-Error).
+    """
+    y, c = convert_to_pairs(correct, confidence)
+    if y.min() == y.max():
+        return None
+    _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    wrong = np.bincount(slot, weights=1 - y)
+    precision = np.cumsum(wrong) / np.cumsum(counts)
+    return float(wrong @ precision / wrong.sum())
+
+
+THRESHOLD = 0.5
+
+
+def compute_debiased_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10) -> float:
+    """ECE minus the part of it that comes from having few answers per bin; never below 0.
+
+        Σ_b n_b/n (2 |g_b| - E|g_b + σ_b Z|)        g_b = c̄_b - ȳ_b, σ_b² = ȳ_b (1 - ȳ_b) / n_b
+
+    The accuracy of a bin is noisy, and noise always adds to |g_b|. With a standard normal Z, the
+    expected addition has a closed form. A bin whose answers are all right or all wrong is not
+    corrected.
+
+    Args:
+        correct: `[n]` of 0 or 1.
+        confidence: `[n]` in [0, 1]; nan counts as 0.
+        bins: number of bins, as in `compute_expected_calibration_error`.
+
+    Reference:
+        Kumar, Liang and Ma, "Verified uncertainty calibration", arXiv 1909.10155, and the
+        estimator of their code for absolute gaps.
+    """
+    from scipy.special import ndtr
+
+    total, corrected = 0, 0.0
+    for one in build_reliability_bins(correct, confidence, bins=bins):
+        if one.confidence is None or one.accuracy is None:
+            continue
+        gap = abs(one.confidence - one.accuracy)
+        noise = float(np.sqrt(one.accuracy * (1 - one.accuracy) / one.n))
+        noisy = gap
+        if noise > 0:
+            z = gap / noise
+            noisy = noise * np.sqrt(2 / np.pi) * np.exp(-(z**2) / 2) + gap * (1 - 2 * ndtr(-z))
+        total += one.n
+        corrected += one.n * (2 * gap - float(noisy))
+    return max(0.0, corrected / total)
+
+
+def compute_one_bit_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+    """AUROC of whether the confidence is at least .5; None when all labels are equal.
+
+    A confidence whose AUROC is no higher says no more than yes or no.
+    """
+    y, c = convert_to_pairs(correct, confidence)
+    return compute_auroc(y, (c >= THRESHOLD).astype(np.float64))
+
+
+def compute_recalibrated_brier(
+    correct: ArrayLike, confidence: ArrayLike, problems: Sequence[str] | None = None
+) -> float | None:
+    """Brier score of `recalibrate_confidences`, with its arguments; None where that is None.
+
+    What remains is mostly a lack of discrimination, since no map can mend that.
+    """
+    mapped = recalibrate_confidences(correct, confidence, problems)
+    return None if mapped is None else compute_brier(correct, mapped)
+
+
+def halve_problems(problems: Sequence[str]) -> NDArray[np.bool_]:
+    """`[n]` bool the answers to about half of the problems, whatever their order."""
+    return np.array([zlib.crc32(problem.encode()) % 2 == 1 for problem in problems])
+
+
+def recalibrate_confidences(
+    correct: ArrayLike, confidence: ArrayLike, problems: Sequence[str] | None = None
+) -> Floats | None:
+    """Confidences after an increasing map that is fitted on other problems.
+
+    Each half of the problems gets the map that isotonic regression fits on the other half.
+
+    Args:
+        correct: `[n]` of 0 or 1.
+        confidence: `[n]` in [0, 1]; nan counts as 0.
+        problems: `[n]` id of each answer's problem, which stay together; None if all differ.
+
+    Returns:
+        `[n]`; None if a half is empty, as with a single problem.
+
+    Reference:
+        Zadrozny and Elkan, "Transforming classifier scores into accurate multiclass probability
+        estimates", 2002 (isotonic regression).
+    """
+    # Imported here because it takes half a second.
+    from scipy.optimize import isotonic_regression
+
+    y, c = convert_to_pairs(correct, confidence)
+    half = _halve_answers(y, c) if problems is None else halve_problems(problems)
+    if half.all() or not half.any():
+        return None
+    mapped: Floats = np.zeros_like(c)
+    for test in (half, ~half):
+        values, slot, counts = np.unique(c[~test], return_inverse=True, return_counts=True)
+        shares = np.bincount(slot, weights=y[~test]) / counts
+        mapped[test] = np.interp(c[test], values, isotonic_regression(shares, weights=counts).x)
+    return mapped
+
+
+def _halve_answers(y: Floats, c: Floats) -> NDArray[np.bool_]:
+    """`[n]` bool every second answer, in order of confidence."""
+    half = np.zeros(len(y), dtype=bool)
+    half[np.lexsort((y, c))[1::2]] = True
+    return half

@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 import psutil
 
-from rlx.audit import find_run_differences
 from rlx.errors import RlxError, SpecError
 from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
-from rlx.record import RunSender, open_trackers
+from rlx.record import RunSender, find_run_differences, open_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.run import read_progress
 from rlx.stopwatch import Stopwatch

@@ -282,7 +282,7 @@ class _Supervisor:
                 lambda paused: self._record_pause(writer, paused=paused),
             )
         if end.status == "finished" and self._spec.tracking.pictures:
-            from rlx.audit import draw_run_pictures  # imported here: it takes a second
+            from rlx.run import draw_run_pictures  # imported here: it takes a second
 
             try:
                 draw_run_pictures(writer, self._run_id, self._folder)

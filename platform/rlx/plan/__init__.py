@@ -1,8 +1,13 @@
-"""Shows what an experiment does to every token, before any model is loaded.
+"""One look at an experiment before it runs: what is wrong with it, what it learns, what it costs.
 
-A plan generates a few synthetic rollouts in the shape of the schedule and runs them through the
-experiment's own rewards, loss mask, reward placement, estimator and loss weights. The same report
-can be built for rollouts that a run has stored.
+* `checks` reads a file and reports every error in it, without importing torch; `plugin_checks`,
+  `stopping_bias` and `texts` are about plugins, estimators and texts, `machine` about this machine.
+* `trial` runs synthetic rollouts (`responses`, `stand_ins`) through the experiment's own rewards,
+  loss mask, placement, estimator and loss weights; `findings` says what that shows, and `rehearsal`
+  does both for every phase.
+* `memory` and `model_shape` estimate what a step needs.
+* `row_accounts` are rows token by token, of a trial or of a stored step; `report`, `text` and
+  `page` show them.
 """
 
 import lazy_loader

@@ -7,15 +7,11 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from rlx.plan.report import PhaseReport, PlanReport
-from rlx.plan.row_report import RowAccount, TokenLine
-from rlx.plan.statistics import GroupStatistics
-from rlx.plan.summary_table import format_memory_size
-from rlx.plan.text import compute_level_scales
+from rlx.plan.report import GroupStatistics, PhaseReport, PlanReport
+from rlx.plan.row_accounts import RowAccount, TokenLine
+from rlx.plan.text import compute_level_scales, format_memory_size
+from rlx.plan.trial import describe_row_kind
 from rlx.text import escape_unprintable
-from rlx.trial import describe_row_kind
-
-__all__ = ["render_plan_page"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@
                  rows       [{row, parent, tree, group, kind, level, problem, score, advantage,
                               gradient_weight, lost, finish_reason, turns, context, rewards,
                               tokens}]
-                 groups, kinds, counts       see `rlx.plan.statistics`
-                 tokens                      see `rlx.trial.TokenBudget`
+                 groups, kinds, counts       see `rlx.plan.report`
+                 tokens                      see `TokenBudget`
                  memory                      see `MemoryEstimate`, plus its totals; or null
                  gpus, gpu_room              see `PhaseReport`}]
 
@@ -22,40 +22,185 @@ assignment failed, `stopped` states the reason and `rows` is empty.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from statistics import mean, pstdev, stdev
 from typing import Any
 
-from rlx.checks import rehearse_experiment
+from rlx.batch import list_batch_rows
 from rlx.discovery import ExperimentPlugins, resolve_plugins
-from rlx.plan.row_report import RowAccount, RowAccountBuilder, place_named_rewards
-from rlx.plan.statistics import (
-    GroupStatistics,
-    KindStatistics,
-    MissingCounts,
-    count_trial_losses,
-    list_group_statistics,
-    list_kinds,
-)
-from rlx.recipe import build_recipe
-from rlx.rollout import build_piece_splitter
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
-from rlx.spec.reading import Diagnostic, LoadedSpec
-from rlx.text import pluralize_noun
-from rlx.trial import (
-    EncodingDialogue,
+from rlx.plan.memory import (
     MemoryEstimate,
-    PlanTrial,
     TokenBudget,
     compute_gpu_shares,
     estimate_memory,
     get_usable_share,
     token_budget,
 )
+from rlx.plan.rehearsal import rehearse_experiment
+from rlx.plan.row_accounts import RowAccount, RowAccountBuilder, TokenStretch, place_named_rewards
+from rlx.plan.stand_ins import EncodingDialogue
+from rlx.plan.trial import PlanTrial, describe_row_kind
+from rlx.recipe import build_recipe
+from rlx.rollout import build_piece_splitter
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
+from rlx.spec.reading import Diagnostic, LoadedSpec
+from rlx.text import pluralize_noun
 from rlx_registry import STREAMS
 
-__all__ = ["PhaseReport", "PlanReport", "build_plan", "convert_to_json", "select_example_rows"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatistics:
+    """Rows that are compared with each other.
+
+    Attributes:
+        group: group number; `tree` is the prompt's number, `parent` the row that the group
+            continues.
+        kind: kind of the rows; "rollout" if they have several turns.
+        rows: row numbers; `scores` are their scores.
+        std: standard deviation of the scores, by the estimator's `ddof`; None for a group of one.
+        advantages: minimum and maximum over its learning tokens.
+        has_signal: at least one token has a non-zero advantage.
+    """
+
+    group: int
+    tree: int
+    parent: int | None
+    kind: str
+    rows: tuple[int, ...]
+    scores: tuple[float, ...]
+    mean: float
+    std: float | None
+    advantages: tuple[float, float]
+    has_signal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindStatistics:
+    """A kind of turn over all rows, or the text that an environment wrote between turns.
+
+    Attributes:
+        kind: kind of turn, or "environment".
+        rows: rows with such turns; `turns` is the number of turns.
+        tokens: tokens in those turns; `learning` of them are in the loss mask.
+        share_of_tokens: share of all learning tokens.
+        share_of_gradient: share of Σ weight · |advantage|, which bounds the first update.
+    """
+
+    kind: str
+    rows: int
+    turns: int
+    tokens: int
+    learning: int
+    share_of_tokens: float
+    share_of_gradient: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingCounts:
+    """Losses on the way from responses to tokens.
+
+    Attributes:
+        rows: trained rows; `dropped` others were left out because they could not be scored.
+        turns_without_tokens: rewarded turns without a learning token.
+        reward_lost: Σ |reward| that lies on no token, out of `reward_given`.
+        rows_without_spans: rows in which no declared span was found.
+        rows_without_learning: rows without a learning token.
+        unfinished: synthetic rollouts that ended before the environment was done.
+    """
+
+    rows: int
+    dropped: int
+    turns_without_tokens: int
+    reward_lost: float
+    reward_given: float
+    rows_without_spans: int
+    rows_without_learning: int
+    unfinished: int
+
+
+def list_group_statistics(
+    rows: Sequence[RowAccount], get_ddof: Callable[[str], int]
+) -> tuple[GroupStatistics, ...]:
+    """Returns the groups in order of their numbers; `get_ddof` is `Estimator.get_ddof`."""
+    members: dict[int, list[RowAccount]] = {}
+    for row in rows:
+        members.setdefault(row.group, []).append(row)
+    return tuple(
+        _build_group_statistics(number, members[number], get_ddof) for number in sorted(members)
+    )
+
+
+def _build_group_statistics(
+    number: int, rows: Sequence[RowAccount], get_ddof: Callable[[str], int]
+) -> GroupStatistics:
+    kind = describe_row_kind(rows)
+    deviation = stdev if get_ddof(kind) else pstdev
+    scores = tuple(row.score or 0.0 for row in rows)
+    learned = [t.advantage for row in rows for t in row.tokens if t.learns] or [0.0]
+    return GroupStatistics(
+        group=number,
+        tree=rows[0].tree,
+        parent=rows[0].parent,
+        kind=kind,
+        rows=tuple(row.row for row in rows),
+        scores=scores,
+        mean=mean(scores),
+        std=deviation(scores) if len(scores) > 1 else None,
+        advantages=(min(learned), max(learned)),
+        has_signal=any(learned),
+    )
+
+
+def list_kinds(rows: Sequence[RowAccount]) -> tuple[KindStatistics, ...]:
+    """Returns the kinds of turns in order of appearance; "environment" comes last."""
+    stretches: dict[str, list[tuple[int, TokenStretch]]] = {}
+    for row in rows:
+        for stretch in row.stretches:
+            stretches.setdefault(stretch.kind, []).append((row.row, stretch))
+    if "environment" in stretches:
+        stretches["environment"] = stretches.pop("environment")
+    lines = {k: [line for _, s in found for line in s.tokens] for k, found in stretches.items()}
+    learning = {kind: sum(line.learns for line in own) for kind, own in lines.items()}
+    gradient = {k: sum(abs(line.weight * line.advantage) for line in o) for k, o in lines.items()}
+    tokens, weight = sum(learning.values()), sum(gradient.values())
+    return tuple(
+        KindStatistics(
+            kind=kind,
+            rows=len({row for row, _ in found}),
+            turns=len(found),
+            tokens=len(lines[kind]),
+            learning=learning[kind],
+            share_of_tokens=learning[kind] / tokens if tokens else 0.0,
+            share_of_gradient=gradient[kind] / weight if weight else 0.0,
+        )
+        for kind, found in stretches.items()
+    )
+
+
+def count_trial_losses(trial: PlanTrial) -> MissingCounts:
+    """Counts the losses of a trial whose credit was assigned."""
+    train, rewards = trial.train, trial.rewards
+    if train is None or rewards is None:
+        raise ValueError("the trial has no credit")
+    declared = [level.turn.spans for level in trial.recipe.plan.levels]
+    without = 0
+    for row in train.batch.rows:
+        segments = [trial.trees[row.tree].segments[turn] for turn in row.turns]
+        without += bool(declared[row.level]) and not any(s.spans for s in segments)
+    total = rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum()
+    return MissingCounts(
+        rows=len(train.batch.rows),
+        dropped=len(list_batch_rows(trial.trees)) - len(train.batch.rows),
+        turns_without_tokens=int(train.placed.missing.sum()),
+        reward_lost=float(train.placed.lost.abs().sum()),
+        reward_given=float(total),
+        rows_without_spans=without,
+        rows_without_learning=int((~train.mask.any(dim=1)).sum()),
+        unfinished=len(trial.unfinished_turns),
+    )
+
 
 READINGS = {"scores": "scores", "turns": "named rewards", "token_rewards": "token rewards"}
 
@@ -147,8 +292,6 @@ def _convert_dataclass_fields(value: Any) -> dict[str, Any]:
 
 
 # Building the report -----------------------------------------------------------------------------
-
-
 def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> PlanReport:
     """Runs synthetic rollouts of every phase through the experiment's own code.
 
@@ -158,7 +301,7 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
         plugins: its plugins, with the warnings of that validation.
 
     Raises:
-        InvalidSpec: no trial is possible, as in `rlx.checks.rehearse_experiment`.
+        InvalidSpec: no trial is possible, as in `rehearse_experiment`.
     """
     rehearsal = rehearse_experiment(read, plugins)
     trials = [one.trial for one in rehearsal.trials]

@@ -9,24 +9,54 @@ from rich.table import Table
 from rich.text import Text
 
 from rlx.plan.report import PhaseReport, PlanReport
-from rlx.plan.row_report import RewardAccount, RowAccount, TokenLine
-from rlx.plan.summary_table import build_summary_table, format_memory_size
+from rlx.plan.row_accounts import RewardAccount, RowAccount, TokenLine
 from rlx.text import escape_unprintable, pluralize_noun
 
-__all__ = [
-    "compute_heat_level",
-    "compute_level_scales",
-    "format_visible_text",
-    "show_plan",
-    "show_rows",
-]
+
+def format_memory_size(count: float) -> str:
+    """Formats bytes with a readable unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def build_summary_table(title: str, *heads: str) -> Table:
+    """Builds an empty table; the columns after the first are right-justified."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        show_header=any(heads),
+        header_style="dim",
+        padding=(0, 2, 0, 0),
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+    )
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left", no_wrap=head != "scores")
+    return table
+
 
 SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
+
+
 NEGATIVE = ("", "red", "bold red", "bold white on red")
+
+
 POSITIVE = ("", "blue", "bold blue", "bold white on blue")
+
+
 PROMPT = 400
+
+
 """Characters of a prompt to show."""
+
+
 NARROW = 100
+
+
 """Below this terminal width, token tables omit columns that are shown elsewhere."""
 
 
@@ -144,8 +174,6 @@ def _show_phase(phase: PhaseReport, row_numbers: Sequence[int], console: Console
 
 
 # Rows --------------------------------------------------------------------------------------------
-
-
 def show_rows(rows: Sequence[RowAccount], row_numbers: Sequence[int], console: Console) -> None:
     """Prints rows token by token; colours are relative to all `rows` of the same level."""
     by_number = {row.row: row for row in rows}
@@ -274,8 +302,6 @@ def _format_table_number(value: float | None) -> str:
 
 
 # All rows together -----------------------------------------------------------------------------
-
-
 def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Console) -> None:
     """Prints group statistics of the prompts shown, and one line about the others."""
     trees = {row.tree for row in phase.rows if row.row in row_numbers}

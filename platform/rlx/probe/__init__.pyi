@@ -1,16 +1,28 @@
-from .engine import ProbeContext, ProbedAnswer, ProbeResult, ProbeSample, probe_model
+from .engine import (
+    ProbeContext,
+    ProbedAnswer,
+    ProbeResult,
+    ProbeSample,
+    probe_model,
+)
 from .pictures import (
     agreement_line,
     draw_probe_curves,
     draw_verbal_against_sampled,
     render_probe_curve,
 )
-from .questions import ProbeDialogue
-from .records import RecordedProbe, compute_settings_digest, settings_of
-from .responses import AssembledResponse, build_response_tree
-from .statistics import GRID, MeanInterval, compute_area_over_curve, compute_scheme_figures
+from .questions import AssembledResponse, ProbeDialogue, build_response_tree
+from .statistics import (
+    GRID,
+    MeanInterval,
+    RecordedProbe,
+    compute_agreement,
+    compute_area_over_curve,
+    compute_scheme_figures,
+    compute_settings_digest,
+    settings_of,
+)
 from .values import StateValues, build_probe_response, state_values
-from .verbal import compute_agreement
 
 __all__ = [
     "GRID",

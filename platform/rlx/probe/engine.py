@@ -1,6 +1,7 @@
 """Run a probe: sample answers, cut their reasoning, then sample and score continuations.
 
 Scoring uses `rlx.reward.score_rollouts` with the experiment's own reward objects, as in training.
+
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,14 +9,18 @@ from dataclasses import dataclass
 
 from rlx.evaluation import collect_stated_confidences
 from rlx.plugin import Canonical, Problem, Task
-from rlx.probe.cuts import CutPoint, Reasoning, find_reasoning
 from rlx.probe.questions import (
+    AssembledResponse,
+    CutPoint,
     ProbeDialogue,
     ProbeQuestion,
+    Reasoning,
     build_probe_questions,
+    build_response_tree,
     close_forced_answer,
+    find_reasoning,
+    truncate_completion,
 )
-from rlx.probe.responses import AssembledResponse, build_response_tree, truncate_completion
 from rlx.reward import JobPool, NamedReward, RewardEntry, RewardTable, score_rollouts
 from rlx.rollout import (
     Completion,
@@ -29,8 +34,6 @@ from rlx.rollout import (
 )
 from rlx.seeding import derive_seed
 from rlx.spec import ProbeSpec, Scheme, TurnSpec
-
-__all__ = ["ProbeContext", "ProbeResult", "ProbeSample", "ProbedAnswer", "probe_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

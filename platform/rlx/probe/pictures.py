@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.evaluation import BLUE, FAINT, INK, ORANGE, build_figure, save_figure, style_axes
-from rlx.probe.records import RecordedProbe
-from rlx.probe.statistics import GRID, MeanInterval, SchemeFigures, VerbalRow
-from rlx.probe.verbal import Agreement, compute_agreement, compute_verbal_bins
+from rlx.probe.statistics import (
+    GRID,
+    Agreement,
+    MeanInterval,
+    RecordedProbe,
+    SchemeFigures,
+    VerbalRow,
+    compute_agreement,
+    compute_verbal_bins,
+)
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = [
-    "agreement_line",
-    "draw_probe_curves",
-    "draw_verbal_against_sampled",
-    "render_probe_curve",
-]
 
 NAMED = 6
 """Maximum number of steps in a legend; other lines have no entry."""

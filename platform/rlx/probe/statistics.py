@@ -4,12 +4,17 @@ Problems are independent; samples of one problem are not. Cut points lie at diff
 different reasonings, so each problem's curve is interpolated linearly at the same eleven shares.
 Before its first and after its last point a curve is constant, as the scheme `mistake` is before its
 first mistake.
+
+`verbal_conf` is the confidence that the model states. `mc_p_correct` is the share of correct
+answers sampled after its whole reasoning.
 """
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +22,7 @@ from numpy.typing import NDArray
 from rlx.evaluation import compute_wilson_interval
 from rlx.probe.engine import ProbeResult, ProbeSample
 from rlx.seeding import derive_seed
-from rlx.spec import Scheme
-
-__all__ = [
-    "GRID",
-    "MeanInterval",
-    "PointFigures",
-    "SchemeFigures",
-    "VerbalRow",
-    "compute_area_over_curve",
-    "compute_scheme_figures",
-    "list_verbal_rows",
-    "point_figures",
-]
+from rlx.spec import ProbeSpec, Scheme
 
 Floats = NDArray[np.float64]
 
@@ -294,3 +287,184 @@ def list_verbal_rows(probed: ProbeResult) -> list[VerbalRow]:
             )
         )
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Agreement of `verbal_conf` and `mc_p_correct`.
+
+    Attributes:
+        n: number of answers.
+        gap: mean of |verbal_conf - mc_p_correct|.
+        rank: Spearman's rank correlation; None if either is constant.
+    """
+
+    n: int
+    gap: float
+    rank: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbalBin:
+    """A bin of answers with similar stated confidence.
+
+    Attributes:
+        low, high: edges of the bin.
+        n: number of answers.
+        verbal_conf, mc_p_correct: means over the answers.
+        interval: 95 % interval of the mean `mc_p_correct`, by Student's t, clipped to [0, 1]; None
+            for a single answer.
+    """
+
+    low: float
+    high: float
+    n: int
+    verbal_conf: float
+    mc_p_correct: float
+    interval: tuple[float, float] | None
+
+
+def compute_agreement(rows: Sequence[VerbalRow]) -> Agreement | None:
+    """Measures how well stated confidences agree with sampled ones; None without answers."""
+    if not rows:
+        return None
+    from scipy.stats import spearmanr
+
+    stated, sampled = _split_confidence_columns(rows)
+    varied = len(set(stated)) > 1 and len(set(sampled)) > 1
+    rank = float(spearmanr(stated, sampled).statistic) if varied else None
+    return Agreement(len(rows), float(np.abs(stated - sampled).mean()), rank)
+
+
+def compute_verbal_bins(rows: Sequence[VerbalRow], bins: int = 10) -> list[VerbalBin]:
+    """Non-empty bins of equal width over `verbal_conf`; a confidence of 1 is in the last bin."""
+    if not rows:
+        return []
+    stated, sampled = _split_confidence_columns(rows)
+    places = np.minimum((stated * bins).astype(int), bins - 1)
+    return [
+        VerbalBin(
+            low=place / bins,
+            high=(place + 1) / bins,
+            n=int((places == place).sum()),
+            verbal_conf=float(stated[places == place].mean()),
+            mc_p_correct=float(sampled[places == place].mean()),
+            interval=_compute_mean_interval(sampled[places == place]),
+        )
+        for place in sorted(set(places.tolist()))
+    ]
+
+
+def _split_confidence_columns(rows: Sequence[VerbalRow]) -> tuple[Floats, Floats]:
+    pairs = np.array([(row.verbal_conf, row.mc_p_correct) for row in rows], dtype=np.float64)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _compute_mean_interval(values: Floats) -> tuple[float, float] | None:
+    if len(values) < 2:
+        return None
+    from scipy.stats import t
+
+    mean = float(values.mean())
+    half = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedProbe:
+    """One scheme of one probe.
+
+    Attributes:
+        suite: the scheme; for settings other than the run's own, followed by "/" and their digest.
+        step: step of the run.
+        settings: settings that determine the figures; see `settings_of`.
+        figures: figures over all problems.
+        verbal: answers with a stated confidence; empty for schemes other than early_answering.
+        unprobed: number of answers left out because the token budget was used up.
+    """
+
+    suite: str
+    step: int
+    settings: Mapping[str, Any]
+    figures: SchemeFigures
+    verbal: tuple[VerbalRow, ...]
+    unprobed: int
+
+    @property
+    def scheme(self) -> str:
+        """How the reasoning was changed."""
+        return self.suite.partition("/")[0]
+
+    @classmethod
+    def from_figures(
+        cls,
+        suite: str,
+        step: int,
+        settings: Mapping[str, Any],
+        figures: SchemeFigures,
+        found: ProbeResult,
+    ) -> Self:
+        """Builds the record of one scheme from a probe's results."""
+        early = suite.partition("/")[0] == "early_answering"
+        return cls(
+            suite=suite,
+            step=step,
+            settings=settings,
+            figures=figures,
+            verbal=tuple(list_verbal_rows(found)) if early else (),
+            unprobed=found.unprobed,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON with None for nan, without suite and step, which the registry also stores."""
+        whole: dict[str, Any] = _without_nan(self.figures.to_json())
+        whole |= {"grid": list(GRID), "unprobed": self.unprobed, "settings": dict(self.settings)}
+        if self.scheme == "early_answering":
+            whole["verbal"] = [asdict(row) for row in self.verbal]
+        return whole
+
+    @classmethod
+    def from_json(cls, suite: str, step: int, record: Mapping[str, Any]) -> Self:
+        """Inverse of `to_json`."""
+        figures = {name: record[name] for name in SchemeFigures.__dataclass_fields__}
+        for name in ("p_correct", "strict", "same"):
+            figures[name] = tuple(_parse_band(one) for one in record[name])
+        figures["aoc"] = _parse_band(record["aoc"])
+        figures["aoc_by_length"] = tuple(tuple(group) for group in record["aoc_by_length"])
+        return cls(
+            suite=suite,
+            step=step,
+            settings=record["settings"],
+            figures=SchemeFigures(**figures),
+            verbal=tuple(VerbalRow(**row) for row in record.get("verbal", ())),
+            unprobed=record["unprobed"],
+        )
+
+
+def _parse_band(record: Mapping[str, float | None]) -> MeanInterval:
+    return MeanInterval(
+        **{name: math.nan if value is None else value for name, value in record.items()}
+    )
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def settings_of(spec: ProbeSpec, scheme: Scheme, seed: int) -> dict[str, Any]:
+    """Settings that determine a scheme's figures, besides model and experiment, as plain JSON.
+
+    The list of schemes is included only if they share a token budget, since they are otherwise
+    independent.
+    """
+    apart = {"every"} if spec.max_tokens is not None else {"every", "schemes"}
+    return {"scheme": scheme, "seed": seed, **spec.model_dump(mode="json", exclude=apart)}
+
+
+def compute_settings_digest(settings: Mapping[str, Any]) -> str:
+    """Eight hex digits that identify the settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]

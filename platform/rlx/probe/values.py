@@ -2,6 +2,7 @@
 
 A state is a response cut between two of its steps. Continuations are sampled from each state with
 the turn's own settings and scored with the experiment's rewards; the value is their mean score.
+
 """
 
 from collections.abc import Sequence
@@ -9,15 +10,18 @@ from dataclasses import dataclass
 
 from rlx.errors import RewardError
 from rlx.plugin import Problem
-from rlx.probe.cuts import Reasoning, cut_points
 from rlx.probe.engine import ProbeContext
-from rlx.probe.responses import AssembledResponse, build_response_tree, truncate_completion
+from rlx.probe.questions import (
+    AssembledResponse,
+    Reasoning,
+    build_response_tree,
+    cut_points,
+    truncate_completion,
+)
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import Completion, CompletionRequest, RolloutTree
 from rlx.seeding import derive_seed
 from rlx.spec import Cut
-
-__all__ = ["StateValues", "ValuedResponse", "build_probe_response", "state_values"]
 
 
 @dataclass(frozen=True, slots=True)

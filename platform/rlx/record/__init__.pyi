@@ -1,3 +1,4 @@
+from .differences import find_run_differences
 from .mlflow_tracker import find_mlflow_charts, find_mlflow_link, get_mlflow_uri, prepare_store
 from .probes import StoredPoint, probe_table, read_probe, recorded_probes
 from .recorder import Recorder
@@ -25,6 +26,7 @@ __all__ = [
     "TrainedRows",
     "find_mlflow_charts",
     "find_mlflow_link",
+    "find_run_differences",
     "get_mlflow_uri",
     "get_stored_score_name",
     "open_trackers",

@@ -1,6 +1,7 @@
 from .controller_state import ControllerState
 from .gpu_memory import record_allocations, write_memory_snapshot
 from .loop import run_experiment
+from .pictures import draw_over_steps, draw_probes, draw_run_pictures
 from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results
 from .progress import Progress, ProgressFile, read_progress
 from .prompt_fit import build_prompt_fit
@@ -17,6 +18,9 @@ __all__ = [
     "build_probe_records",
     "build_prompt_fit",
     "build_trained_rows",
+    "draw_over_steps",
+    "draw_probes",
+    "draw_run_pictures",
     "probe_problems",
     "read_progress",
     "read_token_streams",

@@ -2,14 +2,11 @@
 
 An answer may have several names, its label and its aliases; several names of one answer count once.
 Answers that share a name are one answer. Names are compared in escaped form (`escape_text`) and as
-in question answering (SQuAD), ignoring case, punctuation, the articles a, an and the, and white
-space between words.
+in question answering (`normalize_answer`).
 """
 
 import math
 import re
-import string
-import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -18,6 +15,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
+from rlx_plugins.answer_text import normalize_answer
 from rlx_plugins.kg.protocol import read_turn
 from rlx_plugins.kg.text import escape_text, has_visible_text
 
@@ -30,27 +28,10 @@ answer has more."""
 
 # Names -------------------------------------------------------------------------------------------
 
-_articles = re.compile(r"\b(?:a|an|the)\b")
-
-
-class _Punctuation(dict[int, str | None]):
-    """Translation table that removes punctuation, filled lazily."""
-
-    def __missing__(self, code: int) -> str | None:
-        character = chr(code)
-        left_out = character in string.punctuation or unicodedata.category(character)[0] == "P"
-        self[code] = None if left_out else character
-        return self[code]
-
-
-_PUNCTUATION = _Punctuation()
-
 
 def normalize_name(name: str) -> str:
     """Returns the normal form by which names are compared; "" for a name without visible text."""
-    folded = unicodedata.normalize("NFC", escape_text(name)).casefold()
-    bare = _articles.sub(" ", folded.translate(_PUNCTUATION))
-    return " ".join(bare.split()) or " ".join(folded.split())
+    return normalize_answer(escape_text(name))
 
 
 def _index_answer_names(answers: Any) -> dict[str, int]:

@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 import yaml
 
-from rlx.checks import check_file
+from rlx.plan import check_file
 
 PAGE = (Path(__file__).parents[3] / "docs" / "knowledge_graphs.md").read_text(encoding="utf-8")
 BLOCKS = [dedent(block) for block in re.findall(r"(?:^(?: {4}.*)?\n)+", PAGE, re.MULTILINE)]

@@ -2,6 +2,7 @@
 
 import math
 import time
+from importlib.metadata import entry_points
 
 import pytest
 from hypothesis import example, given
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from rlx.plugin import Action, Sample
 from rlx.testing import reward_checks
-from rlx_plugins.kg import rollout_rewards, turn_rewards
 from rlx_plugins.kg.environment import KgEnvironment
 from rlx_plugins.kg.rollout_rewards import (
     EntityF1,
@@ -58,8 +58,8 @@ def test_every_one_keeps_the_promises_of_rewards(reward, check):
 
 
 def test_every_one_is_here():
-    offered = (*turn_rewards.__all__, *rollout_rewards.__all__)
-    assert {c.__name__ for c in FAMILY} == {n for n in offered if n[0].isupper()}
+    offered = entry_points(group="rlx.rewards")
+    assert set(FAMILY) == {e.load() for e in offered if e.value.startswith("rlx_plugins.kg.")}
 
 
 def test_every_kind_of_turn_counts_in_the_mean():

@@ -25,7 +25,8 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
     """One page of experiments, newest first, each with its runs.
 
     Args:
-        text: filter: every word occurs in a run's id, name, digest, status, machine or groups.
+        text: filter: every word occurs in a run's id, name, digest, status, machine or groups, or
+            is one of `status:running`, `seed:3`, `name:rlcr`, `group:seeds`.
         page: from 1.
     """
     joined: dict[str, list[str]] = {}
@@ -64,9 +65,19 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
 
 
 def _matches_words(row: RunRow, groups: Sequence[str], words: Sequence[str]) -> bool:
-    known = (row.id, row.name, row.digest, row.effective_status, row.host or "", *groups)
-    everything = " ".join(known).lower()
-    return all(word in everything for word in words)
+    status = row.effective_status
+    fields = {
+        "status": [status], "seed": [str(row.seed)], "name": [row.name], "group": groups,
+    }  # fmt: skip
+    everything = " ".join((row.id, row.name, row.digest, status, row.host or "", *groups)).lower()
+    for word in words:
+        key, colon, value = word.partition(":")
+        if colon and key in fields:
+            if value not in (one.lower() for one in fields[key]):
+                return False
+        elif word not in everything:
+            return False
+    return True
 
 
 def live_runs(registry: Registry) -> dict[str, Any]:

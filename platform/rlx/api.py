@@ -1,0 +1,423 @@
+"""The way in from Python: experiments, runs as pandas frames, and results over runs."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx.discovery import ExperimentPlugins
+from rlx.errors import EnvironmentFault, PluginError, RegistryError, RlxError, SpecError
+from rlx.launch import (
+    find_finished_runs,
+    get_registry_url,
+    get_run_exit_code,
+    open_registry,
+    reconcile_job,
+    registry_url,
+    start_experiment,
+    stop_run,
+    watch_run,
+)
+from rlx.launch import run_queue as work_off
+from rlx.plan import check_file, run_preflight_checks
+from rlx.reporting import log_report
+from rlx.results import (
+    Comparison,
+    compare_recipes,
+    find_side_differences,
+    load_diff_side,
+    load_step_accounts,
+    select_rollout_steps,
+)
+from rlx.reward import build_reward, open_response_lines, score_lines
+from rlx.spec import ExperimentSpec
+from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, label_refusal
+from rlx_registry import RunRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rlx.plan import PlanReport
+
+
+KINDS = (SpecError, PluginError, EnvironmentFault, RegistryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A recorded run; each call reads what is recorded now.
+
+    Attributes:
+        id: such as `r-0001`.
+        registry: URL of its registry.
+    """
+
+    id: str
+    registry: str
+
+    @property
+    def record(self) -> RunRecord:
+        """What the registry knows of the run: spec, seed, step, folder, times, ..."""
+        with open_registry(self.registry) as registry:
+            return reconcile_job(registry, registry.run(self.id))
+
+    @property
+    def status(self) -> str:
+        """`queued`, `submitted`, `running`, `finished`, `failed`, `stopped` or `lost`."""
+        return self.record.effective_status
+
+    def wait(self, timeout: float | None = None) -> "Run":
+        """Waits until the run has finished, and returns it.
+
+        Args:
+            timeout: longest wait, in seconds; None waits as long as the run takes.
+
+        Raises:
+            RlxError: the run failed, was stopped or is lost; the kind of error is the one that
+                the run ended with.
+            TimeoutError: the run has not ended in time; it goes on.
+        """
+        record = watch_run(self.id, self.registry, timeout=timeout)
+        with open_registry(self.registry) as registry:
+            code = get_run_exit_code(registry, record) or 0
+        if code:
+            kind = next((kind for kind in KINDS if kind.exit_code == code), RlxError)
+            raise kind(f"{self.id} {record.effective_status}: {record.reason}")
+        return self
+
+    def stop(self) -> None:
+        """Stops the run between two steps, with a checkpoint; a second call stops it at once.
+
+        Raises:
+            SpecError: the run is not running.
+        """
+        with open_registry(self.registry, read_only=False) as registry:
+            stop_run(registry, self.id, report=log_report)
+
+    def metrics(self, *names: str) -> "pd.DataFrame":
+        """One row per step, one column per metric, such as `train/kl`.
+
+        Args:
+            names: the metrics; without any, all.
+        """
+        from rlx.results import build_metric_frame
+
+        with open_registry(self.registry) as registry:
+            found = registry.results.metrics(self.id, names or None)
+        if missing := [name for name in names if name not in found]:
+            raise SpecError(f"{self.id} has no metric {missing[0]!r}")
+        return build_metric_frame({name: found[name] for name in names or found})
+
+    def evaluations(self) -> "pd.DataFrame":
+        """One row per evaluation and probe: `step`, `label`, `suite`, and its metrics."""
+        from rlx.results import build_evaluation_frame
+
+        with open_registry(self.registry) as registry:
+            return build_evaluation_frame(registry.results.evaluations(self.id))
+
+    def answers(self, suite: str = "held_out", label: str = "after") -> "pd.DataFrame":
+        """One row per answer of an evaluation: problem, stratum, correctness, stated confidence.
+
+        Args:
+            suite: name of the evaluated set, as in `evaluations`.
+            label: `before` or `after` training, or `step`; the newest such evaluation is taken.
+
+        Raises:
+            SpecError: there is no such evaluation, or its answers are not recorded.
+        """
+        from rlx.results import build_answer_frame
+
+        with open_registry(self.registry) as registry:
+            there = registry.results.evaluations(self.id, suite)
+        found = [one for one in there if (one.suite, one.label) == (suite, label)]
+        if not found or found[-1].payload is None:
+            raise SpecError(f"{self.id} has no recorded answers of {suite!r}, {label!r}")
+        return build_answer_frame(found[-1].payload)
+
+    def rollouts(self, *steps: int) -> "pd.DataFrame":
+        """One row per trained turn: problem, raw rewards, advantage, length, the text's beginning.
+
+        Args:
+            steps: training steps; without any, all that are stored.
+
+        Raises:
+            SpecError: the run has stored no rollouts of such a step.
+        """
+        from rlx.results import build_rollout_frame
+
+        with open_registry(self.registry) as registry:
+            wanted = select_rollout_steps(registry, registry.run(self.id), steps)
+            index = {step: registry.results.rollout_index(self.id, step) for step in wanted}
+        return build_rollout_frame(index)
+
+    def trajectories(self, *steps: int) -> "pd.DataFrame":
+        """One row per token of the trained rows: text, author, mask, rewards, advantage, weight.
+
+        Args:
+            steps: training steps; without any, the newest that is stored.
+
+        Raises:
+            SpecError: the run has stored no rollouts of such a step.
+            RegistryError: a file is missing, or another version of rlx wrote it.
+        """
+        from rlx.results import build_token_frame
+
+        with open_registry(self.registry) as registry:
+            run = registry.run(self.id)
+            wanted = select_rollout_steps(registry, run, steps)
+            bodies = {
+                step: registry.results.rollout_body(run.id, step)
+                for step in (wanted if steps else wanted[-1:])
+            }
+            return build_token_frame(
+                ({"step": step}, row)
+                for step, body in bodies.items()
+                for row in load_step_accounts(run, body).rows
+            )
+
+
+def open_run(name: str = "latest", *, registry: str | None = None) -> Run:
+    """Opens a recorded run.
+
+    Args:
+        name: its id, its number, or `latest`.
+        registry: URL of the registry; None takes that of the command line: `RLX_REGISTRY`, or the
+            one in `RLX_HOME`.
+
+    Raises:
+        SpecError: there is no such run.
+    """
+    url = get_registry_url(registry)
+    with open_registry(url) as opened:
+        return Run(opened.run(name).id, url)
+
+
+def list_runs(
+    *, name: str | None = None, group: str | None = None, registry: str | None = None
+) -> list[Run]:
+    """Lists runs, newest first.
+
+    Args:
+        name: only runs of this experiment.
+        group: only runs of this group.
+        registry: URL of the registry, as in `open_run`.
+    """
+    url = get_registry_url(registry)
+    with open_registry(url) as opened:
+        return [Run(run.id, url) for run in opened.runs(name=name, group=group)]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A valid experiment.
+
+    Attributes:
+        path: its file.
+        loaded: its spec, with the place of every value.
+        plugins: its plugins.
+    """
+
+    path: Path
+    loaded: LoadedSpec
+    plugins: ExperimentPlugins
+
+    @property
+    def spec(self) -> ExperimentSpec:
+        """Every value, with defaults filled in."""
+        return self.loaded.spec
+
+    def plan(self) -> "ExperimentPlan":
+        """Sends synthetic rollouts through the experiment's rewards, mask and estimator.
+
+        Loads no model, and downloads nothing if `HF_HUB_OFFLINE=1` is set.
+        """
+        from rlx.plan import build_plan
+
+        return ExperimentPlan(build_plan(self.path, self.loaded, self.plugins))
+
+    @label_refusal("submitted")
+    def submit(self, *, again: bool = False, queue: bool = False, rehearse: bool = True) -> Run:
+        """Records a run and starts it in the background, where it outlives this process.
+
+        Args:
+            again: run even if the same spec and seed have finished or are active; otherwise that
+                run is returned.
+            queue: leave the run to an `rlx worker`.
+            rehearse: first send synthetic rollouts through the experiment, as `plan` does.
+
+        Raises:
+            EnvironmentFault: this machine lacks what the experiment needs.
+            InvalidSpec: the rehearsal finds an error, or the checkpoint to start from is missing
+                or of another model.
+        """
+        url, read, plugins = registry_url(self.loaded), self.loaded, self.plugins
+        (finished,) = [None] if again else find_finished_runs(url, [(read, plugins)])
+        if finished is not None:
+            return Run(finished.id, url)
+        elsewhere = queue or self.spec.runner.launcher.submits_jobs
+        run_preflight_checks(read, plugins, elsewhere=elsewhere)
+        if rehearse:
+            from rlx.plan import run_rehearsal_checks  # imports torch
+
+            (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=elsewhere)
+            plugins = replace(plugins, warnings=plugins.warnings + warnings)
+        with open_registry(url, read_only=False) as registry:
+            run, _ = start_experiment(registry, read, plugins, again=again, queue=queue)
+        return Run(run.id, url)
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentPlan:
+    """What an experiment does to every token of synthetic rollouts."""
+
+    report: "PlanReport"
+
+    @property
+    def findings(self) -> tuple[Diagnostic, ...]:
+        """Errors and warnings."""
+        return self.report.findings
+
+    def tokens(self) -> "pd.DataFrame":
+        """One row per token: its author, rewards, advantage and weight in the loss.
+
+        The columns are those of `Run.trajectories`, with `phase` in place of `step`.
+        """
+        from rlx.results import build_token_frame
+
+        return build_token_frame(
+            ({"phase": ", ".join(phase.names)}, row)
+            for phase in self.report.phases
+            for row in phase.rows
+        )
+
+
+def read(path: Path | str, *overrides: str) -> Experiment:
+    """Reads an experiment and checks it with its plugins.
+
+    Args:
+        path: a YAML file.
+        overrides: `path.to.key=value`, as of `--set`.
+
+    Raises:
+        InvalidSpec: a `SpecError` that names every fault with its line.
+        PluginError: a plugin is missing or broken.
+        EnvironmentFault: this machine lacks files or packages that a plugin reads.
+    """
+    return Experiment(Path(path), *check_file(Path(path), overrides))
+
+
+def validate(path: Path | str, *overrides: str) -> tuple[Diagnostic, ...]:
+    """Returns every error and warning of an experiment's file; empty if it is flawless.
+
+    Args:
+        path: a YAML file.
+        overrides: `path.to.key=value`, as of `--set`.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
+    try:
+        return read(path, *overrides).plugins.warnings
+    except InvalidSpec as error:
+        return error.diagnostics
+
+
+def plan_experiment(path: Path | str, *overrides: str) -> ExperimentPlan:
+    """Reads an experiment and returns its plan; see `read` and `Experiment.plan`."""
+    return read(path, *overrides).plan()
+
+
+def submit(
+    path: Path | str,
+    *overrides: str,
+    again: bool = False,
+    queue: bool = False,
+    rehearse: bool = True,
+) -> Run:
+    """Reads an experiment and starts it; see `read` and `Experiment.submit`."""
+    return read(path, *overrides).submit(again=again, queue=queue, rehearse=rehearse)
+
+
+def compare(*names: str, registry: str | None = None) -> Comparison:
+    """Compares recipes over their seeds: what they differ in, and their metrics.
+
+    `to_frame()` of the result has one row per suite, metric and recipe.
+
+    Args:
+        names: runs, groups, or names of experiments; runs that differ in their seed alone form one
+            recipe.
+        registry: URL of the registry; None takes that of the command line.
+
+    Raises:
+        SpecError: a name is unknown, or none of the runs has finished.
+    """
+    with open_registry(get_registry_url(registry)) as opened:
+        return compare_recipes(opened, names)
+
+
+def diff(
+    one: Path | str, other: Path | str, *, registry: str | None = None
+) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Returns the settings in which two runs or experiment files differ, by section and path.
+
+    Args:
+        one: a run or a file.
+        other: a run or a file.
+        registry: URL of the registry, as in `compare`.
+
+    Raises:
+        SpecError: there is no such run, or a file is invalid.
+    """
+    url = get_registry_url(registry)
+    return find_side_differences(*(load_diff_side(str(side), url) for side in (one, other)))
+
+
+def score(
+    responses: Path | str | Iterable[Mapping[str, Any]],
+    reward: str,
+    *overrides: str,
+    workers: int = 1,
+    deadline: float = 5.0,
+) -> "pd.DataFrame":
+    """Scores responses with a reward plugin, in worker processes.
+
+    Args:
+        responses: a file of JSON Lines, or one mapping per response: `response`, and the fields of
+            its task.
+        reward: name of the plugin.
+        overrides: `option=value` of the plugin.
+        workers: number of worker processes.
+        deadline: time limit of one call, in seconds.
+
+    Returns:
+        One row per response: `line`, `id`, `status` (`scored` or `absent`), `score`, `reason`, and
+        the parts of the score as `parts/NAME`.
+
+    Raises:
+        SpecError: the options do not fit.
+        PluginError: the plugin is missing or broken.
+        EnvironmentFault: the file cannot be read.
+    """
+    plugin = build_reward(reward, overrides)
+    if isinstance(responses, Path | str):
+        with open_response_lines(str(responses)) as lines:
+            scored = [*score_lines(plugin, lines, workers=workers, deadline=deadline)]
+    else:
+        encoded = (json.dumps(dict(one)).encode() for one in responses)
+        scored = [*score_lines(plugin, encoded, workers=workers, deadline=deadline)]
+    from rlx.results import build_score_frame
+
+    return build_score_frame(line.to_plain_dict() for batch in scored for line in batch)
+
+
+def run_queue(*, at_once: int = 1, registry: str | None = None) -> None:
+    """Runs queued runs, oldest first, and takes over lost ones, until nothing is left to do.
+
+    Args:
+        at_once: number of runs at a time.
+        registry: URL of the registry, as in `compare`.
+    """
+    url = get_registry_url(registry)
+    with open_registry(url, read_only=False) as opened:
+        work_off(opened, url, at_once, once=True)

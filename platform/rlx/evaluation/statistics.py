@@ -1,0 +1,349 @@
+"""Intervals and paired tests over problems and over seeds."""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.evaluation.scores import compute_clipped_losses
+
+DRAWS = 1000
+LEVEL = 0.95
+LEAST_DEFINED = 0.9
+"""Minimum share of resamples in which a metric must be defined to get an interval."""
+
+Index = NDArray[np.intp]
+
+
+def compute_bootstrap_intervals(
+    groups: Sequence[Hashable],
+    measures: Mapping[str, Callable[[Index], float | None]],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+) -> dict[str, tuple[float, float] | None]:
+    """95 % percentile bootstrap intervals of metrics over grouped samples.
+
+    Whole groups are drawn with replacement, since answers to one problem are not independent.
+
+    Args:
+        groups: `[n]` the problem of each sample.
+        measures: functions from sample positions, possibly repeated, to a metric; None if it is
+            undefined.
+        seed: seed of the resamples, which all measures share.
+        draws: number of resamples.
+
+    Returns:
+        (low, high) by name; None with fewer than two groups, or if a metric was undefined in
+        more than a tenth of the resamples.
+
+    Reference:
+        Efron and Tibshirani, "An introduction to the bootstrap", 1993, chapter 13; Field and Welsh,
+        "Bootstrapping clustered data", 2007.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for position, group in enumerate(groups):
+        members.setdefault(group, []).append(position)
+    if len(members) < 2:
+        return dict.fromkeys(measures)
+    together = [np.array(positions, dtype=np.intp) for positions in members.values()]
+    rng = np.random.default_rng(seed)
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(draws):
+        chosen = np.concatenate(
+            [together[g] for g in rng.integers(len(together), size=len(together))]
+        )
+        for name, measure in measures.items():
+            value = measure(chosen)
+            if value is not None:
+                found[name].append(value)
+    return {name: _compute_percentile_interval(values, draws) for name, values in found.items()}
+
+
+def _compute_percentile_interval(values: Sequence[float], draws: int) -> tuple[float, float] | None:
+    if len(values) < LEAST_DEFINED * draws:
+        return None
+    low, high = np.quantile(np.asarray(values), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    return low, high
+
+
+LEVEL = 0.95
+EXACT_UP_TO = 12
+"""Maximum number of pairs for which all sign flips are enumerated; beyond, SciPy samples them."""
+RESAMPLES = 9999
+TINY = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class SeedMean:
+    """Mean of a metric over seeds.
+
+    Attributes:
+        n: number of seeds.
+        mean: mean over seeds.
+        std: sample standard deviation (n - 1); None for one seed.
+        low, high: 95 % interval by Student's t; None for one seed.
+    """
+
+    n: int
+    mean: float
+    std: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SeedDifference:
+    """Difference of a metric between two recipes, paired by seed.
+
+    Attributes:
+        over: the mean difference, with its interval.
+        p: p-value of the exact paired permutation test: share of all sign flips whose mean is at
+            least as far from 0. With n seeds it is at least 2 / 2ⁿ.
+    """
+
+    over: SeedMean
+    p: float
+
+
+def compute_seed_mean(values: Sequence[float]) -> SeedMean:
+    """Mean, standard deviation and 95 % interval over independent runs.
+
+    Raises:
+        ValueError: `values` is empty.
+
+    Reference:
+        Student, "The probable error of a mean", 1908.
+    """
+    if not values:
+        raise ValueError("no values")
+    n, mean = len(values), math.fsum(values) / len(values)
+    if n == 1:
+        return SeedMean(1, mean, None, None, None)
+    from scipy.stats import t
+
+    std = float(np.std(values, ddof=1))
+    half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * std / math.sqrt(n)
+    return SeedMean(n, mean, std, mean - half, mean + half)
+
+
+def compute_paired_difference(
+    one: Mapping[int, float], other: Mapping[int, float]
+) -> SeedDifference | None:
+    """Compares two recipes over their common seeds.
+
+    Args:
+        one, other: values of a metric by seed.
+
+    Returns:
+        `one` minus `other`; None if they share no seed.
+
+    Reference:
+        Fisher, "The design of experiments", 1935, section 21.
+    """
+    shared = sorted(one.keys() & other.keys())
+    if not shared:
+        return None
+    gaps = np.array([one[seed] - other[seed] for seed in shared])
+    return SeedDifference(compute_seed_mean(gaps.tolist()), compute_permutation_p_value(gaps))
+
+
+def compute_permutation_p_value(gaps: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
+    """Two-sided p-value of the paired permutation test that the mean difference is 0.
+
+    Args:
+        gaps: `[n]` differences, multiplied by their weights.
+
+    Returns:
+        Share of all sign flips whose mean is at least as far from 0. Differences of exactly 0 are
+        dropped. With more than `EXACT_UP_TO` differences left, `RESAMPLES` random flips are used.
+    """
+    gaps = gaps[gaps != 0]
+    if len(gaps) <= EXACT_UP_TO:
+        signs = np.array(list(product((1, -1), repeat=len(gaps))))
+        far = abs(float(gaps.sum())) - TINY
+        return float((np.abs(signs @ gaps) >= far).mean()) if len(gaps) else 1.0
+    from scipy.stats import permutation_test
+
+    found = permutation_test(
+        (gaps,),
+        np.mean,
+        permutation_type="samples",
+        n_resamples=RESAMPLES,
+        batch=1000,
+        rng=np.random.default_rng(0),
+    )
+    return float(found.pvalue)
+
+
+def correct_p_values(p_values: Sequence[float | None]) -> list[float | None]:
+    """Corrects the p-values of a family of tests for their number.
+
+    The corrected values bound the chance that any test of the family is wrongly significant,
+    however the tests depend on each other.
+
+    Args:
+        p_values: one per test; None where a test was not made, which does not count.
+
+    Reference:
+        Holm, "A simple sequentially rejective multiple test procedure", 1979.
+
+    Example:
+        >>> correct_p_values([0.01, None, 0.04, 0.03])
+        [0.03, None, 0.06, 0.06]
+    """
+    made = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(made):
+        largest = max(largest, min(1.0, p * (len(made) - rank)))
+        corrected[place] = largest
+    return corrected
+
+
+FIGURES = ("accuracy", "mean_confidence", "brier", "nll")
+"""Metrics that are means over answers, so that each problem has its own value."""
+SAME = 0.9
+"""Minimum share of the smaller set's problems in the other set; a few may have been dropped."""
+
+Values = Mapping[str, Sequence[float]]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationAnswers:
+    """The answers of one evaluation.
+
+    Attributes:
+        problems: `n` problem ids, the same in every run.
+        values: `n` values of single answers, for each available metric of `FIGURES`.
+    """
+
+    problems: tuple[str, ...]
+    values: Values
+
+    @classmethod
+    def from_payload(cls, payload: Mapping[str, Any] | None) -> Self | None:
+        """Reads the payload of a recorded evaluation: `problem_ids`, `correct` and `confidence`.
+
+        An unreadable confidence is null and counts as 0. Returns None if ids or labels are missing.
+        """
+        kept = payload or {}
+        if not kept.get("problem_ids") or not kept.get("correct"):
+            return None
+        y = np.array(kept["correct"], dtype=np.float64)
+        values: dict[str, Sequence[float]] = {"accuracy": y.tolist()}
+        if kept.get("confidence") is not None:
+            stated = np.array([c or 0.0 for c in kept["confidence"]], dtype=np.float64)
+            values["mean_confidence"] = stated.tolist()
+            values["brier"] = ((stated - y) ** 2).tolist()
+            values["nll"] = compute_clipped_losses(y, stated).tolist()
+        return cls(tuple(kept["problem_ids"]), values)
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemDifference:
+    """Difference of a metric between two recipes, over their common problems.
+
+    Attributes:
+        problems: number of common problems.
+        seeds: the common seeds, whose answers are compared. Empty if there are none; then the
+            answers of all seeds are compared.
+        mean: mean over problems of the difference between the recipes' mean values. Problems with
+            more answers weigh more, as in the metrics of an evaluation.
+        low, high: 95 % interval, by bootstrap over problems.
+        p: p-value of the paired permutation test over problems: share of sign flips of the
+            problems' differences whose mean is at least as far from 0.
+    """
+
+    problems: int
+    seeds: tuple[int, ...]
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+def compare_by_problem(
+    one: Mapping[int, EvaluationAnswers], other: Mapping[int, EvaluationAnswers]
+) -> dict[str, ProblemDifference] | None:
+    """Compares the answers of two recipes to the same problems.
+
+    Only problems are resampled; the trained models are fixed. For the variation between training
+    seeds see `rlx.evaluation.statistics`.
+
+    Args:
+        one, other: evaluations of one set, by the run's seed.
+
+    Returns:
+        `one` minus `other` for each metric that both have; None if they have different problems.
+
+    Reference:
+        Fisher, "The design of experiments", 1935, section 21; Efron and Tibshirani, "An
+        introduction to the bootstrap", 1993, section 13.3.
+    """
+    seeds = tuple(sorted(one.keys() & other.keys()))
+    sides = [[side[seed] for seed in seeds or sorted(side)] for side in (one, other)]
+    problems = [{id_ for evaluation in side for id_ in evaluation.problems} for side in sides]
+    shared = sorted(problems[0] & problems[1])
+    if len(shared) < max(2, SAME * min(map(len, problems))):
+        return None
+    found = {}
+    for figure in FIGURES:
+        if all(figure in evaluation.values for side in sides for evaluation in side):
+            answers = [_group_values_by_problem(side, figure) for side in sides]
+            ours, theirs = (np.array([np.mean(own[id_]) for id_ in shared]) for own in answers)
+            weights = _compute_problem_weights(
+                [[len(own[id_]) for id_ in shared] for own in answers]
+            )
+            gaps = weights * (ours - theirs)
+            low, high = _compute_weighted_interval(gaps, weights)
+            mean = float(gaps.sum() / weights.sum())
+            found[figure] = ProblemDifference(
+                len(shared), seeds, mean, low, high, compute_permutation_p_value(gaps)
+            )
+    return found
+
+
+def _group_values_by_problem(
+    side: Sequence[EvaluationAnswers], figure: str
+) -> dict[str, list[float]]:
+    """Values of all evaluations, grouped by problem."""
+    answers: dict[str, list[float]] = {}
+    for evaluation in side:
+        for id_, value in zip(evaluation.problems, evaluation.values[figure], strict=True):
+            answers.setdefault(id_, []).append(value)
+    return answers
+
+
+def _compute_problem_weights(counts: Sequence[Sequence[int]]) -> Floats:
+    """Each problem's share of both sides' answers, scaled to integers."""
+    one, other = (np.array(own) for own in counts)
+    weights = one * other.sum() + other * one.sum()
+    whole: Floats = (weights // np.gcd.reduce(weights)).astype(np.float64)
+    return whole
+
+
+def _compute_weighted_interval(gaps: Floats, weights: Floats) -> tuple[float, float]:
+    """Percentile bootstrap interval of the weighted mean over problems."""
+    from scipy.stats import bootstrap
+
+    def compute_weighted_mean(gap: Floats, weight: Floats, axis: int) -> Floats:
+        mean: Floats = gap.sum(axis=axis) / weight.sum(axis=axis)
+        return mean
+
+    found = bootstrap(
+        (gaps, weights),
+        compute_weighted_mean,
+        paired=True,
+        confidence_level=LEVEL,
+        method="percentile",
+        n_resamples=RESAMPLES,
+        batch=1000,
+        rng=np.random.default_rng(0),
+    )
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)

@@ -1,0 +1,382 @@
+"""Reads and checks a whole experiment: its values, its plugins and their fit, in every phase."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from rlx.discovery import BuiltPlugins, ExperimentPlugins, build_named_plugins, resolve_plugins
+from rlx.plan.contradictions import find_contradictions
+from rlx.plan.plugin_checks import (
+    check_needed_streams,
+    check_parent_rewards,
+    check_plugin_fit,
+    check_unused_value_sources,
+    collect_spec_warnings,
+)
+from rlx.plugin import Estimator
+from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec
+from rlx.spec.reading import (
+    Diagnostic,
+    InvalidSpec,
+    LoadedSpec,
+    YamlDocument,
+    build_error,
+    build_refusal,
+    explain_validation_error,
+    locate_diagnostic,
+    read_document,
+    read_own_values,
+    relocate_phase_fault,
+    suggest_name,
+)
+
+_OF_VALUES = ("unknown_key", "value", "plugin")
+
+
+"""Kinds of fault that one value has, whatever the others are."""
+
+
+def read_spec(path: Path, overrides: Sequence[str] = ()) -> LoadedSpec:
+    """Reads and validates one experiment, without its plugins and their options.
+
+    Args:
+        path: a YAML file.
+        overrides: `path.to.key=value`, applied in order; values are YAML.
+
+    Raises:
+        InvalidSpec: lists every error in the file or the overrides.
+        SpecError: the file cannot be opened.
+    """
+    return validate_document(read_document(path, overrides), path)
+
+
+def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
+    """Validates a document as an experiment, without its plugins.
+
+    Raises:
+        InvalidSpec: lists every error in the document.
+    """
+    spec, faults = check_spec_tree(document.tree)
+    if faults or spec is None:
+        raise _locate_refusal(faults, document)
+    return LoadedSpec.from_document(path, document, spec)
+
+
+def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
+    """Builds an experiment's plugins, and checks that they fit it and each other in every phase.
+
+    The returned plugins are those of the experiment itself; for those of a phase, use
+    `resolve_plugins(spec.resolve_phase_spec(phase))`.
+
+    Raises:
+        InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
+    """
+    spec = read.spec
+    plugins, found = _check_plugins(spec)
+    found += find_in_phases(spec, found, lambda phase: _check_phase_plugins(spec, phase))
+    if not _list_errors(found):
+        found += check_unused_value_sources(spec, _list_phase_estimators(spec))
+    if faults := _list_errors(found):
+        raise _locate_refusal(faults, read.document)
+    warnings = tuple(locate_diagnostic(warning, read.document) for warning in found)
+    return replace(plugins.to_experiment(), warnings=warnings)
+
+
+def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[LoadedSpec, ExperimentPlugins]:
+    """Reads and checks one experiment with its plugins, and reports all errors at once.
+
+    Raises:
+        InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
+        SpecError: the file cannot be opened.
+    """
+    try:
+        document = read_document(path, overrides)
+    except InvalidSpec as error:
+        faults = [*error.diagnostics, *_check_without_base(path)]
+        raise build_refusal(faults, error.file) from None
+    spec, faults = check_spec_tree(document.tree)
+    if spec is not None and not faults:
+        read = LoadedSpec.from_document(path, document, spec)
+        return read, check_read_spec(read)
+    if spec is not None:
+        faults += _list_errors(_check_plugins(spec)[1])
+    else:
+        plugins = build_named_plugins(document.tree)
+        faults += [*plugins.faults, *check_parent_rewards(plugins)]
+    raise _locate_refusal(faults, document)
+
+
+def _check_without_base(path: Path) -> Iterator[Diagnostic]:
+    """Yields the errors of a file that no base could mend, where its base cannot be read.
+
+    What the file leaves out, contradicts or sets to null may be right with its base.
+    """
+    try:
+        document = read_own_values(path)
+    except InvalidSpec:
+        return  # it is the file that cannot be read
+    if document is None:
+        return
+    for fault in (*find_value_errors(document.tree), *build_named_plugins(document.tree).faults):
+        with suppress(LookupError):
+            written = document.get_value_at(fault.path)
+            if fault.kind in _OF_VALUES and written is not None:
+                yield locate_diagnostic(fault, document)
+
+
+def _check_plugins(spec: ExperimentSpec) -> tuple[BuiltPlugins, list[Diagnostic]]:
+    """Builds and checks the plugins of one spec, without its phases.
+
+    Returns:
+        The plugins, and either errors or, if there are none, warnings.
+    """
+    plugins = build_named_plugins(spec.dump_resolved())
+    faults = [
+        *plugins.faults,
+        *check_parent_rewards(plugins),
+        *check_needed_streams(spec, plugins),
+        *check_plugin_fit(spec, plugins),
+    ]
+    return plugins, faults or list(collect_spec_warnings(spec, plugins))
+
+
+def _check_phase_plugins(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
+    for found in _check_plugins(spec.resolve_phase_spec(phase))[1]:
+        if found.path[:1] != ("model",):  # the model is built once, before any phase
+            yield found
+
+
+def _list_phase_estimators(spec: ExperimentSpec) -> Iterator[Estimator]:
+    for phase in spec.phases:
+        yield resolve_plugins(spec.resolve_phase_spec(phase)).estimator
+
+
+def _list_errors(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    return [one for one in found if one.severity == "error"]
+
+
+def _locate_refusal(faults: Iterable[Diagnostic], document: YamlDocument) -> InvalidSpec:
+    return build_refusal([locate_diagnostic(f, document) for f in faults], document.file)
+
+
+def parse_spec_tree(tree: Any) -> ExperimentSpec:
+    """Returns plain values as an experiment, each value checked on its own.
+
+    Raises:
+        ValidationError: a value is invalid.
+    """
+    # Strict JSON mode accepts a list for a tuple, but rejects "5" or true for a number.
+    return ExperimentSpec.model_validate_json(to_json(tree), strict=True)
+
+
+def find_value_errors(tree: Any) -> list[Diagnostic]:
+    """Returns the errors of single values of a tree, whether or not it is a whole experiment."""
+    try:
+        parse_spec_tree(tree)
+    except ValidationError as error:
+        return explain_validation_error(error, ExperimentSpec, tree)
+    return []
+
+
+def check_spec_tree(tree: Any) -> tuple[ExperimentSpec | None, list[Diagnostic]]:
+    """Returns the experiment that a tree holds, None if it holds none, and every error in it."""
+    try:
+        spec = parse_spec_tree(tree)
+    except ValidationError as error:
+        faults = explain_validation_error(error, ExperimentSpec, tree)
+        return None, [*faults, *_find_hidden_errors(tree, faults)]
+    return spec, list(find_spec_errors(spec))
+
+
+def find_spec_errors(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields values that contradict each other, and what a phase's `set` makes invalid.
+
+    What a phase shares with the experiment is reported once.
+    """
+    own = [*find_contradictions(spec), *_check_phase_settings(spec)]
+    yield from own
+    yield from find_in_phases(spec, own, lambda phase: _find_phase_errors(spec, phase))
+
+
+def _check_phase_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields names that phases share, and entries of `set` that cannot be applied."""
+    names: set[str] = set()
+    for number, phase in enumerate(spec.phases):
+        at: KeyPath = ("phases", number)
+        if phase.name in names:
+            message = f"phases.{number}.name is {phase.name!r}, the name of an earlier phase"
+            yield build_error((*at, "name"), message)
+        names.add(phase.name)
+        for setting in spec.apply_phase(phase)[1]:
+            yield build_error(
+                (*at, "set", setting.path),
+                f"{setting.message} (phase '{phase.name}')",
+                suggest_name(setting.path, setting.choices),
+                kind="unknown_key",
+            )
+        yield from _check_discarded_settings(phase, at)
+
+
+def _check_discarded_settings(phase: PhaseSpec, at: KeyPath) -> Iterator[Diagnostic]:
+    """Yields entries of `set` that a later entry replaces as a whole."""
+    keys = list(phase.set)
+    for number, key in enumerate(keys):
+        if whole := next((k for k in keys[number + 1 :] if key.startswith(f"{k}.")), ""):
+            message = f"{key!r} has no effect: {whole!r} replaces it (phase '{phase.name}')"
+            yield build_error((*at, "set", key), message, f"write it after {whole!r}, or in it")
+
+
+def _find_phase_errors(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
+    tree, _ = spec.apply_phase(phase)
+    try:
+        yield from find_contradictions(parse_spec_tree(tree))
+    except ValidationError as error:
+        yield from explain_validation_error(error, ExperimentSpec, tree)
+
+
+# Recovery --------------------------------------------------------------------------------------
+_PLACEHOLDERS: Mapping[str, Any] = {
+    "name": "name",
+    "model": {"kind": "tiny"},
+    "task": {"plugin": "none"},
+    "phases": [{"name": "phase", "steps": 1}],
+}
+
+
+"""Values that let validation go on where a required section is missing."""
+
+
+_KIND_KEYS = ("kind", "schedule", "engine")
+
+
+"""Keys that select which other keys a section has."""
+
+
+_ROUNDS = 4
+
+
+"""Removing a required key makes its section invalid, then the one above it."""
+
+
+def _find_hidden_errors(tree: Any, faults: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
+    """Yields errors among the valid values, which validation does not reach after `faults`.
+
+    Misspelt keys and kinds are replaced by those that were probably meant, and malformed values are
+    removed. Errors that concern removed values are dropped, and those of a renamed key's own value,
+    since another key may have been meant.
+    """
+    mended = deepcopy(tree)
+    guessed = {(*fault.path[:-1], fault.meant) for fault in faults if fault.meant}
+    reported = {(fault.path, fault.message) for fault in faults}
+    left_out: set[KeyPath] = set()
+    wrong = list(faults)
+    for _ in range(_ROUNDS):
+        left_out |= {path for fault in wrong if (path := _repair_section(mended, fault))}
+        spec = None
+        try:
+            spec = parse_spec_tree(mended)
+        except ValidationError as error:
+            wrong = explain_validation_error(error, ExperimentSpec, mended)
+        if spec is not None:  # nearly everything has to fit the schedule
+            wrong = [] if ("rollout",) in left_out else list(find_spec_errors(spec))
+        for fault in wrong:
+            told = (fault.path, fault.message)
+            if told not in reported and fault.path not in guessed and not _follows(fault, left_out):
+                reported.add(told)
+                yield fault
+        if spec is not None:
+            return
+
+
+def _follows(fault: Diagnostic, left_out: Set[KeyPath]) -> bool:
+    """Whether a fault may be only a consequence of the removal of some values."""
+    return any(
+        _has_path_overlap(fault.path, path)
+        or _has_path_overlap(fault.against, path)
+        or (path[0] == "rewards" and f"'{path[-1]}'" in fault.message)
+        for path in left_out
+    )
+
+
+def _repair_section(tree: Any, fault: Diagnostic) -> KeyPath:
+    """Replaces or removes the value that a fault is about; returns its path unless the valid key or
+    name is known."""
+    path = fault.path
+    if not path:
+        return ()
+    if fault.kind == "missing_key" or (path[-1] in _KIND_KEYS and not fault.meant):
+        return _leave_out(tree, path[:-1] or path)
+    owner = _find_container(tree, path)
+    if owner is not None and fault.meant and fault.kind == "value":
+        owner[path[-1]] = fault.meant
+        return ()
+    if owner is not None and fault.meant and fault.meant not in owner:
+        owner[fault.meant] = owner.pop(path[-1])
+        return ()
+    return _leave_out(tree, path)
+
+
+def _leave_out(tree: Any, path: KeyPath) -> KeyPath:
+    """Removes a value, or puts a placeholder there; returns its path."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]  # removing one item would shift the indices of the following ones
+    if len(path) == 1 and path[0] in _PLACEHOLDERS:
+        tree[path[0]] = deepcopy(_PLACEHOLDERS[str(path[0])])
+    elif (owner := _find_container(tree, path)) is not None:
+        owner.pop(path[-1])
+    return path
+
+
+def _find_container(tree: Any, path: KeyPath) -> Any:
+    """Returns the mapping or list that contains `path`, or None."""
+    owner = None
+    for step in path:
+        owner = tree
+        fits = isinstance(owner, list) if isinstance(step, int) else isinstance(owner, dict)
+        if not fits or (step >= len(owner) if isinstance(step, int) else step not in owner):
+            return None
+        tree = owner[step]
+    return owner
+
+
+def _has_path_overlap(one: KeyPath, other: KeyPath) -> bool:
+    """Whether one of two paths is a prefix of the other."""
+    return bool(one) and all(mine == theirs for mine, theirs in zip(one, other, strict=False))
+
+
+def find_in_phases(
+    spec: ExperimentSpec,
+    own: Sequence[Diagnostic],
+    check: Callable[[PhaseSpec], Iterable[Diagnostic]],
+) -> Iterator[Diagnostic]:
+    """Yields what `check` finds in phases with a `set`, located at the setting that causes it.
+
+    Args:
+        own: what the experiment itself has; it is left out.
+    """
+    known = {(found.path, found.message) for found in own}
+    faulty = {found.path for found in own if found.severity == "error"}
+    for number, phase in enumerate(spec.phases):
+        at = ("phases", number)
+        for found in check(phase) if phase.set else ():
+            moved = relocate_phase_fault(found, at, {"name": phase.name, "set": phase.set})
+            follows = found.path in faulty and not _is_set(found, phase)
+            if (found.path, found.message) not in known and not follows:
+                yield moved
+
+
+def _is_set(found: Diagnostic, phase: PhaseSpec) -> bool:
+    """Whether the phase itself sets a value that a fault is about, or a part of it."""
+    keys = [tuple(key.split(".")) for key in phase.set]
+    paths = [tuple(map(str, path)) for path in (found.path, found.against) if path]
+    return any(
+        all(mine == theirs for mine, theirs in zip(key, path, strict=False))
+        for key in keys
+        for path in paths
+    )

@@ -1,0 +1,769 @@
+"""Checks that the values of an experiment are consistent with each other, without plugins."""
+
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from rlx.plan.model_shape import load_model_shape
+from rlx.spec import (
+    EVERY_TURN,
+    LARGEST,
+    EnvironmentRolloutSpec,
+    ExperimentSpec,
+    GlobalReward,
+    KeyPath,
+    RayLauncherSpec,
+    SamplerPoolSpec,
+    TinyModelSpec,
+    TurnReward,
+    VllmSamplerSpec,
+)
+from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
+
+MOST_ROWS = 10**6
+
+
+"""Rows that one step may sample: all of them are in memory at once, and each is a row of the
+registry."""
+
+
+HELD_OUT = "held_out"
+
+
+"""Name of the task's own held-out set, which every experiment has."""
+
+
+_AnyReward = TurnReward | GlobalReward
+
+
+def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields contradictions between sections; contradictions introduced by a phase's `set` are not
+    covered."""
+    yield from _check_sizes(spec)
+    yield from _check_repeated_spans(spec)
+    yield from _check_reward_settings(spec)
+    yield from find_loss_contradictions(spec)
+    yield from _check_probe_settings(spec)
+    yield from _check_kl_horizon(spec)
+    yield from _check_rank_counts(spec)
+    yield from _check_position_budget(spec)
+    yield from check_engine_settings(spec)
+    yield from check_self_play(spec)
+
+
+# Sizes -----------------------------------------------------------------------------------------
+def _check_sizes(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if spec.steps > LARGEST:
+        yield build_error(
+            ("phases",), f"phases have {spec.steps} steps together, and a run has at most {LARGEST}"
+        )
+    prompts = spec.rollout.prompts_per_step
+    for section, parts in (
+        ("optimizer", spec.optimizer.mini_batches),
+        ("critic", spec.critic.mini_batches if spec.critic else 1),
+    ):
+        if parts > prompts:
+            yield build_error(
+                (section, "mini_batches"),
+                f"{section}.mini_batches is {parts}, but rollout.prompts_per_step is {prompts}: "
+                "a part would have no prompt",
+                against=("rollout", "prompts_per_step"),
+            )
+    if spec.rollout.rows_per_step > MOST_ROWS:
+        keys = (level.count_key.removeprefix("rollout.") for level in spec.rollout.list_levels())
+        counts = ", ".join(("prompts_per_step", *keys))
+        yield build_error(
+            ("rollout", "prompts_per_step"),
+            f"rollout has {spec.rollout.rows_per_step} rows per step, and at most {MOST_ROWS} are "
+            "possible",
+            f"lower one of {counts}",
+            against=("rollout",),
+        )
+
+
+def _check_repeated_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    for level in spec.rollout.list_levels():
+        spans = level.turn.spans
+        for number, span in enumerate(spans):
+            if span in spans[:number]:
+                path = ("rollout", *level.at, "spans", number)
+                message = f"{level.key}.spans names {span!r} more than once"
+                yield build_error(path, message, "name each tag once")
+
+
+# Rewards ---------------------------------------------------------------------------------------
+def _check_reward_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    turn, whole = spec.rewards.turn, spec.rewards.global_
+    if not turn and not whole:
+        yield build_error(("rewards",), "rewards is empty: name at least one under rewards.turn")
+        return
+    if all(name.startswith("_") for name in (*turn, *whole)):
+        yield build_error(
+            ("rewards", "turn" if turn else "global"),
+            "nothing to learn from: every reward's name begins with '_', and those are never "
+            "summed",
+            "remove the '_' from each reward that should count",
+        )
+    elif spec.loss.entropy is None and not any(_list_summed_weights(spec)):
+        yield build_error(
+            ("rewards", "turn" if turn else "global"),
+            "nothing to learn from: every reward that is summed has a weight of 0",
+            "give the rewards that should count another weight",
+        )
+    for name in whole:
+        if name in turn:
+            yield build_error(
+                ("rewards", "global", name),
+                f"rewards.global.{name} has the name of a turn reward, so records could not tell "
+                "them apart",
+                "rename one of them",
+                against=("rewards", "turn", name),
+            )
+    turns = spec.rollout.turns
+    for name, reward in turn.items():
+        # Only the environment plugin knows its kinds of turn.
+        if isinstance(spec.rollout, EnvironmentRolloutSpec) or reward.turn == EVERY_TURN:
+            continue
+        if reward.turn not in turns:
+            message = (
+                f"rewards.turn.{name}.turn is {reward.turn!r}, but schedule "
+                f"{spec.rollout.schedule!r} has only {', '.join(turns)}"
+            )
+            yield build_error(
+                ("rewards", "turn", name, "turn"), message, suggest_name(reward.turn, turns)
+            )
+    all_rewards: dict[str, _AnyReward] = {**whole, **turn}
+    for name, one in all_rewards.items():
+        for key, other in _list_read_rewards(one).items():
+            yield from _check_reward_reference(name, key, other, all_rewards, turns)
+        if isinstance(one, TurnReward) and one.over != "path" and one.of is None:
+            yield build_error(
+                ("rewards", "turn", name, "over"),
+                f"rewards.turn.{name}.over is {one.over!r}, but the reward has no `of` to read",
+                "name the reward that it reads under `of`",
+            )
+    yield from _check_reward_cycles(all_rewards)
+    yield from _check_evaluation_judge(spec)
+    if HELD_OUT in spec.evaluation.variants:
+        yield build_error(
+            ("evaluation", "variants", HELD_OUT),
+            f"evaluation.variants.{HELD_OUT} has the name of the task's own held-out set",
+            "choose another name",
+        )
+
+
+def _list_summed_weights(spec: ExperimentSpec) -> list[float]:
+    rewards = {**spec.rewards.turn, **spec.rewards.global_}
+    return [one.weight for name, one in rewards.items() if not name.startswith("_")]
+
+
+def _list_read_rewards(reward: _AnyReward) -> dict[str, str]:
+    """The rewards that this one depends on, by the key (`of` or `requires`) that names them."""
+    named = {"of": reward.of, "requires": reward.requires}
+    return {key: name for key, name in named.items() if name is not None}
+
+
+def _get_reward_path(name: str, reward: _AnyReward) -> tuple[str, str, str]:
+    return ("rewards", "turn" if isinstance(reward, TurnReward) else "global", name)
+
+
+def _check_reward_reference(
+    name: str, key: str, other: str, rewards: Mapping[str, _AnyReward], turns: tuple[str, ...]
+) -> Iterator[Diagnostic]:
+    """Checks one `of` or `requires`; cycles are checked separately."""
+    mine, theirs = rewards[name], rewards.get(other)
+    path = (*_get_reward_path(name, mine), key)
+    label = ".".join(path)
+    within = isinstance(mine, TurnReward)
+    known = [n for n, r in rewards.items() if not within or isinstance(r, TurnReward)]
+    if other == name:
+        yield build_error(
+            path, f"{label} is the reward itself", f"name another reward, or drop `{key}`"
+        )
+    elif theirs is None or (within and not isinstance(theirs, TurnReward)):
+        what = "a turn reward" if within else "a reward"
+        message = f"{label} is {other!r}, which is not {what}; there are: {', '.join(known)}"
+        yield build_error(path, message, suggest_name(other, (n for n in known if n != name)))
+    elif isinstance(mine, TurnReward) and isinstance(theirs, TurnReward):
+        if not (mine.turn in turns and theirs.turn in turns):
+            return
+        over = mine.over if key == "of" else "path"
+        is_later = turns.index(theirs.turn) > turns.index(mine.turn)
+        if over == "path" and is_later:
+            message = (
+                f"{label} is {other!r}, which scores a later turn: {theirs.turn} after {mine.turn}"
+            )
+            help_ = "a reward reads rewards of its own turn and of earlier ones"
+            if key == "of":
+                help_ += "; `over: below` reads the mean over the turns below"
+            yield build_error(path, message, help_)
+        elif over == "below" and not is_later:
+            message = (
+                f"{label} is {other!r}, which scores {theirs.turn} turns, and over is 'below': "
+                f"none of them is below {mine.turn} turns"
+            )
+            help_ = "`over: path` reads the turn itself and earlier ones, `over: prompt` all"
+            yield build_error(path, message, help_, against=(*path[:-1], "over"))
+
+
+def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[Diagnostic]:
+    """Yields one problem per cycle of `of` and `requires`, located at its first reward."""
+    reads = {
+        name: {
+            o: key for key, o in _list_read_rewards(reward).items() if o in rewards and o != name
+        }
+        for name, reward in rewards.items()
+    }
+    while circle := _find_cycle(reads):
+        first = min(circle, key=list(reads).index)
+        at = circle.index(first)
+        names = [*circle[at:], *circle[:at], first]
+        key = reads[first][names[1]]
+        path = (*_get_reward_path(first, rewards[first]), key)
+        message = f"{'.'.join(path)} forms a cycle: {' → '.join(names)}"
+        yield build_error(path, message, "a reward is computed after the rewards that it reads")
+        reads = {name: others for name, others in reads.items() if name not in circle}
+
+
+def _find_cycle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Returns the names of a cycle in which each reward reads the next, or an empty list."""
+    try:
+        TopologicalSorter(reads).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1][1:]))
+    return []
+
+
+def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    rewards, judge = spec.rewards.turn, spec.evaluation.correct
+    first = spec.rollout.answer_turn
+    path: KeyPath = ("evaluation", "correct")
+    names = (*rewards, *spec.rewards.global_)
+    if judge not in names:
+        message = (
+            f"evaluation.correct is {judge!r}, which is not a reward; "
+            f"there are: {', '.join(names) or 'none'}"
+        )
+        help_ = ""
+        if "correct" not in spec.evaluation.model_fields_set:
+            help_ = "say which reward means that an answer is right: evaluation: {correct: NAME}"
+            path = path if "evaluation" in spec.model_fields_set else ("rewards",)
+        yield build_error(path, message, suggest_name(judge, names, help_))
+    elif judge in rewards and isinstance(spec.rollout, EnvironmentRolloutSpec):
+        message = f"evaluation.correct is {judge!r}, which scores turns"
+        help_ = "it must say whether a whole rollout is right: name one of rewards.global"
+        yield build_error(path, message, suggest_name(judge, spec.rewards.global_, help_))
+    elif judge not in rewards and first != spec.rollout.turns[0]:
+        message = f"evaluation.correct is {judge!r}, which scores what continues the prompt"
+        help_ = f"that is a {spec.rollout.turns[0]} here: name a reward of {first} turns"
+        yield build_error(path, message, suggest_name(judge, rewards, help_))
+    elif judge in rewards and rewards[judge].turn in {*spec.rollout.turns} - {first}:
+        message = f"evaluation.correct is {judge!r}, which scores {rewards[judge].turn} turns"
+        good = tuple(name for name, reward in rewards.items() if reward.turn == first)
+        help_ = f"it must say whether an {first} is correct"
+        yield build_error(
+            path,
+            message,
+            suggest_name(judge, good, help_),
+            against=("rewards", "turn", judge, "turn"),
+        )
+
+
+# The rest --------------------------------------------------------------------------------------
+def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if spec.probe is None:
+        return
+    first, *_ = spec.rollout.list_levels()
+    spans = first.turn.spans
+    if first.kind != spec.rollout.answer_turn:
+        yield build_error(
+            ("probe",),
+            f"probe continues the first turn, which is a {first.kind} here, not an answer",
+            "drop `probe`, or let the first level answer",
+            against=("rollout", *first.at),
+        )
+        return
+    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+        yield build_error(
+            ("probe",),
+            "probe needs the reasoning and the answer in one turn: schedule "
+            f"{spec.rollout.schedule!r} has several turns",
+            "drop `probe`, or choose another schedule",
+            against=("rollout", "schedule"),
+        )
+        return
+    span: str | None = spec.probe.span
+    if span not in spans:
+        message = (
+            f"probe.span is {span!r}, but {first.key}.spans has "
+            f"{', '.join(spans) or 'none'}: there would be no reasoning to cut"
+        )
+        yield build_error(("probe", "span"), message, suggest_name(spec.probe.span, spans))
+        span = did_you_mean(spec.probe.span, spans)  # what was probably meant
+    if span is not None and f"</{span}>" not in spec.probe.force:
+        yield build_error(
+            ("probe", "force"),
+            f"probe.force is {spec.probe.force!r}, which does not end the reasoning with </{span}>",
+            f"force: '</{span}><answer>'",
+            against=("probe", "span"),
+        )
+    name = spec.probe.close.strip("</>")
+    if spec.probe.close != f"</{name}>" or not spec.probe.force.rstrip().endswith(f"<{name}>"):
+        yield build_error(
+            ("probe", "close"),
+            f"probe.close is {spec.probe.close!r}, which is not the closing tag of what probe.force"
+            f" opens, {spec.probe.force!r}",
+            "force: '</think><answer>' goes with close: '</answer>'",
+            against=("probe", "force"),
+        )
+
+
+def _check_kl_horizon(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    adaptive = spec.credit.kl_adaptive
+    rows = spec.rollout.rows_per_step
+    if adaptive is not None and 0.2 * rows >= adaptive.horizon:
+        yield build_error(
+            ("credit", "kl_adaptive", "horizon"),
+            f"credit.kl_adaptive.horizon is {adaptive.horizon:g}, but a step has up to {rows} "
+            "rollouts: β would be multiplied by 1 - 0.2 · rollouts / horizon, which is not "
+            "positive",
+            "the horizon counts rollouts, not steps; the original method uses 10000",
+        )
+
+
+def _check_rank_counts(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    ranks = spec.runner.ranks
+    shared = {("evaluation", "problems"): spec.evaluation.problems}
+    if spec.probe is not None:
+        shared["probe", "problems"] = spec.probe.problems
+    if not all(phase.set for phase in spec.phases):
+        shared["rollout", "prompts_per_step"] = spec.rollout.prompts_per_step
+    for path, count in shared.items():
+        if ranks > count:
+            name = ".".join(path)
+            message = (
+                f"{name} is {count}, but runner.ranks is {ranks}: a rank would have nothing to "
+                "sample"
+            )
+            help_ = f"set {name} to {ranks} or more, or runner.ranks to {count} or fewer"
+            yield build_error(path, message, help_, against=("runner", "ranks"))
+
+
+def _check_position_budget(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if not isinstance(spec.model, TinyModelSpec):
+        return
+    budgets = spec.rollout.budgets
+    total, room = sum(budgets.values()), spec.model.max_position
+    first = next(iter(budgets.values()))
+    if spec.probe is not None and first + spec.probe.max_new_tokens >= room > total:
+        yield build_error(
+            ("probe", "max_new_tokens"),
+            f"probe.max_new_tokens is {spec.probe.max_new_tokens}, after reasoning of up to "
+            f"{first} tokens: with a prompt, they do not fit into model.max_position "
+            f"{room}",
+            "lower it, or raise model.max_position",
+            against=("model", "max_position"),
+        )
+    if total >= room:
+        turns = ", ".join(f"{turn} {budget}" for turn, budget in budgets.items())
+        longest = max(spec.rollout.list_levels(), key=lambda level: budgets[level.kind])
+        yield build_error(
+            ("model", "max_position"),
+            f"model.max_position is {room}, but the turns may take {total} tokens ({turns}), which "
+            "leaves no room for a prompt",
+            f"set max_position to {total} plus the length of the longest prompt, or lower "
+            "max_new_tokens",
+            against=("rollout", *longest.at, "max_new_tokens"),
+        )
+
+
+def find_loss_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields contradictions between `loss` and the other sections."""
+    yield from _check_entropy_bonus(spec)
+    yield from _check_expected_score(spec)
+    yield from _check_loss_settings(spec)
+
+
+def _check_entropy_bonus(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    bonus = spec.loss.entropy
+    spans = [s for turn in spec.rollout.turn_specs.values() for s in turn.spans]
+    if bonus is not None and bonus.span is not None and bonus.span not in spans:
+        message = (
+            f"loss.entropy.span is {bonus.span!r}, but the turns declare "
+            f"{', '.join(spans) or 'no spans'}"
+        )
+        yield build_error(("loss", "entropy", "span"), message, suggest_name(bonus.span, spans))
+
+
+def _check_expected_score(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    expected = spec.loss.expected
+    if expected is None:
+        return
+    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+        yield build_error(
+            ("loss", "expected"),
+            "loss.expected needs one confidence and one label per row: schedule "
+            f"{spec.rollout.schedule!r} has several turns in a row",
+            "drop `loss.expected`, or choose another schedule",
+            against=("rollout", "schedule"),
+        )
+        return
+    turns, rewards = spec.rollout.turn_specs, spec.rewards.turn
+    spans = [s for turn in turns.values() for s in turn.spans]
+    if expected.span not in spans:
+        message = (
+            f"loss.expected.span is {expected.span!r}, but the turns declare "
+            f"{', '.join(spans) or 'no spans'}"
+        )
+        help_ = suggest_name(expected.span, spans)
+        yield build_error(("loss", "expected", "span"), message, help_)
+        return
+    label = rewards.get(expected.of)
+    if label is None:
+        message = (
+            f"loss.expected.of is {expected.of!r}, which is not a turn reward; there are: "
+            f"{', '.join(rewards) or 'none'}"
+        )
+        yield build_error(("loss", "expected", "of"), message, suggest_name(expected.of, rewards))
+        return
+    order = list(turns)
+    states = max(order.index(name) for name, turn in turns.items() if expected.span in turn.spans)
+    if label.turn in order and order.index(label.turn) > states:
+        message = (
+            f"loss.expected.of is {expected.of!r}, which scores {label.turn} turns, after the "
+            f"{order[states]} that states the {expected.span}"
+        )
+        help_ = (
+            "what would have been answered after another value is unknown: drop `loss.expected`, "
+            "and sample several confidences"
+        )
+        yield build_error(("loss", "expected", "of"), message, help_)
+
+
+def _check_loss_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    loss = spec.loss
+    if loss.kl is not None and spec.credit.use_kl_in_reward:
+        yield build_error(
+            ("loss", "kl"),
+            "loss.kl and credit.use_kl_in_reward are both on: KL would be penalized twice",
+            "keep one of them: KL as a penalty in the loss, or as part of the reward",
+            against=("credit", "use_kl_in_reward"),
+        )
+    if loss.correction is not None and loss.old_logprobs != "learner":
+        yield build_error(
+            ("loss", "correction"),
+            "loss.correction weighs the learner's old log-probabilities against the sampler's, but "
+            f"loss.old_logprobs is {loss.old_logprobs!r}: they would be identical",
+            "`old_logprobs: learner` computes them",
+            against=("loss", "old_logprobs"),
+        )
+    if loss.surrogate in ("dppo_tv", "dppo_kl") and loss.ratio != "token":
+        yield build_error(
+            ("loss", "ratio"),
+            f"loss.ratio is {loss.ratio!r}, but loss.surrogate {loss.surrogate!r} compares the "
+            "probabilities of single tokens",
+            "use `ratio: token`, or another surrogate",
+            against=("loss", "surrogate"),
+        )
+    if loss.constant_length is not None and loss.aggregate != "constant":
+        yield build_error(
+            ("loss", "constant_length"),
+            f"loss.constant_length is {loss.constant_length}, but loss.aggregate "
+            f"{loss.aggregate!r} does not divide by a constant",
+            "use `aggregate: constant`, or drop `constant_length`",
+            against=("loss", "aggregate"),
+        )
+
+
+ANY_VOCABULARY = 1
+
+
+"""For the shape of a tiny model, of which only the heads matter here."""
+
+
+def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields settings that the engine would silently change, or cannot honor on the CPU or with
+    this model."""
+    sampler = spec.sampler
+    if spec.runner.device == "cpu" and sampler.needs_gpu:
+        key = "engine"
+        if isinstance(sampler, VllmSamplerSpec):
+            key = "colocate" if not sampler.colocate else "weight_transfer"
+        yield build_error(
+            ("sampler", key),
+            f"sampler.{key} is {str(getattr(sampler, key)).lower()}, which needs a GPU",
+            "remove it",
+            against=("runner", "device"),
+        )
+    pool = sampler.pool if isinstance(sampler, VllmSamplerSpec) else None
+    if pool is not None:
+        yield from _check_pool(spec, pool)
+    if spec.rollout.off_policy_steps > 1:
+        yield from _check_steps_ahead(spec)
+    launcher = spec.runner.launcher
+    if pool is None and isinstance(launcher, RayLauncherSpec) and launcher.server_resources:
+        yield build_error(
+            ("runner", "launcher", "server_resources"),
+            "launcher.server_resources is what servers of sampler.pool take, and there are none",
+            "set sampler.pool, or remove it",
+            against=("sampler",),
+        )
+    engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
+    for level in spec.rollout.list_levels():
+        temperature = level.turn.temperature
+        if temperature < sampler.min_temperature:
+            yield build_error(
+                ("rollout", *level.at, "temperature"),
+                f"{level.key}.temperature is {temperature:g}, but {engine} allows none "
+                f"below {sampler.min_temperature:g}",
+                "for greedy decoding, use top_k: 1",
+                against=("sampler", "engine"),
+            )
+
+
+def _check_steps_ahead(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields what does not go with weights that change while rollouts are sampled."""
+    sampler, rollout = spec.sampler, spec.rollout
+    at, ahead = ("rollout", "off_policy_steps"), rollout.off_policy_steps
+    states = f"rollout.off_policy_steps is {ahead}: weights arrive while rollouts are sampled"
+    one = "set off_policy_steps to 1"
+    if not isinstance(sampler, VllmSamplerSpec) or sampler.pool is None:
+        yield build_error(
+            at,
+            f"{states}, which only servers of sampler.pool can",
+            f"{one}, or use `sampler: {{engine: vllm, pool: {{servers: 1}}}}`",
+            against=("sampler",),
+        )
+        return
+    if sampler.pool.repeatable:
+        yield build_error(
+            at,
+            f"{states}, so that numbers depend on time, but sampler.pool.repeatable is true",
+            f"{one}, or drop `repeatable`",
+            against=("sampler", "pool", "repeatable"),
+        )
+    if getattr(spec.model, "lora", None) is not None and sampler.adapters == "swap":
+        yield build_error(
+            at,
+            f"{states}, and vLLM cannot swap an adapter of rows that it is generating",
+            f"{one}, or set sampler.adapters to merge",
+            against=("sampler", "adapters"),
+        )
+    if rollout.dynamic_sampling is not None:
+        yield build_error(
+            at,
+            f"rollout.off_policy_steps is {ahead}, but how many problems a step draws under "
+            "rollout.dynamic_sampling is known only when it has been sampled",
+            f"{one}, or drop `dynamic_sampling`",
+            against=("rollout", "dynamic_sampling"),
+        )
+
+
+def _check_pool(spec: ExperimentSpec, pool: SamplerPoolSpec) -> Iterator[Diagnostic]:
+    shape = load_model_shape(spec.model, ANY_VOCABULARY) if pool.tensor_parallel > 1 else None
+    if shape is not None and shape.heads % pool.tensor_parallel:
+        fitting = [n for n in range(1, shape.heads + 1) if shape.heads % n == 0]
+        nearest = min(fitting, key=lambda n: abs(n - pool.tensor_parallel))
+        yield build_error(
+            ("sampler", "pool", "tensor_parallel"),
+            f"sampler.pool.tensor_parallel is {pool.tensor_parallel}, which does not divide the "
+            f"{shape.heads} attention heads of the model",
+            f"set it to {nearest}",
+            against=("model",),
+        )
+
+
+def check_self_play(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields settings of the rollout that self-play cannot have."""
+    rollout = spec.rollout
+    if not isinstance(rollout, EnvironmentRolloutSpec) or rollout.self_play is None:
+        return
+    for key, why in (
+        ("forced_answer", "a turn after the last one would be one player's alone"),
+        ("curriculum", "what one copy of the policy wins, the other loses: success says nothing"),
+        ("dynamic_sampling", "it would drop the rollouts of one player of a game"),
+    ):
+        if getattr(rollout, key) is not None:
+            yield build_error(
+                ("rollout", key),
+                f"rollout.{key} does not go with rollout.self_play: {why}",
+                "drop one of them",
+                against=("rollout", "self_play"),
+            )
+
+
+def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields warnings about the experiment as it stands in phases without `set`."""
+    plain = [phase for phase in spec.phases if not phase.set]
+    warmup = spec.optimizer.warmup_steps
+    for phase in plain:
+        if warmup >= phase.steps:
+            yield build_warning(
+                ("optimizer", "warmup_steps"),
+                f"optimizer.warmup_steps is {warmup}, but phase '{phase.name}' ends after "
+                f"{phase.steps} steps: the learning rate never leaves its warm-up",
+            )
+    critic = spec.critic
+    if critic is not None and critic.lead_steps >= spec.steps:
+        yield build_warning(
+            ("critic", "lead_steps"),
+            f"critic.lead_steps is {critic.lead_steps}, and the run takes {spec.steps} steps: the "
+            "policy never learns",
+        )
+    if critic is not None and critic.warmup_steps >= spec.steps:
+        yield build_warning(
+            ("critic", "warmup_steps"),
+            f"critic.warmup_steps is {critic.warmup_steps}, and the run takes {spec.steps} steps: "
+            "the critic's learning rate never leaves its warm-up",
+        )
+    warm = spec.model.warm_start
+    if warm is not None and warm.warmup_steps >= warm.steps:
+        yield build_warning(
+            ("model", "warm_start", "warmup_steps"),
+            f"model.warm_start.warmup_steps is {warm.warmup_steps}, but the warm start ends after "
+            f"{warm.steps} steps: the learning rate never leaves its warm-up",
+            against=("model", "warm_start", "steps"),
+        )
+    yield from _check_replaced_sections(spec)
+    if plain:
+        yield from _check_turn_sampling(spec)
+        yield from _check_kl_settings(spec)
+        yield from _check_optimizer_steps(spec)
+        yield from _off_policy(spec)
+        yield from _check_probe_close(spec)
+
+
+def _check_replaced_sections(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields mappings in a phase's `set` that put values of the experiment back to defaults."""
+    before = spec.dump_resolved()
+    for number, phase in enumerate(spec.phases):
+        if not any(isinstance(value, dict) for value in phase.set.values()):
+            continue
+        try:
+            after = spec.resolve_phase_spec(phase).dump_resolved()
+        except ValueError:  # an error says so
+            continue
+        for key, written in phase.set.items():
+            old, new = _find_section(before, key), _find_section(after, key)
+            if not (isinstance(written, dict) and old and new):
+                continue
+            apart = {
+                other.split(".")[key.count(".") + 1]
+                for other in phase.set
+                if other.startswith(f"{key}.")
+            }
+            kept = old.keys() & new.keys() - written.keys() - apart
+            if lost := [name for name in kept if old[name] != new[name]]:
+                yield build_warning(
+                    ("phases", number, "set", key),
+                    f"{key!r} replaces the whole section, so {', '.join(sorted(lost))} of it "
+                    f"{'has its default' if len(lost) == 1 else 'have their defaults'} "
+                    f"(phase '{phase.name}')",
+                    f"to keep the others, set single values: {key}.{next(iter(written), 'KEY')}",
+                )
+
+
+def _find_section(tree: Any, key: str) -> dict[str, Any] | None:
+    for step in key.split("."):
+        tree = tree.get(step) if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) else None
+
+
+def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    credit, penalty = spec.credit, spec.loss.kl
+    if not credit.use_kl_in_reward:
+        for key in ("kl_penalty", "kl_coef", "kl_adaptive"):
+            if getattr(credit, key) != type(credit).model_fields[key].default:
+                yield build_warning(
+                    ("credit", key),
+                    f"credit.{key} has no effect: KL is not part of the reward",
+                    "set `credit.use_kl_in_reward: true` to include it",
+                )
+    elif credit.kl_coef == 0:
+        yield build_warning(
+            ("credit", "kl_coef"),
+            "credit.kl_coef is 0, so KL does not affect the reward"
+            + (": β is adapted by multiplication and stays 0" if credit.kl_adaptive else ""),
+        )
+    if penalty is not None and penalty.kl_penalty in ("k1", "kl"):
+        yield build_warning(
+            ("loss", "kl", "kl_penalty"),
+            f"loss.kl.kl_penalty is {penalty.kl_penalty!r}: as a loss, its gradient is 0 in "
+            "expectation",
+            "k2 has the gradient of the KL; k1 belongs in the reward",
+        )
+
+
+def _check_optimizer_steps(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    parts, prompts = spec.optimizer.mini_batches, spec.rollout.prompts_per_step
+    if parts < prompts and prompts % parts:
+        yield build_warning(
+            ("optimizer", "mini_batches"),
+            f"optimizer.mini_batches {parts} does not divide rollout.prompts_per_step {prompts}: "
+            f"parts of {prompts // parts + 1} and of {prompts // parts} prompts count the same",
+            against=("rollout", "prompts_per_step"),
+        )
+    for name in ("updates_per_rollout", "mini_batches"):
+        count = getattr(spec.optimizer, name)
+        if spec.loss.surrogate == "none" and count > 1:
+            yield build_warning(
+                ("loss", "surrogate"),
+                f"loss.surrogate is 'none', and optimizer.{name} is {count}: nothing bounds the "
+                "ratio after the first update",
+                against=("optimizer", name),
+            )
+
+
+def _off_policy(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    loss, ahead = spec.loss, spec.rollout.off_policy_steps
+    if not ahead or loss.correction is not None:
+        return
+    steps = ("rollout", "off_policy_steps")
+    if loss.old_logprobs == "learner":
+        yield build_warning(
+            steps,
+            f"rollout.off_policy_steps is {ahead}, and loss.old_logprobs is 'learner' without a "
+            "correction: nothing corrects for the older weights that sampled the rollouts",
+            "`old_logprobs: behaviour`, or a `loss.correction`",
+            against=("loss", "old_logprobs"),
+        )
+    elif loss.surrogate == "none":
+        yield build_warning(
+            steps,
+            f"rollout.off_policy_steps is {ahead}, and loss.surrogate is 'none': nothing bounds "
+            "the ratio to the older weights that sampled the rollouts",
+            "`surrogate: clip` or `cispo`, or `old_logprobs: learner` and a `correction`",
+            against=("loss", "surrogate"),
+        )
+
+
+def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    for number, level in enumerate(spec.rollout.list_levels()):
+        for key, full in (("top_p", 1.0), ("top_k", 0)):
+            if getattr(level.turn, key) != full:
+                yield build_warning(
+                    ("rollout", *level.at, key),
+                    f"{level.key}.{key} is {getattr(level.turn, key)}: the learner's "
+                    "log-probabilities are of the full distribution, so ratios and KL are not "
+                    "exact",
+                    f"{key}: {full} samples from the full distribution",
+                )
+        if number == 0 and "{prompt}" not in level.turn.template:
+            yield build_warning(
+                ("rollout", *level.at, "template"),
+                f"{level.key}.template has no {{prompt}}: the model never sees the problem",
+            )
+
+
+def _check_probe_close(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if spec.probe is None:
+        return
+    first, *_ = spec.rollout.list_levels()
+    spans, name = first.turn.spans, spec.probe.close.strip("</>")
+    if name not in spans:
+        yield build_warning(
+            ("probe", "close"),
+            f"probe.close ends a span {name!r}, but {first.key}.spans has "
+            f"{', '.join(spans) or 'none'}: rewards may look for the answer elsewhere",
+            suggest_name(spec.probe.close, (f"</{span}>" for span in spans)),
+        )

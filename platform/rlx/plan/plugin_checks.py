@@ -1,0 +1,447 @@
+"""Checks that plugins fit the spec and each other, and that no setting is silently ignored."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import cast
+
+from rlx.discovery import (
+    DEMONSTRATIONS,
+    NEEDS,
+    PROVIDERS,
+    BuiltPlugins,
+    build_plugin_diagnostic,
+    find_installed_plugin,
+    list_needed_streams,
+    list_providers,
+)
+from rlx.plan.contradictions import find_cautions
+from rlx.plugin import (
+    Corrupts,
+    Environment,
+    Estimator,
+    Mask,
+    Plugin,
+    TurnLevel,
+    get_confidence_values,
+)
+from rlx.spec import (
+    EVERY_TURN,
+    PROFILES,
+    EnvironmentRolloutSpec,
+    ExperimentSpec,
+    KeyPath,
+    TurnSpans,
+    TwoLevel,
+)
+from rlx.spec.reading import Diagnostic, build_error, build_warning, format_key_path, suggest_name
+
+
+def check_parent_rewards(plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+    """Reports a missing `of`, or one that the reward does not read."""
+    built = plugins.built
+    rewards = [place for place in plugins.places if place.path[0] == "rewards"]
+    for place in rewards:
+        if place.path not in built:
+            continue
+        label = format_key_path(place.path)
+        reads = getattr(built[place.path], "reads_parent", False)
+        if reads and place.of is None:
+            yield build_error(
+                place.path,
+                f"{label} needs `of`: {place.name!r} reads the value of another reward",
+                f"of: {next((str(u.path[-1]) for u in rewards if u is not place), 'NAME')}",
+            )
+        if not reads and place.of is not None:
+            message = f"{label}.of is {place.of!r}, but {place.name!r} reads no other reward"
+            yield build_error(
+                (*place.path, "of"),
+                message,
+                "drop `of`; your own plugin can read it if declared as "
+                "`@reward(reads_parent=True)`",
+            )
+
+
+def check_needed_streams(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+    """Reports streams that a plugin or warm start needs and the experiment does not provide."""
+    wanted = [
+        (place.name_path, place, name)
+        for place, plugin in plugins.list_all()
+        for name in list_needed_streams(plugin)
+    ]
+    for path, place, name in wanted:
+        if name not in NEEDS:
+            help_ = suggest_name(name, NEEDS, f"there are: {', '.join(NEEDS)}")
+            what = f"needs '{name}', which is not an rlx stream"
+            yield replace(
+                build_plugin_diagnostic(
+                    find_installed_plugin(place.kind, place.name), what, (help_,)
+                ),
+                path=path,
+            )
+    needs = [(path, place.label, name) for path, place, name in wanted if name in NEEDS]
+    if spec.model.warm_start is not None:
+        rollout = spec.rollout
+        several = isinstance(rollout, EnvironmentRolloutSpec) and not rollout.has_one_turn
+        wanted_of_task = "lessons" if several else "demonstrations"
+        needs.append((("model", "warm_start"), "model.warm_start", wanted_of_task))
+    task = plugins.built.get(("task",))
+    worked = plugins.built.get(DEMONSTRATIONS, task)
+    for path, who, name in needs:
+        provider, source = NEEDS[name], worked if path == ("model", "warm_start") else task
+        if source is not None and not provider.is_present(spec, source):
+            message = (
+                f"{who} needs {name}, which {provider.origin} provides: this experiment has none"
+            )
+            yield build_error(path, message, provider.help)
+
+
+def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+    """Yields conflicts between the spec and those of its plugins that could be built."""
+    built = plugins.built
+    if estimator := built.get(("estimator",)):
+        yield from _check_estimator_fit(spec, cast(Estimator, estimator))
+        yield from _check_confidence_labels(spec, cast(Estimator, estimator))
+        if spec.loss.entropy is None and spec.loss.expected is None:  # which need no advantage
+            yield from _check_signal(spec, cast(Estimator, estimator))
+    if task := built.get(("task",)):
+        yield from _check_task_corruption(spec, task)
+        yield from _check_confidence_values(spec, task)
+    if mask := built.get(("mask",)):
+        yield from _check_mask_reach(spec, cast(Mask, mask))
+        yield from _check_empty_mask(spec, cast(Mask, mask))
+    yield from _check_correctness_judge(spec, plugins.get_reward(spec.evaluation.correct))
+    if environment := built.get(("rollout", "environment")):
+        yield from _check_reward_turns(spec, cast(Environment, environment))
+        yield from _check_self_play(spec, cast(Environment, environment))
+
+
+def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Reports settings that the estimator would ignore or does not support."""
+    name, reading, credit = spec.estimator.plugin, estimator.reading(), spec.credit
+    reads = {"turns": "the named rewards", "token_rewards": "token rewards"}
+    if credit.use_kl_in_reward and reading == "turns":
+        yield build_error(
+            ("credit", "use_kl_in_reward"),
+            f"credit.use_kl_in_reward is on, but estimator '{name}' reads only {reads['turns']}: "
+            "the KL would be ignored",
+            "use a penalty in the loss instead, `loss.kl`, or an estimator of token rewards, such "
+            "as gae or reinforce_plus_plus",
+        )
+    if credit.use_kl_in_reward and reading == "scores" and credit.score_source == "structured":
+        yield build_error(
+            ("credit", "use_kl_in_reward"),
+            f"credit.use_kl_in_reward is on, but estimator '{name}' reads only structured scores: "
+            "the KL would be ignored",
+            "`credit.score_source: token_rewards` makes a row's score the sum of its token "
+            "rewards, KL included; or use a penalty in the loss, `loss.kl`",
+        )
+    if credit.score_source == "token_rewards" and reading != "scores":
+        yield build_error(
+            ("credit", "score_source"),
+            f"credit.score_source is 'token_rewards', but estimator '{name}' reads "
+            f"{reads[reading]}, not scores",
+            "drop it",
+        )
+    yield from _check_refused_singletons(spec, estimator)
+
+
+def check_unused_value_sources(
+    spec: ExperimentSpec, estimators: Iterable[Estimator]
+) -> Iterator[Diagnostic]:
+    """Reports a section that provides streams, such as `critic`, if no phase's estimator uses
+    them."""
+    present = [
+        provider
+        for provider in PROVIDERS.values()
+        if provider.section and getattr(spec, provider.section) is not None
+    ]
+    if not present:
+        return
+    used = list_providers({need for one in estimators for need in list_needed_streams(one)})
+    for provider in present:
+        if provider not in used:
+            yield build_error(
+                (provider.section,),
+                f"estimator '{spec.estimator.plugin}' does not use {provider.origin}",
+                f"drop `{provider.section}`, or use an estimator that needs it, such as "
+                f"{provider.user}",
+            )
+
+
+def _check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+    """Reports the probe scheme `mistake` if the task cannot corrupt sentences."""
+    if spec.probe and "mistake" in spec.probe.schemes and not isinstance(task, Corrupts):
+        yield build_error(
+            ("probe", "schemes"),
+            f"probe.schemes has 'mistake', but task '{spec.task.plugin}' has no `corruption` to "
+            "alter a sentence",
+            "drop it; your own task can implement rlx.plugin.Corrupts",
+        )
+
+
+def _check_confidence_labels(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Reports confidences that are compared by a label that nobody gives."""
+    by_label = isinstance(estimator, TwoLevel) and estimator.confidence.baseline == "label"
+    label = spec.evaluation.correct
+    if by_label and spec.loss.expected is None and label not in spec.rewards.turn:
+        yield build_error(
+            ("estimator",),
+            f"estimator.confidence.baseline is 'label', but evaluation.correct is {label!r}, which "
+            "is no turn reward: a confidence would have no label",
+            "name a turn reward there, or in `loss.expected.of`",
+        )
+        return
+    known = spec.rewards.turn.get(label)
+    if by_label and known is not None and _is_sampled_before(spec, "confidence", known.turn):
+        yield build_error(
+            ("estimator",),
+            f"estimator.confidence.baseline is 'label', but {label!r} scores {known.turn} turns, "
+            "which are sampled after the confidence and depend on it",
+            "compare with `siblings` or with the whole `prompt`",
+        )
+
+
+def _is_sampled_before(spec: ExperimentSpec, turn: str, other: str) -> bool:
+    turns = spec.rollout.turns
+    return {turn, other} <= {*turns} and turns.index(turn) < turns.index(other)
+
+
+def _check_confidence_values(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+    """Reports confidence values that are no numbers in [0, 1]."""
+    if spec.loss.expected is None:
+        return
+    values = get_confidence_values(task)
+    wrong = [text for text in values if not _is_probability(text)]
+    if wrong:
+        yield build_error(
+            ("loss", "expected"),
+            f"loss.expected sums over the confidence values of task '{spec.task.plugin}', and "
+            f"{wrong[0]!r} is no number in [0, 1]",
+            "correct `confidence_values` of the task plugin, or drop `loss.expected`",
+        )
+
+
+def _is_probability(text: str) -> bool:
+    try:
+        return 0.0 <= float(text) <= 1.0
+    except ValueError:
+        return False
+
+
+def _check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Iterator[Diagnostic]:
+    """Reports an `evaluation.correct` reward whose value 1 does not mean correct."""
+    if getattr(judge, "graded", False):
+        name = spec.evaluation.correct
+        yield build_error(
+            ("evaluation", "correct"),
+            f"evaluation.correct is {name!r}, whose options scale its value: 1 would not mean "
+            "correct",
+            "name a reward that is exactly 1 if the answer is correct, such as another use of the "
+            f"same plugin under the name _{name.lstrip('_')}, which is recorded but never summed",
+        )
+
+
+def _check_reward_turns(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
+    """Reports rewards for kinds of turn that the environment does not have."""
+    kinds = environment.kinds
+    for name, reward in spec.rewards.turn.items():
+        if reward.turn not in (*kinds, EVERY_TURN):
+            yield build_error(
+                ("rewards", "turn", name, "turn"),
+                f"rewards.turn.{name}.turn is {reward.turn!r}, but turns of environment "
+                f"'{_environment_name(spec)}' are {', '.join(kinds)}",
+                suggest_name(reward.turn, kinds, f'or "{EVERY_TURN}": every turn'),
+            )
+
+
+def _check_self_play(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
+    """Reports self-play in an environment that takes the turns of one player alone."""
+    rollout = spec.rollout
+    asked = isinstance(rollout, EnvironmentRolloutSpec) and rollout.self_play is not None
+    if asked and not environment.self_play:
+        yield build_error(
+            ("rollout", "self_play"),
+            f"environment '{_environment_name(spec)}' takes the turns of one player alone",
+            "drop `self_play`; your own environment declares `self_play = True` and reads "
+            "`Action.player`",
+        )
+
+
+def _environment_name(spec: ExperimentSpec) -> str:
+    return (
+        spec.rollout.environment.plugin if isinstance(spec.rollout, EnvironmentRolloutSpec) else ""
+    )
+
+
+def _check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+    """Reports a mask that includes environment tokens if their log-probabilities are unknown."""
+    learns = isinstance(spec.rollout, EnvironmentRolloutSpec) and mask.reaches_beyond()
+    if learns and spec.loss.old_logprobs != "learner":
+        yield build_error(
+            ("mask",),
+            f"mask strategy '{spec.mask.plugin}' trains on the environment's tokens, which were "
+            "not sampled: their behaviour log-probabilities are unknown",
+            "`loss.old_logprobs: learner` computes them",
+        )
+
+
+def _check_empty_mask(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+    """Reports a mask that selects no token of any turn, whatever the model generates."""
+    bare = not any(turn.spans for turn in spec.rollout.turn_specs.values())
+    if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
+        yield build_error(
+            ("mask", "fallback"),
+            "mask.fallback is 'none', and no turn declares spans: nothing ever learns",
+            "name the tags of a turn under its `spans`, or `fallback: response`",
+        )
+
+
+def _check_signal(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Reports settings with which every advantage is 0, whatever the rewards are."""
+    alone = [
+        level
+        for level in list_singleton_turns(spec)
+        if estimator.compares(level.kind) and not estimator.refuses_one(level.kind)
+    ]
+    if len(alone) == len(spec.rollout.turns):
+        keys = [level.count_key for level in alone]
+        yield build_error(
+            ("rollout", *alone[0].counted_at),
+            f"{' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} 1, and estimator "
+            f"'{spec.estimator.plugin}' compares siblings: a group of one has no signal, so "
+            "nothing learns",
+            "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
+        )
+    if isinstance(estimator, TwoLevel):
+        factors = {"answer": "lambda_ans", "confidence": "lambda_conf"}
+        used = {factors[turn] for turn in spec.rollout.turns if turn in factors}
+        zeros = [name for name in factors.values() if getattr(estimator, name) == 0]
+        if used and used <= set(zeros):
+            names = " and ".join(f"estimator.{name}" for name in zeros)
+            yield build_error(
+                ("estimator", zeros[0]),
+                f"{names} {'is' if len(zeros) == 1 else 'are'} 0: every advantage would be 0",
+                "give one of the levels a factor other than 0",
+            )
+
+
+def list_singleton_turns(spec: ExperimentSpec) -> Iterator[TurnLevel]:
+    """Yields the levels with a group size of one.
+
+    If every phase has a `set`, nothing is yielded: only the resolved phases matter then.
+    """
+    if all(phase.set for phase in spec.phases):
+        return
+    yield from (level for level in spec.rollout.list_levels() if level.count == 1)
+
+
+def _check_refused_singletons(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    for level in list_singleton_turns(spec):
+        if estimator.refuses_one(level.kind):
+            yield build_error(
+                ("rollout", *level.counted_at),
+                f"{level.count_key} is 1, and `singleton: refuse` of estimator "
+                f"'{spec.estimator.plugin}' does not allow a group of one",
+                "sample 2 or more, or choose `singleton: zero` or `singleton: raw`",
+            )
+
+
+def find_ignored_settings(
+    spec: ExperimentSpec, estimator: Estimator
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yields settings that have no effect, and a profile with a surprising side effect."""
+    credit, reading = spec.credit, estimator.reading()
+    blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
+    placement = credit.placement and credit.placement.plugin
+    for key, silent, value in (
+        ("placement", None, placement),
+        ("turn_reduce", None, credit.turn_reduce),
+        ("on_missing_turn", "drop", credit.on_missing_turn),
+    ):
+        if value != silent and blind:
+            yield (
+                ("credit", key),
+                f"credit.{key} is {value!r}, but estimator '{spec.estimator.plugin}' reads no "
+                "token rewards: it changes the stored token_level_scores, but no advantage",
+            )
+    conventions = PROFILES[credit.profile]
+    if conventions and not conventions.keys() & type(estimator).model_fields.keys():
+        yield (
+            ("credit", "profile"),
+            f"credit.profile {credit.profile!r} does not apply to estimator "
+            f"'{spec.estimator.plugin}': the profile sets none of its options",
+        )
+    if spec.rollout.dynamic_sampling is not None and not estimator.compares(spec.rollout.turns[0]):
+        yield (
+            ("rollout", "dynamic_sampling"),
+            f"rollout.dynamic_sampling replaces trees whose scores agree, but estimator "
+            f"'{spec.estimator.plugin}' can learn from those too",
+        )
+    if credit.canonical_profile == "kg_r1" and credit.placement is None and not blind:
+        default = credit.resolved_placement.plugin
+        mass = "the sum" if credit.use_kl_in_reward else "the mean"
+        state = "on" if credit.use_kl_in_reward else "off"
+        yield (
+            ("credit", "profile"),
+            f"credit.profile {credit.profile!r} places rewards by {default} "
+            "because KL in "
+            f"the reward is {state}: a rollout's tokens carry {mass} of its turn rewards, and "
+            "turning KL on or off would change that; set `credit.placement` to fix it",
+        )
+
+
+def collect_spec_warnings(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+    """Yields the plugins' own warnings, and those about the spec, estimator and mask."""
+    estimator = cast(Estimator, plugins.built["estimator",])
+    mask = cast(Mask, plugins.built["mask",])
+    for place, plugin in plugins.list_all():
+        for text in plugin.warnings():
+            yield build_warning(_find_option_path(place.path, plugin, text), text)
+    yield from _check_singleton_groups(spec, estimator)
+    for path, text in find_ignored_settings(spec, estimator):
+        yield build_warning(path, text)
+    yield from _check_mask_spans(spec, mask)
+    forced = (
+        spec.rollout.forced_answer if isinstance(spec.rollout, EnvironmentRolloutSpec) else None
+    )
+    if forced is not None and "{prompt}" in forced.template:
+        yield build_warning(
+            ("rollout", "forced_answer", "template"),
+            "rollout.forced_answer.template has {prompt}, which is not filled in here: the "
+            "problem was shown before the first turn",
+        )
+    yield from find_cautions(spec)
+
+
+def _find_option_path(path: KeyPath, plugin: Plugin, text: str) -> KeyPath:
+    """The key that a plugin's warning begins with, such as `numeric` or `estimator.confidence`;
+    otherwise the plugin's own."""
+    word = text.split()[0] if text.split() else ""
+    if path and word.startswith(f"{path[0]}."):
+        return tuple(word.split("."))
+    return (*path, word) if word in type(plugin).model_fields else path
+
+
+def _check_mask_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+    """Warns about kinds of turn whose tokens are all masked out, whatever the model generates."""
+    for level in spec.rollout.list_levels():
+        bare = not level.turn.spans
+        if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
+            yield build_warning(
+                ("mask", "fallback"),
+                f"mask.fallback is 'none', and {level.key} declares no spans: no {level.kind} ever "
+                "learns",
+                f"name its tags under {level.key}.spans, or `fallback: response`",
+            )
+
+
+def _check_singleton_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Warns about groups of one if the estimator compares siblings."""
+    for level in list_singleton_turns(spec):
+        if estimator.compares(level.kind):
+            yield build_warning(
+                ("rollout", *level.counted_at),
+                f"{level.count_key} is 1, and estimator '{spec.estimator.plugin}' compares "
+                f"siblings: a group of one has no signal, so no {level.kind} learns",
+                "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
+            )

@@ -1,0 +1,420 @@
+"""Synthetic responses, and sampling sessions that return them: with and without an environment."""
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlx.errors import PluginError
+from rlx.plan.stand_ins import TAGS, EncodingDialogue, fit_to_vocabulary
+from rlx.plugin import Action, Problem, Rehearsed, Schedule, Step, Task
+from rlx.rollout import (
+    Completion,
+    CompletionRequest,
+    EnvironmentHost,
+    EnvironmentPlan,
+    HostFault,
+    RolloutPlan,
+    derive_turn_seed,
+)
+from rlx.seeding import derive_seed
+from rlx.spec import ExperimentSpec, TurnSpec
+
+Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
+
+
+ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
+
+
+"""Roles of a group's first responses; the remaining ones are good or poor."""
+
+
+DRAWS = 24
+
+
+"""Demonstrations to try when looking for a good or a poor one."""
+
+
+TRUTHS = re.compile(r"answer|truth|solution|label|target|gold", re.IGNORECASE)
+
+
+TAG = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
+
+
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+CONFIDENCE = re.compile(r"<confidence>.*?</confidence>", re.DOTALL)
+
+
+def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
+    """Lists the values in a problem's record that look like a right answer, likeliest first.
+
+    `solution` comes before `answer`, because a record with both holds the working in one and the
+    result in the other. From a GSM8K-style worked answer only the text after `####` is taken.
+    """
+    found: list[tuple[bool, str]] = []
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found += [(False, text) for text in find_right_answers(value)]
+        elif TRUTHS.search(name):
+            values = value if isinstance(value, list | tuple) else [value]
+            texts = [str(v) for v in values if isinstance(v, str | int | float)]
+            found += [("solution" in name.lower(), s.rpartition("####")[2].strip()) for s in texts]
+    return [text for _, text in sorted(found, key=lambda pair: not pair[0]) if text]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAuthor:
+    """Writes the synthetic responses of an experiment.
+
+    Attributes:
+        plan: the schedule whose turns are written.
+        schedule: the settings of that schedule.
+        task: source of demonstrations.
+        speech: converts texts to tokens.
+    """
+
+    plan: RolloutPlan
+    schedule: Schedule
+    task: Task
+    speech: EncodingDialogue
+
+    def write_response_group(
+        self, problem: Problem, level: int, seeds: Sequence[int], *, number: int = 0
+    ) -> tuple[Completion, ...]:
+        """Returns the responses below one context, one per seed.
+
+        Args:
+            problem: the problem.
+            level: level of the turn, from 0.
+            seeds: one per response.
+            number: number of the context; with one response per context, every other one is poor.
+        """
+        turn = self.plan.levels[level].turn
+        tenths = random.Random(seeds[0]).sample(range(1, 10), 9)
+        written: list[Completion] = []
+        for place, seed in enumerate(seeds):
+            at = place if len(seeds) > 1 else number % 2
+            role: Role = ROLES[at] if at < len(ROLES) else "any"
+            if role == "twin":
+                written.append(written[0])
+                continue
+            confidence = f"0.{tenths[place % len(tenths)]}"
+            text = self.write_response_text(problem, level, seed, role, confidence)
+            if role == "untagged":
+                text = TAG.sub("\n", text).strip() or text
+            written.append(self.completion(text, turn, cut=role == "cut", seed=seed))
+        return tuple(written)
+
+    def write_response_text(
+        self, problem: Problem, number: int, seed: int, role: Role, confidence: str
+    ) -> str:
+        """Returns a matching demonstration of the task, otherwise the turn's spans filled in.
+
+        Args:
+            problem: the problem.
+            number: number of the turn, from 0.
+            seed: selects the demonstration.
+            role: the wanted kind of response; the caller removes tags or truncates.
+            confidence: the confidence that the turn states, if it states one.
+        """
+        talk = self.plan.talk
+        turn = self.plan.levels[number].turn if talk is None else talk.sampling(number + 1)
+        answers = number == self.plan.answer_level or talk is not None
+        known = find_right_answers(problem.fields) if answers else []
+        poor = role == "poor"
+        spans = _fill_declared_spans(turn, known, poor, confidence)
+        demonstrations = self._demonstrations(problem, number, seed)
+        loose = role == "any" or not known
+        text = next((t for t in demonstrations if loose or _is_right(t, known) != poor), None)
+        if text is None:
+            answer = _alter_answer(known[0]) if known and poor else (known or ["42"])[0]
+            bare = answer if answers else confidence
+            return fit_to_vocabulary(
+                self.speech, "\n".join(_format_tagged_span(*pair) for pair in spans) or bare
+            )
+        text = CONFIDENCE.sub(f"<confidence>{confidence}</confidence>", text)
+        whole = fit_to_vocabulary(self.speech, _add_missing_spans(text, spans))
+        return whole if len(self.speech.encode(whole)) < turn.max_new_tokens else text
+
+    def _demonstrations(self, problem: Problem, number: int, seed: int) -> Iterator[str]:
+        """Yields the task's demonstrations of this turn, good and poor, without duplicates."""
+        if not getattr(self.task, "demonstrates", True):
+            return
+        seen = set()
+        for draw in range(DRAWS):
+            try:
+                worked = self.task.demonstration(problem, derive_seed(seed, draw))
+                turns = self.schedule.arrange_demonstration(worked.turns)
+            except Exception:  # noqa: BLE001  (a placeholder may not be a problem of this task)
+                return
+            if number < len(turns) and turns[number] and turns[number] not in seen:
+                seen.add(turns[number])
+                yield turns[number]
+
+    def completion(self, text: str, turn: TurnSpec, *, cut: bool, seed: int) -> Completion:
+        """Encodes a text, ended as the turn's settings would end it, or cut in the middle."""
+        stops = [at + len(stop) for stop in turn.stop if (at := text.find(stop)) >= 0]
+        ids = self.speech.encode(text[: min(stops)] if stops else text)
+        if not stops:
+            ids = (*ids, self.speech.end_ids[0])
+        budget = min(turn.max_new_tokens, max(1, len(ids) // 2)) if cut else turn.max_new_tokens
+        is_whole = len(ids) <= budget
+        rng = random.Random(seed)
+        kept = ids[:budget]
+        logprobs = tuple(-rng.expovariate(3.0) for _ in kept)
+        return Completion(kept, logprobs, "stop" if is_whole else "length")
+
+
+def _fill_declared_spans(
+    turn: TurnSpec, known: Sequence[str], poor: bool, confidence: str
+) -> list[tuple[str, str]]:
+    """Fills every span that a turn declares with placeholder content."""
+    right = known[0] if known else "42"
+    answer = _alter_answer(right) if poor else right
+    contents = dict.fromkeys(turn.spans, f"Let me see: {answer}")
+    stated = [name for name in turn.spans if name not in ("think", "analysis", "confidence")]
+    contents |= dict.fromkeys(stated[-1:], answer)
+    contents |= {name: confidence for name in turn.spans if name == "confidence"}
+    return list(contents.items())
+
+
+def _format_tagged_span(name: str, text: str) -> str:
+    return f"<{name}>{text}</{name}>"
+
+
+def _add_missing_spans(text: str, spans: Sequence[tuple[str, str]]) -> str:
+    """Adds the missing spans to `text`: before the first span that it has, otherwise at the end."""
+    has = [f"</{name}>" in text for name, _ in spans]
+    first = has.index(True) if True in has else 0
+    before = [_format_tagged_span(*span) for span in spans[:first]]
+    behind = [
+        _format_tagged_span(*s)
+        for s, there in zip(spans[first:], has[first:], strict=True)
+        if not there
+    ]
+    return "\n".join([*before, text, *behind])
+
+
+def _is_right(text: str, known: Sequence[str]) -> bool:
+    """Whether a response gives a right answer, looking at its last answer block if it has one."""
+    blocks = ANSWER.findall(text)
+    return blocks[-1].strip() in known if blocks else any(answer in text for answer in known)
+
+
+def _alter_answer(answer: str) -> str:
+    """Returns an answer that differs from this one."""
+    try:
+        return str(int(answer) + 1)
+    except ValueError:
+        return f"{answer}+1" if any(map(str.isdigit, answer)) else f"not {answer}"
+
+
+class FakeSession:
+    """A `rlx.rollout.SamplingSession` without a model.
+
+    Args:
+        author: writes the responses.
+        problems: problems of the trees being sampled, in order.
+        room: context length in tokens.
+    """
+
+    def __init__(self, author: ResponseAuthor, problems: Sequence[Problem], room: int) -> None:
+        self._author, self._problems = author, problems
+        self.context_length = room
+        self._level = 0
+        self._tree_of: list[int] = []
+
+    def generate(
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """Returns one synthetic completion per seed; the n-th call is the n-th level, where a
+        schedule's own function does not call it out of order."""
+        levels = self._author.plan.levels
+        alike = [number for number, level in enumerate(levels) if level.turn == sampling]
+        level = alike[0] if len(alike) == 1 else min(self._level, len(levels) - 1)
+        trees = [
+            order if request.extends is None else self._tree_of[request.extends]
+            for order, request in enumerate(requests)
+        ]
+        groups = [
+            self._author.write_response_group(
+                self._problems[tree], level, request.seeds, number=number
+            )
+            for number, (tree, request) in enumerate(zip(trees, requests, strict=True))
+        ]
+        self._level += 1
+        self._tree_of = [t for t, g in zip(trees, groups, strict=True) for _ in g]
+        return groups
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedPolicy:
+    """The scripted policy of a task. Failures are reported as the task's."""
+
+    name: str
+    task: Rehearsed
+
+    @classmethod
+    def from_experiment(cls, spec: ExperimentSpec, task: Rehearsed) -> "ScriptedPolicy | None":
+        """Builds the scripted policy; None if the task's options leave it without lessons.
+
+        Raises:
+            PluginError: the task fails.
+        """
+        name = spec.task.plugin
+        try:
+            task.lesson(0, derive_seed(spec.seed, "warm start"))
+        except NotImplementedError:
+            return None
+        except Exception as error:
+            raise PluginError(_describe_task_failure(name, "lesson 0", error)) from error
+        return cls(name, task)
+
+    def act(
+        self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
+    ) -> str:
+        """Returns the next turn; see `rlx.plugin.Rehearsed`.
+
+        Raises:
+            PluginError: the task fails.
+        """
+        try:
+            return self.task.act(problem, turns, observations, seed)
+        except Exception as error:
+            what = f"`act`, turn {len(turns) + 1} of problem {problem.id}"
+            raise PluginError(_describe_task_failure(self.name, what, error)) from error
+
+
+def _describe_task_failure(name: str, what: str, error: Exception) -> str:
+    why = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"task plugin {name!r} failed on {what}: {type(error).__name__}: {why}"
+
+
+@dataclass(slots=True)
+class _Actor:
+    """Author of one player's turns in a game.
+
+    Attributes:
+        game: number of the game among those of all problems.
+        player: 1 for the second player.
+        role: the defect of its turns: "untagged" omits the tags until the forced answer, "cut" runs
+            out of tokens in its first turn.
+        seed: seed of the episode.
+        turns: texts as they were written, before any truncation.
+        observations: text of the observation after each turn.
+    """
+
+    game: int
+    player: int
+    problem: Problem
+    role: Role
+    seed: int
+    turns: list[str] = field(default_factory=list)
+    observations: list[str] = field(default_factory=list)
+
+
+class Rehearsal:
+    """A sampling session without a model, which also wraps the environment host.
+
+    Implements `rlx.rollout.SamplingSession` and `rlx.rollout.EnvironmentHost`. Create one
+    object per call of `rlx.rollout.sample_rollout_trees`.
+
+    Args:
+        author: writes the turns if there is no script.
+        script: the task's scripted policy; None if it has none.
+        problems: problems of the trees being sampled, in order.
+        seeds: one per problem.
+        talk: how rollouts and environment take turns.
+        host: runs the environment.
+        room: context length in tokens.
+    """
+
+    def __init__(
+        self,
+        author: ResponseAuthor,
+        script: ScriptedPolicy | None,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        talk: EnvironmentPlan,
+        host: EnvironmentHost,
+        room: int,
+    ) -> None:
+        self._author, self._script = author, script
+        self._problems, self._seeds = problems, seeds
+        self._talk, self._host = talk, host
+        self._actors: dict[tuple[int, int], _Actor] = {}
+        self._live: list[_Actor] = []
+        self.context_length = room
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """Returns the initial states of all games, problem by problem."""
+        seeds = [seed for _, seed in calls]
+        self._actors = {
+            (game, player): self._build_actor(game, player, seeds)
+            for game in range(len(calls))
+            for player in range(self._talk.players)
+        }
+        return self._host.reset(calls)
+
+    def _build_actor(self, game: int, player: int, seeds: Sequence[int]) -> _Actor:
+        tree, place = divmod(game, self._talk.count)
+        at = place if self._talk.count > 1 else tree % 2
+        role: Role = ROLES[at] if at < len(ROLES) else "any"
+        of = game
+        if role == "twin":  # repeats the first response
+            role, of = ROLES[0], tree * self._talk.count
+        seed = derive_seed(seeds[of], "rehearsal", *([player] if player else []))
+        return _Actor(game, player, self._problems[tree], role, seed)
+
+    def generate(
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """Returns the next turn of every unfinished game, whose actor its seed tells."""
+        waiting = {self._derive_next_seed(actor): actor for actor in self._actors.values()}
+        self._live = [waiting[seed] for request in requests for seed in request.seeds]
+        actors = iter(self._live)
+        return [
+            tuple(self._turn(next(actors), seed, sampling) for seed in request.seeds)
+            for request in requests
+        ]
+
+    def _derive_next_seed(self, actor: _Actor) -> int:
+        tree, place = divmod(actor.game, self._talk.count)
+        return derive_turn_seed(self._seeds[tree], place, len(actor.turns) + 1, actor.player)
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
+        """Passes the turns to the environment and returns its steps."""
+        steps = self._host.step(calls)
+        for actor, step in zip(self._live, steps, strict=True):
+            if isinstance(step, Step):
+                player = step.player if self._talk.players > 1 else actor.player
+                reader = self._actors[actor.game, player]
+                if reader.turns:  # a second player's first observation is its prompt
+                    following = len(reader.turns) + 1
+                    text = self._talk.build_turn_text(step.observation, following)
+                    reader.observations.append(text)
+        return steps
+
+    def _turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
+        number = len(actor.turns) + 1
+        text = self._text(actor)
+        actor.turns.append(text)
+        if actor.role == "untagged" and number <= self._talk.max_turns:
+            bare = TAGS.sub("", text)
+            text = fit_to_vocabulary(self._author.speech, bare) if bare.strip() else text
+        cut = actor.role == "cut" and number == 1
+        return self._author.completion(text, sampling, cut=cut, seed=seed)
+
+    def _text(self, actor: _Actor) -> str:
+        if self._script is not None:
+            text = self._script.act(actor.problem, actor.turns, actor.observations, actor.seed)
+            return fit_to_vocabulary(self._author.speech, text)
+        number = len(actor.turns)
+        drawn = derive_seed(actor.seed, number)
+        confidence = f"0.{random.Random(drawn).randint(1, 9)}"
+        return self._author.write_response_text(
+            actor.problem, number, drawn, actor.role, confidence
+        )

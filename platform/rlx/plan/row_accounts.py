@@ -1,0 +1,428 @@
+"""The account of a row: the reward, advantage and weight of each token, and from which rewards.
+
+Synthetic rollouts and rollouts that a run has stored use the same types.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from rlx.batch import BatchRow, build_token_batch
+from rlx.credit import place_rewards
+from rlx.discovery import build_placement
+from rlx.errors import RegistryError
+from rlx.plan.stand_ins import EncodingDialogue
+from rlx.reward import RewardEntry, RewardTable
+from rlx.rollout import Author, Pieces, RolloutTree, build_piece_splitter
+from rlx.row_rewards import build_row_rewards
+from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLine:
+    """One token of a row.
+
+    Attributes:
+        position: index in the row, from 0.
+        token: token id.
+        text: the token's share of the row's text; for a special token, its name.
+        author: who wrote it.
+        turn: turn number, from 1; None between turns.
+        learns: whether the loss mask includes it.
+        placed: non-zero rewards on the token by name; they add up to its placed reward.
+        kl: KL term against the reference policy, in nats; None without a reference policy.
+        reward: token reward that the estimator read, KL included; None if not stored.
+        advantage: 0 outside the mask.
+        weight: weight in the step's loss.
+        old_logprob: log-probability under the old policy, in nats.
+        reference_logprob, value, target: log-probability under the reference policy in
+            nats, the critic's estimate, and the critic's target; None if there is none.
+    """
+
+    position: int
+    token: int
+    text: str
+    author: Author
+    turn: int | None
+    learns: bool
+    placed: Mapping[str, float]
+    kl: float | None
+    reward: float | None
+    advantage: float
+    weight: float
+    old_logprob: float
+    reference_logprob: float | None
+    value: float | None
+    target: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextStretch:
+    """A piece of context before the row's own tokens, or a turn that the row continues."""
+
+    author: Author
+    kind: str
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RewardAccount:
+    """One named reward of a turn, or of the whole rollout if `turn` is None."""
+
+    name: str
+    turn: int | None
+    raw: float | None
+    weight: float
+    status: str
+    reason: str | None
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAccount:
+    """A turn of a row.
+
+    Attributes:
+        number: number in the rollout, from 1.
+        kind: kind of turn.
+        advantage: mean over its learning tokens; 0 if there are none.
+    """
+
+    number: int
+    kind: str
+    finish_reason: str
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStretch:
+    """A run of tokens of one turn, or of what the environment wrote between turns.
+
+    Attributes:
+        kind: kind of the turn; "environment" for an observation.
+        number: number of the turn; None for an observation.
+        tokens: at least one token.
+    """
+
+    kind: str
+    number: int | None
+    tokens: tuple[TokenLine, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowAccount:
+    """One row, token by token.
+
+    Attributes:
+        row: index in the batch, from 0; `parent` is the row that this one continues, or None.
+        tree: number of the prompt, from 0.
+        group: rows with equal numbers are compared.
+        kind: kind of its last turn.
+        level: 0 for a row that continues a prompt.
+        problem: id of the problem.
+        score: mean(turn) + Σ global.
+        lost: reward that lies on no token; None if not stored.
+        finish_reason: finish reason of its last turn.
+        turns: its own turns, in order; with an environment there may be several.
+        context: the context of the row.
+        rewards: named rewards of every turn of the row and of the whole rollout.
+        tokens: tokens from the row's first own token to its end.
+    """
+
+    row: int
+    parent: int | None
+    tree: int
+    group: int
+    kind: str
+    level: int
+    problem: str
+    score: float | None
+    lost: float | None
+    finish_reason: str
+    turns: tuple[TurnAccount, ...]
+    context: tuple[ContextStretch, ...]
+    rewards: tuple[RewardAccount, ...]
+    tokens: tuple[TokenLine, ...]
+
+    @property
+    def advantage(self) -> float:
+        """Mean over the learning tokens; 0 if there are none."""
+        return _mean_advantage(self.tokens)
+
+    @property
+    def gradient_weight(self) -> float:
+        """Σ weight · |advantage|: the row's share of the step's first gradient, unnormalised."""
+        return sum(abs(t.weight * t.advantage) for t in self.tokens)
+
+    @property
+    def stretches(self) -> tuple[TokenStretch, ...]:
+        """Its tokens, grouped by turn."""
+        kinds = {turn.number: turn.kind for turn in self.turns}
+        cut = [(number, tuple(lines)) for number, lines in groupby(self.tokens, lambda t: t.turn)]
+        return tuple(
+            TokenStretch(lines[0].author if number is None else kinds[number], number, lines)
+            for number, lines in cut
+        )
+
+
+def _mean_advantage(tokens: Sequence[TokenLine]) -> float:
+    learned = [t.advantage for t in tokens if t.learns]
+    return sum(learned) / len(learned) if learned else 0.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowAccountBuilder:
+    """Inputs from which the accounts of a batch are built.
+
+    Attributes:
+        rows: origin of each row.
+        groups: `[B]` int64 rows with equal numbers are compared.
+        trees: trees that the rows refer to.
+        table: rewards of the trees.
+        tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`; a missing stream is
+            None or has no entry.
+        named: `[B, T]` of `components`.
+        lost: `[B]` reward on no token; None if not stored.
+    """
+
+    rows: Sequence[BatchRow]
+    groups: Tensor
+    trees: Sequence[RolloutTree]
+    table: RewardTable
+    tokens: Mapping[str, Tensor | None]
+    named: Mapping[str, Tensor]
+    lost: Tensor | None = None
+
+    def account(self, number: int, pieces: Pieces) -> RowAccount:
+        """Builds the account of one row."""
+        row = self.rows[number]
+        tree = self.trees[row.tree]
+        path = tree.path(row.segment)
+        first = path.index(row.turns[0])
+        context = tuple(
+            ContextStretch(
+                s.author, s.kind, len(s.token_ids), s.text or "".join(pieces(s.token_ids))
+            )
+            for s in (tree.segments[i] for i in path[:first])
+        )
+        lines = tuple(self._lines(number, path[first:], pieces))
+        turns = []
+        for turn in (tree.segments[i] for i in row.turns):
+            advantage = _mean_advantage([line for line in lines if line.turn == turn.turn])
+            turns.append(TurnAccount(turn.turn, turn.kind, turn.finish_reason, advantage))
+        return RowAccount(
+            row=number,
+            parent=self._parent(row),
+            tree=row.tree,
+            group=int(self.groups[number]),
+            kind=row.kind,
+            level=row.level,
+            problem=tree.problem.id,
+            score=self.table.total_score(row.tree, row.turns),
+            lost=None if self.lost is None else float(self.lost[number]),
+            finish_reason=tree.segments[row.segment].finish_reason,
+            turns=tuple(turns),
+            context=context,
+            rewards=tuple(_list_row_rewards(row, tree, self.table)),
+            tokens=lines,
+        )
+
+    def _parent(self, row: BatchRow) -> int | None:
+        above = (row.tree, row.parent)
+        return next((i for i, r in enumerate(self.rows) if (r.tree, r.segment) == above), None)
+
+    def _lines(self, number: int, path: Sequence[int], pieces: Pieces) -> Iterator[TokenLine]:
+        row = self.rows[number]
+        tree = self.trees[row.tree]
+        columns = {k: v[number].tolist() for k, v in self.tokens.items() if v is not None}
+        named = {name: placed[number].tolist() for name, placed in self.named.items()}
+        at = tree.count_tokens(row.segment) - sum(len(tree.segments[i].token_ids) for i in path)
+        for index in path:
+            segment = tree.segments[index]
+            turn = segment.turn if index in row.turns else None
+            for token, text in zip(segment.token_ids, pieces(segment.token_ids), strict=True):
+                token_values = {name: values[at] for name, values in columns.items()}
+                yield TokenLine(
+                    position=at,
+                    token=token,
+                    text=text,
+                    author=segment.author,
+                    turn=turn,
+                    learns=bool(token_values["mask"]),
+                    placed={name: values[at] for name, values in named.items() if values[at]},
+                    kl=token_values.get("kl"),
+                    reward=token_values.get("token_rewards"),
+                    advantage=token_values["advantages"],
+                    weight=token_values["weights"],
+                    old_logprob=token_values["old_logprobs"],
+                    reference_logprob=token_values.get("reference_logprobs"),
+                    value=token_values.get("values"),
+                    target=token_values.get("returns"),
+                )
+                at += 1
+
+
+def _list_row_rewards(row: BatchRow, tree: RolloutTree, table: RewardTable) -> list[RewardAccount]:
+    turns = [(tree.segments[s].turn, table.turns.get((row.tree, s), {})) for s in row.turns]
+    whole = table.rollouts.get((row.tree, row.segment), {})
+    places: list[tuple[int | None, Mapping[str, RewardEntry]]] = [*turns, (None, whole)]
+    return [
+        RewardAccount(e.name, turn, e.raw, e.weight, e.status, e.reason, e.is_summed)
+        for turn, entries in places
+        for e in entries.values()
+    ]
+
+
+# Rewards by name -------------------------------------------------------------------------------
+def place_named_rewards(
+    rows: Sequence[BatchRow],
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    turn_present: Tensor,
+    turn_ids: Tensor,
+    mask: Tensor,
+    credit: CreditSpec,
+) -> dict[str, Tensor]:
+    """Places each weighted named reward on tokens: `[B, T]` by name.
+
+    Placement is linear in the rewards, so the named parts add up to the whole.
+
+    Args:
+        rows: rows of the batch.
+        trees: trees that the rows refer to.
+        table: rewards of the trees.
+        turn_present: `[B, K]` bool, as for the whole.
+        turn_ids: `[B, T]` turn ids of the batch.
+        mask: `[B, T]` bool learning tokens.
+        credit: how rewards are placed.
+    """
+    turns: dict[str, Tensor] = {}
+    overall: dict[str, Tensor] = {}
+    for b, row in enumerate(rows):
+        for segment in row.turns:
+            at = trees[row.tree].segments[segment].turn - 1
+            for name, value in _list_weighted_rewards(table.turns.get((row.tree, segment), {})):
+                turns.setdefault(name, torch.zeros(turn_present.shape))[b, at] = value
+        for name, value in _list_weighted_rewards(table.rollouts.get((row.tree, row.segment), {})):
+            overall.setdefault(name, torch.zeros(len(rows)))[b] = value
+    none, nothing = torch.zeros(turn_present.shape), torch.zeros(len(rows))
+    placement = build_placement(credit)
+    return {
+        name: place_rewards(
+            turns.get(name, none),
+            turn_present,
+            overall.get(name, nothing),
+            turn_ids,
+            mask,
+            placement=placement,
+            turn_reduce=credit.turn_reduce,
+            on_missing_turn=credit.on_missing_turn,
+        ).token_rewards
+        for name in dict.fromkeys((*turns, *overall))
+    }
+
+
+def _list_weighted_rewards(entries: Mapping[str, RewardEntry]) -> list[tuple[str, float]]:
+    return [
+        (e.name, e.weight * e.raw) for e in entries.values() if e.is_summed and e.raw is not None
+    ]
+
+
+def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
+    """Returns a run's experiment with the settings of one phase.
+
+    Args:
+        resolved: the resolved spec from the registry.
+        phase: name of the phase.
+
+    Raises:
+        RegistryError: another version of rlx wrote it.
+    """
+    try:
+        spec = ExperimentSpec.model_validate_json(json.dumps(resolved), strict=True)
+        return spec.resolve_phase_spec(next(p for p in spec.phases if p.name == phase))
+    except (ValidationError, StopIteration) as error:
+        raise RegistryError(
+            "this version of rlx cannot read the experiment of this run; use the version that "
+            "recorded it"
+        ) from error
+
+
+def load_run_speech(spec: ModelSpec, tokenizer: Path, exported: Path) -> EncodingDialogue | None:
+    """The dialogue of a run's model, from its initial files or its export; None without them.
+
+    Args:
+        spec: the `model:` section.
+        tokenizer: `RunFolder.tokenizer`.
+        exported: `RunFolder.model`.
+    """
+    from rlx.model import folder_dialogue, load_local_dialogue
+
+    dialogue = load_local_dialogue(spec, tokenizer)
+    if dialogue is None and (exported / "config.json").is_file():
+        return folder_dialogue(exported, chat_template=getattr(spec, "chat_template", False))
+    return dialogue
+
+
+class TrainedRowsLike(Protocol):
+    """The trained rows of a stored step; see `rlx.record.rollouts.TrainedRows`."""
+
+    @property
+    def places(self) -> Sequence[tuple[int, int, int, str, int]]:
+        """(tree, segment, parent segment, kind, level) of each row."""
+        ...
+
+    @property
+    def groups(self) -> Tensor:
+        """`[B]` int64."""
+        ...
+
+    @property
+    def tokens(self) -> Mapping[str, Tensor | None]:
+        """`[B, T]` by name."""
+        ...
+
+
+def stored_accounts(
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    rows: TrainedRowsLike,
+    credit: CreditSpec,
+    speech: EncodingDialogue | None,
+) -> tuple[RowAccount, ...]:
+    """Returns the account of every row that a step trained on.
+
+    Args:
+        trees: all trees of the step.
+        table: their rewards.
+        rows: the trained rows, in the order of `rlx.batch.list_batch_rows`.
+        credit: how the step placed its rewards.
+        speech: decodes tokens; None shows token ids instead.
+
+    Raises:
+        RegistryError: the step was stored without its mask.
+    """
+    mask = rows.tokens.get("mask")
+    if mask is None:
+        raise RegistryError("these rollouts were recorded without their mask")
+    trained = {(tree, segment) for tree, segment, *_ in rows.places}
+    batch = build_token_batch(trees, without=set(table.turns) - trained)
+    present = build_row_rewards(batch, trees, table).turn_present
+    made = RowAccountBuilder(
+        rows=batch.rows,
+        groups=rows.groups,
+        trees=trees,
+        table=table,
+        tokens=rows.tokens,
+        named=place_named_rewards(batch.rows, trees, table, present, batch.turn_ids, mask, credit),
+    )
+    pieces = build_piece_splitter(speech)
+    return tuple(made.account(number, pieces) for number in range(len(batch.rows)))

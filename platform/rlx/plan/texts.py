@@ -1,0 +1,136 @@
+"""Checks before a run that its model can be shown every text.
+
+`rlx validate` checks a few problems, if the task's data are here; `rlx submit` checks many.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+from rlx.discovery import ExperimentPlugins
+from rlx.errors import RlxError
+from rlx.model import (
+    TextFault,
+    build_vocabulary_dialogue,
+    choose_vocabulary,
+    find_text_faults,
+    list_text_sources,
+)
+from rlx.plugin import Demonstration, Plugin, Task
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
+from rlx.spec.reading import Diagnostic, LoadedSpec, build_refusal, did_you_mean, locate_diagnostic
+
+FEW, MANY = 16, 256
+
+
+"""Problems of each set that `rlx validate` and `rlx submit` check."""
+
+
+_OF_ENVIRONMENT = "rollout.environment: "
+
+
+_TAG = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>")
+
+
+def check_texts(
+    spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
+) -> Iterator[Diagnostic]:
+    """Yields what keeps problems and demonstrations from being shown to the model.
+
+    A run that starts from a checkpoint is not checked: it has the tokenizer of that run.
+
+    Args:
+        thorough: check many problems and pretrained models too; every exception is a fault.
+            Otherwise a task that fails is skipped: its data may be elsewhere.
+    """
+    if spec.from_checkpoint is not None:
+        return
+    try:
+        yield from map(_build_diagnostic, _find_faults(spec, plugins, thorough=thorough))
+    except Exception as error:  # noqa: BLE001  (third-party code)
+        if isinstance(error, RlxError) and not isinstance(spec.model, TinyModelSpec):
+            return  # the check of the model's files reports it
+        if thorough or isinstance(error, RlxError):
+            yield _build_task_fault(error)
+
+
+def require_showable_texts(read: LoadedSpec, plugins: ExperimentPlugins) -> None:
+    """Refuses an experiment whose first problems its tiny model cannot be shown.
+
+    Raises:
+        InvalidSpec: lists what cannot be shown.
+    """
+    found = check_texts(read.spec, plugins, thorough=False)
+    faults = [locate_diagnostic(f, read.document) for f in found if f.kind != "machine"]
+    if faults:
+        raise build_refusal(faults, read.document.file)
+
+
+def _find_faults(
+    spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
+) -> Iterator[TextFault]:
+    yield from _check_span_names(spec, plugins.task)
+    most = MANY if thorough else FEW
+    if isinstance(spec.model, TinyModelSpec):
+        sources = list_text_sources(spec, plugins)
+        for sample in (most, MANY):  # a tokenizer that was chosen by few texts may be another
+            dialogue = build_vocabulary_dialogue(choose_vocabulary(spec, plugins, sample))
+            longest = spec.model.max_position
+            found = list(find_text_faults(sources, dialogue, longest, most))
+            if not found or sample == MANY:
+                yield from found
+                return
+    elif thorough:
+        from rlx.model import find_local_context_length, load_local_dialogue
+
+        pretrained = load_local_dialogue(spec.model)
+        if pretrained is not None:
+            longest = find_local_context_length(spec.model)
+            yield from find_text_faults(list_text_sources(spec, plugins), pretrained, longest, most)
+
+
+def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]:
+    """Yields spans that no turn of the task's demonstrations has, and that resemble one it has."""
+    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+        return
+    worked = list(_list_demonstrations(task, spec.seed))
+    arranged = [spec.rollout.arrange_demonstration(demo.turns) for demo in worked]
+    for number, level in enumerate(spec.rollout.list_levels()):
+        spans = level.turn.spans
+        texts = [turns[number] for turns in arranged if number < len(turns)]
+        tags = {name for text in (*texts, *level.turn.stop) for name in _TAG.findall(text)}
+        for place, span in enumerate(spans):
+            if span not in tags and (near := did_you_mean(span, tags.difference(spans))):
+                path = ("rollout", *level.at, "spans", place)
+                message = f"{level.key}.spans names {span!r}, a tag that no worked {level.kind} has"
+                yield TextFault(path, message, f"did you mean '{near}'?")
+
+
+def _list_demonstrations(task: Plugin, seed: int) -> Iterator[Demonstration]:
+    """Yields the first demonstrations of a task, as many as it can make."""
+    if not isinstance(task, Task) or not getattr(task, "demonstrates", True):
+        return
+    with suppress(Exception):  # the experiment may need none; those that it needs are checked below
+        for number in range(FEW):
+            found = task.demonstration(task.problem("train", number, seed), seed)
+            if isinstance(found, Demonstration):
+                yield found
+
+
+def _build_diagnostic(fault: TextFault) -> Diagnostic:
+    return Diagnostic(kind="value", message=fault.message, path=fault.path, helps=(fault.help,))
+
+
+def _build_task_fault(error: Exception) -> Diagnostic:
+    why = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")
+    if why.startswith(_OF_ENVIRONMENT):
+        message = why.removeprefix(_OF_ENVIRONMENT)
+        return Diagnostic(kind="plugin", message=message, path=("rollout", "environment"))
+    if isinstance(error, RlxError):
+        path: KeyPath = ("model", "tokenizer") if "tokenizer" in why else ("task",)
+        message = why.removeprefix("model.tokenizer: ")
+        return Diagnostic(kind="machine", message=message, path=path)
+    if isinstance(error, ValueError):
+        return Diagnostic(kind="value", message=why, path=("task",))
+    message = f"task: its first problems cannot be made: {type(error).__name__}: {why}"
+    return Diagnostic(kind="plugin", message=message, path=("task",))

@@ -1,0 +1,306 @@
+"""Synthetic rollouts of one phase, run through the experiment's own code."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlx.batch import list_batch_rows
+from rlx.credit import TurnWithoutTokens, structured_scores
+from rlx.errors import PluginError
+from rlx.plan.model_shape import ModelShape, load_model_shape
+from rlx.plan.responses import FakeSession, Rehearsal, ResponseAuthor, ScriptedPolicy
+from rlx.plan.stand_ins import EncodingDialogue, PlanProblems, PlanSpeech, fit_to_vocabulary
+from rlx.plugin import Problem, Rehearsed
+from rlx.recipe import Recipe, build_environment_host
+from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
+from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
+from rlx.row_rewards import build_scored_rows, find_lost_rows
+from rlx.seeding import derive_seed
+from rlx.step import assign_credit
+from rlx.text import pluralize_noun
+from rlx.train_batch import RowRewards, ScoredRows, TokenStreams, TrainBatch
+from rlx_registry import STREAMS, TokenStream
+
+MOST_ROWS = 512
+
+
+"""Rows per prompt above which a trial samples smaller groups than the experiment."""
+
+
+Place = tuple[int, int]
+
+
+"""(tree, segment)."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlanTrial:
+    """Result of running synthetic rollouts.
+
+    Attributes:
+        recipe: recipe of the phase.
+        note: what stands in for the task's problems; "" if they are its own.
+        smaller: which groups are smaller than the experiment's; "" if none is.
+        shape: dimensions of the model; None if unknown on this machine.
+        trees: the sampled trees.
+        table: their rewards.
+        is_scripted: the turns come from the task's own script.
+        rewards: the same rewards as tensors; None, like `train`, if nothing could be scored.
+        train: the batch with advantages and loss weights.
+        made_up: names of the streams with synthetic values.
+        stopped: why credit could not be assigned; "" if it was.
+    """
+
+    recipe: Recipe
+    note: str = ""
+    smaller: str = ""
+    shape: ModelShape | None
+    trees: list[RolloutTree]
+    table: RewardTable
+    is_scripted: bool = False
+    rewards: RowRewards | None = None
+    train: TrainBatch | None = None
+    made_up: tuple[str, ...] = ()
+    stopped: str = ""
+
+    @property
+    def faults(self) -> dict[Place, str]:
+        """Environment faults, by the turn or prompt that caused them."""
+        return {
+            (t, segment.parent): str(segment.info["fault"])
+            for t, tree in enumerate(self.trees)
+            for segment in tree.segments
+            if segment.author == "environment" and "fault" in segment.info
+        }
+
+    @property
+    def is_faulty(self) -> bool:
+        """A plugin failed, so later results mean little."""
+        return bool(self.faults or self.table.faults)
+
+    @property
+    def unfinished_turns(self) -> tuple[Place, ...]:
+        """Last turns of rollouts that ended before the environment was done."""
+        places = []
+        for t, tree in enumerate(self.trees):
+            continued = {segment.parent for segment in tree.segments}
+            places += [
+                (t, segment.parent)
+                for at, segment in enumerate(tree.segments)
+                if segment.author == "environment" and at not in continued
+            ]
+        return tuple(place for place in places if place not in self.faults)
+
+    @property
+    def stuck_plugin(self) -> str:
+        """Describes the plugin that missed its deadline; "" if none did."""
+        every = (
+            e
+            for places in (self.table.turns, self.table.rollouts)
+            for entries in places.values()
+            for e in entries.values()
+            if e.is_fault
+        )
+        if any(map(_is_late, self.faults.values())):
+            return "the environment"
+        return "a scorer" if any(_is_late(e.reason or "") for e in every) else ""
+
+
+def _is_late(fault: str) -> bool:
+    return fault.startswith("deadline")
+
+
+class _RowOfTurns(Protocol):
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def turns(self) -> Sequence[Any]: ...
+
+
+def describe_row_kind(rows: Sequence[_RowOfTurns]) -> str:
+    """Names comparable rows: by the kind of their turns, or "rollout"."""
+    kinds = {row.kind for row in rows}
+    alone = all(len(row.turns) == 1 for row in rows)
+    return kinds.pop() if alone and len(kinds) == 1 else "rollout"
+
+
+def run_trial(
+    recipe: Recipe, problems: PlanProblems, loaded: PlanSpeech, pool: RewardPool
+) -> PlanTrial:
+    """Samples synthetic rollouts in the shape of the phase and assigns credit to them.
+
+    One rollout runs first, so that a hanging plugin costs one deadline instead of one per sample.
+
+    Raises:
+        PluginError: the task's script, the mask or the estimator fails.
+        SpecError: the tokenizer cannot encode a template or the environment's text.
+        EnvironmentFault: reward workers do not start.
+    """
+    speech, plan_problems = loaded.dialogue, list(problems.problems)
+    if problems.note:  # the task's own prompts must encode unchanged
+        plan_problems = [
+            replace(p, prompt=fit_to_vocabulary(speech, fill_turn_template(speech, "{prompt}", p)))
+            for p in plan_problems
+        ]
+    whole = recipe.plan
+    if whole.talk is not None:  # its faults are recorded and do not end the plan
+        whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
+    one = whole.copy_with_siblings(1)
+    script = None
+    if whole.talk is not None and isinstance(recipe.task, Rehearsed) and not problems.note:
+        script = ScriptedPolicy.from_experiment(recipe.spec, recipe.task)
+    shape = load_model_shape(recipe.spec.model, loaded.vocabulary)
+    stage = _TrialRunner(recipe, problems.note, shape, speech, script, pool)
+    first = stage.build_trial(one, plan_problems[:1])
+    if first.stuck_plugin:
+        return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
+    fewer = _limit_rows(whole)
+    return _assign_trial_credit(
+        replace(
+            stage.build_trial(fewer, plan_problems), smaller=_describe_smaller_groups(whole, fewer)
+        )
+    )
+
+
+def _limit_rows(plan: RolloutPlan) -> RolloutPlan:
+    """Returns a plan with smaller groups where a tree would have too many rows for a trial."""
+    most = max(level.count for level in plan.levels)
+    while plan.rows_per_prompt > MOST_ROWS and most > 2:
+        most //= 2
+        plan = plan.copy_with_siblings(most)
+    return plan
+
+
+def _describe_smaller_groups(plan: RolloutPlan, fewer: RolloutPlan) -> str:
+    groups = [
+        f"{few.count} of {level.count} {pluralize_noun(level.kind)}"
+        for level, few in zip(plan.levels, fewer.levels, strict=True)
+        if few.count < level.count
+    ]
+    return f"rollout: a group has {' and '.join(groups)} here" if groups else ""
+
+
+def _relax_error_policy(reward: NamedReward) -> NamedReward:
+    """The same reward, with its faults recorded instead of fatal."""
+    if reward.use.on_error != "fail":
+        return reward
+    return replace(reward, use=reward.use.model_copy(update={"on_error": "drop_sample"}))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _TrialRunner:
+    """Samples and scores synthetic rollouts.
+
+    Attributes:
+        script: the scripted policy; None if the task has none for these problems.
+    """
+
+    recipe: Recipe
+    note: str
+    shape: ModelShape | None
+    speech: EncodingDialogue
+    script: ScriptedPolicy | None
+    pool: RewardPool
+
+    def build_trial(self, plan: RolloutPlan, problems: Sequence[Problem]) -> PlanTrial:
+        """Samples rollouts of a plan and scores them."""
+        recipe, speech = self.recipe, self.speech
+        seeds = [derive_seed(recipe.spec.seed, "plan", i) for i in range(len(problems))]
+        room = (self.shape and self.shape.positions) or sys.maxsize
+        author = ResponseAuthor(plan, recipe.spec.rollout, recipe.task, speech)
+        host = build_environment_host(recipe, self.pool)
+        if host is None or plan.talk is None:
+            trees = sample_rollout_trees(
+                plan, problems, seeds, FakeSession(author, problems, room), speech
+            )
+        else:
+            there = Rehearsal(author, self.script, problems, seeds, plan.talk, host, room)
+            trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
+        return PlanTrial(
+            recipe=recipe,
+            note=self.note,
+            shape=self.shape,
+            trees=trees,
+            table=score_rollouts(
+                trees, [_relax_error_policy(reward) for reward in recipe.rewards], self.pool
+            ),
+            is_scripted=plan.talk is not None and self.script is not None,
+        )
+
+
+def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
+    spec = trial.recipe.spec
+    recipe = replace(
+        trial.recipe,
+        mask=_wrap_plugin("mask", spec.mask.plugin, trial.recipe.mask),
+        estimator=_wrap_plugin("estimator", spec.estimator.plugin, trial.recipe.estimator),
+    )
+    learning = recipe.plan.list_learning_trees(len(trial.trees))
+    lost = find_lost_rows(trial.trees, trial.table) | {
+        (row.tree, row.segment) for row in list_batch_rows(trial.trees) if row.tree not in learning
+    }
+    rows = build_scored_rows(recipe, trial.trees, trial.table, without=lost)
+    if rows is None:
+        return replace(trial, stopped="no rollout could be scored")
+    streams, made_up = _sample_streams(recipe, rows)
+    try:
+        train = assign_credit(rows, streams, recipe.rules)
+    except TurnWithoutTokens as error:
+        return replace(trial, rewards=rows.rewards, stopped=str(error))
+    return replace(trial, rewards=rows.rewards, train=train, made_up=made_up)
+
+
+def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wraps a plugin so that its exceptions name it."""
+
+    def call_plugin(argument: Any) -> Any:
+        try:
+            return plugin(argument)
+        except Exception as error:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise PluginError(
+                f"{kind} plugin {name!r} failed on synthetic rollouts: "
+                f"{type(error).__name__}: {why}"
+            ) from error
+
+    return call_plugin
+
+
+def _sample_streams(recipe: Recipe, rows: ScoredRows) -> tuple[TokenStreams, tuple[str, ...]]:
+    """Synthetic model outputs, limited to the streams that the experiment needs."""
+    draw = torch.Generator().manual_seed(derive_seed(recipe.spec.seed, "plan", "streams"))
+    providers = {STREAMS[need].provider for need in recipe.needs if need in STREAMS}
+    optional = {
+        stream.name: _sample_stream(stream, rows, draw)
+        for stream in STREAMS.values()
+        if stream.is_optional and stream.provider in providers
+    }
+    streams = TokenStreams(
+        old_logprobs=rows.batch.behaviour_logprobs,
+        optional=optional,
+        beta=recipe.spec.credit.kl_coef,
+    )
+    titles = (STREAMS[name].title or name.replace("_", " ") for name in optional)
+    return streams, ("responses", "behaviour log-probabilities", *titles)
+
+
+def _sample_stream(stream: TokenStream, rows: ScoredRows, draw: torch.Generator) -> Tensor:
+    """Synthetic values of one stream; every row is one reasoning step."""
+    behaviour, rewards = rows.batch.behaviour_logprobs, rows.rewards
+    if stream.dtype == "int64":
+        return torch.where(rows.batch.is_own, 0, -1)
+    if stream.shape == "[B]":
+        scores = structured_scores(
+            rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
+        )
+        return scores.mean().expand(len(behaviour))
+    if stream.shape == "[B, S + 1]":  # nothing is left to gain in the last state
+        return pad(0.5 + 0.1 * torch.randn(len(behaviour), 1, generator=draw), (0, 1))
+    around = behaviour if stream.unit == "nats" else 0.5
+    return around + 0.1 * torch.randn(behaviour.shape, generator=draw)

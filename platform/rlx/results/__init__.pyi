@@ -1,0 +1,86 @@
+from .check import AuditReport, IdentityTally, check_run, probe_bodies
+from .comparison import (
+    Comparison,
+    ComparisonRow,
+    SuiteDifferences,
+    compare_recipes,
+    find_named_runs,
+    find_side_differences,
+    load_diff_side,
+    select_newest_runs,
+)
+from .comparison_tables import (
+    build_comparison_json,
+    build_comparison_tables,
+    describe_exclusions,
+    format_comparison_csv,
+    format_comparison_markdown,
+    list_comparison_notes,
+    render_comparison_html,
+)
+from .evaluating import (
+    SuiteEvaluation,
+    build_requested_suite,
+    build_set_spec,
+    evaluate,
+)
+from .evidence import Violation
+from .frames import (
+    build_answer_frame,
+    build_evaluation_frame,
+    build_metric_frame,
+    build_rollout_frame,
+    build_score_frame,
+    build_token_frame,
+)
+from .models import TrainedModel
+from .probing import ModelProbe, probe_model
+from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
+from .rescoring import ChangedRow, Rescoring, RescoringSummary, rescore
+from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
+
+__all__ = [
+    "AuditReport",
+    "ChangedRow",
+    "Comparison",
+    "ComparisonRow",
+    "EvaluationRequest",
+    "IdentityTally",
+    "ModelProbe",
+    "ProbeRequest",
+    "RescoreRequest",
+    "Rescoring",
+    "RescoringSummary",
+    "StepAccounts",
+    "SuiteDifferences",
+    "SuiteEvaluation",
+    "TrainedModel",
+    "Violation",
+    "build_answer_frame",
+    "build_comparison_json",
+    "build_comparison_tables",
+    "build_evaluation_frame",
+    "build_metric_frame",
+    "build_requested_suite",
+    "build_rollout_frame",
+    "build_score_frame",
+    "build_set_spec",
+    "build_token_frame",
+    "check_run",
+    "compare_recipes",
+    "describe_exclusions",
+    "evaluate",
+    "find_named_runs",
+    "find_side_differences",
+    "format_comparison_csv",
+    "format_comparison_markdown",
+    "list_comparison_notes",
+    "load_diff_side",
+    "load_step_accounts",
+    "probe_bodies",
+    "probe_model",
+    "render_comparison_html",
+    "rescore",
+    "select_newest_runs",
+    "select_rollout_steps",
+]

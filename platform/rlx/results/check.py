@@ -1,0 +1,286 @@
+"""Check a run's stored rollouts against the identities of credit assignment, and the samples of its
+probes against its rewards.
+
+The run is not modified. Rollouts use the plugins and options of their phase; probes use those of
+the base experiment.
+
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rlx.discovery import build_plugin, describe_plugin_changes, resolve_plugins
+from rlx.errors import RlxError
+from rlx.home import get_rlx_home
+from rlx.plugin import Estimator, Mask
+from rlx.recipe import Recipe, build_recipe
+from rlx.record import read_probe, read_step
+from rlx.results.evidence import SHOWN, IdentityResult, StepEvidence, Violation
+from rlx.results.identities import IDENTITIES, check_probe_scores
+from rlx.reward import RewardPool
+from rlx.sealing import CheckpointError, check_sealed_folder, compute_manifest_digest
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
+from rlx_registry import BodyError, Registry, RunRecord, read_body
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeBody:
+    """The file with the samples of one probe.
+
+    Attributes:
+        step: step of the run.
+        path: path relative to the run's folder.
+        sha256: recorded digest of the file.
+    """
+
+    step: int
+    path: str
+    sha256: str
+
+
+def probe_bodies(registry: Registry, run_id: str, step: int | None = None) -> list[ProbeBody]:
+    """Lists a run's probe files, of one step or of all. Schemes of the same probe share a file."""
+    found = {
+        ProbeBody(e.step, body["path"], body["sha256"])
+        for e in registry.results.evaluations(run_id, "probe/")
+        if (body := (e.payload or {}).get("body")) and step in (None, e.step)
+    }
+    return sorted(found, key=lambda body: (body.step, body.path))
+
+
+@dataclass
+class IdentityTally:
+    """Results of one identity over all steps.
+
+    Attributes:
+        name: name of the identity.
+        says: what must hold.
+        unit: what `checked` counts.
+        checked: number of items checked; 0 if the run has none.
+        violated: number of violations.
+        first: the first violations.
+    """
+
+    name: str
+    says: str
+    unit: str
+    checked: int = 0
+    violated: int = 0
+    first: list[Violation] = field(default_factory=list)
+
+    def add(self, found: IdentityResult) -> None:
+        """Adds the result of one step."""
+        self.checked += found.checked
+        self.violated += found.violated
+        self.first += found.first[: SHOWN - len(self.first)]
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Result of checking a run.
+
+    Attributes:
+        run: id of the run.
+        steps: the steps checked.
+        tallies: one per identity.
+        unchecked: what could not be checked, and why.
+        notes: other remarks, such as a plugin that has changed since the run.
+    """
+
+    run: str
+    steps: tuple[int, ...]
+    tallies: tuple[IdentityTally, ...]
+    unchecked: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether there are no violations."""
+        return not any(tally.violated for tally in self.tallies)
+
+
+@dataclass(frozen=True)
+class _AuditedPhase:
+    """Everything needed to recompute a phase's figures.
+
+    `recipe` contains only the rewards that can be scored on this machine.
+    """
+
+    recipe: Recipe
+    strategy: Mask
+    estimator: Estimator
+    unchecked: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def check_run(
+    registry: Registry,
+    run: RunRecord,
+    steps: Sequence[int],
+    probes: Sequence[ProbeBody],
+    *,
+    show: Callable[[int], None] = lambda _: None,
+) -> AuditReport:
+    """Checks stored steps and probes of a run.
+
+    Args:
+        registry: registry that holds the run.
+        run: a run with a folder.
+        steps: steps with recorded rollouts.
+        probes: probe files of the run.
+        show: called with the step number after each checked step or probe.
+
+    Raises:
+        PluginError: the task, the mask or the estimator of the run cannot be used here.
+        RegistryError: the steps were recorded by another version of rlx.
+    """
+    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
+    warm = IdentityTally("warm_start", "the warm start is the one that was recorded", "folders")
+    unread = [*_check_warm_start(registry, run, warm)]
+    phases: dict[str, _AuditedPhase] = {}
+    bodies = IdentityTally("bodies", "files are the recorded ones", "files")
+    probed = IdentityTally("probe_scores", "stored probe scores match the plugins'", "scores")
+    tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
+    with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
+        for step in steps:
+            table, statistics, found = _load_step_body(registry, run, step)
+            bodies.add(found)
+            if table is not None:
+                name = statistics["phase"]
+                if name not in phases:
+                    phases[name] = _build_phase(spec, name, run)
+                evidence = _build_evidence(step, table, statistics, phases[name], pool)
+                for identity in IDENTITIES:
+                    tallies[identity.name].add(identity.check(evidence))
+            show(step)
+        whole = _build_phase(spec, None, run) if probes else None
+        for probe in probes:
+            table, found = _load_body_table(run, probe.step, probe.path, probe.sha256)
+            bodies.add(found)
+            if table is not None and whole is not None:
+                probed.add(check_probe_scores(probe.step, read_probe(table), whole.recipe, pool))
+            show(probe.step)
+    used = [*phases.values(), *([whole] if whole else [])]
+    return AuditReport(
+        run=run.id,
+        steps=tuple(steps),
+        tallies=(bodies, *tallies.values(), probed, *([warm] if warm.checked else [])),
+        unchecked=_remove_duplicates(
+            [*unread, *(line for phase in used for line in phase.unchecked)]
+        ),
+        notes=_remove_duplicates(line for phase in used for line in phase.notes),
+    )
+
+
+def _check_warm_start(registry: Registry, run: RunRecord, tally: IdentityTally) -> Iterator[str]:
+    """Checks the warm starts that a run began with; yields why one cannot be checked."""
+    events = [e.payload for e in registry.results.events(run.id) if e.kind == "warm_start"]
+    for path, sha256 in dict.fromkeys((str(p["path"]), str(p["sha256"])) for p in events if p):
+        folder = get_rlx_home() / path
+        if not folder.exists():
+            yield f"the warm start {path} is no longer in the cache"
+            continue
+        try:
+            check_sealed_folder(folder)
+            if compute_manifest_digest(folder) != sha256:
+                yield f"the warm start {path} was rebuilt with other contents after the run"
+            else:
+                tally.add(IdentityResult(1))
+        except CheckpointError as error:
+            wrong = Violation(step=0, what=path, stored=str(error), expected=sha256)
+            tally.add(IdentityResult(1, 1, (wrong,)))
+
+
+def _load_step_body(
+    registry: Registry, run: RunRecord, step: int
+) -> tuple[pa.Table | None, Mapping[str, Any], IdentityResult]:
+    """A step's body and statistics; the body is None if its file is missing or has changed."""
+    body = registry.results.rollout_body(run.id, step)
+    table, found = _load_body_table(run, step, body.path, body.sha256)
+    return table, body.statistics, found
+
+
+def _load_body_table(
+    run: RunRecord, step: int, path: str, sha256: str
+) -> tuple[pa.Table | None, IdentityResult]:
+    try:
+        return read_body(Path(str(run.directory)) / path, sha256), IdentityResult(1)
+    except BodyError as error:
+        wrong = Violation(step=step, what=path, stored=str(error), expected=sha256)
+        return None, IdentityResult(1, 1, (wrong,))
+
+
+def _build_evidence(
+    step: int,
+    table: pa.Table,
+    statistics: Mapping[str, Any],
+    phase: _AuditedPhase,
+    pool: RewardPool,
+) -> StepEvidence:
+    return StepEvidence(
+        step=step,
+        stored=read_step(table),
+        recipe=phase.recipe,
+        strategy=phase.strategy,
+        estimator=phase.estimator,
+        beta=statistics["beta"],
+        state=statistics["state_before"],
+        max_tokens=statistics["max_tokens"],
+        pool=pool,
+    )
+
+
+def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _AuditedPhase:
+    """Builds the phase called `name`; None stands for the base experiment."""
+    phases = {phase.name: phase for phase in spec.phases}
+    here, unchecked = _drop_unscorable_rewards(
+        spec if name is None else spec.resolve_phase_spec(phases[name])
+    )
+    plugins = resolve_plugins(here)
+    notes = (
+        *_describe_mask_reach(here, plugins.mask, name),
+        *describe_plugin_changes(plugins.provenance, run.plugins),
+    )
+    return _AuditedPhase(build_recipe(here), plugins.mask, plugins.estimator, unchecked, notes)
+
+
+def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, tuple[str, ...]]:
+    """The spec without the rewards whose plugins cannot be used here, and a reason for each."""
+    lost: dict[str, str] = {}
+    uses: list[tuple[str, TurnReward | GlobalReward]] = [
+        *spec.rewards.turn.items(),
+        *spec.rewards.global_.items(),
+    ]
+    for name, use in uses:
+        try:
+            build_plugin(use, "reward")
+        except RlxError as error:
+            why = str(error).splitlines()[0].removeprefix("error: ")
+            lost[name] = f"scores of {name!r} were not checked: {why}"
+    rewards = RewardsSpec(
+        turn={name: use for name, use in spec.rewards.turn.items() if name not in lost},
+        global_={name: use for name, use in spec.rewards.global_.items() if name not in lost},
+    )
+    return spec.model_copy(update={"rewards": rewards}), tuple(lost.values())
+
+
+def _describe_mask_reach(spec: ExperimentSpec, strategy: Mask, phase: str | None) -> Iterator[str]:
+    """Yields a note if the mask trains on environment observations."""
+    if (
+        phase is not None
+        and isinstance(spec.rollout, EnvironmentRolloutSpec)
+        and strategy.reaches_beyond()
+    ):
+        yield (
+            f"phase {phase!r}: mask {spec.mask.plugin!r} covers more than the policy's own "
+            "tokens, so training includes observations"
+        )
+
+
+def _remove_duplicates(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lines))

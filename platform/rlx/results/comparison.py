@@ -1,0 +1,549 @@
+"""Compares recipes: how their experiments differ, and their metrics over seeds; and the settings in
+which two runs or experiment files differ.
+
+Only evaluations with the same settings are averaged.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx.errors import SpecError
+from rlx.evaluation import (
+    EvaluationAnswers,
+    ProblemDifference,
+    SeedDifference,
+    SeedMean,
+    compare_by_problem,
+    compute_paired_difference,
+    compute_seed_mean,
+    correct_p_values,
+)
+from rlx.launch import RUN_LIKE, collect_code_version, collect_environment_versions, open_registry
+from rlx.plan import check_read_spec, read_spec
+from rlx.spec import OWN_SUITE
+from rlx.spec.reading import did_you_mean
+from rlx.text import escape_unprintable
+from rlx_registry import (
+    EvaluationRecord,
+    NotFoundError,
+    Registry,
+    RunRecord,
+    fill_plugin_options,
+    find_changed_plugins,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+METRICS = (
+    "accuracy", "mean_confidence", "brier", "brier_recalibrated", "nll", "auroc", "auroc_one_bit",
+    "within_auroc", "aurc", "ece", "ece_debiased", "ece_mass", "alike_share",
+)  # fmt: skip
+"""Metrics that are compared, of every evaluation after training that has them."""
+COLUMNS = (
+    *("suite", "metric", "recipe", "seeds", "mean", "std", "low", "high"),
+    *("difference", "difference_low", "difference_high", "p", "p_holm", "problems"),
+    *("by_problem_difference", "by_problem_difference_low", "by_problem_difference_high"),
+    *("by_problem_p", "by_problem_p_holm"),
+)
+"""Keys of a comparison's records."""
+NOT_COMPARED = ("name", "seed")
+"""Spec keys that do not distinguish recipes."""
+
+NAMED = 5
+"""Names that an error lists when none is similar."""
+
+
+Evaluations = dict[str, list[EvaluationRecord]]
+"""Evaluations by run id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedEvaluation:
+    """An evaluation whose settings differ from those of most evaluations of its suite.
+
+    Attributes:
+        why: the settings that differ.
+    """
+
+    suite: str
+    run: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedRun:
+    """A named run that no recipe of a comparison contains, and why."""
+
+    run: str
+    why: str
+
+
+def list_excluded_runs(
+    named: Iterable[RunRecord], taken: Iterable[RunRecord]
+) -> Iterator[ExcludedRun]:
+    """Yields the named runs that were not taken: the unfinished, and those with a newer twin."""
+    instead = {(run.digest, run.seed): run for run in taken}
+    for run in named:
+        twin = instead.get((run.digest, run.seed))
+        if twin is not None and twin.id == run.id:
+            continue
+        status = run.effective_status
+        why = [] if run.status == "finished" else [f"it is {status}"]
+        if twin is not None:
+            newer = "" if why else ", and is newer"
+            why.append(f"{twin.id} has the same spec and seed{newer}")
+            if changed := find_changed_plugins(twin.plugins, run.plugins):
+                why.append(f"{', '.join(changed)} changed between them")
+        yield ExcludedRun(run.id, "; ".join(why))
+
+
+def describe_plugin_mixture(label: str, runs: Iterable[RunRecord]) -> Iterator[str]:
+    """Yields a sentence if the runs of one recipe did not have the same plugins."""
+    first, *others = runs
+    for run in others:
+        if changed := find_changed_plugins(run.plugins, first.plugins):
+            names = escape_unprintable(", ".join(changed))
+            yield f"{label} mixes plugins: {names} changed between {first.id} and {run.id}."
+            return
+
+
+def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
+    """Returns the newest run of each seed, ordered by seed."""
+    ordered = sorted(runs, key=lambda run: int(run.id.rpartition("-")[2]))
+    return dict(sorted({run.seed: run for run in ordered}.items()))
+
+
+def select_comparable_evaluations(
+    runs: Sequence[RunRecord], evaluations: Evaluations
+) -> tuple[Evaluations, tuple[ExcludedEvaluation, ...]]:
+    """Selects the evaluations that have the most common settings of their suite.
+
+    Args:
+        runs: in order of precedence: on a tie, the settings of the earliest run win.
+        evaluations: by run id, at most one per suite.
+
+    Returns:
+        The evaluations that were kept, by run id, and those that were excluded.
+    """
+    ways: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for run in runs:
+        for one in evaluations[run.id]:
+            ways.setdefault(one.suite, {})[run.id] = _get_evaluation_settings(one, run.seed)
+    usual = {suite: _find_usual_settings(list(own.values())) for suite, own in ways.items()}
+    left = tuple(
+        ExcludedEvaluation(suite, run, _describe_settings_difference(way, usual[suite]))
+        for suite, own in ways.items()
+        for run, way in own.items()
+        if way != usual[suite]
+    )
+    out = {(one.suite, one.run) for one in left}
+    kept = {
+        run: [one for one in own if (one.suite, run) not in out] for run, own in evaluations.items()
+    }
+    return kept, left
+
+
+def _get_evaluation_settings(evaluation: EvaluationRecord, seed: int) -> Mapping[str, Any]:
+    """Returns the recorded settings of an evaluation; empty where none are recorded.
+
+    For the experiment's own suite, the run's seed counts as the same setting in every run.
+    """
+    suite = (evaluation.payload or {}).get("suite")
+    if suite is None:
+        return {}
+    one = suite["sets"].get(evaluation.suite.rpartition("/")[2], {})
+    own = suite["name"].partition(".")[0] == OWN_SUITE and suite["seed"] == seed
+    return {
+        "problems": one.get("problems") or suite["problems"],
+        "samples": suite["samples"],
+        "greedy": suite["greedy"],
+        "seed": "the run's" if own else suite["seed"],
+        "set": one.get("set", {}),
+    }
+
+
+def _find_usual_settings(ways: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    places = Counter(ways.index(way) for way in ways)
+    return ways[places.most_common(1)[0][0]]
+
+
+def _describe_settings_difference(way: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    if not way or not usual:
+        return "its settings are not recorded" if usual else "the others' settings are not recorded"
+    return ", ".join(f"{n} {way[n]} instead of {usual[n]}" for n in usual if way[n] != usual[n])
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRecipe:
+    """Runs of one experiment that differ only in their seed.
+
+    Attributes:
+        label: "A", "B", ... in the order of the arguments.
+        digest: digest of the experiment.
+        name: the experiment's name in the first run.
+        runs: run id by seed; the newest run where a seed has several.
+        values: value of each seed, by suite and metric.
+        answers: answers of each seed, by suite, where they were recorded.
+    """
+
+    label: str
+    digest: str
+    name: str
+    runs: dict[int, str]
+    values: dict[tuple[str, str], dict[int, float]]
+    answers: dict[str, dict[int, EvaluationAnswers]]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRow:
+    """One metric of one suite, for all recipes.
+
+    Attributes:
+        means: mean over seeds of each recipe; None where the recipe lacks the metric.
+        differences: of each recipe from the first, over the seeds that both have; None if absent.
+    """
+
+    suite: str
+    metric: str
+    means: tuple[SeedMean | None, ...]
+    differences: tuple[SeedDifference | None, ...]
+
+    @property
+    def p_holm(self) -> list[float | None]:
+        """p-value of each difference, corrected for the number of recipes of this metric."""
+        return correct_p_values([None if gap is None else gap.p for gap in self.differences])
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteDifferences:
+    """Per-problem differences from the first recipe on one suite.
+
+    Attributes:
+        differences: of each recipe, by metric; None where the problems differ or are not recorded.
+        absent: for each recipe, why its differences are missing; else None.
+    """
+
+    suite: str
+    differences: tuple[dict[str, ProblemDifference] | None, ...]
+    absent: tuple[str | None, ...]
+
+    def compute_p_holm(self, metric: str) -> list[float | None]:
+        """p-value of each recipe's difference in a metric, corrected for the number of recipes."""
+        found = [(differences or {}).get(metric) for differences in self.differences]
+        return correct_p_values([None if gap is None else gap.p for gap in found])
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A comparison of recipes.
+
+    Attributes:
+        spec: value of each recipe, by the spec paths in which they differ.
+        rows: ordered by suite, then by metric.
+        by_problem: one per suite; empty for a single recipe.
+        left: named runs that no recipe contains.
+        unlike: evaluations excluded because their settings differ from most of their suite.
+        mixtures: sentences about recipes whose runs had different plugins.
+    """
+
+    recipes: tuple[ComparedRecipe, ...]
+    spec: dict[str, tuple[Any, ...]]
+    rows: tuple[ComparisonRow, ...]
+    by_problem: tuple[SuiteDifferences, ...]
+    left: tuple[ExcludedRun, ...]
+    unlike: tuple[ExcludedEvaluation, ...]
+    mixtures: tuple[str, ...] = ()
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Returns a frame with one row per suite, metric and recipe, with the columns `COLUMNS`."""
+        import pandas as pd
+
+        return pd.DataFrame(self.list_records(), columns=COLUMNS)
+
+    def list_records(self) -> list[dict[str, Any]]:
+        """Returns one record per suite, metric and recipe, with the keys `COLUMNS`.
+
+        Differences are from the first recipe; None where there is none.
+        """
+        of_suite = {pairs.suite: pairs for pairs in self.by_problem}
+        records = []
+        for row in self.rows:
+            pairs = of_suite.get(row.suite)
+            by_problem = pairs.differences if pairs else [None] * len(self.recipes)
+            corrected = pairs.compute_p_holm(row.metric) if pairs else [None] * len(self.recipes)
+            each = zip(
+                *(self.recipes, row.means, row.differences, row.p_holm),
+                *(by_problem, corrected),
+                strict=True,
+            )
+            for recipe, mean, gap, p_holm, pair, pair_p_holm in each:
+                if mean is None:
+                    continue
+                own = (pair or {}).get(row.metric)
+                cells = [
+                    *(row.suite, row.metric, recipe.label),
+                    *(mean.n, mean.mean, mean.std, mean.low, mean.high),
+                    *(_list_interval(gap.over, gap.p) if gap else [None] * 4),
+                    p_holm,
+                    own and own.problems,
+                    *(_list_interval(own, own.p) if own else [None] * 4),
+                    pair_p_holm,
+                ]
+                records.append(dict(zip(COLUMNS, cells, strict=True)))
+        return records
+
+
+def _list_interval(found: SeedMean | ProblemDifference, p: float) -> list[float | None]:
+    return [found.mean, found.low, found.high, p]
+
+
+def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
+    """Compares the recipes of the named runs, groups and experiments.
+
+    Raises:
+        NotFoundError: there is no run with this id.
+        SpecError: a name is unknown, or none of the runs has finished.
+    """
+    runs = find_named_runs(registry, names)
+    finished = [run for run in runs if run.status == "finished"]
+    if not finished:
+        states = ", ".join(f"{run.id} is {run.effective_status}" for run in runs)
+        raise SpecError(f"there is nothing to compare yet: {states}")
+    by_digest: dict[str, list[RunRecord]] = {}
+    for run in finished:
+        by_digest.setdefault(run.digest, []).append(run)
+    seeds = [select_newest_runs(own) for own in by_digest.values()]
+    taken = [run for own in seeds for run in own.values()]
+    evaluations, unlike = select_comparable_evaluations(
+        taken, {r.id: _select_last_evaluations(registry.results.evaluations(r.id)) for r in taken}
+    )
+    recipes = tuple(
+        _build_compared_recipe(_format_recipe_letter(n), own, evaluations)
+        for n, own in enumerate(seeds)
+    )
+    firsts = [own[0] for own in by_digest.values()]
+    left = tuple(list_excluded_runs(runs, taken))
+    mixtures = tuple(
+        sentence
+        for recipe, own in zip(recipes, seeds, strict=True)
+        for sentence in describe_plugin_mixture(recipe.label, own.values())
+    )
+    rows = tuple(_build_comparison_rows(recipes))
+    suites = dict.fromkeys(row.suite for row in rows) if len(recipes) > 1 else {}
+    pairs = tuple(_compare_recipes_by_problem(recipes, suite, unlike) for suite in suites)
+    return Comparison(
+        recipes, _find_experiment_differences(firsts), rows, pairs, left, unlike, mixtures
+    )
+
+
+def find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
+    """Returns the runs of ids, groups and experiments, each once, in the order of the arguments.
+
+    The runs of a group come in the order in which they joined it, those of an experiment oldest
+    first.
+
+    Raises:
+        NotFoundError: there is no run with this id.
+        SpecError: a name is unknown.
+    """
+    groups, found = registry.groups(), dict[str, RunRecord]()
+    for name in names:
+        if name in groups:
+            several = [registry.run(run) for run in groups[name]]
+        else:
+            several = registry.runs(name=name)[::-1] or [_find_single_run(registry, name, groups)]
+        found |= {run.id: run for run in several if run.id not in found}
+    return list(found.values())
+
+
+def _find_single_run(registry: Registry, name: str, groups: Iterable[str]) -> RunRecord:
+    try:
+        return registry.run(name)
+    except NotFoundError:
+        if RUN_LIKE.fullmatch(name):
+            raise
+        there = dict.fromkeys([*groups, *(run.name for run in registry.runs())])
+        near = did_you_mean(name, there)
+        hint = f"; did you mean {escape_unprintable(near)!r}?" if near else ""
+        if there and not near:
+            hint = (
+                f"; there are: {', '.join(escape_unprintable(known) for known in [*there][:NAMED])}"
+            )
+        raise SpecError(
+            f"there is no run, group or experiment {escape_unprintable(name)!r}{hint}"
+        ) from None
+
+
+def _format_recipe_letter(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
+
+
+def _build_compared_recipe(
+    label: str, runs: Mapping[int, RunRecord], evaluations: Mapping[str, Sequence[EvaluationRecord]]
+) -> ComparedRecipe:
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    answers: dict[str, dict[int, EvaluationAnswers]] = {}
+    for seed, run in runs.items():
+        for evaluation in evaluations[run.id]:
+            for metric in METRICS:
+                value = evaluation.metrics.get(metric)
+                if value is not None:
+                    values.setdefault((evaluation.suite, metric), {})[seed] = float(value)
+            if (own := EvaluationAnswers.from_payload(evaluation.payload)) is not None:
+                answers.setdefault(evaluation.suite, {})[seed] = own
+    ids = {seed: run.id for seed, run in runs.items()}
+    first = next(iter(runs.values()))
+    return ComparedRecipe(label, first.digest, first.name, ids, values, answers)
+
+
+def _select_last_evaluations(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
+    """Returns the newest evaluation after training of each suite; probes have other metrics."""
+    found: dict[str, EvaluationRecord] = {}
+    for evaluation in sorted(evaluations, key=lambda e: e.at):
+        if evaluation.label == "after" and not evaluation.suite.startswith("probe/"):
+            found[evaluation.suite] = evaluation
+    return list(found.values())
+
+
+def _find_experiment_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
+    specs = [build_run_side(run).sections["spec"] for run in runs]
+    paths = [p for p in dict.fromkeys(p for spec in specs for p in spec) if p not in NOT_COMPARED]
+    rows = {path: tuple(spec.get(path) for spec in specs) for path in paths}
+    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
+
+
+def _build_comparison_rows(recipes: Sequence[ComparedRecipe]) -> Iterable[ComparisonRow]:
+    suites = dict.fromkeys(suite for recipe in recipes for suite, _ in recipe.values)
+    for suite in suites:
+        for metric in METRICS:
+            seeds = [recipe.values.get((suite, metric), {}) for recipe in recipes]
+            if any(seeds):
+                yield ComparisonRow(
+                    suite,
+                    metric,
+                    tuple(compute_seed_mean(list(s.values())) if s else None for s in seeds),
+                    (None, *(compute_paired_difference(s, seeds[0]) for s in seeds[1:])),
+                )
+
+
+def _compare_recipes_by_problem(
+    recipes: Sequence[ComparedRecipe], suite: str, unlike: Iterable[ExcludedEvaluation]
+) -> SuiteDifferences:
+    """Compares each recipe with the first, whose own entries are None."""
+    first, *others = recipes
+    found: list[dict[str, ProblemDifference] | None] = [None]
+    absent: list[str | None] = [None]
+    otherwise = {one.run for one in unlike if one.suite == suite}
+    for recipe in others:
+        sides = [side.answers.get(suite, {}) for side in (recipe, first)]
+        there = all(any(s == suite for s, _ in side.values) for side in (recipe, first))
+        differences = compare_by_problem(*sides) if all(sides) else None
+        found.append(differences)
+        if differences is not None:
+            absent.append(None)
+        elif not there and otherwise & {*first.runs.values(), *recipe.runs.values()}:
+            absent.append("their evaluations are not comparable")
+        elif not there:
+            absent.append("only one of them was evaluated on it")
+        elif not all(sides):
+            absent.append("single answers are not recorded")
+        else:
+            absent.append("they were evaluated on different problems")
+    return SuiteDifferences(suite, tuple(found), tuple(absent))
+
+
+SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
+Flat = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffSide:
+    """Everything that determines the results of a run.
+
+    Attributes:
+        name: a run id, or a file.
+        sections: values by dotted path, for each of `SECTIONS`.
+    """
+
+    name: str
+    sections: Mapping[str, Flat]
+
+
+def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Returns the differing values of every section, by path; None where a side lacks the value."""
+    found: dict[str, dict[str, tuple[Any, Any]]] = {}
+    for section in SECTIONS:
+        a, b = one.sections[section], other.sections[section]
+        paths = list(dict.fromkeys([*a, *b]))
+        pairs = {path: (a.get(path), b.get(path)) for path in paths}
+        found[section] = {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
+    return found
+
+
+def build_run_side(run: RunRecord) -> DiffSide:
+    """Builds the side of a run from its record."""
+    return _build_diff_side(run.id, run.settings, run.plugins, run.code, run.environment)
+
+
+def load_diff_side(name: str, url: str) -> DiffSide:
+    """Loads the side of a run, or of an experiment file with what is installed here.
+
+    Raises:
+        InvalidSpec: the file is no valid experiment.
+        SpecError: there is no such run.
+    """
+    path = Path(name)
+    if not path.is_file():
+        with open_registry(url) as registry:
+            return build_run_side(registry.run(name))
+    read = read_spec(path)
+    plugins = check_read_spec(read)
+    used = plugins.list_records()
+    return _build_diff_side(
+        name,
+        fill_plugin_options(read.spec.dump_resolved(), used),
+        used,
+        collect_code_version(),
+        collect_environment_versions(),
+    )
+
+
+def _build_diff_side(
+    name: str,
+    spec: Mapping[str, Any],
+    plugins: list[dict[str, Any]],
+    code: Mapping[str, Any],
+    environment: Mapping[str, Any],
+) -> DiffSide:
+    own = ("distribution", "version", "entry_point", "sha256")
+    code_of = {f"{p['kind']} {p['name']}": {key: p[key] for key in own} for p in plugins}
+    data_of = {f"{p['kind']} {p['name']}": p.get("data") or {} for p in plugins}
+    rest = {key: value for key, value in spec.items() if key != "seed"}
+    parts = {
+        "seed": {"seed": spec["seed"]},
+        "spec": rest,
+        "plugins": code_of,
+        "data": data_of,
+        "code": code,
+        "environment": environment,
+    }
+    return DiffSide(
+        name, {section: dict(_flatten_values(part, "")) for section, part in parts.items()}
+    )
+
+
+def _flatten_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yields plain values by dotted path; a list of plain values is one value."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flatten_values(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(inner, (dict, list)) for inner in value):
+        for number, inner in enumerate(value):
+            yield from _flatten_values(inner, f"{path}.{number}")
+    else:
+        yield path, value

@@ -1,0 +1,438 @@
+"""Evaluates a trained model on a suite of held-out sets, and records the results with its run.
+
+Finished batches of answers are cached in a folder, so an interrupted evaluation resumes where it
+stopped. Every problem has its own seeds, so the split into sessions does not change any answer.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlx.discovery import resolve_plugins
+from rlx.errors import RewardError, SpecError
+from rlx.evaluation import ScoredAnswer, compute_answer_metrics, draw_suite, read_answers
+from rlx.home import format_path, get_rlx_home
+from rlx.launch import (
+    get_registry_url,
+    locate_run_folder,
+    open_registry,
+    send_run_folder,
+)
+from rlx.model import Policy, build_policy, compute_model_fingerprint
+from rlx.plan import check_read_spec, validate_document
+from rlx.recipe import Recipe, build_environment_host, build_recipe
+from rlx.record import Recorder, update_trackers
+from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
+from rlx.results.models import TrainedModel, open_target, resolve_single_device
+from rlx.results.requests import EvaluationRequest, check_sections
+from rlx.reward import RewardPool, score_rollouts
+from rlx.rollout import sample_rollout_trees
+from rlx.run import Progress, build_prompt_fit, draw_over_steps
+from rlx.sampler import SamplingEngine, open_sampler, require_engine
+from rlx.seeding import derive_seed
+from rlx.spec import OWN_SUITE, ExperimentSpec, PretrainedModelSpec, SetSpec, SuiteSpec
+from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
+from rlx.text import escape_unprintable
+from rlx.writing import explain_write_errors
+from rlx_registry import RunRecord
+
+OWN = "held_out"
+"""Name of the experiment's own held-out set in the default suite."""
+DEPARTURES = ("problems", "samples", "greedy", "seed")
+"""Suite settings that a request can change."""
+FREE = ("runner", "sampler")
+"""Spec sections that may be overridden; a suite's sets change the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteEvaluation:
+    """An evaluated suite.
+
+    Attributes:
+        target: the model; the files of a checkpoint no longer exist.
+        suite: the suite, with what the request changed.
+        answers: the scored answers of each set, by name.
+        figures: metrics of each set, by name.
+        recorded: folder of the plots that were added to the run's records; None if nothing was.
+    """
+
+    target: TrainedModel
+    suite: SuiteSpec
+    answers: Mapping[str, Sequence[ScoredAnswer]]
+    figures: Mapping[str, dict[str, Any]]
+    recorded: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the figures as plain JSON values, as `rlx eval --json` prints them."""
+        target = self.target
+        return {
+            "run": target.run.id if target.run else None,
+            "step": target.step,
+            "model": target.model if target.step is None else None,
+            "suite": self.suite.model_dump(mode="json"),
+            "sets": dict(self.figures),
+        }
+
+    def list_answers(self) -> Iterator[dict[str, Any]]:
+        """Yields every answer as plain JSON values, with the name of its set."""
+        for name, own in self.answers.items():
+            for answer in own:
+                yield {"set": name, **answer.to_json()}
+
+    def draw_pictures(self, folder: Path) -> list[Path]:
+        """Draws reliability diagrams and risk-coverage curves as files of a folder.
+
+        Raises:
+            EnvironmentFault: the folder cannot be written.
+        """
+        outside = frozenset(n for n, s in self.suite.sets.items() if s.distribution == "out")
+        with explain_write_errors(folder):
+            return draw_suite(self.answers, self.figures, outside, folder)
+
+
+def evaluate(
+    request: EvaluationRequest | str,
+    *,
+    registry: str | None = None,
+    record: bool = True,
+    show: ShowProgress = ignore_progress,
+    report: Report = log_report,
+) -> SuiteEvaluation:
+    """Answers and scores a suite; answers are cached, so an interrupted evaluation resumes.
+
+    Args:
+        request: the model, and on which problems; a run stands for its exported model on its
+            experiment's own sets.
+        registry: URL of the registry of runs; None takes that of the command line.
+        record: add the results and their plots to the records of the run that trained the model.
+        show: called with the progress, in problems.
+        report: called with warnings.
+
+    Raises:
+        SpecError: the request does not fit the model, or there is no such run or checkpoint.
+        InvalidSpec: the suite or an override is invalid.
+        EnvironmentFault: the model's files or the device are missing, or the run's folder cannot be
+            written.
+        RewardError: no answer of a set could be scored.
+    """
+    if isinstance(request, str):
+        request = EvaluationRequest(target=request)
+    url = get_registry_url(registry)
+    with open_target(request.target, request.experiment, url, step=request.step) as target:
+        spec = _build_target_spec(target, request.overrides)
+        suite = build_requested_suite(spec, request, report)
+        sets = {
+            name: build_set_spec(target, name, one, request.overrides)
+            for name, one in suite.sets.items()
+        }
+        root = get_rlx_home() / "cache"
+        if target.run:
+            root = locate_run_folder(target.run, "evaluations").root
+        answers = answer_suite(
+            *(spec, sets, suite, target.model, target.mark, root / "evaluations"),
+            lambda at: show(at.done, at.total, at.stage),
+        )
+    if empty := [name for name, own in answers.items() if not own]:
+        raise RewardError(f"no answer of set {empty[0]!r} could be scored: all were dropped")
+    figures = {
+        name: {
+            **compute_answer_metrics(own, seed=suite.seed),
+            "distribution": suite.sets[name].distribution,
+        }
+        for name, own in answers.items()
+    }
+    found = SuiteEvaluation(target, suite, answers, figures)
+    if record and target.run is not None:
+        return replace(found, recorded=_record_evaluation(found, target.run, url, report))
+    return found
+
+
+def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report: Report) -> Path:
+    """Adds an evaluation and its plots to the records of its run; returns the plots' folder."""
+    step, suite = found.target.step, found.suite
+    ending = "" if step is None else f"-step-{step}"
+    folder = locate_run_folder(run, "pictures").pictures / f"suite-{suite.name}{ending}"
+    made = found.draw_pictures(folder)
+    with open_registry(url, read_only=False) as registry:
+        recorder = Recorder(registry, run.id, keep_bodies=True)
+        for name, figures in found.figures.items():
+            own = found.answers[name]
+            stated = [a.to_json()["confidences"] for a in own]
+            pairs = {
+                "problem_ids": [a.problem_id for a in own],
+                "strata": [a.stratum for a in own],
+                "correct": [a.correct for a in own],
+                "confidence": [c[0] for c in stated] if all(stated) else None,
+                "suite": suite.model_dump(mode="json"),
+            }
+            at, label = (run.step, "after") if step is None else (step, "step")
+            recorder.evaluation(at, label, figures, pairs, f"suite/{suite.name}/{name}")
+        for path in made:
+            registry.results.add_artifact(run.id, path, "picture")
+        draw_over_steps(registry, run.id, locate_run_folder(run))
+        send_run_folder(run)
+        update_trackers(registry, run, report)
+    return folder
+
+
+# The suite --------------------------------------------------------------------------------------
+
+
+def _build_target_spec(target: TrainedModel, overrides: Sequence[str]) -> ExperimentSpec:
+    reason = (
+        f"a model is evaluated as it was trained; only {', '.join(FREE)} may be changed here, "
+        "anything else in a suite's sets"
+    )
+    check_sections(overrides, FREE, reason)
+    return _apply_target_overrides(target, overrides)
+
+
+@label_refusal("evaluated")
+def _apply_target_overrides(target: TrainedModel, overrides: Sequence[str]) -> ExperimentSpec:
+    document = apply_overrides(target.document, overrides)
+    read = validate_document(document, Path(document.file))
+    check_read_spec(read)
+    return read.spec
+
+
+@label_refusal("evaluated")
+def build_requested_suite(
+    spec: ExperimentSpec, request: EvaluationRequest, report: Report
+) -> SuiteSpec:
+    """Returns the suite of the file, or the experiment's own, with what the request changes.
+
+    What is changed becomes part of the suite's name, so that its records never replace those of
+    the full suite.
+    """
+    file, changed = request.suite, {name: getattr(request, name) for name in DEPARTURES}
+    changed["greedy"] = request.greedy or None
+    whole = _own_suite(spec) if file is None else read_suite(file)
+    if file is not None and whole.name == OWN_SUITE:
+        raise SpecError(
+            f"{escape_unprintable(str(file))}: the suite of the experiment's own sets is called "
+            f"{OWN_SUITE!r}; choose another name"
+        )
+    suite = whole.model_copy(update={k: v for k, v in changed.items() if v is not None})
+    if request.problems is not None:
+        every = {n: s.model_copy(update={"problems": None}) for n, s in suite.sets.items()}
+        suite = suite.model_copy(update={"sets": every})
+    if suite.greedy and suite.samples > 1:
+        warning = f"{suite.samples} greedy answers would be identical: taking one"
+        report(f"warning: {warning}", err=True)
+        suite = suite.model_copy(update={"samples": 1})
+    return suite.model_copy(
+        update={"name": ".".join([whole.name, *_list_suite_departures(whole, suite)])}
+    )
+
+
+def _list_suite_departures(whole: SuiteSpec, suite: SuiteSpec) -> Iterator[str]:
+    """Yields the settings in which a suite differs from the full one: `problems-5`, `greedy`.
+
+    They contain only characters that MLflow and file names allow.
+    """
+    problems = [{s.problems or one.problems for s in one.sets.values()} for one in (whole, suite)]
+    for name in DEPARTURES:
+        value = getattr(suite, name)
+        same = problems[0] == problems[1] if name == "problems" else value == getattr(whole, name)
+        if not same:
+            yield name if value is True else f"{name}-{value}"
+
+
+def _own_suite(spec: ExperimentSpec) -> SuiteSpec:
+    """Returns a suite of the experiment's own held-out sets."""
+    sets = {OWN: SetSpec(distribution="in")}
+    for name, options in spec.evaluation.variants.items():
+        sets[name] = SetSpec(set={f"task.{key}": value for key, value in options.items()})
+    return SuiteSpec(name=OWN_SUITE, problems=spec.evaluation.problems, seed=spec.seed, sets=sets)
+
+
+def build_set_spec(
+    target: TrainedModel, name: str, one: SetSpec, overrides: Sequence[str]
+) -> ExperimentSpec:
+    """Returns the experiment with the changes of a set.
+
+    The warm start is removed, since the set's task may lack the demonstrations that it needs.
+
+    Raises:
+        SpecError: the changes of the set do not fit the experiment.
+    """
+    changes = [f"{path}={json.dumps(value)}" for path, value in one.set.items()]
+    model = target.document.tree.get("model")
+    if isinstance(model, dict) and model.get("warm_start") is not None:
+        changes.append("model.warm_start=null")
+    try:
+        return _apply_target_overrides(target, (*overrides, *changes))
+    except InvalidSpec as error:
+        raise SpecError(f"set {escape_unprintable(name)!r} of the suite: {error}") from error
+
+
+BATCH = 64
+"""Problems that are answered, scored and cached together."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationContext:
+    """The model under evaluation and the workers that score it.
+
+    Attributes:
+        policy: the model.
+        sampler: sampling engine with the model's weights.
+        pool: workers that score rewards.
+        mark: identifies the model's weights.
+    """
+
+    policy: Policy
+    sampler: SamplingEngine
+    pool: RewardPool
+    mark: str
+
+
+def answer_suite(
+    spec: ExperimentSpec,
+    sets: Mapping[str, ExperimentSpec],
+    suite: SuiteSpec,
+    model: str,
+    mark: str | None,
+    kept: Path,
+    show: Callable[[Progress], None],
+) -> dict[str, list[ScoredAnswer]]:
+    """Answers every set of a suite, reusing cached answers sampled with the same settings.
+
+    Args:
+        spec: provides runner and sampler; of its model section only the chat template is used.
+        sets: the experiment spec of each set, by name.
+        suite: how many problems and answers.
+        model: folder in the Hugging Face layout, or name on the hub.
+        mark: identifier of the model's weights; None computes a digest of its files.
+        kept: cache folder of finished batches.
+        show: called with the progress, in problems.
+
+    Returns:
+        The scored answers of each set, by name.
+
+    Raises:
+        SpecError: the model does not fit the experiment.
+        EnvironmentFault: model files or the device are missing.
+    """
+    runner = spec.runner
+    require_engine(spec.sampler)
+    device = resolve_single_device(runner)
+    torch.set_num_threads(runner.threads)
+    chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
+    there = PretrainedModelSpec(path=model, chat_template=chat)
+    policy = build_policy(there, seed=0)
+    counts = {name: suite.sets[name].problems or suite.problems for name in sets}
+    answers: dict[str, list[ScoredAnswer]] = {}
+    with (
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        open_sampler(policy, spec.sampler, runner, device) as sampler,
+    ):
+        context = EvaluationContext(policy, sampler, pool, mark or compute_model_fingerprint(there))
+        for number, (name, own) in enumerate(sets.items()):
+            before = sum(list(counts.values())[:number])
+
+            def report_suite_progress(done: int, name: str = name, before: int = before) -> None:
+                show(Progress(name, before + done, sum(counts.values())))
+
+            try:
+                answers[name] = _answer_set(
+                    build_recipe(own), suite, counts[name], context, kept, report_suite_progress
+                )
+            except SpecError as error:
+                raise SpecError(f"set {name!r} of the suite: {error}") from error
+    return answers
+
+
+def _answer_set(
+    recipe: Recipe,
+    suite: SuiteSpec,
+    count: int,
+    context: EvaluationContext,
+    kept: Path,
+    report: Callable[[int], None],
+) -> list[ScoredAnswer]:
+    """Answers one set, reading cached batches where there are any."""
+    sampling = {"top_k": 1} if suite.greedy else {}
+    plan = recipe.plan.copy_with_sampling(suite.samples, **sampling)
+    data = derive_seed(suite.seed, "held out")
+    folder = kept / _compute_answers_digest(recipe, suite, context)
+    found: list[ScoredAnswer] = []
+    for first in range(0, count, BATCH):
+        report(first)
+        numbers = range(first, min(first + BATCH, count))
+        # The file name includes the batch size: raising the problem count resamples a partial
+        # last batch.
+        path = folder / f"{first:06d}_{len(numbers):03d}.json.gz"
+        if (batch := _load_answer_batch(path)) is not None:
+            found += batch
+            continue
+        try:
+            drawn = build_prompt_fit(context.policy, recipe).draw_held_out(
+                lambda n: recipe.task.problem("test", n, data), numbers
+            )
+        except ValueError as error:  # no problem matches the task's options
+            raise SpecError(str(error)) from error
+        seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]
+        host = build_environment_host(recipe, context.pool)
+        with context.sampler.session() as session:
+            trees = sample_rollout_trees(
+                plan, drawn.problems, seeds, session, context.policy.dialogue, host
+            )
+        table = score_rollouts(trees, recipe.rewards, context.pool)
+        batch = [
+            replace(answer, problem=drawn.numbers[answer.problem])
+            for answer in read_answers(plan, trees, table, recipe.spec.evaluation.correct)
+        ]
+        _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
+        found += batch
+    report(count)
+    return found
+
+
+def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, context: EvaluationContext) -> str:
+    """Digest of everything that determines an answer: the model, the set's spec, the plugins' code
+    and data, and the sampling settings; and of what is stored of it."""
+    spec, plugins = recipe.spec.dump_resolved(), resolve_plugins(recipe.spec)
+    sections = ("task", "rollout", "rewards", "sampler", "evaluation")
+    settings = {name: spec[name] for name in sections}
+    del settings["evaluation"]["distinct"]  # a suite draws its own problems
+    sampling = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
+    sources = [plugin.sha256 for plugin in plugins.provenance]
+    data = [dict(plugin.data()) for plugin in plugins.named]
+    stored = [field.name for field in fields(ScoredAnswer)]
+    text = json.dumps([settings, sampling, context.mark, sources, data, stored], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
+    """Reads a cached batch; None if it is missing or unreadable."""
+    try:
+        kept = json.loads(gzip.decompress(path.read_bytes()))
+        return [ScoredAnswer.from_json(record) for record in kept]
+    except FileNotFoundError:
+        return None
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:
+        reason = f"{format_path(path)} cannot be read ({error})"
+        warning = f"warning: {reason}: its problems are answered again"
+        print(escape_unprintable(warning), file=sys.stderr, flush=True)
+        return None
+
+
+def _save_answer_batch(path: Path, text: str) -> None:
+    """Writes a batch atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    with aside.open("wb") as file:
+        file.write(gzip.compress(text.encode(), mtime=0))
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)

@@ -1,0 +1,156 @@
+"""Finds the trained model that is evaluated or probed, with its experiment."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rlx.checkpoint import CheckpointError, compute_manifest_digest, copy_checkpoint, write_weights
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.home import format_path
+from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
+from rlx.model import check_model_files
+from rlx.plugin import expand_path
+from rlx.spec import ExperimentSpec, PretrainedModelSpec, RunnerSpec
+from rlx.spec.reading import YamlDocument, parse_yaml_document, read_document
+from rlx.text import escape_unprintable
+from rlx.writing import explain_write_errors
+from rlx_registry import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A model and its experiment.
+
+    Attributes:
+        name: name in messages and titles.
+        document: the experiment, not yet validated.
+        model: folder of the model, or its name on the hub.
+        run: the run that trained the model; None if a MODEL was named.
+        step: step of the run's checkpoint; None for the exported model.
+        mark: digest of a checkpoint's weights, whose files are rewritten each time.
+    """
+
+    name: str
+    document: YamlDocument
+    model: str
+    run: RunRecord | None
+    step: int | None = None
+    mark: str | None = None
+
+
+@contextmanager
+def open_target(
+    name: str, experiment: Path | None, url: str, step: int | None = None
+) -> Iterator[TrainedModel]:
+    """Yields a model with its experiment; the files of a checkpoint exist until the block ends.
+
+    Args:
+        name: a run; or with `experiment`, a model's folder or its name on the hub.
+        experiment: file of a model's experiment; None for a run, which has its own.
+        url: URL of the registry of runs.
+        step: step of one of the run's checkpoints; None for the exported model.
+
+    Raises:
+        SpecError: there is no such run, model or checkpoint, or the run has exported no model yet.
+        InvalidSpec: the experiment is not YAML that rlx can read.
+        EnvironmentFault: the model's files are missing, damaged or unreachable, or the run's folder
+            cannot be written.
+    """
+    if experiment is not None:
+        yield _find_model(name, experiment)
+    elif step is None:
+        yield _find_exported_model(name, url)
+    else:
+        with _open_checkpoint(name, step, url) as found:
+            yield found
+
+
+def _find_exported_model(name: str, url: str) -> TrainedModel:
+    run = _find_target_run(name, url)
+    model = locate_run_folder(run, "model").model
+    if not (model / "config.json").is_file():
+        if run.status == "finished":
+            raise EnvironmentFault(f"{run.id} no longer has a model: {format_path(model)} is gone")
+        raise SpecError(
+            f"{run.id} has not exported a model: it is {run.effective_status}, and a run exports "
+            "its model when it finishes"
+        )
+    return TrainedModel(run.id, _build_run_document(run), str(model), run)
+
+
+@contextmanager
+def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
+    """Yields the model of a checkpoint, whose weights are written beside the run's files."""
+    run = _find_target_run(name, url)
+    with open_registry(url) as registry:
+        recorded = {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}
+    folder = locate_run_folder(run, "checkpoints", "tokenizer")
+    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
+    with explain_write_errors(folder.root):
+        place = tempfile.TemporaryDirectory(dir=folder.root, prefix=".rlx-eval-")
+    with place as aside:
+        model = Path(aside) / "model"
+        try:
+            source = copy_checkpoint(folder.checkpoints, str(step), recorded, Path(aside))
+            write_weights(spec, source, model, folder.tokenizer)
+        except CheckpointError as error:
+            raise SpecError(f"{run.id} at step {step}: {error}") from error
+        mark = compute_manifest_digest(source)
+        yield TrainedModel(
+            f"{run.id}@{step}", _build_run_document(run), str(model), run, step, mark
+        )
+
+
+def _find_model(name: str, file: Path) -> TrainedModel:
+    folder = expand_path(name)
+    if not folder.is_dir() and RUN_LIKE.fullmatch(name):
+        raise SpecError(
+            f"there is no folder {escape_unprintable(name)}; with --spec, give a model's folder "
+            "or its name on the hub (a run has its own experiment)"
+        )
+    document = read_document(file)
+    model = str(folder) if folder.is_dir() else name
+    try:
+        check_model_files(PretrainedModelSpec(path=model))
+    except (EnvironmentFault, SpecError) as error:
+        raise type(error)(str(error).removeprefix("model.path: ")) from error
+    return TrainedModel(name, document, model, None)
+
+
+def _find_target_run(name: str, url: str) -> RunRecord:
+    if Path(name).is_dir():
+        raise SpecError(
+            f"{escape_unprintable(name)} is a folder; name the experiment of its model with "
+            "--spec FILE"
+        )
+    if "/" in name:
+        raise SpecError(
+            f"{escape_unprintable(name)} is not a run; name the experiment of a model with "
+            "--spec FILE"
+        )
+    with open_registry(url) as registry:
+        return registry.run(name)
+
+
+def _build_run_document(run: RunRecord) -> YamlDocument:
+    return parse_yaml_document(json.dumps(run.spec, indent=2), f"the experiment of {run.id}")
+
+
+def resolve_single_device(runner: RunnerSpec) -> torch.device:
+    """The device of a single process without ranks.
+
+    Raises:
+        EnvironmentFault: `runner.device` requires a GPU, and there is none.
+    """
+    there = torch.cuda.is_available()
+    if runner.device == "cuda" and not there:
+        raise EnvironmentFault(
+            "runner.device is 'cuda', but torch finds no CUDA device; run `rlx doctor` for the "
+            "cause, or use the CPU with `--set runner.device=cpu`"
+        )
+    return torch.device("cuda" if there and runner.device != "cpu" else "cpu")

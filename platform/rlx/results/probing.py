@@ -1,0 +1,249 @@
+"""Probes a trained model: how much its answers depend on its reasoning; records it with its run."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlx.errors import SpecError
+from rlx.launch import (
+    get_registry_url,
+    locate_run_folder,
+    open_registry,
+    send_run_folder,
+)
+from rlx.model import build_policy
+from rlx.plan import check_read_spec, validate_document
+from rlx.probe import (
+    ProbeResult,
+    RecordedProbe,
+    compute_agreement,
+    compute_settings_digest,
+    draw_probe_curves,
+    draw_verbal_against_sampled,
+    settings_of,
+)
+from rlx.recipe import build_recipe
+from rlx.record import Recorder, probe_table, update_trackers
+from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
+from rlx.results.models import TrainedModel, open_target, resolve_single_device
+from rlx.results.requests import ProbeRequest, check_sections
+from rlx.reward import RewardPool
+from rlx.run import (
+    Progress,
+    build_probe_context,
+    build_probe_records,
+    draw_probes,
+    probe_problems,
+    record_probe_results,
+)
+from rlx.sampler import open_sampler, require_engine
+from rlx.spec import ExperimentSpec, PretrainedModelSpec, ProbeSpec
+from rlx.spec.reading import YamlDocument, apply_overrides
+from rlx.writing import explain_write_errors
+from rlx_registry import RunRecord, write_body
+
+FREE = ("probe", "runner", "sampler", "seed")
+"""Spec sections that may be overridden; the others define what was trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProbe:
+    """A probed model.
+
+    Attributes:
+        target: the model.
+        result: every answer with its continuations.
+        probes: one per scheme.
+        recorded: suites that were added to the run's records.
+    """
+
+    target: TrainedModel
+    result: ProbeResult
+    probes: tuple[RecordedProbe, ...]
+    recorded: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the figures as plain JSON values, as `rlx probe --json` prints them."""
+        found = [compute_agreement(one.verbal) for one in self.probes]
+        stated = next((asdict(one) for one in found if one is not None), None)
+        return {
+            "run": self.target.run.id if self.target.run else None,
+            "model": self.target.model,
+            "step": self.probes[0].step if self.target.run else None,
+            "recorded": list(self.recorded),
+            "probes": {one.suite: one.to_json() for one in self.probes},
+            "verbal_conf_against_mc_p_correct": stated,
+        }
+
+    def write_samples(self, path: Path) -> None:
+        """Writes every sample as Parquet.
+
+        Raises:
+            EnvironmentFault: the file cannot be written.
+        """
+        with explain_write_errors(path):
+            write_body(path, probe_table(self.result))
+
+    def draw_pictures(self, path: Path) -> None:
+        """Draws the probe curves, and stated against sampled confidence where it was stated.
+
+        Args:
+            path: of a `.png`; an `.svg` is written beside it.
+
+        Raises:
+            EnvironmentFault: the file cannot be written.
+        """
+        with explain_write_errors(path):
+            draw_probe_curves(self.probes, path)
+            if any(one.verbal for one in self.probes):
+                stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
+                draw_verbal_against_sampled(self.probes, stem.with_name(f"{stem.name}-verbal_conf"))
+
+
+def probe_model(
+    request: ProbeRequest | str,
+    *,
+    registry: str | None = None,
+    record: bool = True,
+    again: bool = False,
+    show: ShowProgress = ignore_progress,
+    report: Report = log_report,
+) -> ModelProbe:
+    """Cuts or alters a model's reasoning and samples its answers.
+
+    Args:
+        request: the model, and how it is probed; a run stands for its exported model, probed as its
+            experiment says.
+        registry: URL of the registry of runs; None takes that of the command line.
+        record: add the probes that the run lacks to its records.
+        again: record them even if the run has them.
+        show: called with the progress, in problems.
+        report: called with what the run has already.
+
+    Raises:
+        SpecError: the request does not fit the model, or no answer could be probed.
+        InvalidSpec: an override is invalid.
+        EnvironmentFault: the model's files or the device are missing.
+    """
+    if isinstance(request, str):
+        request = ProbeRequest(target=request)
+    changes, url = request.list_overrides(), get_registry_url(registry)
+    if request.experiment is None:
+        reason = f"a run is probed as it was trained; only {', '.join(FREE)} may be changed"
+        check_sections(changes, FREE, reason)
+    with open_target(request.target, request.experiment, url) as target:
+        spec = _build_probe_spec(target.document, changes, request.cut)
+        settings = spec.probe or ProbeSpec()
+        result = probe_exported(spec, target.model, lambda at: show(at.done, at.total))
+    step = target.run.step if target.run else 0
+    probes = build_probe_records(result, settings, spec.seed, step)
+    if not probes:
+        bare = sum(a.reasoning is None for a in result.answered)
+        raise SpecError(
+            f"none of {len(result.answered)} answers could be probed: {bare} have no span "
+            f"{settings.span!r}, and {result.unprobed} did not fit into probe.max_tokens"
+        )
+    own = None if target.run is None else _get_run_probe_settings(target.run)
+    found = ModelProbe(target, result, tuple(_name_probe_suite(one, own) for one in probes))
+    if record and target.run is not None:
+        recorded = _record_new_probes(found, target.run, url, again, report)
+        return replace(found, recorded=tuple(recorded))
+    return found
+
+
+def _record_new_probes(
+    found: ModelProbe, run: RunRecord, url: str, again: bool, report: Report
+) -> list[str]:
+    """Adds the probes that a run lacks to its records; returns their suites."""
+    probes = found.probes
+    folder, step = locate_run_folder(run, "probes"), probes[0].step
+    with open_registry(url, read_only=False) as registry:
+        there = {e.suite for e in registry.results.evaluations(run.id, "probe/") if e.step == step}
+        new = [one for one in probes if again or f"probe/{one.suite}" not in there]
+        if old := [one.suite for one in probes if one not in new]:
+            report(
+                f"{run.id} has this already: {', '.join(old)}; --again records it anew", err=True
+            )
+        if not new:
+            return []
+        # A separate file, so that the samples of earlier probes are kept.
+        marks = compute_settings_digest({one.suite: one.settings for one in probes})
+        path = folder.probe(step)
+        path = path.with_name(f"{path.stem}_{marks}{path.suffix}")
+        recorder = Recorder(registry, run.id, keep_bodies=True)
+        record_probe_results(recorder, new, found.result, "after", path)
+        draw_probes(registry, run.id, folder)
+        send_run_folder(run)
+        update_trackers(registry, run, report)
+    return [one.suite for one in new]
+
+
+def _build_probe_spec(
+    document: YamlDocument, overrides: Sequence[str], cut: str | None
+) -> ExperimentSpec:
+    """Returns the experiment with its own or default probe settings, and the overrides applied.
+
+    Raises:
+        InvalidSpec: the overrides do not fit.
+    """
+    if not document.tree.get("probe"):
+        document = apply_overrides(document, ["probe={}"])
+    written = document.tree["probe"].get("cut") if isinstance(document.tree["probe"], dict) else {}
+    own = written.get("by", "fraction") if isinstance(written, dict) else "fraction"
+    if cut is not None and cut != own:
+        overrides = (f"probe.cut={{by: {cut}}}", *overrides)
+    document = apply_overrides(document, overrides)
+    read = validate_document(document, Path(document.file))
+    check_read_spec(read)
+    return read.spec
+
+
+def _get_run_probe_settings(run: RunRecord) -> dict[str, dict[str, Any]]:
+    """Returns the settings of the run's own probe, by scheme."""
+    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+    own = spec.probe or ProbeSpec()
+    return {s: settings_of(own, s, spec.seed) for s in ("early_answering", "filler", "mistake")}
+
+
+def _name_probe_suite(
+    one: RecordedProbe, own: Mapping[str, dict[str, Any]] | None
+) -> RecordedProbe:
+    """Names the suite of a probe whose settings differ from the run's own after the settings."""
+    if own is None or one.settings == own.get(one.scheme):
+        return one
+    return replace(one, suite=f"{one.suite}/{compute_settings_digest(one.settings)}")
+
+
+def probe_exported(
+    spec: ExperimentSpec, model: str, show: Callable[[Progress], None]
+) -> ProbeResult:
+    """Probes a model in the same way as a run of `spec` does.
+
+    Args:
+        spec: has a `probe:` section; of its model section only the chat template is used.
+        model: folder in the Hugging Face layout, or name on the hub.
+        show: called with the progress.
+
+    Raises:
+        SpecError: the experiment has no probe, or the model does not fit the experiment.
+        EnvironmentFault: model files or the device are missing.
+    """
+    if spec.probe is None:
+        raise SpecError("the experiment has no `probe:` section")
+    runner = spec.runner
+    require_engine(spec.sampler)
+    device = resolve_single_device(runner)
+    torch.set_num_threads(runner.threads)
+    recipe = build_recipe(spec)
+    chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
+    policy = build_policy(PretrainedModelSpec(path=model, chat_template=chat), seed=0)
+    with (
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        open_sampler(policy, spec.sampler, runner, device) as sampler,
+    ):
+        context = build_probe_context(recipe, policy, sampler, pool)
+        return probe_problems(spec.probe, context, spec.seed, None, show)

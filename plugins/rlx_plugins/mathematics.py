@@ -1,0 +1,452 @@
+"""The accuracy reward that compares with known answers as mathematics, by math-verify.
+
+Its grammar reads one formula, and here it must read all of it: what it would skip, such as the end
+of `7+`, makes a text unreadable. What it does not read at all is read here first: the last box,
+units and percent signs, numbers with an exponent or a base, and equations that name a value.
+"""
+
+import logging
+import math
+import os
+import re
+import signal
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from rlx.plugin import Example, Sample, Score
+from rlx_plugins.answer_text import format_number
+from rlx_plugins.answers import AnswerReward, build_answer_example
+
+_RIGHT, _WRONG, _UNREADABLE, _TOO_LARGE, _UNFINISHED, _FAILED = range(6)  # exit codes
+_REASONS = {
+    _RIGHT: None,
+    _WRONG: "wrong answer",
+    _UNREADABLE: "unreadable",
+    _TOO_LARGE: "too large to compare",
+    _UNFINISHED: "not a finished value",
+    -signal.SIGPROF: "too slow to compare",
+}
+
+
+class MathVerify(AnswerReward):
+    """1 if the answer is mathematically equal to a right one, else 0; uses math-verify.
+
+    Of an answer with a `\\boxed` the last box is read, otherwise the last formula between `$`,
+    `\\(` or `\\[`; a span without any is one formula. A unit of the right answer must be in the
+    answer too, `20\\%` is a fifth, and an answer that is not read to its end is wrong. Answers
+    such as `9**9**9` would take hours to compute, so each comparison runs in its own process with
+    a time limit; an answer that exceeds it is wrong.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        build_answer_example("gold", "72", "72", 1.0),
+        build_answer_example("another form", r"$\frac{2}{4}$", 0.5, 1.0),
+        build_answer_example("wrong", "71", "72", 0.0),
+        build_answer_example("one of several", "x^2+2x+1", ["(x+1)^2", "x"], 1.0),
+        build_answer_example("computed for hours", "9**9**9", "72", 0.0, seconds=0.2),
+        build_answer_example("not mathematics", "???", "72", 0.0),
+        build_answer_example("cut off", "72+", "72", 0.0),
+        build_answer_example("another unit", "5 m", "5 km", 0.0),
+        build_answer_example("to be computed", "12*6", "72", 0.0, finished=True),
+    )
+
+    float_rounding: int = Field(6, ge=1)
+    """Number of decimals, and of significant digits, in which two numbers must agree."""
+    max_length: int = Field(2000, ge=1)
+    """Maximum number of characters of a formula; a longer one is wrong."""
+    finished: bool = False
+    """Whether an answer must be a finished value: `72`, `\\frac{2}{4}` and `2\\sqrt{3}` are, `12*6`
+    and `70+2` are not."""
+    seconds: float = Field(1.0, gt=0, le=60)
+    """Processor time of one comparison; keep it well below the reward's `deadline`."""
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        # Runs in a worker: the import must not count against the first sample's deadline.
+        super().__setstate__(state)
+        _import_math_verify()
+
+    def check(self) -> None:
+        """Checks that math-verify is installed.
+
+        Raises:
+            ImportError: it is not installed.
+        """
+        if find_spec("math_verify") is None:
+            raise ImportError(_MISSING)
+
+    def score(self, sample: Sample) -> Score:
+        """Compares one answer.
+
+        Raises:
+            ValueError: the problem holds no right answer, or one that cannot be read.
+            RuntimeError: the library failed; its traceback is on stderr.
+        """
+        right = [
+            one if isinstance(one, str) else format_number(one)
+            for one in self.list_right_answers(sample)
+        ]
+        answer = self.get_answer_text(sample)
+        if not answer:
+            return Score(0.0, "no answer")
+        formula = find_formula(answer, whole=self.span is not None)
+        if formula is None:
+            return Score(0.0, _REASONS[_UNREADABLE])
+        if len(formula) > self.max_length:
+            return Score(0.0, f"longer than {self.max_length} characters")
+        code = self._compare([v for one in right for v in _read_right_answer(one)], formula)
+        if code == _FAILED:
+            raise RuntimeError("math-verify failed on an answer; its traceback is on stderr")
+        reason = _REASONS.get(code, f"ended its process by signal {-code}")
+        return Score(float(code == _RIGHT), reason)
+
+    def _compare(self, right: "list[_Value]", formula: str) -> int:
+        """Compares in a child process, which the kernel kills when its time is up."""
+        child = os.fork()
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = _FAILED
+        try:
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, self.seconds)
+            code = self._judge(right, formula)
+        except (RecursionError, MemoryError):  # the answer is too large
+            code = _TOO_LARGE
+        except Exception:  # noqa: BLE001  (printed here; the parent raises)
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _judge(self, right: "list[_Value]", formula: str) -> int:
+        found = list(_read_values(formula))
+        for value in found:
+            if any(_are_equal(one, value, self.float_rounding) for one in right):
+                done = not self.finished or _is_finished(value)
+                return _RIGHT if done else _UNFINISHED
+        return _WRONG if found else _UNREADABLE
+
+
+# The formula of an answer ------------------------------------------------------------------------
+
+_box = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_delimiter = re.compile(r"\\\$|\$\$?|\\[()\[\]]")
+_CLOSING = {"$": "$", "$$": "$$", r"\(": r"\)", r"\[": r"\]"}
+_last_number = re.compile(r"[-−]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
+
+
+def find_formula(text: str, *, whole: bool) -> str | None:
+    """Finds the formula that an answer gives: its last box, or its last formula.
+
+    Args:
+        text: the answer.
+        whole: whether a text without box and formula is one formula; otherwise its last number is.
+
+    Returns:
+        The formula; None if the last box is not closed, or if there is no formula.
+    """
+    boxes = list(_box.finditer(text))
+    if boxes:
+        return _find_closed_group(text, boxes[-1].end())
+    formula = _find_last_formula(text)
+    if formula is not None:
+        return formula
+    if whole:
+        return text
+    numbers = _last_number.findall(text)
+    return numbers[-1] if numbers else None
+
+
+def _find_last_formula(text: str) -> str | None:
+    """The text between the last pair of delimiters of a formula; takes linear time."""
+    opened: re.Match[str] | None = None
+    found: str | None = None
+    for mark in _delimiter.finditer(text):
+        if opened is None:
+            opened = mark if mark[0] in _CLOSING else None
+        elif mark[0] == _CLOSING[opened[0]]:
+            found = text[opened.end() : mark.start()].strip() or found
+            opened = None
+    return found
+
+
+def _find_closed_group(text: str, start: int) -> str | None:
+    """The text from `start` to the brace that closes the group; None if there is none."""
+    depth = 1
+    for mark in re.finditer(r"\\[{}]|[{}]", text[start:]):
+        depth += {"{": 1, "}": -1}.get(mark[0], 0)
+        if depth == 0:
+            return text[start : start + mark.start()]
+    return None
+
+
+# The values of a formula -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A way to read a formula.
+
+    Attributes:
+        formula: the text that was read.
+        expression: the expression of SymPy.
+        unit: the unit in normal form; "" without one.
+    """
+
+    formula: str
+    expression: Any
+    unit: str = ""
+
+
+_LATEX = str.maketrans(
+    {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty "}
+)
+_spaces = re.compile(r"\\[,;:!]|\\ |~|\\quad|\\qquad|\\left(?![a-z])|\\right(?![a-z])")
+_degrees = re.compile(r"\s*(?:\^\{?\\circ\}?|°|\\degree|\bdegrees?\b)\s*$")
+_exponent = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,4})")
+_based = re.compile(r"(\d+)_\{?(\d{1,2})\}?")
+_repeating = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
+_mixed = re.compile(r"([+-]?)(\d+)\s+(?:(\d+)/(\d+)|\\[dt]?frac\{(\d+)\}\{(\d+)\})")
+_grouped = re.compile(r"\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_apart = re.compile(r"\d\s+\d")
+_bare_fraction = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")
+_bare_root = re.compile(r"\\sqrt\s*(\d)")
+_plain_root = re.compile(r"(?<![\\A-Za-z])sqrt\(([^()]*)\)")
+_plain_word = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|log|ln|pi)(?![A-Za-z])")
+_power = re.compile(r"\*\*\s*(-?[\w.]+(?:\^\{[^ ]*\})?|\([^()]*\))")
+_long_exponent = re.compile(r"\^(-?\d{2,})")
+_name = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z]\))?|\\[a-z]+|\\text\{[^{}]+\}")
+_text_unit = re.compile(
+    r"(?P<value>.*[\d})])\s*(?P<unit>\\(?:text|textrm|mathrm|mbox|operatorname)\{[^{}]*[a-zA-Z]"
+    r"[^{}]*\}(?:\s*\^\s*\{?-?\d\}?)?(?:\s*/\s*\\(?:text|mathrm)\{[^{}]*\}(?:\^\{?\d\}?)?)?)",
+    re.DOTALL,
+)
+_plain_unit = re.compile(
+    r"(?P<value>[+-]?[\d.,]+(?:/\d+)?(?:\s*(?:\\times|\\cdot)\s*10\^\{?-?\d+\}?)?)\s*"
+    r"(?P<unit>[A-Za-zµμΩ]+(?:\^?\{?[-\d²³]+\}?)?(?:\s*(?:/|per)\s*[A-Za-z]+(?:\^?\{?[\d²³]\}?)?)?)"
+)
+_UNIT_LETTERS = str.maketrans({"²": "^2", "³": "^3", "μ": "µ", "{": "", "}": ""})
+_SYMBOLS = """
+m s g h l L N J W V A K C F T Hz Pa kPa km cm mm nm kg mg ml mL kW kN kJ eV min hr ft in mi yd lb oz
+mol MB GB kB ms rad sr
+"""
+"""Units that are written with a symbol; other plain units are words of at least three letters."""
+
+
+def _read_values(formula: str) -> Iterator[_Value]:
+    """Every way to read a formula as a whole; nothing if it cannot be read to its end."""
+    text = _degrees.sub("", _clean_formula(formula))
+    if not text:
+        return
+    if "=" in text and not re.search(r"[<>]=|\\[lg]eq?|!=", text):
+        yield from _read_equation(text)
+        return
+    special = _read_number(text)
+    if special is not None:
+        yield special
+        return
+    if text.endswith("%"):
+        for value in _read_values(text.removesuffix("%").removesuffix("\\")):
+            yield _Value(text, value.expression / 100, value.unit)
+        return
+    for pattern in (_text_unit, _plain_unit):
+        match = pattern.fullmatch(text)
+        if match and (unit := _normalize_unit(match["unit"], plain=pattern is _plain_unit)):
+            for value in _read_values(match["value"]):
+                yield _Value(value.formula, value.expression, unit)
+    expression = None if _apart.search(text) else _parse_latex(text)
+    if expression is not None:
+        yield _Value(text, expression)
+
+
+def _clean_formula(formula: str) -> str:
+    """A formula without delimiters, marks of space, currency signs and a full stop at its end."""
+    text = formula.translate(_LATEX).strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        if text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening):
+            text = text[len(opening) : -len(closing)].strip()
+    text = _spaces.sub(" ", text).replace(r"\mathrm{e}", "e").replace(r"\$", "").lstrip("$€£ ")
+    text = _bare_fraction.sub(r"\\frac{\1}{\2}", _bare_root.sub(r"\\sqrt{\1}", text))
+    text = _long_exponent.sub(r"^{\1}", _write_powers(text))
+    text = _plain_word.sub(r"\\\1", _plain_root.sub(r"\\sqrt{\1}", text))
+    return " ".join(text.rstrip(".,; ").split())
+
+
+def _write_powers(text: str) -> str:
+    """Writes powers with `**`, which group from the right, as the grammar has them."""
+    for at in reversed([mark.start() for mark in re.finditer(r"\*\*", text)]):
+        match = _power.match(text, at)
+        if match:
+            text = f"{text[:at]}^{{{match[1]}}}{text[match.end() :]}"
+    return text
+
+
+def _read_number(text: str) -> _Value | None:
+    """Numbers that the grammar reads otherwise: with an exponent, a base, or a repeating part."""
+    from sympy import Rational
+
+    plain = _grouped.fullmatch(text) and text.replace(" ", "")
+    if plain:
+        return _Value(plain, Rational(plain))
+    if match := _exponent.fullmatch(text):
+        return _Value(text, Rational(match[1]) * Rational(10) ** int(match[2]))
+    if match := _based.fullmatch(text):
+        base = int(match[2])
+        if not 2 <= base <= 36 or any(int(digit) >= base for digit in match[1]):
+            return None
+        return _Value(text, Rational(int(match[1], base)), f"base {base}")
+    if match := _repeating.fullmatch(text):
+        sign, whole, head, cycle = match.groups()
+        shift = 10 ** len(head)
+        value = Fraction(int(head or 0), shift) + Fraction(
+            int(cycle), shift * (10 ** len(cycle) - 1)
+        )
+        value += int(whole or 0)
+        return _Value(text, Rational(value) * (-1 if sign == "-" else 1))
+    if match := _mixed.fullmatch(text):
+        above, below = int(match[3] or match[5]), int(match[4] or match[6])
+        if below == 0:
+            return None
+        value = int(match[2]) + Fraction(above, below)
+        return _Value(text, Rational(value) * (-1 if match[1] == "-" else 1))
+    return None
+
+
+def _read_equation(text: str) -> Iterator[_Value]:
+    """The value that an equation gives to a name, or that all of its sides have; and itself."""
+    sides = [side.strip() for side in text.split("=")]
+    names = [side for side in (sides[0], sides[-1]) if _name.fullmatch(side)]
+    if names:
+        values = [side for side in sides if side not in names]
+        given = [list(_read_values(side)) for side in values]
+        if given and all(given) and _all_equal([ways[0].expression for ways in given]):
+            yield from given[-1]
+    else:
+        given = [list(_read_values(side)) for side in sides]
+        numbers = all(ways and getattr(ways[0].expression, "is_number", False) for ways in given)
+        if numbers and _all_equal([ways[0].expression for ways in given]):
+            yield from given[-1]
+            return
+        if numbers:
+            return
+    expression = _parse_latex(text)
+    if expression is not None:
+        yield _Value(text, expression)
+
+
+def _all_equal(expressions: list[Any]) -> bool:
+    verify = _import_math_verify().verify
+    return all(verify(expressions[0], other, timeout_seconds=None) for other in expressions[1:])
+
+
+def _normalize_unit(unit: str, *, plain: bool) -> str:
+    """The normal form of a unit; "" for letters that are none."""
+    text = re.sub(r"\\[a-z]+\{([^{}]*)\}", r"\1", unit)
+    text = text.translate(_UNIT_LETTERS)
+    text = re.sub(r"\s*(?:/|\bper\b)\s*", "/", text.strip(" ."))
+    words = re.sub(r"\s+", " ", text).strip()
+    if plain:
+        first = re.match(r"[A-Za-zµΩ]+", words)
+        if first is None or (first[0] not in _SYMBOLS.split() and len(first[0]) < 3):
+            return ""
+    return re.sub(r"(?<=[a-z]{3})s\b", "", words)
+
+
+def _parse_latex(text: str) -> Any:
+    """The expression of a formula; None unless the grammar reads it to its end."""
+    library = _import_latex()
+    try:
+        return library.latex2sympy(text)
+    except (RecursionError, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001  (the grammar raises bare exceptions)
+        return None
+
+
+# Comparison --------------------------------------------------------------------------------------
+
+
+def _are_equal(right: _Value, value: _Value, digits: int) -> bool:
+    """Whether two values are equal; a right answer without a unit is equal with any.
+
+    Numbers must agree in decimals, by the library, and in significant digits: decimals alone would
+    make all small numbers equal.
+    """
+    if right.unit and right.unit != value.unit:
+        return False
+    distance = _relative_distance(right.expression, value.expression)
+    if distance is not None and distance < _SAME:
+        return True
+    same = _import_math_verify().verify(
+        right.expression, value.expression, float_rounding=digits, timeout_seconds=None
+    )
+    return bool(same) and (distance is None or distance <= 10.0 ** (1 - digits))
+
+
+_SAME = 1e-12
+"""Relative distance of two numbers that differ only by the rounding of floats."""
+
+
+def _relative_distance(right: Any, value: Any) -> float | None:
+    """|a − b| / max(|a|, |b|) of two finite numbers; None of anything else."""
+    if not (getattr(right, "is_number", False) and getattr(value, "is_number", False)):
+        return None
+    try:
+        a, b = complex(right.evalf(30)), complex(value.evalf(30))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    largest = max(abs(a), abs(b))
+    if not math.isfinite(largest):
+        return None
+    return abs(a - b) / largest if largest else 0.0
+
+
+_operators = re.compile(r"(?<=[\w)}!])\s*(?:\*\*|[-+*/^]|\\times|\\cdot|\\div)|\\[dt]?frac")
+_scientific = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?[-+]?\d+\}?")
+
+
+def _is_finished(value: _Value) -> bool:
+    """Whether nothing in a number is left to compute: it has no more operations than its result."""
+    if not getattr(value.expression, "is_number", False):
+        return True
+    written = len(_operators.findall(_scientific.sub("", value.formula)))
+    return written <= int(value.expression.doit().count_ops())
+
+
+# The library -------------------------------------------------------------------------------------
+
+_MISSING = "the reward math_verify needs the package `math-verify`: pip install 'rlx[math]'"
+
+
+@lru_cache(maxsize=1)
+def _import_math_verify() -> Any:
+    try:
+        library = import_module("math_verify")
+    except ImportError:
+        raise ImportError(_MISSING) from None
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    # One comparison up front: child processes inherit what it imports and caches.
+    parse = _import_latex().latex2sympy
+    library.verify(parse("(x+1)^2"), parse("x^2+2x+1"), timeout_seconds=None)
+    return library
+
+
+@lru_cache(maxsize=1)
+def _import_latex() -> Any:
+    return import_module("latex2sympy2_extended")
+
+
+@lru_cache(maxsize=1024)
+def _read_right_answer(answer: str) -> "tuple[_Value, ...]":
+    """The values of a right answer, cached because a group of samples shares it."""
+    formula = find_formula(answer, whole=True)
+    found = tuple(_read_values(formula)) if formula is not None else ()
+    if not found:
+        raise ValueError(f"the right answer {answer!r} cannot be read as mathematics")
+    return found

@@ -1,0 +1,154 @@
+"""What cannot stand together, beyond the cases under bad/."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlx.plan import read_spec
+from rlx.plan.checks import check_spec_tree
+from rlx.plan.contradictions import find_cautions
+from rlx.spec.reading.diagnostics import InvalidSpec
+
+RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
+
+
+def problems(**changes):
+    """The contradictions of a small experiment with these sections."""
+    said = {
+        "name": "x",
+        "model": {"kind": "tiny"},
+        "task": {"plugin": "t"},
+        "rewards": {"turn": {"accuracy": {"plugin": "r", "turn": "answer"}}},
+        "phases": [{"name": "all", "steps": 3}],
+        **changes,
+    }
+    spec, found = check_spec_tree(said)
+    assert spec is not None
+    return tuple(found)
+
+
+NAMES = st.sampled_from("abcd")
+
+
+@settings(max_examples=150)
+@given(
+    reads=st.dictionaries(
+        NAMES, st.fixed_dictionaries({}, optional={"of": NAMES, "requires": NAMES})
+    )
+)
+def test_a_circle_is_told_exactly_where_no_order_of_scoring_exists(reads):
+    rewards = {n: {"plugin": "r", "turn": "answer", **reads.get(n, {})} for n in "abcd"}
+    told = [
+        p.message.partition(": ")[2].split(" → ")
+        for p in problems(rewards={"turn": rewards}, evaluation={"correct": "a"})
+        if "cycle" in p.message
+    ]
+    edges = {n: {o for o in reads.get(n, {}).values() if o != n} for n in "abcd"}
+    for circle in told:
+        assert circle[0] == circle[-1]
+        assert all(after in edges[name] for name, after in pairwise(circle))
+    assert len({n for circle in told for n in circle}) == sum(len(c) - 1 for c in told)
+    left = {n: edges[n] for n in "abcd" if not any(n in circle for circle in told)}
+    while ready := [n for n in left if not edges[n] & left.keys()]:
+        left = {n: e for n, e in left.items() if n not in ready}
+    assert not left
+
+
+def test_rewards_read_their_own_turn_and_earlier_ones():
+    rewards = {
+        "accuracy": {"plugin": "r", "turn": "answer"},
+        "brier": {"plugin": "r", "turn": "confidence", "of": "accuracy", "requires": "accuracy"},
+        "sharp": {"plugin": "r", "turn": "confidence", "of": "brier"},
+    }
+    rollout = {"schedule": "two_turn", "confidence": {}}
+    assert problems(rewards={"turn": rewards}, rollout=rollout) == ()
+    rewards["accuracy"]["requires"] = "sharp"
+    messages = [p.message for p in problems(rewards={"turn": rewards}, rollout=rollout)]
+    assert len(messages) == 2
+    assert "a later turn: confidence after answer" in messages[0]
+    assert "accuracy → sharp → brier → accuracy" in messages[1]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "wrong"),
+    [
+        (4, {}, False),
+        (3, {}, True),
+        (3, {"rollout.prompts_per_step": 4}, False),
+        (4, {"rollout.prompts_per_step": 3}, True),
+    ],
+)
+def test_every_rank_has_a_prompt_in_every_phase(prompts, settings, wrong):
+    found = problems(
+        runner={"ranks": 4},
+        rollout={"schedule": "single", "prompts_per_step": prompts},
+        phases=[{"name": "all", "steps": 3, "set": settings}],
+    )
+    assert bool(found) == wrong
+
+
+def test_a_tiny_model_leaves_room_for_a_prompt():
+    rollout = {"schedule": "single", "answer": {"max_new_tokens": 64}}
+    assert problems(rollout=rollout, model={"kind": "tiny", "max_position": 65}) == ()
+    (problem,) = problems(rollout=rollout, model={"kind": "tiny", "max_position": 64})
+    assert "64 tokens (answer 64)" in problem.message
+    assert problems(rollout=rollout, model={"kind": "pretrained", "path": "p"}) == ()
+
+
+def refused(*overrides):
+    with pytest.raises(InvalidSpec) as caught:
+        read_spec(RLCR, overrides)
+    return {d.path: d for d in caught.value.diagnostics}
+
+
+def test_where_the_key_is_not_in_the_file_the_one_it_does_not_fit_is_shown():
+    told = refused("model.max_position=70", "rollout.confidence.max_new_tokens=40")
+    assert told["model", "max_position"].position.text == "model.max_position=70"
+    told = refused("rollout.confidence.max_new_tokens=2040")
+    position = told["model", "max_position"].position
+    assert position.text == "rollout.confidence.max_new_tokens=2040"
+
+
+def test_the_same_contradiction_is_not_told_again_for_each_phase():
+    told = refused("evaluation.correct=nobody", "phases.1.set.optimizer.betas=[0.9, 2]")
+    assert set(told) == {("evaluation", "correct"), ("phases", 1, "set", "optimizer.betas")}
+
+
+def test_whatever_one_mistake_touches_is_kept_back():
+    """Which rank has a prompt is not known while nobody knows how many prompts there are."""
+    told = refused("rollout.prompts_per_step=many", "runner.ranks=40", "rewards.turn.format.of=x")
+    assert {path[:2] for path in told} == {("rollout", "prompts_per_step"), ("rewards", "turn")}
+
+
+def test_a_misspelt_key_is_taken_for_the_one_that_was_meant():
+    told = refused("runner.rank=40")
+    assert ("runner", "rank") in told
+    assert any("runner.ranks is 40" in d.message for d in told.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "lost"),
+    [
+        ({"loss": {"clip": [0.1, 0.2]}}, ["aggregate, per_turn of it have their defaults"]),
+        ({"loss": {"clip": [0.1, 0.2]}, "loss.per_turn": False}, ["aggregate of it has its"]),
+        ({"loss": {"aggregate": "token_mean", "per_turn": False}}, []),
+        ({"loss.per_turn": False}, []),
+        ({"loss": {"clip": 3}}, []),
+    ],
+)
+def test_a_phase_that_puts_other_values_back_to_defaults_is_warned_of(settings, lost):
+    said = {
+        "name": "x",
+        "model": {"kind": "tiny"},
+        "task": {"plugin": "t"},
+        "rewards": {"turn": {"accuracy": {"plugin": "r", "turn": "answer"}}},
+        "loss": {"aggregate": "sequence_sum", "per_turn": True},
+        "phases": [{"name": "first", "steps": 3, "set": settings}],
+    }
+    spec, _ = check_spec_tree(said)
+    found = [w for w in find_cautions(spec) if "replaces the whole section" in w.message]
+    assert [w.path for w in found] == [("phases", 0, "set", "loss")] * len(lost)
+    assert all(part in w.message for part, w in zip(lost, found, strict=True))

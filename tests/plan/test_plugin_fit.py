@@ -1,0 +1,289 @@
+"""Profiles, and settings that an estimator would silently leave out."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from rlx.discovery import describe_plugin_changes, load_plugin
+from rlx.discovery.places import fill_profile_options
+from rlx.plan import check_file
+from rlx.spec import PROFILES, CreditSpec
+
+SPEC = """\
+name: fit
+model: {kind: tiny}
+task: {plugin: countdown}
+rewards:
+  turn:
+    accuracy: {plugin: countdown.verify, turn: answer}
+phases: [{name: all, steps: 3}]
+"""
+TWO_TURNS = (
+    "rollout: {{schedule: two_turn, confidence: {{template: sure, spans: [confidence]}}, {}}}"
+)
+
+
+@pytest.fixture
+def warned(tmp_path):
+    """Warnings of a spec with lines added, by the key that they point at."""
+
+    def check(*lines):
+        path = tmp_path / "spec.yaml"
+        path.write_text(SPEC + "\n".join(lines) + "\n")
+        _, plugins = check_file(path)
+        return {".".join(map(str, w.path)): w.message for w in plugins.warnings}, plugins
+
+    return check
+
+
+# The table of profiles: ddof, eps, group of one, environment tokens in GAE, whitening, placement.
+TABLE = {
+    "rlx": (1, 1e-6, "zero", "skip", False, "final_token_only"),
+    "verl": (1, 1e-6, "raw", "skip", True, "final_token_only"),
+    "trl": (1, 1e-4, "refuse", "skip", False, "final_token_only"),
+    "kg_r1": (1, 1e-6, "raw", "literal", True, "final_token_only"),
+    "rlcr": (0, 1e-4, "refuse", "skip", False, "final_token_only"),
+    "seed000": (1, 1e-6, "raw", "literal", True, "final_token_only"),
+    "seed004": (0, 1e-4, "refuse", "skip", False, "final_token_only"),
+}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_is_what_its_estimators_do_where_the_yaml_does_not_say(profile, warned):
+    ddof, eps, singleton, environment, whiten, placement = TABLE[profile]
+    _, grpo = warned(f"credit: {{profile: {profile}}}")
+    assert (grpo.estimator.ddof, grpo.estimator.eps) == (ddof, eps)
+    assert grpo.estimator.singleton == singleton
+    _, gae = warned(f"credit: {{profile: {profile}}}", "critic: {}", "estimator: {name: gae}")
+    assert (gae.estimator.environment, gae.estimator.whiten) == (environment, whiten)
+    assert CreditSpec(profile=profile).resolved_placement.plugin == placement
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "own", "theirs"),
+    [
+        ("gpg", "alpha", "groups", "scores"),
+        ("remax", "returns", "score", "to_go"),
+        ("gdpo", "renormalize", "rows", "tokens"),
+        ("optimal_token_baseline", "singleton", "zero", "raw"),
+    ],
+)
+def test_the_profile_verl_sets_what_only_one_estimator_has(name, option, own, theirs):
+    for profile, value in (("rlx", own), ("verl", theirs)):
+        cls = load_plugin("estimator", name)
+        assert getattr(cls(**fill_profile_options(cls, {}, profile)), option) == value
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_is_recorded_with_its_options(profile, warned):
+    _, plugins = warned(f"credit: {{profile: {profile}}}")
+    (recorded,) = [p for p in plugins.provenance if p.kind == "estimator"]
+    assert recorded.options["eps"] == TABLE[profile][1]
+    assert recorded.options["singleton"] == TABLE[profile][2]
+
+
+def test_what_is_said_stands():
+    filled = fill_profile_options(
+        load_plugin("estimator", "two_level"), {"eps": 0.5, "confidence": {"ddof": 1}}, "seed004"
+    )
+    assert filled["eps"] == 0.5
+    assert filled["ddof"] == 0
+    assert filled["confidence"] == {"ddof": 1, "eps": 1e-4, "singleton": "refuse"}
+
+
+@pytest.mark.parametrize("name", ["GRPO", "Grpo", "grpo"])
+def test_names_are_found_in_any_case(name, warned):
+    _, plugins = warned(f"estimator: {{name: {name}}}")
+    assert type(plugins.estimator) is load_plugin("estimator", "grpo")
+
+
+def test_placement_is_nothing_to_who_reads_scores(warned):
+    said, _ = warned("credit: {placement: turn_end, turn_reduce: mean}")
+    assert "reads no token rewards" in said["credit.placement"]
+    assert "reads no token rewards" in said["credit.turn_reduce"]
+    for lines in (
+        ("credit: {placement: turn_end, score_source: token_rewards}",),
+        ("credit: {placement: turn_end}", "estimator: {name: reinforce_plus_plus}"),
+    ):
+        assert "credit.placement" not in warned(*lines)[0]
+
+
+def test_seed000_says_that_kl_moves_the_reward(warned):
+    lines = ("critic: {}", "estimator: {name: gae}")
+    on, _ = warned("credit: {profile: seed000, use_kl_in_reward: true}", *lines)
+    off, _ = warned("credit: {profile: seed000}", *lines)
+    assert "turn_proportional because KL in the reward is on" in on["credit.profile"]
+    assert "the sum of its turn rewards" in on["credit.profile"]
+    assert "the mean of its turn rewards" in off["credit.profile"]
+    settled = "credit: {profile: seed000, placement: turn_end}"
+    assert "credit.profile" not in warned(settled, *lines)[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "text"),
+    [
+        (["credit: {kl_coef: 0.2}"], "credit.kl_coef", "KL is not part of the reward"),
+        (
+            ["credit: {kl_adaptive: {target: 0.1}}"],
+            "credit.kl_adaptive",
+            "KL is not part of the reward",
+        ),
+        (
+            ["loss: {kl: {coefficient: 0.1, kl_penalty: k1}}"],
+            "loss.kl.kl_penalty",
+            "its gradient is 0 in expectation",
+        ),
+        (
+            ["loss: {surrogate: none}", "optimizer: {updates_per_rollout: 2}"],
+            "loss.surrogate",
+            "nothing bounds the ratio",
+        ),
+        (
+            ["optimizer: {mini_batches: 3}", "rollout: {schedule: single, prompts_per_step: 8}"],
+            "optimizer.mini_batches",
+            "parts of 3 and of 2 prompts count the same",
+        ),
+        (
+            ["loss: {surrogate: none}", "rollout: {schedule: single, off_policy_steps: 1}"],
+            "rollout.off_policy_steps",
+            "nothing bounds the ratio",
+        ),
+        (
+            ["loss: {old_logprobs: learner}", "rollout: {schedule: single, off_policy_steps: 1}"],
+            "rollout.off_policy_steps",
+            "nothing corrects for the older weights",
+        ),
+        (
+            [
+                "credit: {use_kl_in_reward: true, kl_coef: 0}",
+                "estimator: {name: reinforce_plus_plus}",
+            ],
+            "credit.kl_coef",
+            "KL does not affect the reward",
+        ),
+        (
+            ["critic: {lead_steps: 3}", "estimator: {name: gae}"],
+            "critic.lead_steps",
+            "the policy never learns",
+        ),
+        (
+            ["critic: {warmup_steps: 3}", "estimator: {name: gae}"],
+            "critic.warmup_steps",
+            "never leaves its warm-up",
+        ),
+        (
+            ["credit: {on_missing_turn: to_last_token}"],
+            "credit.on_missing_turn",
+            "reads no token rewards",
+        ),
+        (
+            ["credit: {profile: trl}", "critic: {}", "estimator: {name: gae}"],
+            "credit.profile",
+            "does not apply to estimator",
+        ),
+        (
+            [
+                "critic: {}",
+                "estimator: {name: gae}",
+                "rollout: {schedule: single, dynamic_sampling: {max_batches: 2}}",
+            ],
+            "rollout.dynamic_sampling",
+            "can learn from those too",
+        ),
+        (
+            [
+                "mask: {strategy: turn_spans, fallback: none}",
+                TWO_TURNS.format("answer: {spans: []}"),
+            ],
+            "mask.fallback",
+            "no answer ever learns",
+        ),
+        (
+            [
+                "estimator: {name: pass_at_k, singleton: raw}",
+                TWO_TURNS.format("num_generations_answer: 1"),
+            ],
+            "rollout.num_generations_answer",
+            "a group of one has no signal",
+        ),
+        (
+            [TWO_TURNS.format("num_generations_answer: 1")],
+            "rollout.num_generations_answer",
+            "a group of one has no signal",
+        ),
+    ],
+)
+def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
+    assert text in warned(*lines)[0][key]
+
+
+@pytest.mark.parametrize(
+    "loss", ["{}", "{old_logprobs: learner, surrogate: none, correction: {kind: truncate}}"]
+)
+def test_older_samples_that_something_makes_up_for_are_fine(loss, warned):
+    said, _ = warned(f"loss: {loss}", "rollout: {schedule: single, off_policy_steps: 1}")
+    assert said == {}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [
+            "credit: {use_kl_in_reward: true, kl_coef: 0.2}",
+            "estimator: {name: reinforce_plus_plus}",
+        ],
+        ["credit: {use_kl_in_reward: true, score_source: token_rewards}"],
+        ["loss: {kl: {coefficient: 0.1}}"],
+        ["critic: {}", "estimator: {name: gae, lam: 0.95}", "credit: {use_kl_in_reward: true}"],
+        ["estimator: {name: remax}"],
+        ["loss: {ratio: sequence, clip: [3e-4, 4e-4], aggregate: sequence_mean}"],
+        ["loss: {surrogate: cispo, clip: [1.0, 0.28]}"],
+        ["rollout: {schedule: single, dynamic_sampling: {max_batches: 3}}"],
+    ],
+)
+def test_what_fits_is_taken_in_silence(lines, warned):
+    assert warned(*lines)[0] == {}
+
+
+# Warnings of rewards -----------------------------------------------------------------------------
+
+DECIMALS = "rewards.turn.accuracy.allow_decimals"
+
+
+def test_the_countdown_rule_of_the_source_warns(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    assert check_file(path)[1].warnings == ()
+    for override, option in ((f"{DECIMALS}=true", "allow_decimals"), ("numeric", "numeric")):
+        named = override if "=" in override else f"rewards.turn.accuracy.{option}=float64"
+        (warning,) = check_file(path, [named])[1].warnings
+        assert warning.path == ("rewards", "turn", "accuracy", option)
+        assert warning.severity == "warning"
+        assert "reaches 50" in warning.message
+
+
+def test_a_nested_reward_warns_at_its_own_option(tmp_path):
+    path = tmp_path / "spec.yaml"
+    inner = "{easy: {plugin: countdown.verify, allow_decimals: true}}"
+    one = "accuracy: {plugin: countdown.verify, turn: answer}"
+    other = f"accuracy: {{plugin: by_data_source, turn: answer, sources: {inner}}}"
+    path.write_text(SPEC.replace(one, other))
+    (warning,) = check_file(path)[1].warnings
+    assert warning.path[-3:] == ("sources", "easy", "allow_decimals")
+
+
+def test_changes_of_a_runs_plugins_are_told(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    now = check_file(path)[1].provenance
+    then = [json.loads(json.dumps(asdict(plugin))) for plugin in now]
+    assert list(describe_plugin_changes(now, then)) == []
+    (reward,) = (record for record in then if record["kind"] == "reward")
+    reward["options"]["allow_decimals"] = True
+    (note,) = describe_plugin_changes(now, then)
+    assert note == (
+        "reward plugin 'countdown.verify' had allow_decimals: True when the run began, and has "
+        "False now"
+    )
