@@ -9,9 +9,7 @@ from .errors import (
     NotFoundError,
     RegistryDatabaseError,
     SchemaError,
-    StoreError,
 )
-from .home_urls import find_folder_url, is_url, locate_cache, locate_working_folder
 from .plugin_records import fill_plugin_options, find_changed_plugins
 from .queries import IDLE_STEPS, Curve, EvaluationFigures, RolloutQuery, RunFilter
 from .records import (
@@ -52,7 +50,6 @@ from .rollout_files import (
     write_body,
 )
 from .sqlite import describe_lost_registry
-from .stored_files import StoredFolder, fetch_missing_file
 from .supervisors import (
     forget_supervisor,
     is_supervisor_alive,
@@ -104,23 +101,16 @@ __all__ = [
     "StartedAttempt",
     "Status",
     "StatusChange",
-    "StoreError",
-    "StoredFolder",
     "TokenStream",
     "TreeRecord",
     "build_arrow_type",
     "describe_lost_registry",
-    "fetch_missing_file",
     "fill_plugin_options",
     "find_changed_plugins",
-    "find_folder_url",
     "forget_supervisor",
     "get_token_values",
     "is_supervisor_alive",
     "is_supervisor_in_other_container",
-    "is_url",
-    "locate_cache",
-    "locate_working_folder",
     "read_body",
     "read_trees",
     "record_supervisor",

@@ -10,7 +10,6 @@
   - DatabaseUnavailableError      the database is missing, locked, read-only or unsupported
     - DatabaseUnwritableError     the file system is full or read-only
   - BodyError                     a rollout file is missing, damaged, or not the recorded one
-  - StoreError                    the object store that holds run folders cannot be used
 
 Methods raise ValueError and TypeError for invalid arguments.
 """
@@ -66,7 +65,3 @@ class DatabaseUnwritableError(DatabaseUnavailableError):
 
 class BodyError(RegistryDatabaseError):
     """A rollout file is missing, damaged, or does not match its recorded digest."""
-
-
-class StoreError(RegistryDatabaseError):
-    """The object store with the copies of runs' folders cannot be reached, or refuses."""

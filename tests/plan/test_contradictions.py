@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlx.plan import read_spec
 from rlx.plan.checks import check_spec_tree
-from rlx.plan.contradictions import find_cautions
+from rlx.spec.contradictions import find_cautions
 from rlx.spec.reading.diagnostics import InvalidSpec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"

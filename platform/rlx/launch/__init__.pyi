@@ -13,9 +13,6 @@ from .launcher import (
     JobLauncher,
     Launcher,
     LocalLauncher,
-    MultiNodeLauncher,
-    NodeOrder,
-    NodeSession,
     build_torchrun_command,
     open_launcher,
 )
@@ -31,7 +28,6 @@ from .processes import (
     this_machine,
 )
 from .queue import run_queue
-from .ray_jobs import RayJobsLauncher, open_ray_launcher
 from .ray_launcher import RayLauncher
 from .removal import Removal, plan_removal, remove_run_data
 from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
@@ -49,7 +45,6 @@ from .run_access import (
     list_group_runs,
     locate_run_folder,
     open_registry,
-    send_run_folder,
 )
 from .signals import delay_interrupts
 from .slurm import SlurmLauncher
@@ -76,11 +71,7 @@ __all__ = [
     "KillResult",
     "Launcher",
     "LocalLauncher",
-    "MultiNodeLauncher",
-    "NodeOrder",
-    "NodeSession",
     "Package",
-    "RayJobsLauncher",
     "RayLauncher",
     "Removal",
     "ResumeTrialReport",
@@ -122,7 +113,6 @@ __all__ = [
     "list_packages",
     "locate_run_folder",
     "open_launcher",
-    "open_ray_launcher",
     "open_registry",
     "plan_removal",
     "query_nvidia_driver",
@@ -132,7 +122,6 @@ __all__ = [
     "remove_run_data",
     "run_queue",
     "run_resume_trial",
-    "send_run_folder",
     "start_experiment",
     "start_job",
     "stop_run",

@@ -12,8 +12,6 @@ from rlx_registry import (
     ENDED,
     Registry,
     RunRecord,
-    StoredFolder,
-    find_folder_url,
 )
 
 __all__ = ["Removal", "plan_removal", "remove_run_data"]
@@ -26,8 +24,6 @@ class Removal:
     Attributes:
         whole: the whole run, with its records and its MLflow run.
         rollouts: its stored rollouts and their index.
-        parts: names of the folders in the run's folder, unless `whole`.
-        stored: URLs of these, or of the whole folder, in the object store of its home.
         files: files and folders of this machine, none inside another.
         bytes: their size.
         mlflow: id of the MLflow run that is moved to MLflow's trash; None if there is none.
@@ -36,8 +32,6 @@ class Removal:
     run: RunRecord
     whole: bool
     rollouts: bool
-    parts: tuple[str, ...]
-    stored: tuple[str, ...]
     files: tuple[Path, ...]
     bytes: int
     mlflow: str | None
@@ -68,14 +62,10 @@ def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = 
     if mlflow is not None:
         places += (get_rlx_home() / "mlartifacts").glob(f"*/{mlflow}")
     files = tuple(path for path in places if path.exists())
-    copy = find_folder_url(run.directory or "")
-    stored = [copy] * whole + [f"{copy}/{part}" for part in parts] if copy else []
     return Removal(
         run=run,
         whole=whole,
         rollouts=whole or rollouts,
-        parts=tuple(parts),
-        stored=tuple(stored),
         files=files,
         bytes=sum(map(_measure_size, files)),
         mlflow=mlflow,
@@ -98,8 +88,6 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
     if removal.mlflow is not None:
         for tracker in open_trackers(registry, run):
             tracker.discard(run)
-    if stored := StoredFolder.find(run.directory):  # found again only through its record
-        stored.remove(*() if removal.whole else removal.parts)
     if removal.whole:
         registry.delete_run(run.id)
     elif removal.rollouts:

@@ -251,17 +251,16 @@ class _KillTrial:
         """Sends MLflow what it has missed; returns the number of runs that it still lacks."""
         with self._registry() as registry:
             runs = [registry.run(run_id) for run_id in self._runs]
-            senders = [
-                RunSender(registry, r.id, t) for r in runs for t in open_trackers(registry, r)
-            ]
+            pairs = [(run.id, one) for run in runs for one in open_trackers(registry, run)]
+            senders = [RunSender(registry, *pair) for pair in pairs]
             for run in runs:  # supervisors may still be telling MLflow the end of their runs
                 self._wait(registry, run.id, lambda run: not _has_supervisor(run))
             behind = sum(sender.is_behind for sender in senders)
-            self._call_rlx("sync")
+            self._call_rlx("check", "--repair")
             unequal = sum(sender.is_behind for sender in senders)
         self._report(
             f"MLflow has all records of {len(senders) - unequal} of {len(senders)} runs "
-            f"({behind} completed by `rlx sync`)"
+            f"({behind} completed by `rlx check --repair`)"
         )
         return unequal
 

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlx.discovery import BuiltPlugins, ExperimentPlugins, build_named_plugins, resolve_plugins
-from rlx.plan.contradictions import find_contradictions
 from rlx.plan.plugin_checks import (
     check_needed_streams,
     check_parent_rewards,
@@ -21,6 +20,7 @@ from rlx.plan.plugin_checks import (
 )
 from rlx.plugin import Estimator
 from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec
+from rlx.spec.contradictions import find_contradictions
 from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,
@@ -37,8 +37,6 @@ from rlx.spec.reading import (
 )
 
 _OF_VALUES = ("unknown_key", "value", "plugin")
-
-
 """Kinds of fault that one value has, whatever the others are."""
 
 
@@ -247,20 +245,10 @@ _PLACEHOLDERS: Mapping[str, Any] = {
     "task": {"plugin": "none"},
     "phases": [{"name": "phase", "steps": 1}],
 }
-
-
 """Values that let validation go on where a required section is missing."""
-
-
 _KIND_KEYS = ("kind", "schedule", "engine")
-
-
 """Keys that select which other keys a section has."""
-
-
 _ROUNDS = 4
-
-
 """Removing a required key makes its section invalid, then the one above it."""
 
 

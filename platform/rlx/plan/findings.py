@@ -182,20 +182,10 @@ def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
 
 
 TRAILING = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
-
-
 """A tag at the end of a template, declared as a span or not: rewards look for such tags too."""
-
-
 SHOWN = 160
-
-
 """Characters of a response that a message quotes."""
-
-
 LONGEST = 300
-
-
 """Maximum characters of a plugin's own message."""
 
 

@@ -1,7 +1,7 @@
 """Tokens and memory of one training step: counted where possible, otherwise estimated."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import mean
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -12,7 +12,8 @@ from rlx.spec import ExperimentSpec, RunnerSpec, SamplerSpec, VllmSamplerSpec
 
 if TYPE_CHECKING:
     from rlx.plan.trial import PlanTrial
-    from rlx.recipe import Recipe
+
+# Tokens ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,124 +59,6 @@ class TokenBudget:
         return sum(level.opening + level.at_most for level in self.levels)
 
 
-COPIES = 1.5
-
-
-"""Copies of a context's keys and values while it becomes an ancestor of several rows."""
-
-
-COMPACTED = 1.75
-
-
-"""Copies of a batch's own keys and values while the quarter of its rows that ended leaves it. Where
-steps are captured, a half leaves it at once, which takes no more."""
-
-
-SET_ASIDE = 0.25
-
-
-"""More, if that quarter is kept for a later turn."""
-
-
-DECODING = 3
-
-
-"""Copies of a decoding step's float32 logits: scaled, as log-probabilities, and for drawing."""
-
-
-def get_width(runner: RunnerSpec) -> int:
-    """Bytes of a number in the learner's precision."""
-    return 2 if runner.dtype == "bfloat16" else 4
-
-
-def count_cached_tokens(
-    levels: Sequence[LevelTokens], ranks: float, max_rows: int, *, compacts: bool = True
-) -> float:
-    """Tokens whose keys and values one rank's sampler holds at most, with turns at their limit.
-
-    `max_rows` dialogues go through all turns together. While the sampler decodes a batch of so many
-    turns, it keeps the caches of all that go on; what a batch continues is copied, so that it can
-    grow. What no later batch continues is freed after that.
-
-    Args:
-        levels: turn levels, first turn first.
-        ranks: number of samplers.
-        max_rows: rows decoded together.
-        compacts: whether some turns end early, so that batches are made smaller.
-    """
-    going_on = max((level.turns / ranks for level in levels[:-1]), default=0.0)
-    if going_on:  # whole prompts go through all turns together
-        prompts = levels[0].openings / ranks
-        ranks *= max(1.0, prompts / max(1.0, max_rows // (going_on / prompts)))
-    peak = rows = own = shared = 0.0  # rows that are kept, their own tokens, and their ancestors'
-    for level in levels:
-        contexts, turns = level.openings / ranks, level.turns / ranks
-        length = own + level.opening
-        kept, before = rows * own + shared, rows * own
-        forks, last = turns > contexts, level is levels[-1]
-        copies = COMPACTED + SET_ASIDE * (not last) if compacts else 1.0
-        rows = turns if forks else max(rows, turns)
-        together = max(max_rows, turns / max(contexts, 1.0))  # a context's turns are not split
-        part = min(1.0, together / max(rows, 1.0))
-        later = kept if part < 1.0 else shared  # what is left of it while this batch is decoded
-        if forks:  # a context becomes an ancestor, whose keys change their layout
-            shared += contexts * length
-            read, own = part * contexts * length, float(level.at_most)
-            copying, read = COPIES * read, later + read
-        else:
-            own = length + level.at_most
-            copying, read = 0.0, later
-        batch = part * rows * own
-        ended = 0.0 if last else rows * own + shared + part * before * (part < 1.0)
-        peak = max(peak, kept + copying + batch, read + copies * batch, ended)
-    return peak
-
-
-def compute_sampler_bytes(
-    spec: ExperimentSpec, shape: ModelShape, levels: Sequence[LevelTokens]
-) -> dict[str, int]:
-    """Bytes that sampling holds: weights, keys and values of the rows that are decoded together at
-    maximum length, and their logits. An engine such as vLLM works within the memory that it is
-    given."""
-    width = get_width(spec.runner)
-    parts = {"the sampler's copy": width * shape.parameters}
-    if spec.sampler.gpus_apart:  # they are on their way on the host
-        on_host = spec.runner.device != "cuda"
-        return {"weights on their way to the sampler": width * shape.parameters} if on_host else {}
-    if spec.sampler.holds_weights_apart and spec.runner.device == "cuda":
-        return parts  # the cache takes what else the engine is given
-    if spec.sampler.holds_weights_apart:
-        parts["weights on their way to the sampler"] = width * shape.parameters
-    if spec.sampler.cache_bytes is not None:
-        return parts | {"the sampler's cache": spec.sampler.cache_bytes}
-    most = max(level.turns for level in levels)
-    rows = min(spec.sampler.max_rows, -(-most // spec.runner.ranks))
-    each = shape.layers * 2 * shape.kv_heads * shape.head_dim * width
-    cached = count_cached_tokens(levels, spec.runner.ranks, spec.sampler.max_rows)
-    return parts | {
-        "the sampler's cache": int(cached) * each,
-        "logits of a decoding step": DECODING * 4 * rows * shape.vocabulary,
-    }
-
-
-def compute_pool_bytes(spec: ExperimentSpec, shape: ModelShape) -> dict[str, int]:
-    """Bytes that one device of a sampler's pool holds."""
-    sampler = spec.sampler
-    if not isinstance(sampler, VllmSamplerSpec) or sampler.pool is None:
-        return {}
-    copy = -(-get_width(spec.runner) * shape.parameters // sampler.pool.tensor_parallel)
-    cache = {} if spec.runner.device == "cuda" else {"the sampler's cache": sampler.cache_bytes}
-    return {"the sampler's copy": copy, **cache}
-
-
-WHOLE_LOGITS, CHUNK = 2 << 30, 8192
-
-
-"""As in the learner (`rlx.learner.choice`, `rlx.learner.vocabulary`), which is not imported here; a
-test compares them."""
-
-
-# Tokens ------------------------------------------------------------------------------------------
 def token_budget(trial: "PlanTrial") -> TokenBudget:
     """Counts the tokens of a step, with turns of synthetic length and with turns at their limit.
 
@@ -183,10 +66,22 @@ def token_budget(trial: "PlanTrial") -> TokenBudget:
     """
     recipe, talk = trial.recipe, trial.recipe.plan.talk
     if talk is None:
-        return _add_untrained_tokens(_sum_level_tokens(tuple(_count_level_tokens(trial))), recipe)
-    levels = tuple(_count_dialogue_tokens(trial, talk))
-    return _add_untrained_tokens(
-        _sum_dialogue_tokens(levels, levels[0].openings * talk.count * talk.players), recipe
+        levels = tuple(_count_level_tokens(trial))
+        sums = [_sum_tree_tokens(levels, at_limit) for at_limit in (False, True)]
+    else:
+        levels = tuple(_count_dialogue_tokens(trial, talk))
+        rollouts = levels[0].openings * talk.count * talk.players
+        sums = [_sum_dialogue_tokens(levels, rollouts, at_limit) for at_limit in (False, True)]
+    (made_up, *expected), (at_most, *bound) = sums
+    if "greedy_scores" in recipe.needs:  # greedy answers are sampled, but not trained on
+        made_up += levels[0].openings * levels[0].made_up
+        at_most += levels[0].openings * levels[0].at_most
+    again = recipe.spec.rollout.dynamic_sampling
+    return TokenBudget(
+        levels=levels,
+        sampled=(made_up, at_most * (again.max_batches if again else 1)),
+        rows=(expected[0], bound[0]),
+        shared=(expected[1], bound[1]),
     )
 
 
@@ -219,8 +114,8 @@ def _count_dialogue_tokens(trial: "PlanTrial", talk: EnvironmentPlan) -> Iterato
             kind=f"turn {number}" if number <= talk.max_turns else "forced answer",
             turns=rollouts,
             openings=prompts if number == 1 else rollouts,
-            opening=_compute_mean_length(openings or observations),
-            made_up=_compute_mean_length(turns),
+            opening=mean(openings or observations or [0]),
+            made_up=mean(turns or [0]),
             at_most=talk.sampling(number).max_new_tokens,
         )
 
@@ -236,64 +131,43 @@ def _list_turn_lengths(trial: "PlanTrial", number: int) -> tuple[list[int], list
     return [opening for opening, _ in pairs], [turn for _, turn in pairs]
 
 
-def _compute_mean_length(lengths: Sequence[int]) -> float:
-    """Mean length; 0 for an empty sequence."""
-    return mean(lengths) if lengths else 0.0
+def _sum_tree_tokens(levels: Sequence[LevelTokens], at_limit: bool) -> tuple[float, ...]:
+    """Returns the tokens that are sampled, in rows, and with shared prefixes counted once."""
+    sampled = rows = shared = context = 0.0
+    for level in levels:
+        length = level.at_most if at_limit else level.made_up
+        context += level.opening + length
+        sampled += level.turns * length
+        rows += level.turns * context
+        shared += level.openings * level.opening + level.turns * length
+    return sampled, rows, shared
 
 
-def _add_untrained_tokens(budget: TokenBudget, recipe: "Recipe") -> TokenBudget:
-    """Adds tokens that are sampled but not trained on: greedy answers and resampled trees."""
-    made_up, at_most = budget.sampled
-    if "greedy_scores" in recipe.needs:
-        first = budget.levels[0]
-        made_up += first.openings * first.made_up
-        at_most += first.openings * first.at_most
-    again = recipe.spec.rollout.dynamic_sampling
-    return replace(budget, sampled=(made_up, at_most * (again.max_batches if again else 1)))
-
-
-def _sum_level_tokens(levels: tuple[LevelTokens, ...]) -> TokenBudget:
-    sampled, rows, shared = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
-    for which in (0, 1):
-        context = 0.0
-        for level in levels:
-            length = (level.made_up, level.at_most)[which]
-            context += level.opening + length
-            sampled[which] += level.turns * length
-            rows[which] += level.turns * context
-            shared[which] += level.openings * level.opening + level.turns * length
-    pairs = {"sampled": sampled, "rows": rows, "shared": shared}
-    return TokenBudget(levels=levels, **{name: (a, b) for name, (a, b) in pairs.items()})
-
-
-def _sum_dialogue_tokens(levels: tuple[LevelTokens, ...], rollouts: int) -> TokenBudget:
-    """Tokens of rollouts that are one row each. The upper bound gives every rollout all turns."""
+def _sum_dialogue_tokens(
+    levels: Sequence[LevelTokens], rollouts: int, at_limit: bool
+) -> tuple[float, ...]:
+    """As `_sum_tree_tokens`, of rollouts that are one row each. At the limit every rollout has all
+    turns."""
     first, *later = levels
-    made_up = sum(level.turns * level.made_up for level in levels)
-    seen = sum(level.turns * level.opening for level in later)
-    longest = sum(level.at_most for level in levels)
-    openings = sum(level.opening for level in later)
-    each, once = rollouts * first.opening, first.openings * first.opening
-    written, most = made_up + seen, rollouts * (longest + openings)
-    return TokenBudget(
-        levels=levels,
-        sampled=(made_up, rollouts * longest),
-        rows=(each + written, each + most),
-        shared=(once + written, once + most),
-    )
+    if at_limit:
+        sampled = float(rollouts * sum(level.at_most for level in levels))
+        written = sampled + rollouts * sum(level.opening for level in later)
+    else:
+        sampled = sum(level.turns * level.made_up for level in levels)
+        written = sampled + sum(level.turns * level.opening for level in later)
+    return sampled, rollouts * first.opening + written, first.openings * first.opening + written
 
 
-# Memory ------------------------------------------------------------------------------------------
+# Memory of a step --------------------------------------------------------------------------------
+
+WHOLE_LOGITS, CHUNK = 2 << 30, 8192
+"""As in the learner (`rlx.learner.choice`, `rlx.learner.vocabulary`), which is not imported here; a
+test compares them."""
 BUCKET = 500_000_000
-
-
 """Elements of the buffer in which ZeRO collects gradients, DeepSpeed's `reduce_bucket_size`."""
-
-
-SENT = "the weights that vLLM was sent"
-
-
-"""A copy that a rank keeps on its device, unless it sends a file."""
+COPY = "the sampler's copy"
+CACHE = "the sampler's cache"
+ON_THEIR_WAY = "weights on their way to the sampler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +224,7 @@ def estimate_step_memory(
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
     learned = shape.parameters if lora is None else shape.adapters(lora)
     largest = shape.parameters if "values" in needs else learned
-    held = _compute_held_bytes(spec, shape, needs)
+    held = _compute_held_bytes(spec, shape, learned, needs)
     sampling = compute_sampler_bytes(spec, shape, tokens.levels)
     count = min(runner.micro_batch_tokens, -(-int(tokens.shared[1]) // runner.ranks))
     targets = int(count * min(1.0, tokens.sampled[1] / tokens.shared[1]))
@@ -358,7 +232,7 @@ def estimate_step_memory(
     if runner.zero_stage:
         update["gradients on their way"] = _count_passing_bytes(runner, largest)
     finish = estimate_finish_bytes(runner, shape, largest)
-    kept = (*held, *(() if spec.sampler.holds_weights_apart else ("the sampler's copy",)))
+    kept = (*held, *(() if spec.sampler.holds_weights_apart else (COPY,)))
     return MemoryEstimate(
         parameters=shape.parameters,
         learned=learned,
@@ -368,8 +242,49 @@ def estimate_step_memory(
             "update": (*kept, *update),
             "optimizer step": (*kept, *finish),
         },
-        pool=compute_pool_bytes(spec, shape),
+        pool=_compute_pool_bytes(spec, shape),
     )
+
+
+def get_width(runner: RunnerSpec) -> int:
+    """Bytes of a number in the learner's precision."""
+    return 2 if runner.dtype == "bfloat16" else 4
+
+
+def _share_of(runner: RunnerSpec, count: int, *, since: int) -> int:
+    """Bytes of one rank, if ZeRO shards them from stage `since` on."""
+    return count // (runner.ranks if runner.zero_stage >= since else 1)
+
+
+def _compute_held_bytes(
+    spec: ExperimentSpec, shape: ModelShape, learned: int, needs: Collection[str]
+) -> dict[str, int]:
+    """Bytes that are on the device in every stage: learner, critic, reference policy, and what a
+    worker of vLLM that is started again would be sent."""
+    width, parameters = get_width(spec.runner), shape.parameters
+    held = _compute_engine_bytes(spec.runner, parameters, learned)
+    if "values" in needs:
+        engine = _compute_engine_bytes(spec.runner, parameters, parameters)
+        held["critic, with gradients and moments"] = sum(engine.values())
+    if "reference_logprobs" in needs and getattr(spec.model, "lora", None) is None:
+        held["reference policy"] = _share_of(spec.runner, width * parameters, since=3)
+    if isinstance(spec.sampler, VllmSamplerSpec) and spec.sampler.weight_transfer != "file":
+        held["the weights that vLLM was sent"] = width * parameters
+    return held
+
+
+def _compute_engine_bytes(runner: RunnerSpec, parameters: int, learned: int) -> dict[str, int]:
+    """Bytes that DeepSpeed holds on the device for one module."""
+    width = get_width(runner)
+    weights = {"weights": _share_of(runner, width * parameters, since=3)}
+    if runner.offload_optimizer:
+        return weights
+    has_copy = runner.zero_stage > 0 or width == 2
+    return weights | {
+        "gradients": _share_of(runner, (4 if runner.zero_stage else width) * learned, since=2),
+        "Adam's moments": _share_of(runner, 8 * learned, since=1),
+        "float32 copy": _share_of(runner, 4 * learned * has_copy, since=1),
+    }
 
 
 def estimate_update_bytes(
@@ -379,9 +294,9 @@ def estimate_update_bytes(
 
     What a layer of a Llama-style decoder keeps for its backward pass, per token: the float32
     inputs of both norms, their outputs before and after the norm's weight, queries, keys, values
-    and outputs of attention, and four tensors of the MLP. Flex attention keeps just that
-    and a number for each head; masks of grouped attention are not counted. With recomputation, a
-    layer keeps its input only, and one layer at a time is whole.
+    and outputs of attention, and four tensors of the MLP. Flex attention keeps just that and a
+    number for each head; masks of grouped attention are not counted. With recomputation, a layer
+    keeps its input only, and one layer at a time is whole.
 
     Args:
         tokens: packed tokens of the micro-batch.
@@ -396,7 +311,10 @@ def estimate_update_bytes(
     attention = width * (2 * wide + 2 * keys) + 4 * shape.heads
     layer = norms + attention + 4 * width * shape.intermediate
     head = learns_head * width * shape.vocabulary * shape.hidden
-    logits = _estimate_logit_bytes(runner, shape, targets, width) + head
+    logits = head + targets * min(CHUNK, shape.vocabulary) * 20
+    if runner.micro_batch_tokens * shape.vocabulary * 4 <= WHOLE_LOGITS or runner.zero_stage == 3:
+        # In the model's precision, then in float32 scaled, as log-probabilities, and in between.
+        logits = head + targets * shape.vocabulary * (width + 14)
     if not runner.activation_checkpointing:
         return {"activations": tokens * shape.layers * layer, "logits": logits}
     inputs = tokens * shape.layers * width * shape.hidden
@@ -441,172 +359,105 @@ def _keeps_own_gradients(runner: RunnerSpec) -> bool:
     return runner.zero_stage == 1 and runner.dtype == "bfloat16" and not runner.offload_optimizer
 
 
-def _estimate_logit_bytes(runner: RunnerSpec, shape: ModelShape, targets: int, width: int) -> int:
-    """Bytes of the logits of the targets and of what is computed from them."""
-    if runner.micro_batch_tokens * shape.vocabulary * 4 <= WHOLE_LOGITS or runner.zero_stage == 3:
-        # In the model's precision, then in float32 scaled, as log-probabilities, and in between.
-        return targets * shape.vocabulary * (width + 14)
-    return targets * min(CHUNK, shape.vocabulary) * 20
+# Memory of sampling ------------------------------------------------------------------------------
+
+COPIES = 1.5
+"""Copies of a context's keys and values while it becomes an ancestor of several rows."""
+COMPACTED = 1.75
+"""Copies of a batch's own keys and values while the quarter of its rows that ended leaves it. Where
+steps are captured, a half leaves it at once, which takes no more."""
+SET_ASIDE = 0.25
+"""More, if that quarter is kept for a later turn."""
+DECODING = 3
+"""Copies of a decoding step's float32 logits: scaled, as log-probabilities, and for drawing."""
 
 
-def _share_of(runner: RunnerSpec, count: int, *, since: int) -> int:
-    """Bytes of one rank, if ZeRO shards them from stage `since` on."""
-    return count // (runner.ranks if runner.zero_stage >= since else 1)
-
-
-def _compute_held_bytes(
-    spec: ExperimentSpec, shape: ModelShape, needs: Collection[str]
+def compute_sampler_bytes(
+    spec: ExperimentSpec, shape: ModelShape, levels: Sequence[LevelTokens]
 ) -> dict[str, int]:
-    """Bytes that are on the device in every stage: learner, critic, reference policy, and what a
-    worker of vLLM that is started again would be sent."""
-    width, lora = get_width(spec.runner), getattr(spec.model, "lora", None)
-    learned = shape.parameters if lora is None else shape.adapters(lora)
-    held = _compute_engine_bytes(spec, shape.parameters, learned, width)
-    if "values" in needs:
-        engine = _compute_engine_bytes(spec, shape.parameters, shape.parameters, width)
-        held["critic, with gradients and moments"] = sum(engine.values())
-    if "reference_logprobs" in needs and lora is None:
-        held["reference policy"] = _share_of(spec.runner, width * shape.parameters, since=3)
-    if isinstance(spec.sampler, VllmSamplerSpec) and spec.sampler.weight_transfer != "file":
-        held[SENT] = width * shape.parameters
-    return held
-
-
-def _compute_engine_bytes(
-    spec: ExperimentSpec, parameters: int, learned: int, width: int
-) -> dict[str, int]:
-    """Bytes that DeepSpeed holds on the device for one module."""
-    runner = spec.runner
-    weights = {"weights": _share_of(runner, width * parameters, since=3)}
-    if runner.offload_optimizer:
-        return weights
-    has_copy = runner.zero_stage > 0 or width == 2
-    return weights | {
-        "gradients": _share_of(runner, (4 if runner.zero_stage else width) * learned, since=2),
-        "Adam's moments": _share_of(runner, 8 * learned, since=1),
-        "float32 copy": _share_of(runner, 4 * learned * has_copy, since=1),
+    """Bytes that sampling holds: weights, keys and values of the rows that are decoded together at
+    maximum length, and their logits. vLLM works within the memory that it is given."""
+    sampler, on_host = spec.sampler, spec.runner.device != "cuda"
+    width = get_width(spec.runner)
+    weights = width * shape.parameters
+    if sampler.gpus_apart:
+        return {ON_THEIR_WAY: weights} if on_host else {}
+    parts = {COPY: weights}
+    if sampler.holds_weights_apart and not on_host:
+        return parts  # the cache takes what else the engine is given
+    if sampler.holds_weights_apart:
+        parts[ON_THEIR_WAY] = weights
+    if sampler.cache_bytes is not None:
+        return parts | {CACHE: sampler.cache_bytes}
+    most = max(level.turns for level in levels)
+    rows = min(sampler.max_rows, -(-most // spec.runner.ranks))
+    each = shape.layers * 2 * shape.kv_heads * shape.head_dim * width
+    cached = count_cached_tokens(levels, spec.runner.ranks, sampler.max_rows)
+    return parts | {
+        CACHE: int(cached) * each,
+        "logits of a decoding step": DECODING * 4 * rows * shape.vocabulary,
     }
 
 
-TRIAL_LAYERS, TRIAL_TOKENS, TRIAL_TARGETS = 2, 954, 115
+def _compute_pool_bytes(spec: ExperimentSpec, shape: ModelShape) -> dict[str, int]:
+    """Bytes that one device of a sampler's pool holds."""
+    sampler = spec.sampler
+    if not isinstance(sampler, VllmSamplerSpec) or sampler.pool is None:
+        return {}
+    copy = -(-get_width(spec.runner) * shape.parameters // sampler.pool.tensor_parallel)
+    return {COPY: copy} | ({} if spec.runner.device == "cuda" else {CACHE: sampler.cache_bytes})
 
 
-"""The trial of forms (`rlx.learner.choice`): layers of its copy, for models whose layers are all of
-one kind; tokens of its rows, filled up; tokens whose logits are computed."""
+def count_cached_tokens(
+    levels: Sequence[LevelTokens], ranks: float, max_rows: int, *, compacts: bool = True
+) -> float:
+    """Tokens whose keys and values one rank's sampler holds at most, with turns at their limit.
 
-
-EMBEDDING_GRADIENTS = 4
-
-
-"""Gradients of the embeddings that it holds at a time: taken and in a row, of a form and of plain
-rows."""
-
-
-SHARED = "the model's files, shared"
-
-
-PRIVATE = "of each rank"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadingMemory:
-    """Bytes while a model is loaded.
-
-    Attributes:
-        host: of one machine: `SHARED` once for all ranks, pages that the kernel may drop and read
-            again, and `PRIVATE` for each of them.
-        device: of one rank at each moment, without what samples; in order.
-    """
-
-    host: Mapping[str, int]
-    device: Mapping[str, int]
-
-    @property
-    def largest_moment(self) -> str:
-        """The moment that needs most of the device."""
-        return max(self.device, key=lambda moment: self.device[moment])
-
-    @property
-    def peak(self) -> int:
-        """Bytes of the device at the largest moment."""
-        return self.device[self.largest_moment]
-
-
-def estimate_loading(
-    runner: RunnerSpec, shape: ModelShape, learned: int, *, stored_width: int = 2
-) -> LoadingMemory:
-    """Counts the memory of loading a pretrained model into a learner.
+    `max_rows` dialogues go through all turns together. While the sampler decodes a batch of so many
+    turns, it keeps the caches of all that go on; what a batch continues is copied, so that it can
+    grow. What no later batch continues is freed after that.
 
     Args:
-        runner: ZeRO stage, precision, ranks.
-        shape: the model.
-        learned: number of parameters that are trained.
-        stored_width: bytes of a weight in the model's files.
+        levels: turn levels, first turn first.
+        ranks: number of samplers.
+        max_rows: rows decoded together.
+        compacts: whether some turns end early, so that batches are made smaller.
     """
-    width = 2 if runner.dtype == "bfloat16" else 4
-    adam = 0 if runner.offload_optimizer else learned  # parameters whose float32 copy is made here
-    whole, part = width * shape.parameters, width * -(-shape.parameters // runner.ranks)
-    device = {"trial of forms": _estimate_trial_bytes(runner, shape)}
-    if runner.zero_stage == 3:
-        device["weights, one by one"] = part + width * shape.largest
-        device["optimizer"] = part + 8 * adam // runner.ranks + width * BUCKET
-    else:
-        device["weights, one by one"] = whole
-        device["weights in a row"] = whole + width * learned * (runner.zero_stage > 0)
-        device["optimizer"] = (
-            whole
-            + {
-                0: 4 * learned,
-                1: 4 * adam // runner.ranks + 4 * learned,
-                2: 4 * (adam + learned) // runner.ranks,
-            }[runner.zero_stage]
-        )
-    return LoadingMemory(
-        host={
-            SHARED: stored_width * shape.parameters,
-            PRIVATE: 0 if stored_width == width else whole,
-        },
-        device=device,
-    )
+    going_on = max((level.turns / ranks for level in levels[:-1]), default=0.0)
+    if going_on:  # whole prompts go through all turns together
+        prompts = levels[0].openings / ranks
+        ranks *= max(1.0, prompts / max(1.0, max_rows // (going_on / prompts)))
+    peak = rows = own = shared = 0.0  # rows that are kept, their own tokens, and their ancestors'
+    for level in levels:
+        contexts, turns = level.openings / ranks, level.turns / ranks
+        length = own + level.opening
+        kept, before = rows * own + shared, rows * own
+        forks, last = turns > contexts, level is levels[-1]
+        copies = COMPACTED + SET_ASIDE * (not last) if compacts else 1.0
+        rows = turns if forks else max(rows, turns)
+        together = max(max_rows, turns / max(contexts, 1.0))  # a context's turns are not split
+        part = min(1.0, together / max(rows, 1.0))
+        later = kept if part < 1.0 else shared  # what is left of it while this batch is decoded
+        if forks:  # a context becomes an ancestor, whose keys change their layout
+            shared += contexts * length
+            read, own = part * contexts * length, float(level.at_most)
+            copying, read = COPIES * read, later + read
+        else:
+            own = length + level.at_most
+            copying, read = 0.0, later
+        batch = part * rows * own
+        ended = 0.0 if last else rows * own + shared + part * before * (part < 1.0)
+        peak = max(peak, kept + copying + batch, read + copies * batch, ended)
+    return peak
 
 
-def _estimate_trial_bytes(runner: RunnerSpec, shape: ModelShape) -> int:
-    """Bytes of the first layers in float32, their gradients and activations."""
-    few = replace(shape, layers=min(TRIAL_LAYERS, shape.layers))
-    plain = RunnerSpec(micro_batch_tokens=runner.micro_batch_tokens, zero_stage=3)
-    computed = estimate_update_bytes(plain, few, TRIAL_TOKENS, TRIAL_TARGETS)
-    gradients = EMBEDDING_GRADIENTS * 4 * shape.vocabulary * shape.hidden
-    return 4 * few.parameters + gradients + sum(computed.values())
-
-
-def estimate_memory(trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget) -> MemoryEstimate:
-    """Estimates the peak memory of one rank, of loading too if that needs more than any stage of a
-    step; see `estimate_step_memory`."""
-    step = estimate_step_memory(trial, shape, tokens)
-    copy, loading = "the sampler's copy", "the model while it is loaded"
-    peak = estimate_loading(trial.recipe.spec.runner, shape, step.learned).peak
-    # A pool has its copies elsewhere.
-    beside = tuple(part for part in (copy, SENT) if part in step.parts)
-    if sum(step.parts[part] for part in beside) + peak <= step.total:
-        return step
-    return replace(
-        step,
-        parts={**step.parts, loading: peak},
-        stages={"loading": (*beside, loading), **step.stages},
-    )
-
+# What fits a GPU ---------------------------------------------------------------------------------
 
 USABLE_GIB: Mapping[str, int] = MappingProxyType(
     {"24 GB": 22, "48 GB": 44, "80 GB": 78, "141 GB": 139}
 )
-
-
 """GiB that torch finds on a GPU, by the size in its name; an H200 has 141 GB."""
-
-
 ROOM, ROOM_WITH_VLLM = 0.92, 0.95
-
-
 """What a plan may fill of them: fragments, the driver and NCCL need some too. vLLM keeps to its
 share."""
 
@@ -623,7 +474,7 @@ def compute_gpu_shares(
         usable, totals = gib << 30, memory.stage_totals
         if isinstance(sampler, VllmSamplerSpec) and _shares_gpu(sampler):
             given = int(sampler.gpu_memory_utilization * usable)
-            totals["sampling"] += given - memory.parts["the sampler's copy"]
+            totals["sampling"] += given - memory.parts[COPY]
         shares[size] = max(totals.values()) / usable
     return shares
 

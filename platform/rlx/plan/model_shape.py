@@ -67,11 +67,7 @@ class ModelShape:
 
 
 _QWEN = {"kv_heads": 2, "head_dim": 128, "vocabulary": 151_936, "tied": True}
-
-
 _LARGE_QWEN = {**_QWEN, "vocabulary": 152_064, "tied": False}
-
-
 _SIZES: Mapping[str, Mapping[str, Any]] = {
     "0.5B": {**_QWEN, "hidden": 896, "layers": 24, "heads": 14, "intermediate": 4864}
     | {"head_dim": 64},
@@ -84,8 +80,6 @@ _SIZES: Mapping[str, Mapping[str, Any]] = {
     "32B": {**_LARGE_QWEN, "hidden": 5120, "layers": 64, "heads": 40, "intermediate": 27_648}
     | {"kv_heads": 8},
 }
-
-
 KNOWN = {
     f"Qwen/Qwen2.5-{size}{kind}": ModelShape(
         **numbers,
@@ -95,8 +89,6 @@ KNOWN = {
     for size, numbers in _SIZES.items()
     for kind in ("", "-Instruct")
 }
-
-
 """Dimensions of the models that the experiments name, from their published configurations: plans
 need no files."""
 

@@ -29,11 +29,7 @@ from rlx.spec.reading import (
 )
 
 _SECTION = re.compile(r"(task|mask|estimator) plugin '|([a-z_]+(?:\.\w+)*): ")
-
-
 """The beginning of a message that names a section of the experiment."""
-
-
 _HELP = "`rlx plan` shows what was rehearsed; `rlx submit --no-rehearsal` skips it"
 
 
@@ -175,17 +171,9 @@ def _locate_findings(
 
 
 PROMPTS = 3
-
-
 MANY_ROWS = 128
-
-
 """With at least this many rows per prompt, a trial uses only two prompts."""
-
-
 _UNUSED = {"name", "seed", "phases", "optimizer", "runner", "tracking"}
-
-
 """Sections that do not change what a trial finds."""
 
 

@@ -34,7 +34,7 @@ from rlx.plan.memory import (
     MemoryEstimate,
     TokenBudget,
     compute_gpu_shares,
-    estimate_memory,
+    estimate_step_memory,
     get_usable_share,
     token_budget,
 )
@@ -328,7 +328,7 @@ def _build_phase_report(
     rows = _build_row_accounts(trial, speech)
     tokens = token_budget(trial)
     shape = trial.shape
-    memory = None if shape is None else estimate_memory(trial, shape, tokens)
+    memory = None if shape is None else estimate_step_memory(trial, shape, tokens)
     shares = {} if memory is None else compute_gpu_shares(spec.runner, spec.sampler, memory)
     return PhaseReport(
         names=tuple(phase.name for phase in alike),

@@ -22,29 +22,13 @@ from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, TurnSpec
 
 Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
-
-
 ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
-
-
 """Roles of a group's first responses; the remaining ones are good or poor."""
-
-
 DRAWS = 24
-
-
 """Demonstrations to try when looking for a good or a poor one."""
-
-
 TRUTHS = re.compile(r"answer|truth|solution|label|target|gold", re.IGNORECASE)
-
-
 TAG = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
-
-
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
-
 CONFIDENCE = re.compile(r"<confidence>.*?</confidence>", re.DOTALL)
 
 

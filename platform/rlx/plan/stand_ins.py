@@ -37,22 +37,12 @@ class EncodingDialogue(Dialogue, Protocol):
 
 # Tokenizers --------------------------------------------------------------------------------------
 PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
-
-
 """Short words with the space before them, single digits, single signs: roughly how large byte-level
 vocabularies split a text.
 """
-
-
 CONTROL = re.compile(r"<(?=\|\w+\|>)")
-
-
 TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
-
-
 POINTS = re.compile(r"(?<=[0-9])(?=\.)|(?<=\.)(?=[0-9])")
-
-
 DIGITS = re.compile(r"(?<=\d)(?=\d)")
 
 

@@ -37,32 +37,18 @@ from rlx.spec import (
 from rlx.spec.reading import Diagnostic, build_warning
 
 _SIGMA = "divides by a σ that contains the rollout's own score"
-
-
 _SHARES = (
     "adds up rewards from a token on, while turn_proportional places shares of what the token "
     "earns before it"
 )
-
-
 _DISCOUNT = "γ below 1 discounts what comes later"
-
-
 _CRITIC = "λ below 1 is unbiased only if the critic is exact"
-
-
 _WHITENED = "whitens over the batch: a long rollout decides more of the mean and of σ"
-
-
 _TURNS = (
     "credits a turn with its own reward and not with later ones, relative to a mean over turns "
     "that the policy chose to take"
 )
-
-
 _SAFE_ESTIMATORS = "unbiased: rloo, dr_grpo, or gae with `placement: turn_end`, λ = 1, no whitening"
-
-
 _SAFE_LOSSES = "unbiased: `loss.aggregate: sequence_sum` or `constant`, with `loss.ratio: token`"
 
 
@@ -148,8 +134,6 @@ BIASES: tuple[Bias, ...] = (
         lambda o: o.ratio == "sequence",
     ),
 )
-
-
 """Every known cause. Estimators that no cause names are unbiased, or not shipped with rlx."""
 
 

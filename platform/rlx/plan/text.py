@@ -40,23 +40,11 @@ def build_summary_table(title: str, *heads: str) -> Table:
 
 
 SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
-
-
 NEGATIVE = ("", "red", "bold red", "bold white on red")
-
-
 POSITIVE = ("", "blue", "bold blue", "bold white on blue")
-
-
 PROMPT = 400
-
-
 """Characters of a prompt to show."""
-
-
 NARROW = 100
-
-
 """Below this terminal width, token tables omit columns that are shown elsewhere."""
 
 

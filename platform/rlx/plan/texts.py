@@ -21,14 +21,8 @@ from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelS
 from rlx.spec.reading import Diagnostic, LoadedSpec, build_refusal, did_you_mean, locate_diagnostic
 
 FEW, MANY = 16, 256
-
-
 """Problems of each set that `rlx validate` and `rlx submit` check."""
-
-
 _OF_ENVIRONMENT = "rollout.environment: "
-
-
 _TAG = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>")
 
 

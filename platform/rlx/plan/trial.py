@@ -27,14 +27,8 @@ from rlx.train_batch import RowRewards, ScoredRows, TokenStreams, TrainBatch
 from rlx_registry import STREAMS, TokenStream
 
 MOST_ROWS = 512
-
-
 """Rows per prompt above which a trial samples smaller groups than the experiment."""
-
-
 Place = tuple[int, int]
-
-
 """(tree, segment)."""
 
 

@@ -25,7 +25,6 @@ from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    send_run_folder,
 )
 from rlx.model import Policy, build_policy, compute_model_fingerprint
 from rlx.plan import check_read_spec, validate_document
@@ -179,7 +178,6 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
         for path in made:
             registry.results.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, locate_run_folder(run))
-        send_run_folder(run)
         update_trackers(registry, run, report)
     return folder
 

@@ -13,7 +13,6 @@ from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    send_run_folder,
 )
 from rlx.model import build_policy
 from rlx.plan import check_read_spec, validate_document
@@ -177,7 +176,6 @@ def _record_new_probes(
         recorder = Recorder(registry, run.id, keep_bodies=True)
         record_probe_results(recorder, new, found.result, "after", path)
         draw_probes(registry, run.id, folder)
-        send_run_folder(run)
         update_trackers(registry, run, report)
     return [one.suite for one in new]
 

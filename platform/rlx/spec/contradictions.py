@@ -1,10 +1,13 @@
-"""Checks that the values of an experiment are consistent with each other, without plugins."""
+"""What values of an experiment contradict each other, and which are probably unintended.
+
+Every value has been validated by its own model. What is found here is reported all at once, at the
+key that causes it and, where the file lacks that key, at the one that it contradicts.
+"""
 
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from rlx.plan.model_shape import load_model_shape
 from rlx.spec import (
     EVERY_TURN,
     LARGEST,
@@ -12,8 +15,6 @@ from rlx.spec import (
     ExperimentSpec,
     GlobalReward,
     KeyPath,
-    RayLauncherSpec,
-    SamplerPoolSpec,
     TinyModelSpec,
     TurnReward,
     VllmSamplerSpec,
@@ -21,18 +22,10 @@ from rlx.spec import (
 from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
 
 MOST_ROWS = 10**6
-
-
 """Rows that one step may sample: all of them are in memory at once, and each is a row of the
 registry."""
-
-
 HELD_OUT = "held_out"
-
-
 """Name of the task's own held-out set, which every experiment has."""
-
-
 _AnyReward = TurnReward | GlobalReward
 
 
@@ -475,12 +468,6 @@ def _check_loss_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
-ANY_VOCABULARY = 1
-
-
-"""For the shape of a tiny model, of which only the heads matter here."""
-
-
 def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields settings that the engine would silently change, or cannot honor on the CPU or with
     this model."""
@@ -495,19 +482,8 @@ def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             "remove it",
             against=("runner", "device"),
         )
-    pool = sampler.pool if isinstance(sampler, VllmSamplerSpec) else None
-    if pool is not None:
-        yield from _check_pool(spec, pool)
     if spec.rollout.off_policy_steps > 1:
         yield from _check_steps_ahead(spec)
-    launcher = spec.runner.launcher
-    if pool is None and isinstance(launcher, RayLauncherSpec) and launcher.server_resources:
-        yield build_error(
-            ("runner", "launcher", "server_resources"),
-            "launcher.server_resources is what servers of sampler.pool take, and there are none",
-            "set sampler.pool, or remove it",
-            against=("sampler",),
-        )
     engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
     for level in spec.rollout.list_levels():
         temperature = level.turn.temperature
@@ -556,20 +532,6 @@ def _check_steps_ahead(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             "rollout.dynamic_sampling is known only when it has been sampled",
             f"{one}, or drop `dynamic_sampling`",
             against=("rollout", "dynamic_sampling"),
-        )
-
-
-def _check_pool(spec: ExperimentSpec, pool: SamplerPoolSpec) -> Iterator[Diagnostic]:
-    shape = load_model_shape(spec.model, ANY_VOCABULARY) if pool.tensor_parallel > 1 else None
-    if shape is not None and shape.heads % pool.tensor_parallel:
-        fitting = [n for n in range(1, shape.heads + 1) if shape.heads % n == 0]
-        nearest = min(fitting, key=lambda n: abs(n - pool.tensor_parallel))
-        yield build_error(
-            ("sampler", "pool", "tensor_parallel"),
-            f"sampler.pool.tensor_parallel is {pool.tensor_parallel}, which does not divide the "
-            f"{shape.heads} attention heads of the model",
-            f"set it to {nearest}",
-            against=("model",),
         )
 
 
