@@ -205,8 +205,7 @@ def serve_mlflow(
 ) -> NoReturn:
     """Replaces this process by MLflow's server; the printed address opens the page of `runs`."""
     from rlx.home import format_path, get_rlx_home, tracking_url
-    from rlx.record import prepare_store
-    from rlx.record.mlflow_tracker import ENVIRONMENT
+    from rlx.record import MLFLOW_ENVIRONMENT, prepare_store
 
     page, own_uri = _find_named_page(runs, url) if runs else (None, None)
     store = tracking_url(uri or own_uri or TrackingSpec().mlflow or "")
@@ -229,7 +228,7 @@ def serve_mlflow(
         err=True,
     )
     sys.stdout.flush()
-    os.execve(command[0], command, {**ENVIRONMENT, **os.environ, **small})
+    os.execve(command[0], command, {**MLFLOW_ENVIRONMENT, **os.environ, **small})
 
 
 def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
@@ -255,15 +254,14 @@ def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
 def _find_newest_page(store: str, url: str) -> str:
     """Returns the charts of the newest run in a store, or the list of MLflow's experiments."""
     from rlx.home import tracking_url
-    from rlx.record import find_mlflow_charts, get_mlflow_uri
-    from rlx.record.mlflow_tracker import START_PAGE
+    from rlx.record import MLFLOW_START_PAGE, find_mlflow_charts, get_mlflow_uri
 
     with suppress(RlxError), open_registry(url) as registry:
         for run in registry.runs(limit=RUNS_SEARCHED):
             uri = get_mlflow_uri(run)
             if run.mlflow_run_id is not None and uri and tracking_url(uri) == store:
                 return find_mlflow_charts(run)
-    return START_PAGE
+    return MLFLOW_START_PAGE
 
 
 def require_free_port(host: str, port: int) -> None:

@@ -38,7 +38,7 @@ STATUSES = {
     "lost": "FAILED",
     "stopped": "KILLED",
 }
-ENVIRONMENT = {
+MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -56,7 +56,7 @@ ARTIFACTS = "mlartifacts"
 """Folder of the artifacts, beside an SQLite store."""
 MODE = {"workflowType": "machine_learning"}
 """MLflow's UI starts in the mode for traces, which shows no training runs; links name the other."""
-START_PAGE = f"#/experiments?{urlencode(MODE)}"
+MLFLOW_START_PAGE = f"#/experiments?{urlencode(MODE)}"
 """The list of MLflow's experiments."""
 LOCAL_SERVER = "http://127.0.0.1:5000"
 """Where `rlx mlflow` serves a store by default."""
@@ -79,7 +79,7 @@ class MlflowTracker:
         self.label = f"MLflow at {redact_passwords(uri)}"
         self._registry, self._uri, self._artifacts = registry, uri, artifacts
         self._run_id, self._id = "", ""
-        for name, value in ENVIRONMENT.items():
+        for name, value in MLFLOW_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._keys: frozenset[str] = frozenset()
         self._points: dict[str, dict[int, set[tuple[int, float]]]] = {}
@@ -371,6 +371,9 @@ def prepare_store(uri: str) -> None:
     MLflow creates a store by many migrations, and cannot go on with one whose creation was
     interrupted. In a store that was moved or copied with its artifacts, their absolute locations
     are corrected, so that it does not write into the folder that it was copied from.
+
+    Raises:
+        TrackerUnavailableError: the store cannot be written.
     """
     scheme, _, place = uri.partition(":///")
     path = Path(place.partition("?")[0])
@@ -387,7 +390,10 @@ def prepare_store(uri: str) -> None:
             SqlAlchemyStore(f"sqlite:///{aside}", str(path.parent / ARTIFACTS)).engine.dispose()
             aside.replace(path)
         elif path.with_name(ARTIFACTS).is_dir():
-            _correct_locations(path)
+            try:
+                _correct_locations(path)
+            except sqlite3.Error as error:
+                raise TrackerUnavailableError(f"MLflow's store {path}: {error}") from error
 
 
 def _correct_locations(path: Path) -> None:
