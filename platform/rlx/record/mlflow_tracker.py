@@ -389,6 +389,8 @@ def prepare_store(uri: str) -> None:
             aside.unlink(missing_ok=True)  # of a process that was killed
             SqlAlchemyStore(f"sqlite:///{aside}", str(path.parent / ARTIFACTS)).engine.dispose()
             aside.replace(path)
+            # MLflow keeps a process's connections, even those to a file that has been replaced.
+            SqlAlchemyStore(uri, str(path.parent / ARTIFACTS)).engine.dispose()
         elif path.with_name(ARTIFACTS).is_dir():
             try:
                 _correct_locations(path)
