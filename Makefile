@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-system test-crowded ray-trial ray-group-trial coverage check bench golden docs bias peers screenshots suite study shelf release gpu-check clean
+.PHONY: install demo test test-system test-crowded coverage check bench golden docs bias peers screenshots suite study shelf release gpu-check clean
 
 install: $(INSTALLED)
 
@@ -35,12 +35,6 @@ test: install  ## every test that needs no server, browser or new process: some 
 test-system: install  ## the others: command lines, kills, PostgreSQL, Chromium, MLflow, Ray, Slurm, vLLM; ARGS=tests/system/web
 	$(BIN)/python $(PYTEST) --dist loadfile --forks --durations=30 $(or $(ARGS),tests/system)
 	$(if $(ARGS),,$(BIN)/python $(PYTEST) --dist worksteal --database postgresql tests/registry)
-
-ray-trial: install  ## runs on a Ray cluster that lose ranks, scorers, servers, nodes and the head: ARGS="--kills 20"
-	$(BIN)/python tests/ray_trial.py $(ARGS)
-
-ray-group-trial: install  ## a group of 24 runs on a Ray cluster, killed half-way, beside one on this machine
-	$(BIN)/python tests/ray_group_trial.py $(ARGS)
 
 coverage: install  ## lines and branches that tests run, by package: tests/coverage.md; an hour or two; ARGS="tests/credit tests/loss" for some
 	$(BIN)/python tests/coverage_rooms.py $(ARGS)

@@ -2,7 +2,7 @@
 
 Importing torch, transformers and DeepSpeed costs a rank more than a small run does. A helper
 imports them once, and what tests start begins as a copy of it: the command line, its supervisor,
-and the process that forks this one's ranks. A copy gets what a new interpreter would get: its
+and its ranks. A copy gets what a new interpreter would get: its
 parent, process group, open files, folder, environment and command line, also where other processes
 read them, in /proc. Nothing of rlx has run in the helper, and each copy has a helper of its own for
 what it starts, made before anything runs in it and hidden from it: supervisors wait for what is
@@ -46,12 +46,9 @@ __all__ = ["cold_starts", "fork_rlx"]
 
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 """How tests start the command line."""
-FORKING = "rlx.launch.fork_server"
-"""Forks ranks and starts nothing else; each of them begins a session, and then has a helper."""
 STARTED = (
     *("rlx.launch.supervisor", "rlx.launch.rank", "torch.distributed.run"),
-    FORKING,
-    *("rlx.launch.multi_node", "rlx.launch.node"),
+    *("rlx.launch.slurm_node", "rlx.launch.ray_driver"),
     *("measure_checkpoints", "measure_learner", "measure_loading"),
     *(f"gpu.{name}" for name in ("check", "gpu_kernels", "precision", "speed")),
     *(f"gpu.{name}" for name in ("collectives", "kill_resume", "stages", "whole_run")),
@@ -345,9 +342,6 @@ def _become(request: dict[str, Any], files: Sequence[int], alike: int) -> NoRetu
         _forget_workers()
     elif what in ENGINES:
         _patch(_execute, _spawn)
-    elif what == FORKING:
-        os.setsid = _begin_session
-        _patch(_start, _start_spawned)
     else:
         _session, _helper = os.getsid(0), _fork_own_helper((*files, alike))
         _patch(_start, _start_spawned)
@@ -363,12 +357,6 @@ def _become(request: dict[str, Any], files: Sequence[int], alike: int) -> NoRetu
     _open_streams()
     sys.argv = [how if how == "-c" else what, *rest]
     _end(_run(how, what))
-
-
-def _begin_session() -> None:
-    global _helper, _session
-    _set_session()
-    _session, _helper = os.getsid(0), _fork_own_helper(())
 
 
 def _fork_own_helper(files: Iterable[int]) -> socket.socket:

@@ -1,4 +1,4 @@
-"""`make docs`: writes the table of architectures in docs/models_and_data.md, from steps taken.
+"""`make docs`: writes tests/learner/architectures.md, from steps taken.
 
     python docs/make/architecture_table.py
 
@@ -16,14 +16,18 @@ from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).parents[2]
-PAGE = HOME / "docs" / "models_and_data.md"
+PAGE = HOME / "tests" / "learner" / "architectures.md"
 MEASURE = HOME / "tests" / "learner" / "measure_architectures.py"
 IN_VLLM = HOME / "tests" / "learner" / "vllm_architectures.json"
 APART = 0.1
 """Nats at a token, by which an engine in float32 cannot differ and be right."""
 LONGEST = 100
 """Characters of a reason."""
-BEGIN, END = "<!-- architectures -->", "<!-- /architectures -->"
+HEAD = """# Architectures
+
+Written by `make docs`: model types of transformers that a test samples from and trains, and how.
+[Use your own model](../../docs/models_and_data.md#architectures) explains the columns.
+"""
 
 
 def build_table(
@@ -61,7 +65,7 @@ def read_in_vllm() -> dict[str, dict[str, Any]]:
 
 def read_table() -> str:
     """The table as it stands in the page."""
-    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    return PAGE.read_text().removeprefix(HEAD).strip()
 
 
 def main() -> None:
@@ -69,8 +73,7 @@ def main() -> None:
         out = Path(folder) / "measured.json"
         subprocess.run([sys.executable, str(MEASURE), str(out)], check=True)
         table = build_table(json.loads(out.read_text())["models"], read_in_vllm())
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+    PAGE.write_text(f"{HEAD}\n{table}\n")
 
 
 if __name__ == "__main__":

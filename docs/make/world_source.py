@@ -4,7 +4,7 @@
 
 The files `countries.tsv` (capitals, continents, borders), `names.tsv` (labels and aliases) and
 `corrections.tsv` (replacements for lists of CLDR) are hand-written. Everything else is from CLDR,
-read with Babel, which only this module needs. `docs/world.md` describes the rules.
+read with Babel, which only this module needs. `world.md` beside them describes the rules.
 """
 
 import csv

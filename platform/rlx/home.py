@@ -1,8 +1,4 @@
-"""File layout of runs: everything is under RLX_HOME, one folder per run.
-
-RLX_HOME may be the URL of an object store. Then a folder of this machine stands for it, and runs'
-folders have a copy in the store (`rlx_registry.StoredFolder`).
-"""
+"""File layout of runs: everything is under RLX_HOME, one folder per run."""
 
 import os
 from dataclasses import dataclass
@@ -10,27 +6,22 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from rlx.errors import EnvironmentFault
-from rlx_registry import is_url, locate_working_folder
 
 __all__ = [
     "ATTEMPT",
     "DEFAULT_REGISTRY",
-    "DISK",
     "REGISTRY",
     "WARM_STARTS",
     "RunFolder",
     "format_path",
-    "get_home_setting",
     "get_rlx_home",
+    "locate_cache",
     "tracking_url",
 ]
 
 REGISTRY, ATTEMPT = "RLX_RUN_REGISTRY", "RLX_RUN_ATTEMPT"
 """Environment variables that pass the registry URL and the fencing token to supervisor and ranks.
 The URL may contain a password, so it must not appear on a command line."""
-
-DISK = "RLX_DISK"
-"""Environment variable that names the disk of a rank's run folder, if it is not that of rank 0."""
 
 DEFAULT_REGISTRY = "sqlite:///{home}/registry.db"
 """As in `rlx.spec.TrackingSpec`, which lists of runs do not import; a test compares them."""
@@ -42,17 +33,25 @@ _SQLITE = "sqlite:///"
 
 
 def get_rlx_home() -> Path:
-    """RLX_HOME as an absolute path; `.rlx` in the current folder if it is unset or empty, and the
-    working folder of this machine if it is a URL."""
+    """RLX_HOME as an absolute path; `.rlx` in the current folder if it is unset or empty.
+
+    Raises:
+        EnvironmentFault: it is a URL.
+    """
     named = os.environ.get("RLX_HOME") or ".rlx"
-    if is_url(named):
-        return locate_working_folder(named)
+    if "://" in named:
+        raise EnvironmentFault(
+            f"RLX_HOME is {named}, and rlx keeps no runs in object stores: name a folder, on a "
+            "shared disk if several machines use it"
+        )
     return Path(os.path.expanduser(named)).absolute()  # noqa: PTH111  (the method may raise)
 
 
-def get_home_setting() -> str:
-    """The value of RLX_HOME for a process with another current folder."""
-    return named if is_url(named := os.environ.get("RLX_HOME", "")) else str(get_rlx_home())
+def locate_cache() -> Path:
+    """The folder of this machine's own files of rlx: below XDG_CACHE_HOME, or ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.path.expanduser(cache)  # noqa: PTH111  (the method may raise)
+    return Path(folder, "rlx").absolute()
 
 
 def format_path(path: Path) -> str:

@@ -17,7 +17,7 @@ _MODE = {"workflowType": "machine_learning"}
 MLFLOW_START_PAGE = f"#/experiments?{urlencode(_MODE)}"
 """The list of MLflow's experiments."""
 _SERVED = "http://127.0.0.1:5000"
-"""Where `rlx mlflow` serves a store by default."""
+"""Where `rlx web --mlflow` serves a store by default."""
 _MOST = 24
 """Maximum number of runs that one page compares."""
 
@@ -29,7 +29,8 @@ class MlflowLink:
     Attributes:
         server: address of the server.
         page: fragment of the page's address.
-        store: URI of the store that `rlx mlflow` must serve first; None if a server runs already.
+        store: URI of the store that `rlx web --mlflow` must serve first; None if a server
+            runs already.
     """
 
     server: str

@@ -182,7 +182,8 @@ def test_recipes_are_compared(run, printed):
 
 def test_sides_differ_as_printed(run, printed):
     found = rlx.diff(run.id, "r-0003")
-    assert json.loads(json.dumps(found)) == printed("diff", "r-0001", "r-0003")["differences"]
+    told = printed("compare", "--diff", "r-0001", "r-0003")
+    assert json.loads(json.dumps(found)) == told["differences"]
     assert rlx.diff(RLCR, RLCR)["spec"] == {}
 
 

@@ -1,4 +1,4 @@
-"""`rlx diff`: what two runs or experiments were made of."""
+"""`rlx compare --diff`: what two runs or experiments were made of."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def home(tmp_path, monkeypatch):
 
 def differences(capsys, *names):
     capsys.readouterr()
-    assert main(["diff", *map(str, names), "--json"]) == 0
+    assert main(["compare", "--diff", *map(str, names), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["sides"] == list(map(str, names))
     return told["differences"]
@@ -37,7 +37,7 @@ def queued(capsys, *overrides):
 def test_a_file_is_like_itself(capsys):
     assert not any(differences(capsys, RLCR, RLCR).values())
     capsys.readouterr()
-    assert main(["diff", str(RLCR), str(RLCR)]) == 0
+    assert main(["compare", "--diff", str(RLCR), str(RLCR)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{section}: the same"
         for section in ("seed", "spec", "plugins", "data", "code", "environment")
@@ -60,7 +60,7 @@ def test_other_tasks_have_other_plugins_and_data(capsys):
     found = differences(capsys, RLCR, EXPERIMENTS / "kg.yaml")
     assert any(path.startswith("environment kg.") for path in found["plugins"])
     assert any(path.startswith("task kg") for path in found["data"])
-    assert main(["diff", str(RLCR), str(EXPERIMENTS / "kg.yaml")]) == 0
+    assert main(["compare", "--diff", str(RLCR), str(EXPERIMENTS / "kg.yaml")]) == 0
     shown = capsys.readouterr().out
     assert "code: the same" in shown
     assert "–" in shown, "what a side has not"
@@ -69,5 +69,5 @@ def test_other_tasks_have_other_plugins_and_data(capsys):
 def test_what_is_neither(capsys):
     queued(capsys)
     capsys.readouterr()
-    assert main(["diff", "r-0001", "r-0007"]) == 2
+    assert main(["compare", "--diff", "r-0001", "r-0007"]) == 2
     assert "r-0007" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`rlx doctor` on the machine at hand, and with things missing."""
+"""`rlx check` on the machine at hand, and with things missing."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def found(capsys):
-    code = main(["doctor", "--json"])
+    code = main(["check", "--json"])
     said = json.loads(capsys.readouterr().out)
     assert (code == 0) == said["ready"]
     return code, {f["name"]: f for f in said["findings"]}
@@ -47,14 +47,14 @@ def test_this_machine_can_run_experiments(folder, capsys):
 
 
 def test_the_table_has_a_sign_for_every_line(capsys):
-    assert main(["doctor"]) == 0
+    assert main(["check"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line[0] for line in lines[:-2]} == {"✓", "–", " "}
     assert lines[-1] == "experiments can run here"
 
 
 def test_nothing_heavy_is_imported_without_a_gpu(folder):
-    probe = "from rlx.cli import main; main(['doctor']); import sys; print(*sys.modules)"
+    probe = "from rlx.cli import main; main(['check']); import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     heavy = {"torch", "transformers", "deepspeed", "mlflow", "vllm", "datasets", "peft"}
     assert not heavy & set(done.stdout.splitlines()[-1].split())

@@ -23,31 +23,42 @@ MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("RLX_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("RLX_HOME", "home")
     (tmp_path / "wrong.yaml").write_text("nmae: x\n")
     (tmp_path / "file").write_text("")
     (tmp_path / "data.db").write_bytes(b"SQLite format 3\0" + b"junk" * 500)
     return tmp_path
 
 
-def begin(folder, *arguments, **environment):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("RLX_")}
+@pytest.fixture
+def rlx(folder, monkeypatch, capsys):
+    """Calls the command line; returns exit code, stdout and stderr."""
+
+    def call(*arguments, **environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value.format(folder=folder))
+        code = main(list(map(str, arguments)))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return call
+
+
+def begin(folder, *arguments):
     return subprocess.Popen(
         [sys.executable, "-c", MAIN, *map(str, arguments)],
         cwd=folder,
-        env={**kept, "CUDA_VISIBLE_DEVICES": "", "RLX_HOME": str(folder / "home"), **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def rlx(folder, *arguments, **environment):
-    process = begin(folder, *arguments, **environment)
-    out, err = process.communicate(timeout=LIMIT)
-    assert "Traceback" not in err
-    return process.returncode, out, err
 
 
 def recorded(folder, **payload):
@@ -69,6 +80,8 @@ SITUATIONS = [
     (["rnus"], {}, 2, "No verb 'rnus'", "Did you mean 'runs'?"),
     (["follw", "latest"], {}, 2, "No verb 'follw'", "Did you mean 'logs -f'?"),
     (["neww"], {}, 2, "No verb 'neww'", "Did you mean 'new'?"),
+    (["doctor"], {}, 2, "`rlx doctor` is now `rlx check`", ""),
+    (["show", "r-0001"], {}, 2, "`rlx show` is now `rlx validate --values`", ""),
     (["plugins", "lst"], {}, 2, "No verb 'lst'", "Did you mean 'list'?"),
     (["db", "upgade"], {}, 2, "No verb 'upgade'", "Did you mean 'upgrade'?"),
     (["submit", "wrong.yaml"], {}, 2, "unknown key 'nmae'", "did you mean 'name'?"),
@@ -78,7 +91,7 @@ SITUATIONS = [
     (["submit", RLCR, CUDA], {}, 4, "needs a CUDA device", "device=cpu"),
     (["submit", RLCR], {"RLX_HOME": "file/x"}, 4, "cannot be a folder", "set RLX_HOME"),
     (["submit", RLCR], {"RLX_HOME": "what?"}, 4, "cannot be used in a database URL", "another"),
-    (["runs"], {"RLX_REGISTRY": "sqlite:///data.db"}, 5, "data.db", ""),
+    (["runs"], {"RLX_REGISTRY": "sqlite:///{folder}/data.db"}, 5, "data.db", ""),
     (["runs"], {"RLX_REGISTRY": "postgresql:///x?host=/nowhere"}, 5, "/nowhere", ""),
     (["runs"], {"RLX_REGISTRY": "mysql:///x"}, 5, "PostgreSQL", ""),
     # 2 wins where kinds mix.
@@ -95,10 +108,10 @@ SITUATIONS = [
 
 @pytest.mark.parametrize(("asked", "environment", "code", "said", "advice"), SITUATIONS)
 def test_one_clear_answer_with_the_exit_code_of_its_kind(
-    asked, environment, code, said, advice, folder
+    asked, environment, code, said, advice, folder, rlx
 ):
     before = {path.name for path in folder.iterdir()}
-    got, out, err = rlx(folder, *asked, **environment)
+    got, out, err = rlx(*asked, **environment)
     assert got == code, err
     assert said in err
     assert advice in err
@@ -113,37 +126,38 @@ def test_one_clear_answer_with_the_exit_code_of_its_kind(
     [
         (["runs", "--json", "--limit", "no"], {}, 2, "usage"),
         (["status", "latest", "--json"], {}, 2, "SpecError"),
-        (["runs", "--json"], {"RLX_REGISTRY": "sqlite:///data.db"}, 5, "RegistryError"),
+        (["runs", "--json"], {"RLX_REGISTRY": "sqlite:///{folder}/data.db"}, 5, "RegistryError"),
         (["runs", "--json"], {"RLX_HOME": "what?"}, 4, "EnvironmentFault"),
     ],
 )
-def test_json_gives_the_envelope(asked, environment, code, kind, folder):
-    got, out, err = rlx(folder, *asked, **environment)
+def test_json_gives_the_envelope(asked, environment, code, kind, rlx):
+    got, out, err = rlx(*asked, **environment)
     told = json.loads(out)["error"]
     assert (got, told["exit_code"], told["kind"], err) == (code, code, kind, "")
     assert told["message"]
 
 
-def test_what_cannot_be_done_with_a_run_is_2(folder):
+def test_what_cannot_be_done_with_a_run_is_2(folder, rlx):
     recorded(folder)
-    code, _, err = rlx(folder, "stop", "latest")
+    code, _, err = rlx("stop", "latest")
     assert (code, err) == (2, "error: r-0001 is not running: it is failed\n")
 
 
 @pytest.mark.parametrize(
     ("payload", "code"), [({}, 1), ({"exit_code": 3}, 3), ({"exit_code": 4}, 4)]
 )
-def test_a_failed_run_ends_with_the_exit_code_of_its_failure(payload, code, folder):
+def test_a_failed_run_ends_with_the_exit_code_of_its_failure(payload, code, folder, rlx, capsys):
     recorded(folder, **payload)
     url = f"sqlite:///{folder}/home/registry.db"
     assert follow_run("r-0001", url) == code
+    capsys.readouterr()
     if payload:
-        status = json.loads(rlx(folder, "status", "1", "--json")[1])
+        status = json.loads(rlx("status", "1", "--json")[1])
         assert (status["status"], status["exit_code"]) == ("failed", code)
 
 
-def test_an_empty_home_is_the_usual_one(folder):
-    _, _, err = rlx(folder, "runs", RLX_HOME="")
+def test_an_empty_home_is_the_usual_one(rlx):
+    _, _, err = rlx("runs", RLX_HOME="")
     assert "no registry of runs at .rlx/registry.db" in err
 
 
@@ -163,15 +177,15 @@ def test_output_to_a_full_disk(folder):
     assert done.stderr == ("error: disk full while writing output: free some space on that disk\n")
 
 
-@pytest.mark.parametrize("verb", ["web", "mlflow"])
-def test_a_taken_port_is_named(verb, folder):
+@pytest.mark.parametrize("verb", [["web"], ["web", "--mlflow"]])
+def test_a_taken_port_is_named(verb, folder, rlx):
     recorded(folder)
     (folder / "home" / "mlflow.db").touch()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, out, err = rlx(folder, verb, "--port", port)
+        code, out, err = rlx(*verb, "--port", port)
     assert (code, out) == (4, "")
     assert err.splitlines(keepends=True)[-1] == (
         f"error: port {port} on 127.0.0.1 is in use; choose another with --port\n"
@@ -199,7 +213,7 @@ def test_interrupts_end_what_waits_with_130(folder):
 
 def test_runs_whose_numbers_depend_on_time_are_not_compared(capsys):
     sets = ("rollout.off_policy_steps=2", "sampler={engine: vllm, pool: {servers: 1}}")
-    command = ["verify-resume", str(RLCR), *(f"--set={one}" for one in sets)]
+    command = ["check", str(RLCR), "--kills=1", *(f"--set={one}" for one in sets)]
     assert main(command) == 2
     assert "no two runs have the same numbers; set it to 1 or 0" in capsys.readouterr().err
 
@@ -290,24 +304,25 @@ def test_closed_output_is_no_surprise(folder):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_schema_needs_a_file(folder):
-    code, _, err = rlx(folder, "schema", "-o", ".")
+def test_a_schema_needs_a_file(rlx):
+    code, _, err = rlx("validate", "--schema", "-o", ".")
     assert (code, err) == (2, "error: -o . is a folder; name a file in it\n")
 
 
 def test_an_interrupt_that_compiled_code_turned_into_another_error(folder):
     code = """
-import click, signal, sys
-from rlx.cli.failures import run_guarded
+import signal, sys
+import click, rlx.cli
+import rlx.cli.verb_group as group
 
-@click.command()
-def building():
+def build():
     try:
         signal.raise_signal(signal.SIGINT)
     except KeyboardInterrupt:
         raise ValueError("Error building a validator") from None
 
-sys.exit(run_guarded(building, []))
+group.rlx_command = click.Command("build", callback=build)
+sys.exit(rlx.cli.main([]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False

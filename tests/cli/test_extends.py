@@ -83,7 +83,7 @@ def files(folder):
 
 
 def show(capsys, *arguments):
-    assert main(["show", *arguments, "--json"]) == 0
+    assert main(["validate", "--values", *arguments, "--format=json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -113,7 +113,7 @@ def test_null_leaves_out_and_another_plugin_replaces_its_section(files, capsys):
 
 
 def test_the_split_over_files_is_no_part_of_a_run(files, capsys):
-    assert main(["diff", "study/mine.yaml", "whole.yaml", "--json"]) == 0
+    assert main(["compare", "--diff", "study/mine.yaml", "whole.yaml", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["differences"]
     assert not any(found.values()), found
     assert main(["submit", "study/mine.yaml", "--queue", "--quiet"]) == 0
@@ -123,7 +123,8 @@ def test_the_split_over_files_is_no_part_of_a_run(files, capsys):
 
     for name in ("base.yaml", "middle.yaml"):
         Path(name).unlink()
-    shown = show(capsys, run_id)
+    assert main(["status", run_id, "--values", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
     assert shown["origins"]["optimizer.learning_rate"] == "middle.yaml:2"
     with Registry.open("sqlite:///home/registry.db", read_only=True) as registry:
         run = registry.run(run_id)

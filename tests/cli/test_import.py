@@ -49,9 +49,9 @@ def test_mlflow_is_told_what_is_new_alone(home, capsys):
         file.unlink()
     assert main(["db", "import", str(runs)]) == 0
     capsys.readouterr()
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     assert capsys.readouterr().out == "r-0002: 1 point sent to MLflow\n"
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     assert capsys.readouterr().out == "MLflow is up to date\n"
     with opened(home) as registry:
         for run in registry.runs():

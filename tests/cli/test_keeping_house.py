@@ -127,7 +127,9 @@ def test_runs_are_selected_by_any_value(home, capsys):
     ]  # fmt: skip
     assert listed(capsys, "--since", "1h") == ["r-0004"]
     assert listed(capsys, "--older-than", "1h") == everything[1:]
-    estimator = json.loads(told(capsys, "show", "r-0001", "--json"))["spec"]["estimator"]["name"]
+    estimator = json.loads(told(capsys, "status", "r-0001", "--values", "--json"))["spec"][
+        "estimator"
+    ]["name"]
     assert listed(capsys, "--where", f"estimator.name={estimator}") == everything
     assert listed(capsys, "--where", "estimator.name=none") == []
     said = told(capsys, "runs", "--where", "estimator.nam=x", code=2)

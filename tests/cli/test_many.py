@@ -8,7 +8,7 @@ import pytest
 
 from rlx.cli import main
 from rlx.cli.console import open_console
-from rlx.cli.group_view import GroupView
+from rlx.cli.follow import GroupView
 from rlx.cli.groups import parse_grid, parse_seeds, read_group, record_group
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
@@ -89,7 +89,7 @@ def test_a_group_is_recorded_once(url, capsys):
     name, head, *rows = capsys.readouterr().out.splitlines()
     assert name == "group rlcr-normalize"
     varied = ["normalize", "seed"]
-    assert head.split() == ["RUN", *varied, "STATE", "STEP", "PACE", "ACCURACY"]
+    assert head.split() == ["RUN", *varied, "STATE", "STEP", "TOOK", "ACCURACY"]
     assert len(rows) == 4
     assert rows[0].split() == ["r-0001", '"center"', "0", "queued", "0/130"]
     assert main(command) == 0
@@ -239,6 +239,6 @@ def test_the_table_of_a_large_group_fits_the_terminal(url):
         registry.transition("r-0009", ["submitted"], "running")
         console.print(GroupView(registry, name, members, runs)._build_live_table(console.height))
     head, first, *more, last = console.file.getvalue().splitlines()
-    assert head.split() == ["RUN", "seed", "STATE", "STEP", "PACE", "ACCURACY"]
+    assert head.split() == ["RUN", "seed", "STATE", "STEP", "TOOK", "ACCURACY"]
     assert first.split() == ["r-0009", "8", "running", "0/130"], "what runs comes first"
     assert len(more) == 5 and last == "10 runs in all: 9 queued, 1 running"

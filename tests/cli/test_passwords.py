@@ -81,7 +81,7 @@ def test_an_experiment_with_a_password_is_refused_without_showing_it(where, url,
     assert main(["validate", "odd.yaml"]) == 2
     (folder / "even.yaml").write_text(SPEC.format(where=where, url="null"))
     assert main(["validate", "even.yaml", "--set", f"tracking.{where}={json.dumps(url)}"]) == 2
-    assert main(["show", "odd.yaml"]) == 2
+    assert main(["validate", "--values", "odd.yaml"]) == 2
     shown = "".join(capsys.readouterr())
     assert MARK not in shown
     assert shown.count("an experiment must not contain a password") >= 3

@@ -14,7 +14,7 @@ from patience import wait_until
 from pydantic import BaseModel, Field
 
 from rlx.cli import main
-from rlx.cli.plugins.background import watch_plugin_health
+from rlx.cli.plugins.health import watch_plugin_health
 from rlx.cli.plugins.page import describe_type
 from rlx.discovery import list_installed_plugins
 from rlx.launch.processes import this_machine

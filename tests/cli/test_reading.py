@@ -63,7 +63,8 @@ def dead():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["runs", "--status", "no"], ["web", "--port", "99999"], ["mlflow", "--port", "0"]]
+    "arguments",
+    [["runs", "--status", "no"], ["web", "--port", "99999"], ["web", "--mlflow", "--port", "0"]],
 )
 def test_values_out_of_range_are_wrong_usage(arguments, registry, capsys):
     assert main(arguments) == 2

@@ -1,4 +1,4 @@
-"""`rlx sync` over a registry that was filled by hand, and a real MLflow store."""
+"""`rlx check --repair` over a registry that was filled by hand, and a real MLflow store."""
 
 import shutil
 import socket
@@ -72,11 +72,11 @@ def test_every_run_that_is_behind_is_told_once(registry, client, capsys):
     ids = [ended(registry, name, end) for name, end in (("a", "finished"), ("b", "failed"))]
     ended(registry, "c", mlflow=None)
     going_on = started(registry, "d")
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{i}: 6 points sent to MLflow" for i in ids]
     assert [shown(registry, client, run_id) for run_id in ids] == ["FINISHED", "FAILED"]
     assert registry.run(going_on).mlflow_run_id is None
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     assert capsys.readouterr().out == "MLflow is up to date\n"
 
 
@@ -85,30 +85,30 @@ def test_a_store_that_is_lost_or_half_made_is_made_again_with_every_run(
     registry, client, folder, capsys, fault
 ):
     ids = [ended(registry, name) for name in ("a", "b")]
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     store = folder / "home" / "mlflow.db"
     store.unlink()
     if fault == "half made":
         with closing(sqlite3.connect(store)) as half_made:
             half_made.execute("CREATE TABLE experiments (experiment_id INTEGER)")
     capsys.readouterr()
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines() == [f"{i}: 6 points sent to MLflow" for i in ids]
     warned = f"warning: MLflow's store {store} was left incomplete by a killed process"
     assert (warned in said.err) == (fault == "half made")  # where it takes long, progress too
     assert [shown(registry, client, run_id) for run_id in ids] == ["FINISHED", "FINISHED"]
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     assert capsys.readouterr().out == "MLflow is up to date\n"
 
 
 def test_a_run_by_name_is_told_what_is_left_whether_it_goes_on_or_not(registry, client, capsys):
     run_id = started(registry, "a")
-    assert main(["sync", "a"]) == 0
+    assert main(["check", "--repair", "a"]) == 0
     assert shown(registry, client, run_id) == "RUNNING"
     registry.results.add_metrics(run_id, 3, {"train/loss": 0.4})
     registry.transition(run_id, ["running"], "stopped")
-    assert main(["sync", "a", run_id]) == 0
+    assert main(["check", "--repair", "a", run_id]) == 0
     said = capsys.readouterr().out
     assert said == f"{run_id}: 6 points sent to MLflow\n{run_id}: 1 point sent to MLflow\n"
     assert shown(registry, client, run_id) == "KILLED"
@@ -120,40 +120,40 @@ def test_a_run_whose_supervisor_died_is_running_in_mlflow_no_more(
     run_id = started(registry, "a")
     uri = f"sqlite:///{folder}/home/mlflow.db"
     MlflowMirror(registry, run_id, uri, folder / "files").begin()
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     assert shown(registry, client, run_id) == "RUNNING"
     with monkeypatch.context() as patch:
         patch.setattr("rlx_registry.records.HEARTBEAT_LIMIT", -1.0)  # silent for too long
-        assert main(["sync"]) == 0
+        assert main(["check", "--repair"]) == 0
     assert shown(registry, client, run_id) == "FAILED"
     MlflowMirror(registry, run_id, uri, folder / "files").deliver()  # it was suspended, not dead
     assert shown(registry, client, run_id) == "RUNNING"
     registry.transition(run_id, ["running"], "lost", "no heartbeat")
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     assert shown(registry, client, run_id) == "FAILED"
 
 
 def test_mlflow_away_is_exit_code_4_and_holds_up_no_other(registry, client, nowhere, capsys):
     lost = [ended(registry, name, mlflow=nowhere) for name in ("a", "b")]
     there = ended(registry, "c")
-    assert main(["sync"]) == 4
+    assert main(["check", "--repair"]) == 4
     said = capsys.readouterr()
     assert said.out == f"{there}: 6 points sent to MLflow\n"
     assert said.err.startswith(f"error: MLflow at {nowhere}: ")
     assert said.err.count("\n") == 1
     assert [registry.results.mirror_cursor(run_id, "mlflow") for run_id in lost] == [0, 0]
-    assert main(["sync", lost[0]]) == 4
+    assert main(["check", "--repair", lost[0]]) == 4
 
 
 def test_a_run_without_a_mirror_is_refused_and_nothing_is_sent(registry, capsys):
     mirrored, alone = ended(registry, "a"), ended(registry, "b", mlflow=None)
-    assert main(["sync", mirrored, alone]) == 2
+    assert main(["check", "--repair", mirrored, alone]) == 2
     assert f"{alone} has no mirror" in capsys.readouterr().err
     assert registry.run(mirrored).mlflow_run_id is None
 
 
 def test_no_registry_is_said_and_none_is_made(folder, capsys):
-    assert main(["sync"]) == 2
+    assert main(["check", "--repair"]) == 2
     assert "there is no registry" in capsys.readouterr().err
     assert not (folder / "home").exists()
 
@@ -180,7 +180,7 @@ def test_a_project_is_one_experiment_whose_tags_find_its_runs(registry, client, 
         )
         registry.transition(run.id, ["submitted"], "finished")
         ids.append(run.id)
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     mlflow = client._mlflow
     project = mlflow.get_experiment_by_name("paper")
     assert project.tags == {"mlflow.experimentKind": "custom_model_development"}
@@ -201,31 +201,31 @@ def test_a_project_is_one_experiment_whose_tags_find_its_runs(registry, client, 
 
     capsys.readouterr()
     registry.join(ids[0], "lr")
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     assert capsys.readouterr().out == f"{ids[0]}: 0 points sent to MLflow\n"
     assert search("tags.`rlx.group` = 'lr'") == ids[:1]
 
 
 def test_a_run_stays_in_the_experiment_that_has_it(registry, client, capsys):
     run_id = ended(registry, "rlcr")
-    assert main(["sync"]) == 0
+    assert main(["check", "--repair"]) == 0
     before = registry.run(run_id)
     other = client.experiment("elsewhere", None)
     with closing(sqlite3.connect(client.uri.removeprefix("sqlite:///"))) as store, store:
         store.execute("UPDATE runs SET experiment_id = ?", (other,))
-    assert main(["sync", run_id]) == 0
+    assert main(["check", "--repair", run_id]) == 0
     assert registry.run(run_id).mlflow_run_id == before.mlflow_run_id
     assert len(client.list_run_ids()) == 1
 
 
 def test_a_page_of_runs_that_mlflow_lacks_is_refused(registry, capsys):
     run_id = ended(registry, "rlcr")
-    assert main(["mlflow", run_id]) == 2
-    assert f"MLflow has no records of {run_id} yet; `rlx sync`" in capsys.readouterr().err
-    assert main(["mlflow", "rlcrr"]) == 2
+    assert main(["web", "--mlflow", run_id]) == 2
+    assert f"MLflow has no records of {run_id} yet; `rlx check --repair`" in capsys.readouterr().err
+    assert main(["web", "--mlflow", "rlcrr"]) == 2
     assert "did you mean 'rlcr'?" in capsys.readouterr().err
     served = ended(registry, "kg", mlflow="http://127.0.0.1:1/")
     registry.update_run(served, mlflow_run_id="m", mlflow_experiment_id="3")
-    assert main(["mlflow", served]) == 2
+    assert main(["web", "--mlflow", served]) == 2
     link = "http://127.0.0.1:1/#/experiments/3/runs/m?workflowType=machine_learning"
     assert link in capsys.readouterr().err

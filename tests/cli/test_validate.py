@@ -153,7 +153,7 @@ def test_github_annotations(capsys):
 
 
 def test_show_gives_each_value_its_origin(capsys):
-    assert main(["show", "good.yaml", "--set", "seed=4"]) == 0
+    assert main(["validate", "--values", "good.yaml", "--set", "seed=4"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["seed", "4", "#", "--set"] in rows
     assert ["name", '"guest"', "#", "good.yaml:1"] in rows
@@ -164,7 +164,7 @@ def test_show_gives_each_value_its_origin(capsys):
 def test_keys_are_whole_on_a_terminal_of_80_columns(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "long.yaml").write_text(f"extends: rlcr\nrollout: {{system: {'1 + ' * 40}1}}\n")
-    assert main(["show", "long.yaml"]) == 0
+    assert main(["validate", "--values", "long.yaml"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     keys = [line.split()[0] for line in lines if "# " in line]
@@ -174,7 +174,7 @@ def test_keys_are_whole_on_a_terminal_of_80_columns(tmp_path, capsys, monkeypatc
 def test_show_looks_into_plugins_that_hold_others(tmp_path, capsys):
     mixed = "{plugin: mixture, tasks: {a: {plugin: cli.sums, limit: 4}, b: {plugin: cli.sums}}}"
     (tmp_path / "mixed.yaml").write_text(GOOD.replace("{plugin: cli.sums}", mixed))
-    assert main(["show", "mixed.yaml", "--json"]) == 0
+    assert main(["validate", "--values", "mixed.yaml", "--format=json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["values"].keys() == said["origins"].keys()
     limits = {k: (v, said["origins"][k]) for k, v in said["values"].items() if "limit" in k}
@@ -194,16 +194,16 @@ def test_warnings_stop_nothing(capsys):
 
 
 def test_failures_are_json_where_json_was_asked_for(capsys):
-    assert main(["show", "typo.yaml", "--json"]) == 2
+    assert main(["validate", "--values", "typo.yaml", "--format=json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["kind"], error["exit_code"]) == ("InvalidSpec", 2)
     assert error["diagnostics"][0]["position"]["file"] == "typo.yaml"
-    assert main(["show", "--json"]) == 2
+    assert main(["validate", "--format=json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "usage"
 
 
 def test_schema_knows_the_installed_plugins(tmp_path, capsys):
-    assert main(["schema", "-o", "out/spec.json"]) == 0
+    assert main(["validate", "--schema", "-o", "out/spec.json"]) == 0
     schema = json.loads((tmp_path / "out/spec.json").read_text())
     assert "cli.exact" in schema["$defs"]["TurnReward"]["properties"]["plugin"]["examples"]
     assert schema["else"]["additionalProperties"] is False
@@ -258,8 +258,8 @@ def test_a_surprise_is_one_line_and_the_traceback_is_kept(tmp_path, monkeypatch,
 def test_interrupts_and_deliberate_failures_have_codes_of_their_own(monkeypatch, capsys):
     monkeypatch.setattr("rlx.cli.validate.check_file", raising(KeyboardInterrupt()))
     assert main(["validate", "good.yaml"]) == 130
-    monkeypatch.setattr("rlx.cli.show.check_file", raising(EnvironmentFault("no device")))
-    assert main(["show", "good.yaml"]) == 4
+    monkeypatch.setattr("rlx.cli.validate.check_file", raising(EnvironmentFault("no device")))
+    assert main(["validate", "--values", "good.yaml"]) == 4
     assert capsys.readouterr().err.endswith("error: no device\n")
 
 
@@ -268,7 +268,7 @@ def test_a_reader_that_leaves_is_told_nothing(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [*command, "schema"],
+        [*command, "validate", "--schema"],
         stdout=writing,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},

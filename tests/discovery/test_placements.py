@@ -89,7 +89,7 @@ def test_it_keeps_every_promise_and_is_listed(capsys):
     assert main(["plugins"]) == 0
     listed = capsys.readouterr().out
     assert "early" in listed and "turn_proportional" in listed
-    assert main(["schema"]) == 0
+    assert main(["validate", "--schema"]) == 0
     assert '"early"' in capsys.readouterr().out
 
 

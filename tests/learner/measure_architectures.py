@@ -2,7 +2,7 @@
 
     python measure_architectures.py OUT
 
-`test_architectures.py` judges the figures, and docs/models_and_data.md has a table of them. Every
+`test_architectures.py` judges the figures, and architectures.md has a table of them. Every
 model is built small from its configuration, saved, loaded by rlx, sampled from and trained. Rewards
 come from the tokens of a turn, so that random models have something to learn.
 """

@@ -123,7 +123,7 @@ def test_a_half_made_store_of_an_older_version_is_made_again(tmp_path, registry,
     assert list_points(uri, registry, run_id) == [(1, 1.0)]
     (event,) = registry.results.events(run_id)
     assert (event.kind, event.level) == ("mlflow_store_remade", "warning")
-    assert "was left incomplete" in event.message and "`rlx sync`" in event.message
+    assert "was left incomplete" in event.message and "`rlx check --repair`" in event.message
     assert (tmp_path / "store" / "mlflow.db.half-made").exists()
     assert list(mirror.find_differences()) == []
 

@@ -42,7 +42,7 @@ def test_the_verbs(url, run):
 
 def test_the_doctor(url, run, monkeypatch):
     monkeypatch.setenv("RLX_REGISTRY", url)
-    said = said_by("doctor", "--json")
+    said = said_by("check", "--json")
     (found,) = (f for f in json.loads(said)["findings"] if f["name"] == "registry")
     assert (found["state"], found["found"].endswith(", 1 run")) == ("ok", True)
 

@@ -1,4 +1,4 @@
-"""What `docs/sources.md` says in YAML is YAML that rlx takes."""
+"""What `docs/sources.md` and the mapping of the designs say in YAML is YAML that rlx takes."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,9 @@ import yaml
 
 from rlx.plan import check_file
 
-PAGE = Path(__file__).parents[2] / "docs" / "sources.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "sources.md"
+DESIGNS = ROOT / "experiments" / "sources" / "designs.md"
 BASE = """\
 name: documented
 model: {kind: tiny}
@@ -40,8 +42,9 @@ def algorithms():
 
 
 def settings():
-    """Every other snippet of the page that is a mapping of one section."""
-    for snippet in re.findall(r"`([^`]+)`", PAGE.read_text().split("## Algorithms by name")[0]):
+    """Every other snippet of the pages that is a mapping of one section."""
+    rest = PAGE.read_text().split("## Algorithms by name")[1].partition("## ")[2]
+    for snippet in re.findall(r"`([^`]+)`", DESIGNS.read_text() + rest):
         head, colon, _ = snippet.partition(":")
         if colon and head.split(".")[0] in SECTIONS and "NAME" not in snippet:
             yield snippet

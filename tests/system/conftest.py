@@ -164,14 +164,8 @@ class Home:
         mark, found = self.run(run_id).directory.encode(), []
         for pid in self.processes():
             command = read(f"/proc/{pid}/cmdline").split(b"\0")
-            starts = b"torch.distributed.run" in command or is_fork_server(pid)
+            starts = b"torch.distributed.run" in command
             found += [pid] if mark in command and not starts else []
-        return found
-
-    def fork_server(self, run_id):
-        """The process that forks the ranks of a run."""
-        pid = self.run(run_id).pid
-        (found,) = [child for child in below(pid) if is_fork_server(child)]
         return found
 
     def freeze(self, *stopped):
@@ -236,10 +230,6 @@ def has_begun(progress):
     """Whether all ranks of a run are there, which they are once its model is."""
     shown = read_progress(progress)
     return shown is not None and shown.stage != "starting"
-
-
-def is_fork_server(pid):
-    return read(f"/proc/{pid}/comm") == b"rlx-forkserver\n"
 
 
 def is_asked_to_end(pid):

@@ -71,7 +71,7 @@ def test_others_see_the_same_process(tmp_path, new_session):
             stop_process(process)
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["runs"], ["nothing"], ["show", "r-0009"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["runs"], ["nothing"], ["status", "r-0009"]])
 def test_it_prints_the_same_and_ends_alike(tmp_path, arguments):
     pair = [begin(tmp_path, *arguments, cold=cold) for cold in (False, True)]
     copy, cold = [(*process.communicate(timeout=LIMIT), process.returncode) for process in pair]

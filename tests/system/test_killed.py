@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+from forked import cold_starts
+
 
 def command(pid):
     try:
@@ -76,3 +78,16 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_peer(home):
     home.until(lambda: not home.processes(), "every process to end")
     assert not list(home.path.glob("runs/*/reserve"))
     assert [folder for folder in folders if folder.exists() or semaphores(folder)] == []
+
+
+def test_a_hanging_import_is_shown_in_the_log(own_home, monkeypatch, tmp_path):
+    (tmp_path / "deepspeed.py").write_text("import time\ntime.sleep(100_000)\n")
+    path = f"{tmp_path}{os.pathsep}{own_home.environment['PYTHONPATH']}"
+    monkeypatch.setitem(own_home.environment, "PYTHONPATH", path)
+    sets = {**own_home.long, "runner.hang_after": 40, "runner.max_attempts": 1}
+    with cold_starts():
+        run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
+    own_home.until(lambda: own_home.run(run).ended, "the run to end")
+    assert own_home.run(run).reason.startswith("no progress for 40 s; the log shows")
+    log = (Path(own_home.run(run).directory) / "run.log").read_text()
+    assert 'deepspeed.py", line 2 in <module>' in log

@@ -61,7 +61,7 @@ def test_a_copy_leaves_the_original_alone(original, tmp_path):
     shutil.copytree(original.path, copy)
     before = digests(original.path)
     with at(original, copy) as home:
-        for verb in (["eval", "r-0001"], ["check", "r-0001"], ["sync", "r-0001"]):
+        for verb in (["eval", "r-0001"], ["check", "r-0001"], ["check", "--repair", "r-0001"]):
             done = home.rlx(*verb)
             assert done.returncode == 0, done.stdout + done.stderr
         with home.registry() as registry:
@@ -89,7 +89,7 @@ def test_a_moved_home_goes_on(original, tmp_path):
     moved.parent.mkdir()
     copy.rename(moved)
     with at(original, moved) as home:
-        for verb in (["check", "r-0001"], ["show", "r-0001"], ["samples", "r-0001"]):
+        for verb in (["check", "r-0001"], ["status", "--values", "r-0001"], ["samples", "r-0001"]):
             done = home.rlx(*verb)
             assert done.returncode == 0, done.stdout + done.stderr
         resumed = home.rlx("resume", "r-0002", "-q")

@@ -1,13 +1,6 @@
 """Runs whose GPU has no free memory: which are tried again, and with what."""
 
-import json
-from types import SimpleNamespace
-
 import pytest
-import torch
-
-from rlx.home import RunFolder
-from rlx.launch.rank import write_failure
 
 GREEDY = """
 import json
@@ -101,18 +94,3 @@ def test_a_sampler_without_memory_goes_on_after_a_newer_checkpoint(own, steps, s
     assert all("ran out of memory while it sampled" in text for text in failures)
     assert not any(e.kind == "smaller_batches" for e in events)
     assert done.returncode == (0 if status == "finished" else 4)
-
-
-def test_a_lack_of_memory_reaches_the_supervisor_from_a_disk_that_it_does_not_see(tmp_path):
-    """A node of Ray's without the run's folder sends what its rank has written."""
-    from rlx.launch.ray_ranks import _PlacedRanks  # which imports Ray
-
-    there, here = RunFolder(tmp_path / "there"), RunFolder(tmp_path / "here")
-    there.root.mkdir()
-    here.root.mkdir()
-    write_failure(there.root, torch.OutOfMemoryError("CUDA out of memory"))
-    ranks = _PlacedRanks(here, SimpleNamespace(orders=None, head=None, check_start=None))
-    ranks._take_failure(json.loads(there.failure.read_text()))
-    failure = json.loads(here.failure.read_text())
-    assert failure == json.loads(there.failure.read_text())
-    assert failure["needs_smaller_batches"] and failure["lacks_gpu_memory"]

@@ -126,7 +126,7 @@ def test_what_differs_is_named(home, unbroken):
 @pytest.mark.timeout(3600)  # four runs and more
 def test_kills_at_random_moments(home, monkeypatch):
     # Seed 47 kills in the middle: the first run, which is timed, also makes what others find made.
-    trial = ("verify-resume", home.yaml, "--kills", 2, "--at-once", 2, "--seed", 47)
+    trial = ("check", home.yaml, "--kills", 2, "--at-once", 2, "--seed", 47)
     # As on a terminal, where short work shows its progress too.
     monkeypatch.setitem(home.environment, "FORCE_COLOR", "1")
     done = home.rlx(*trial, sets={**home.mirrored, **LONGER}, seconds=3400)

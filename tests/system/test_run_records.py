@@ -207,7 +207,7 @@ def mlflow(home):
 
 
 def test_pictures_are_drawn_when_asked_for_and_recorded(finished, home, mlflow):
-    done = home.rlx("pictures", finished.id)
+    done = home.rlx("status", finished.id, "--pictures")
     assert done.returncode == 0, done.stderr
     with home.registry() as registry:
         recorded = {a.path for a in registry.results.artifacts(finished.id) if a.kind == "picture"}

@@ -73,10 +73,8 @@ def test_the_password_is_seen_nowhere(home, url):
     for pid in home.processes():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             assert PASSWORD.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    said = [
-        home.rlx(*verb) for verb in (["status", run_id], ["runs"], ["logs", run_id], ["doctor"])
-    ]
-    said.append(home.rlx("show", home.yaml))
+    said = [home.rlx(*verb) for verb in (["status", run_id], ["runs"], ["logs", run_id], ["check"])]
+    said.append(home.rlx("validate", "--values", home.yaml))
     wait(home, url, run_id, lambda run: run.ended, "it to end")
     assert not any(PASSWORD in done.stdout + done.stderr for done in said)
     home.until(lambda: not home.processes(), "every process to end")
@@ -88,7 +86,7 @@ def test_the_password_is_seen_nowhere(home, url):
 @pytest.mark.timeout(3600)  # two runs and more
 def test_kills_at_random_moments_on_postgresql(home, team):
     fresh = team.url(team.create())
-    trial = ("verify-resume", home.yaml, "--kills", 1, "--seed", 47, "--registry", fresh)
+    trial = ("check", home.yaml, "--kills", 1, "--seed", 47, "--registry", fresh)
     sets = {**home.mirrored, "evaluation.problems": 4}
     done = home.rlx(*trial, sets=sets, seconds=3400)
     assert done.returncode == 0, done.stdout + done.stderr

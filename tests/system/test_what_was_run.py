@@ -42,7 +42,11 @@ def test_a_default_that_is_written_out_is_the_same_experiment(queue):
     specs = [
         json.loads(
             queue.home.rlx(
-                "show", queue.home.yaml, "--json", f"--set=estimator.confidence={value}"
+                "validate",
+                "--values",
+                queue.home.yaml,
+                "--format=json",
+                f"--set=estimator.confidence={value}",
             ).stdout
         )
         for value in ("{}", "{normalize: center}", "{normalize: std}")

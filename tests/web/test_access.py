@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from rlx.cli import main
-from rlx.cli.serving import choose_address
+from rlx.cli.web import choose_address
 from rlx_web import Access
 from rlx_web.access import HEADERS, AccessGuard
 
@@ -366,9 +366,10 @@ def test_a_token_is_of_some_length(filled, monkeypatch, capsys, arguments, envir
 
 
 def test_no_token_is_said_aloud():
-    address = choose_address("127.0.0.1", 8711, None, True, ())
+    address = choose_address(8711, host="127.0.0.1", port=None, token=None, is_open=True, names=())
     runner = CliRunner()
     shown = runner.invoke(click.command()(lambda: address.print_link("dashboard", "can stop runs")))
     assert "warning: --no-token: everyone who can connect to port 8711" in shown.output
-    tokens = {choose_address("127.0.0.1", 1, None, False, ()).token for _ in range(9)}
+    closed = {"host": "127.0.0.1", "port": 1, "token": None, "is_open": False, "names": ()}
+    tokens = {choose_address(8711, **closed).token for _ in range(9)}
     assert len(tokens) == 9

@@ -45,7 +45,7 @@ def create_mlflow_app() -> ASGIApp:
         RuntimeError: the environment does not say which requests to accept.
     """
     if ACCESS not in os.environ:
-        raise RuntimeError(f"{ACCESS} is not set: start this server by `rlx mlflow`")
+        raise RuntimeError(f"{ACCESS} is not set: start this server by `rlx web --mlflow`")
     from mlflow.server.fastapi_app import app
 
     return AccessGuard(app, Access(**json.loads(os.environ[ACCESS])))

@@ -33,8 +33,7 @@ def hash_written_files(folder: Path, ranks: "Ranks") -> dict[str, str]:
     Raises:
         CheckpointError, OSError: a rank cannot read or sync its files; raised on every rank.
     """
-    everyone = range(ranks.count)
-    own = [folder / name for name in list_files(folder) if _is_own(name, ranks, everyone)]
+    own = [folder / name for name in list_files(folder) if _is_own(name, ranks)]
     share = _try_digests(own, sync=True)
     if isinstance(share, dict):  # ranks on several disks have different paths of the folder
         share = {path.relative_to(folder): digest for path, digest in share.items()}
@@ -42,17 +41,16 @@ def hash_written_files(folder: Path, ranks: "Ranks") -> dict[str, str]:
 
 
 def find_by_shared_hashing(find: Callable[[ComputeDigests], Found], ranks: "Ranks") -> Found:
-    """Returns on every rank what `find` returns on rank 0; the others that see its disk hash their
+    """Returns on every rank what `find` returns on rank 0; the others hash their
     share of the files whose digests it asks for.
 
     Raises:
         CheckpointError: `find` raised it; raised on every rank.
     """
     found: Found | CheckpointError | None = None
-    sharers = ranks.beside_first
 
     def compute_share(wanted: Iterable[Path]) -> list[_Share]:
-        return ranks.gather(_try_digests(p for p in wanted if _is_own(p.name, ranks, sharers)))
+        return ranks.gather(_try_digests(p for p in wanted if _is_own(p.name, ranks)))
 
     if not ranks.is_first:
         while (wanted := ranks.gather(None)[0]) is not None:
@@ -76,11 +74,11 @@ def find_by_shared_hashing(find: Callable[[ComputeDigests], Found], ranks: "Rank
     return cast("Found", outcome)
 
 
-def _is_own(name: str, ranks: "Ranks", sharers: Sequence[int]) -> bool:
-    """Whether this rank hashes a file: the one that wrote it, if it is among those that share the
-    work; each file is one rank's own, also after their number has changed."""
+def _is_own(name: str, ranks: "Ranks") -> bool:
+    """Whether this rank hashes a file: the one that wrote it; each file is one rank's own, also
+    after their number has changed."""
     named = OF_RANK.match(Path(name).name)
-    return sharers[int(named[1]) % len(sharers) if named else 0] == ranks.rank
+    return (int(named[1]) % ranks.count if named else 0) == ranks.rank
 
 
 def _try_digests(files: Iterable[Path], *, sync: bool = False) -> _Share:

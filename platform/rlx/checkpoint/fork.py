@@ -26,7 +26,7 @@ from rlx.spec.reading import (
     locate_diagnostic,
 )
 from rlx.text import escape_unprintable
-from rlx_registry import AmbiguousNameError, NotFoundError, Registry, RunRecord, StoredFolder
+from rlx_registry import AmbiguousNameError, NotFoundError, Registry, RunRecord
 
 __all__ = ["copy_origin", "pin_checkpoint"]
 
@@ -161,8 +161,6 @@ def _get_section_value(section: Any, path: tuple[str, ...]) -> Any:
 def _get_run_folder(run: RunRecord) -> RunFolder:
     if run.directory is None:
         raise CheckpointError(f"{run.id} has no folder: its submission was interrupted")
-    if stored := StoredFolder.find(run.directory):
-        stored.fetch("checkpoints")
     return RunFolder(Path(run.directory))
 
 

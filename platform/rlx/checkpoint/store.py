@@ -154,7 +154,7 @@ def write_checkpoint(
     """
     folder = root / folder_name(state.step)
     aside = get_staging_folder(folder)
-    if ranks.keeps_disk:
+    if ranks.is_first:
         clear_staging_folder(folder)
     ranks.barrier()
     learner.save(aside / POLICY)
@@ -162,7 +162,6 @@ def write_checkpoint(
         critic.save(aside / CRITIC)
     ranks.barrier()
     digests = hash_written_files(aside, ranks)
-    ranks.collect_folder(aside)
     if not ranks.is_first:
         return None
     write_canonical_json(aside / STATE, asdict(state))

@@ -27,25 +27,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(COLLECT_AFTER)
-    _open_streams()
+    for name in ("stdout", "stderr"):  # a process may be started without them (`>&-`)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     if arguments == ["--version"]:
         print(f"rlx {rlx.__version__}")
         return 0
     try:
-        from rlx.cli.interrupts import deliver_ignored_interrupts, hide_logged_interrupts
+        from rlx.cli.interrupts import watch_interrupts
 
-        with deliver_ignored_interrupts(), hide_logged_interrupts():
+        with watch_interrupts() as interrupts:
             from rlx.cli.failures import run_guarded  # after --version: importing click is slow
             from rlx.cli.verb_group import rlx_command
 
-            return run_guarded(rlx_command, arguments)
+            return run_guarded(rlx_command, arguments, interrupts)
     except KeyboardInterrupt:  # during an import, or while an error is reported
         print("interrupted", file=sys.stderr)
         return 130
-
-
-def _open_streams() -> None:
-    """Opens /dev/null as stdout and stderr where the process was started without them (`>&-`)."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115

@@ -1,40 +1,136 @@
-"""`rlx check`: checks that a run's stored rollouts and probes are consistent."""
+"""`rlx check`: checks this machine, the records of a run, or that runs resume; repairs records."""
 
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
-from rlx.cli.completion import complete_run
-from rlx.cli.options import json_option, registry_option
+from rlx.cli.options import (
+    DEFAULT_REGISTRY,
+    complete_run,
+    json_option,
+    overrides_option,
+    registry_option,
+)
 from rlx.cli.output import print_json, print_text
-from rlx.launch import locate_run_folder, open_registry
-from rlx.results import select_rollout_steps
+from rlx.cli.progress import open_progress
+from rlx.errors import RegistryError, SpecError
+from rlx.home import get_rlx_home, tracking_url
+from rlx.launch import (
+    VICTIMS,
+    KillResult,
+    get_mlflow_uri,
+    locate_run_folder,
+    open_registry,
+)
 from rlx.text import escape_unprintable
+from rlx_registry import ENDED, OldSchemaError, Registry, RunRecord
 
 if TYPE_CHECKING:
     from rlx.results import AuditReport, IdentityTally, Violation
 
-__all__ = ["check"]
+MACHINE_SIGNS = {"ok": "✓", "broken": "✗", "absent": "–"}
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_run)
-@click.option("--step", type=click.IntRange(min=1), help="Check only this step.")
+@click.argument("targets", nargs=-1, metavar="[RUN|FILE]...", shell_complete=complete_run)
+@click.option("--step", type=click.IntRange(min=1), help="Check only this step of RUN.")
+@click.option("--kills", type=click.IntRange(1), help="Kill this many runs of FILE, each once.")
+@click.option("--at-once", default=1, type=click.IntRange(1), help="With --kills: runs at a time.")
+@click.option("--seed", default=0, type=int, help="Seed of the times of the kills.")
+@click.option("--keep", is_flag=True, help="Keep the folder with the killed runs.")
+@overrides_option()
+@click.option("--repair", is_flag=True, help="Complete the registry and MLflow.")
 @json_option
 @registry_option
-def check(run: str, step: int | None, as_json: bool, url: str) -> int:
-    """Check that RUN's records are consistent: scores, masks, rewards, advantages, probes.
+@click.pass_context
+def check(
+    context: click.Context,
+    targets: tuple[str, ...],
+    step: int | None,
+    kills: int | None,
+    at_once: int,
+    seed: int,
+    keep: bool,
+    overrides: tuple[str, ...],
+    repair: bool,
+    as_json: bool,
+    url: str,
+) -> int:
+    """Check this machine, the records of a RUN, or that runs of a FILE resume.
 
-    The exit code is 0 when every identity holds, 1 when one is violated, and 3 when every identity
-    that could be checked holds but a reward plugin is missing.
+    Without a name: what this machine has and lacks, and how to fix it. The exit code is 0 when an
+    experiment with the built-in defaults can run here, else 4.
+
+    With a RUN: whether its records are consistent: scores, masks, rewards, advantages, probes. The
+    exit code is 0 when every identity holds, 1 when one is violated, and 3 when every identity that
+    could be checked holds but a reward plugin is missing.
+
+    With a FILE and --kills N: runs it uninterrupted, then with kills, and compares every number
+    except times. Each run is killed once, at a time drawn uniformly over the duration of an
+    uninterrupted run. The runs are in a new registry, or in that of --registry. The exit code is 1
+    if a number differs or a run does not finish.
+
+    With --repair: brings the registry to the newest schema, and sends MLflow the records that it
+    missed of each RUN, or of every run that has ended. The exit code is 4 if MLflow cannot be
+    reached; the registry keeps all records until then.
     """
-    from rlx.cli.progress import open_progress
-    from rlx.results import check_run, probe_bodies
+    if repair:
+        if kills is not None:
+            raise SpecError("--repair and --kills: choose one")
+        return _repair_records(targets, url)
+    if not targets:
+        return _check_machine(as_json=as_json)
+    if len(targets) > 1:
+        raise SpecError("name one RUN or FILE; --repair takes several runs")
+    if kills is None:
+        return _check_records(targets[0], step, url, as_json=as_json)
+    is_named = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
+    registry = url if is_named else None
+    return _check_resume(Path(targets[0]), overrides, kills, at_once, seed, registry, keep=keep)
+
+
+def _check_machine(*, as_json: bool) -> int:
+    from rlx.plan import inspect_machine
+
+    parts = tuple(inspect_machine(os.environ.get("RLX_REGISTRY") or DEFAULT_REGISTRY))
+    findings = [part.finding for part in parts if part.finding]
+    ready = not any(finding.severity == "error" for finding in findings)
+    if as_json:
+        print_json({"ready": ready, "findings": [asdict(part) for part in parts]})
+    else:
+        from rlx.cli.console import print_table
+
+        rows = [
+            (
+                MACHINE_SIGNS[part.state],
+                part.name,
+                part.found + (f"\n→ {part.fix}" if part.fix else ""),
+            )
+            for part in parts
+        ]
+        print_table("", "", "", rows=rows)
+        ending = "experiments can run here" if ready else "experiments cannot run here: see ✗"
+        print_text(f"\n{ending}")
+    return 0 if ready else 4
+
+
+# Records of a run --------------------------------------------------------------------------------
+
+
+def _check_records(ref: str, step: int | None, url: str, *, as_json: bool) -> int:
+    from rlx.results import check_run, probe_bodies, select_rollout_steps
 
     with open_registry(url) as registry:
-        found = registry.run(run)
+        found = registry.run(ref)
         locate_run_folder(found, "rollouts", "probes")
         steps = select_rollout_steps(registry, found, () if step is None else (step,))
         probes = probe_bodies(registry, found.id, step)
@@ -107,3 +203,152 @@ def _describe_violation(v: "Violation") -> str:
     )
     where = ", ".join(f"{name} {number}" for name, number in named if number is not None)
     return f"{where}: {v.what} is {v.stored}, expected {v.expected}"
+
+
+# Killed and resumed runs -------------------------------------------------------------------------
+
+
+def _check_resume(
+    spec: Path,
+    overrides: tuple[str, ...],
+    kills: int,
+    at_once: int,
+    seed: int,
+    registry: str | None,
+    *,
+    keep: bool,
+) -> int:
+    from rlx.launch import run_resume_trial
+
+    _require_repeatable(spec, overrides)
+    home = Path(tempfile.mkdtemp(prefix="rlx-check-"))
+    with open_progress("uninterrupted run", "runs") as show:
+        found = run_resume_trial(
+            spec,
+            home,
+            overrides=overrides,
+            kills=kills,
+            at_once=at_once,
+            seed=seed,
+            registry=registry,
+            report=print_text,
+            show=show,
+        )
+    _show_kill_table(found.kills)
+    print_text(
+        f"{len(found.kills) - len(found.differing)} of {len(found.kills)} killed runs have the "
+        "same numbers as the uninterrupted run"
+    )
+    wrong = bool(found.differing or found.unequal)
+    if wrong or keep:
+        print_text(f"the runs are in {home}")
+    else:
+        shutil.rmtree(home, ignore_errors=True)
+    return int(wrong)
+
+
+def _require_repeatable(file: Path, overrides: Sequence[str]) -> None:
+    """Refuses an experiment whose numbers depend on time."""
+    from rlx.plan import read_spec
+
+    spec = read_spec(file, overrides).spec
+    phases = [spec.resolve_phase_spec(phase) for phase in spec.phases]
+    if any(phase.rollout.off_policy_steps > 1 for phase in phases):
+        raise SpecError(
+            "rollout.off_policy_steps is above 1: which weights sample a token depends on time, so "
+            "no two runs have the same numbers; set it to 1 or 0 to compare runs"
+        )
+
+
+def _show_kill_table(done: Sequence[KillResult]) -> None:
+    """Prints how often each victim was killed during which work."""
+    from rlx.cli.console import build_table, open_console
+
+    counts = Counter((kill.work, kill.victim) for kill in done)
+    victims = dict.fromkeys([*VICTIMS, *(kill.victim for kill in done)])
+    rows = [
+        (work, *(str(counts[work, victim] or "") for victim in victims))
+        for work in sorted({kill.work for kill in done})
+    ]
+    open_console().print(build_table("killed during", *victims, rows=rows))
+
+
+# Repairs -----------------------------------------------------------------------------------------
+
+
+def _repair_records(runs: Sequence[str], url: str) -> int:
+    try:
+        with open_registry(url):  # read-only: creates no registry
+            pass
+    except RegistryError as error:
+        if not isinstance(error.__cause__, OldSchemaError):
+            raise
+        before, after = Registry.upgrade(tracking_url(url))
+        print_text(f"upgraded the registry from revision {before} to {after}")
+    with open_registry(url, read_only=False) as registry:
+        named = list({run.id: run for run in map(registry.run, runs)}.values())
+        for run in named:
+            if get_mlflow_uri(run) is None:
+                raise SpecError(f"{run.id} has no mirror: its spec says `tracking.mlflow: null`")
+        candidates = named or [r for r in reversed(registry.runs()) if r.effective_status in ENDED]
+        stores: dict[str, list[RunRecord]] = {}
+        for run in candidates:
+            if uri := get_mlflow_uri(run):
+                stores.setdefault(tracking_url(uri), []).append(run)
+        _send_to_every_mlflow(registry, stores, every_run=bool(named))
+    return 0
+
+
+def _send_to_every_mlflow(
+    registry: Registry, stores: Mapping[str, list[RunRecord]], *, every_run: bool
+) -> None:
+    """Sends runs to their MLflow; if one MLflow is unreachable, the others are still sent theirs.
+
+    Args:
+        registry: open for writing.
+        stores: runs by tracking URI.
+        every_run: send every run; otherwise only those that MLflow lacks in part or at all.
+
+    Raises:
+        MirrorUnavailableError: the first failure, after all other MLflows were sent their runs.
+    """
+    from rlx.record import MirrorUnavailableError
+
+    failures: list[MirrorUnavailableError] = []
+    sent = total = 0
+    with open_progress("sending to MLflow", "runs") as show:
+        for uri, runs in stores.items():
+            try:
+                behind = _prepare_runs(registry, uri, runs, every_run)
+                total += len(behind)
+                for run in behind:
+                    show(sent, total)
+                    _send_run(registry, uri, run)
+                    sent += 1
+            except MirrorUnavailableError as error:
+                failures.append(error)
+    if failures:
+        raise failures[0]
+    if not sent:
+        print_text("MLflow is up to date")
+
+
+def _prepare_runs(
+    registry: Registry, uri: str, runs: list[RunRecord], every_run: bool
+) -> list[RunRecord]:
+    """Creates MLflow's store if need be; returns the runs that MLflow must be sent."""
+    from rlx.record import MirrorClient, ensure_store, is_mirror_behind
+
+    if remade := ensure_store(uri):
+        print_text(f"warning: {remade}", err=True)
+    if every_run:
+        return runs
+    known = MirrorClient(uri).list_run_ids()  # it may have lost its store
+    return [r for r in runs if r.mlflow_run_id not in known or is_mirror_behind(registry, r)]
+
+
+def _send_run(registry: Registry, uri: str, run: RunRecord) -> None:
+    from rlx.record import MlflowMirror
+
+    sent = MlflowMirror(registry, run.id, uri, get_rlx_home() / "mlartifacts").catch_up()
+    print_text(f"{run.id}: {sent} point{'' if sent == 1 else 's'} sent to MLflow")

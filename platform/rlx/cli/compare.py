@@ -1,25 +1,27 @@
-"""`rlx compare`: how recipes differ in their specs, and in their metrics over seeds."""
+"""`rlx compare`: how recipes differ over seeds, or two runs or experiments in full."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from rlx import results
-from rlx.cli.completion import complete_run
-from rlx.cli.mlflow_page import describe_mlflow_page
-from rlx.cli.options import registry_option
+from rlx.cli.options import complete_run, registry_option
 from rlx.cli.output import print_json, print_text
+from rlx.cli.tables import describe_mlflow_page
+from rlx.errors import SpecError
 from rlx.launch import open_registry
+from rlx.results import find_side_differences, load_diff_side
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
-
-__all__ = ["compare"]
 
 
 @click.command()
 @click.argument(
-    "names", nargs=-1, required=True, metavar="RUN|GROUP|NAME...", shell_complete=complete_run
+    "names", nargs=-1, required=True, metavar="RUN|GROUP|NAME|FILE...", shell_complete=complete_run
 )
+@click.option("--diff", is_flag=True, help="Show in what two differ, RUN or FILE each.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV: a line per recipe and metric.")
 @click.option("--md", "form", flag_value="md", help="Print Markdown.")
@@ -27,7 +29,9 @@ __all__ = ["compare"]
     "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML page."
 )
 @registry_option
-def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: str) -> None:
+def compare(
+    names: tuple[str, ...], diff: bool, form: str | None, page: Path | None, url: str
+) -> None:
     """Compare recipes: how their experiments differ, then their metrics over seeds.
 
     Runs that differ only in their seed form one recipe. A GROUP holds the runs of `rlx submit
@@ -35,7 +39,15 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
     are Student's t over seeds. Differences are from the first recipe, paired by seed, with the
     exact paired permutation test: p is at least .25 with 3 seeds and .0625 with 5. Where two
     recipes were evaluated on the same problems, per-problem differences are shown as well.
+
+    With --diff, two runs or experiments are compared: seed, experiment, plugins (by their code),
+    data (by what was read), rlx's own code, and environment. A FILE is compared with the plugins,
+    code and packages installed here.
     """
+    if diff:
+        if page is not None or form not in (None, "json"):
+            raise SpecError("--diff prints text, or JSON with --json")
+        return _show_diff(names, url, as_json=form == "json")
     with open_registry(url) as registry:
         found = results.compare_recipes(registry, names)
         compared = [registry.run(run) for recipe in found.recipes for run in recipe.runs.values()]
@@ -54,6 +66,7 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
         _show_comparison(found)
         if mlflow := describe_mlflow_page(compared, names):
             print_text(f"curves in MLflow:  {mlflow}")
+    return None
 
 
 def _show_comparison(found: results.Comparison) -> None:
@@ -68,3 +81,33 @@ def _show_comparison(found: results.Comparison) -> None:
         console.print()
     for line in results.list_comparison_notes(found):
         console.print(line, style="dim")
+
+
+def _show_diff(names: tuple[str, ...], url: str, *, as_json: bool) -> None:
+    """Prints in what two runs or experiments differ, and in what they agree."""
+    if len(names) != 2:
+        raise SpecError("--diff takes two: RUN or FILE each")
+    sides = [load_diff_side(name, url) for name in names]
+    found = find_side_differences(*sides)
+    if as_json:
+        report = {"sides": [side.name for side in sides], "differences": found}
+        print_json(report)
+        return
+    from rlx.cli.console import print_table
+
+    heads = [escape_unprintable(side.name) for side in sides]
+    for section, differ in found.items():
+        if not differ:
+            print_text(f"{section}: the same")
+            continue
+        print_text(f"{section}: {len(differ)} different")
+        rows = [
+            (f"  {escape_unprintable(path)}", *map(_format_value, pair))
+            for path, pair in differ.items()
+        ]
+        print_table("", *heads, rows=rows)
+
+
+def _format_value(value: Any) -> str:
+    text = "–" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return escape_unprintable(text)

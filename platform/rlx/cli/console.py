@@ -20,24 +20,17 @@ from rich.text import Text
 
 from rlx.text import escape_lines
 
-__all__ = ["build_table", "open_console", "print_table"]
-
-_UNLIMITED = 100_000
-"""Width of a console that is not a terminal."""
+UNLIMITED_WIDTH = 100_000
+"""Width of a console that is not a terminal: any table fits."""
 
 
 def open_console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """Returns the console of stdout or stderr. Styles are arguments or `rich.text.Text`.
-
-    Args:
-        stderr: print to stderr.
-        quiet: print nothing.
-    """
+    """Returns the console of stdout or stderr. Styles are arguments or `rich.text.Text`."""
     console = _PrintableConsole(
         stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False
     )
     if not (console.is_terminal or os.environ.get("COLUMNS")):
-        console.width = _UNLIMITED
+        console.width = UNLIMITED_WIDTH
     return console
 
 
@@ -58,12 +51,10 @@ def build_table(
         padding: cells around a cell, as `rich.table.Table` takes them.
         is_text: each column is to the left, two blanks apart, without a line below the headings.
     """
-    right = len(heads) if is_text else 1
+    left = len(heads) if is_text else 1
     columns = [
-        head
-        if isinstance(head, Column)
-        else Column(head, justify="right" if number >= right else "left")
-        for number, head in enumerate(heads)
+        head if isinstance(head, Column) else Column(head, justify="right" if n >= left else "left")
+        for n, head in enumerate(heads)
     ]
     for column in columns:
         column.overflow = "fold"
@@ -97,10 +88,7 @@ class _PrintableConsole(Console):
     ) -> Iterable[Segment]:
         segments = super().render(renderable, options)
         for segment in _strip_lines(segments) if isinstance(renderable, Table) else segments:
-            if segment.control:
-                yield segment
-            else:
-                yield segment._replace(text=escape_lines(segment.text))
+            yield segment if segment.control else segment._replace(text=escape_lines(segment.text))
 
 
 def _strip_lines(segments: Iterable[Segment]) -> Iterator[Segment]:

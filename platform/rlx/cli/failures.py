@@ -1,15 +1,12 @@
 """Reports the failure of a command: message, output stream and exit code."""
 
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from io import StringIO
 from itertools import pairwise
-from threading import current_thread, main_thread
-from types import FrameType
 from typing import Any
 
 import click
@@ -18,74 +15,54 @@ from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import RlxError
 from rlx.text import escape_unprintable, redact_passwords, redact_values
 
-__all__ = ["build_error_json", "format_error_text", "run_guarded"]
 
-
-def run_guarded(command: click.Command, arguments: Sequence[str]) -> int:
+def run_guarded(
+    command: click.Command, arguments: Sequence[str], interrupts: Sequence[int] = ()
+) -> int:
     """Runs a click command and returns its exit code, also when it raises.
 
     Args:
         command: returns None or an exit code.
         arguments: without the program name. If they ask for JSON, failures are JSON on stdout:
             `{"error": {"kind", "message", "exit_code", ...}}`.
+        interrupts: not empty once an interrupt came, which an error may be the result of.
     """
-    with _collect_interrupts() as interrupts:
-        return _run_click_command(command, arguments, interrupts)
-
-
-def _run_click_command(
-    command: click.Command, arguments: Sequence[str], interrupts: list[int]
-) -> int:
     as_json = _wants_json(arguments)
     try:
         result = command.main(list(arguments), prog_name="rlx", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt):
-        return _report_interrupt()
+        return report_interrupt()
     except BrokenPipeError:
         _abandon_output()  # the reader of the pipe has exited, which is no failure
         return 0
     except click.ClickException as error:
-        if as_json:
-            _print_json(_build_usage_json(error))
-        else:
-            _show_usage_error(error)
+        message = redact_passwords(error.format_message())
+        usage = {"kind": "usage", "message": message, "exit_code": error.exit_code}
+        if not (as_json and _print_json({"error": usage})):
+            shown = StringIO()
+            error.show(shown)  # it repeats what the user typed
+            print_text(redact_passwords(shown.getvalue()), err=True, nl=False)
         return error.exit_code
     except RlxError as error:
         return _report_fault(error, as_json)
     except Exception as error:  # noqa: BLE001  (last handler; it saves the traceback)
         if interrupts:
-            return _report_interrupt()
+            return report_interrupt()
         from rlx.launch import convert_to_rlx_error  # imported only on failure
 
         fault = convert_to_rlx_error(error)
         code = _report_bug(error, as_json) if fault is None else _report_fault(fault, as_json)
-        _flush_or_abandon()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _abandon_output()
         return code
 
 
-@contextmanager
-def _collect_interrupts() -> Iterator[list[int]]:
-    """Collects interrupts: compiled code such as pydantic may turn one into another error."""
-    came: list[int] = []
-
-    def record_interrupt(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        signal.default_int_handler(number, frame)
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or current_thread() is not main_thread():
-        yield came
-        return
-    signal.signal(signal.SIGINT, record_interrupt)
-    try:
-        yield came
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _report_interrupt() -> int:
+def report_interrupt() -> int:
+    """Says that the command was interrupted; returns its exit code."""
     print_text("interrupted", err=True)
     return 130
 
@@ -119,34 +96,31 @@ def _report_fault(error: RlxError, as_json: bool) -> int:
     return error.exit_code
 
 
-def _flush_or_abandon() -> None:
-    """Flushes stdout; if that fails, keeps the interpreter from trying again at exit."""
+def _report_bug(error: Exception, as_json: bool) -> int:
+    """Reports an unexpected error: one line, and the traceback in a file."""
+    from rlx.home import format_path, get_rlx_home
+
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
+    line = escape_unprintable(redact_passwords(first))
+    kept = get_rlx_home() / "last-error.txt"
     try:
-        sys.stdout.flush()
-    except OSError:
-        _abandon_output()
-
-
-def _abandon_output() -> None:
-    """Redirects stdout to /dev/null, so that the interpreter's flush at exit cannot fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        report = redact_passwords("".join(traceback.format_exception(error)))
+        kept.write_text(report, encoding="utf-8")
+        where = f"the traceback is in {format_path(kept)}"
+    except OSError as trouble:
+        why = f"{format_path(kept)}: {trouble.strerror}"
+        where = f"the traceback could not be saved to {why}; try RLX_DEBUG=1"
+    bug = {"kind": "bug", "message": line, "exit_code": 1, "traceback": str(kept)}
+    if not (as_json and _print_json({"error": bug})):
+        print_text(f"unexpected error, perhaps a bug in rlx: {line}\n  {where}", err=True)
+        _print_debug_traceback(error)
+    return 1
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
     flags = {"--json", "--format=json"} & set(arguments)
     return bool(flags) or ("--format", "json") in pairwise(arguments)
-
-
-def _show_usage_error(error: click.ClickException) -> None:
-    """Prints what click shows, escaped: it repeats what the user typed."""
-    shown = StringIO()
-    error.show(shown)
-    print_text(redact_passwords(shown.getvalue()), err=True, nl=False)
-
-
-def _build_usage_json(error: click.ClickException) -> dict[str, Any]:
-    message = redact_passwords(error.format_message())
-    return {"error": {"kind": "usage", "message": message, "exit_code": error.exit_code}}
 
 
 def _print_json(value: dict[str, Any]) -> bool:
@@ -163,25 +137,6 @@ def _print_debug_traceback(error: Exception) -> None:
         print_text(text, err=True, nl=False)
 
 
-def _report_bug(error: Exception, as_json: bool) -> int:
-    """Reports an unexpected error: one line, and the traceback in a file."""
-    from rlx.home import format_path, get_rlx_home
-
-    first = f"{type(error).__name__}: {error}".splitlines()[0]
-    line = escape_unprintable(redact_passwords(first))
-    kept = get_rlx_home() / "last-error.txt"
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        report = redact_passwords("".join(traceback.format_exception(error)))
-        kept.write_text(report, encoding="utf-8")
-        where = f"the traceback is in {format_path(kept)}"
-    except OSError as trouble:
-        why = f"{format_path(kept)}: {trouble.strerror}"
-        where = f"the traceback could not be saved to {why}; try RLX_DEBUG=1"
-    if as_json:
-        failure = {"kind": "bug", "message": line, "exit_code": 1, "traceback": str(kept)}
-        _print_json({"error": failure})
-    else:
-        print_text(f"unexpected error, perhaps a bug in rlx: {line}\n  {where}", err=True)
-        _print_debug_traceback(error)
-    return 1
+def _abandon_output() -> None:
+    """Redirects stdout to /dev/null, so that the interpreter's flush at exit cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

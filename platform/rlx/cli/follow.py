@@ -1,12 +1,23 @@
-"""Follows a run in the terminal and prints its summary at the end."""
+"""Follows runs in the terminal: one run to its summary, or a group in a table."""
 
+import json
 import os
 import time
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-from rlx.cli.console import open_console
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Column, Table
+
+from rlx.cli.console import build_table, open_console
+from rlx.cli.groups import GroupMember
 from rlx.cli.progress import ProgressDisplay
-from rlx.cli.summary import show_run_summary
+from rlx.cli.tables import show_run_summary
+from rlx.home import RunFolder
 from rlx.launch import (
     get_run_exit_code,
     is_supervisor,
@@ -14,15 +25,16 @@ from rlx.launch import (
     open_registry,
     watch_run,
 )
-from rlx.run import Progress
-from rlx.text import escape_unprintable
-from rlx_registry import RunRecord
+from rlx.run import Progress, read_progress
+from rlx.text import escape_unprintable, format_timestamp
+from rlx_registry import ENDED, Registry, RunRecord
 
-__all__ = ["follow_run"]
-
-EVERY = 0.3
+LOOK_EVERY = 0.3
+"""Seconds between two looks at a supervisor that is about to end."""
 MIRROR_WAIT = 60.0
 """Longest wait for the MLflow mirror, in seconds; the supervisor continues without us."""
+TABLE_MARGIN = 6
+"""Lines of a terminal that a live table leaves to its head, its caption and messages."""
 
 
 def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
@@ -59,4 +71,116 @@ def _await_supervisor(run: RunRecord) -> None:
     """Waits up to `MIRROR_WAIT` seconds for the supervisor to complete the MLflow mirror."""
     until = time.monotonic() + MIRROR_WAIT
     while run.pid is not None and is_supervisor(run.pid, run.id) and time.monotonic() < until:
-        time.sleep(EVERY)
+        time.sleep(LOOK_EVERY)
+
+
+class GroupView:
+    """The runs of a group, with the values in which they differ.
+
+    Args:
+        registry: of the runs.
+        group: name of the group.
+        members: its members.
+        runs: the run of each member.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        group: str,
+        members: Sequence[GroupMember],
+        runs: Sequence[RunRecord],
+    ) -> None:
+        self._registry, self._group = registry, group
+        self._cells = [(run.id, member.cell) for member, run in zip(members, runs, strict=True)]
+        self._paths = list(dict.fromkeys(path for member in members for path in member.cell))
+
+    @contextmanager
+    def follow(self) -> Iterator[Callable[[], None]]:
+        """Follows the runs on stderr during the block: a live table on a terminal, else a line per
+        change. Yields the function that looks at them."""
+        console = open_console(stderr=True)
+        if not console.is_terminal:
+            yield self._build_line_printer(console)
+            return
+        with Live(console=console, transient=True, auto_refresh=False) as live:
+            yield lambda: live.update(self._build_live_table(console.height), refresh=True)
+
+    def build_table(self) -> Table:
+        """Builds the table of all runs as they are now."""
+        return self._build_rows(self._read_rows())
+
+    def _read_rows(self) -> list[tuple[RunRecord, dict[str, Any]]]:
+        """Reads the runs that nobody has removed in the meantime."""
+        runs = {run.id: run for run in self._registry.runs(group=self._group)}
+        return [(runs[run], cell) for run, cell in self._cells if run in runs]
+
+    def _build_live_table(self, height: int) -> Table | Group:
+        """Builds the table of the runs that fit a terminal, those that are active first."""
+        rows = self._read_rows()
+        room = max(1, height - TABLE_MARGIN)
+        if len(rows) <= room:
+            return self._build_rows(rows)
+        shown = sorted(rows, key=lambda row: row[0].effective_status != "running")[:room]
+        counts = Counter(run.effective_status for run, _ in rows)
+        states = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return Group(self._build_rows(shown), f"{len(rows)} runs in all: {states}")
+
+    def _build_rows(self, rows: Sequence[tuple[RunRecord, dict[str, Any]]]) -> Table:
+        keys = [path.rpartition(".")[2] for path in self._paths]
+        heads = [
+            path if keys.count(key) > 1 else key
+            for path, key in zip(self._paths, keys, strict=True)
+        ]
+        cells = [
+            (
+                run.id,
+                *(json.dumps(cell.get(path)) for path in self._paths),
+                _describe_state(run),
+                f"{run.step}/{run.steps_total or '?'}",
+                f"{run.ended - run.started:.0f} s"
+                if run.effective_status in ENDED and run.ended and run.started
+                else "",
+                self._find_accuracy(run),
+            )
+            for run, cell in rows
+        ]
+        names = (*map(escape_unprintable, heads), "STATE", "STEP", "TOOK", "ACCURACY")
+        return build_table(Column("RUN", no_wrap=True), *names, rows=cells, is_text=True)
+
+    def _build_line_printer(self, console: Console) -> Callable[[], None]:
+        """Builds the function that prints a line for each run whose status has changed."""
+        printed: dict[str, str] = {}
+
+        def print_new_statuses() -> None:
+            for run, cell in self._read_rows():
+                if printed.get(run.id) == run.effective_status:
+                    continue
+                printed[run.id] = run.effective_status
+                values = " ".join(f"{path}={json.dumps(value)}" for path, value in cell.items())
+                accuracy = self._find_accuracy(run)
+                cells = (format_timestamp(), run.id, values, run.effective_status)
+                line = "  ".join(filter(None, (*cells, f"accuracy {accuracy}" if accuracy else "")))
+                console.print(escape_unprintable(line), soft_wrap=True)
+
+        return print_new_statuses
+
+    def _find_accuracy(self, run: RunRecord) -> str:
+        """Returns the newest accuracy on held-out problems; in parentheses before training."""
+        found = self._registry.queries.evaluation_figures(run.id, "held_out")
+        newest = max(found, key=lambda one: one.step, default=None)
+        accuracy = None if newest is None else newest.metrics.get("accuracy")
+        if newest is None or accuracy is None:
+            return ""
+        return f"({accuracy:.3f})" if newest.label == "before" else f"{accuracy:.3f}"
+
+
+def _describe_state(run: RunRecord) -> str:
+    """Returns the status of a run; of one that runs, its stage."""
+    if run.effective_status != "running" or run.directory is None:
+        return run.effective_status
+    stage = read_progress(RunFolder(Path(run.directory)).progress)
+    if stage is None:
+        return "running"
+    count = "" if stage.stage.startswith("training") else f" {stage.done}/{stage.total}"
+    return escape_unprintable(stage.stage) + count

@@ -1,66 +1,62 @@
-"""Interrupts of a command that come at a bad moment."""
+"""Interrupts (Ctrl-C) of a command that come where Python, a library or Pydantic swallows them."""
 
 import logging
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Timer, main_thread
+from threading import Timer, current_thread, main_thread
+from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
-
-__all__ = ["deliver_ignored_interrupts", "hide_logged_interrupts"]
 
 DELIVER_AFTER = 0.05
 """Seconds until an ignored interrupt comes again, outside of the code that cannot raise it."""
 
 
 @contextmanager
-def deliver_ignored_interrupts() -> Iterator[None]:
-    """Delivers an interrupt again that Python ignored.
+def watch_interrupts() -> Iterator[list[int]]:
+    """Yields a list that gets an entry per interrupt, and loses none during the block.
 
-    Python ignores what is raised in `__del__` and in the callbacks of weak references, which each
-    import has. The user's Ctrl-C would be lost.
+    Compiled code such as Pydantic's may turn an interrupt into another error: the list says so.
+    What is raised in `__del__` and in callbacks of weak references, which each import has, Python
+    ignores: it is delivered again. SQLAlchemy logs the traceback of one that comes while it closes
+    a connection: it is left out of logging's last resort.
     """
-    before, waiting = sys.unraisablehook, list[Timer]()
+    came, timers, hook = list[int](), list[Timer](), sys.unraisablehook
+
+    def record(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
 
     def deliver_again(ignored: "UnraisableHookArgs") -> None:
-        main = main_thread().ident
-        if ignored.exc_type is not KeyboardInterrupt or main is None:
-            before(ignored)
+        if ignored.exc_type is not KeyboardInterrupt:
+            hook(ignored)
             return
-        waiting.append(Timer(DELIVER_AFTER, signal.pthread_kill, (main, signal.SIGINT)))
-        waiting[-1].daemon = True
-        waiting[-1].start()
+        main = main_thread().ident
+        timers.append(Timer(DELIVER_AFTER, signal.pthread_kill, (main, signal.SIGINT)))
+        timers[-1].daemon = True
+        timers[-1].start()
 
+    def is_no_interrupt(entry: logging.LogRecord) -> bool:
+        return not (entry.exc_info and isinstance(entry.exc_info[1], KeyboardInterrupt))
+
+    handler, before = logging.lastResort, signal.getsignal(signal.SIGINT)
+    is_ours = before is signal.default_int_handler and current_thread() is main_thread()
     sys.unraisablehook = deliver_again
+    if is_ours:
+        signal.signal(signal.SIGINT, record)
+    if handler is not None:
+        handler.addFilter(is_no_interrupt)
     try:
-        yield
+        yield came
     finally:
-        sys.unraisablehook = before
-        for timer in waiting:
+        if handler is not None:
+            handler.removeFilter(is_no_interrupt)
+        if is_ours:
+            signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = hook
+        for timer in timers:
             timer.cancel()
-
-
-@contextmanager
-def hide_logged_interrupts() -> Iterator[None]:
-    """Hides the traceback of an interrupt that a library logs before it raises it again.
-
-    SQLAlchemy does so where an interrupt comes while it closes a connection. Only logging's last
-    resort, which prints to stderr, is filtered: a log that somebody has configured is complete.
-    """
-
-    def is_no_interrupt(record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))
-
-    handler = logging.lastResort
-    if handler is None:
-        yield
-        return
-    handler.addFilter(is_no_interrupt)
-    try:
-        yield
-    finally:
-        handler.removeFilter(is_no_interrupt)

@@ -14,7 +14,7 @@ from rlx.writing import write_text_file
 __all__ = ["new"]
 
 _EXTENDING = """\
-# Write what differs from the example {0}; `rlx show` on this file prints every value.
+# Write what differs from the example {0}; `rlx validate --values` prints every value.
 extends: {0}
 """
 

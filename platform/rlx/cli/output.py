@@ -7,20 +7,21 @@ import json
 import os
 import re
 import sys
-from typing import Any, TextIO
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from rlx.text import escape_lines
 
-__all__ = ["color_report", "format_json", "print_json", "print_report", "print_text"]
+if TYPE_CHECKING:
+    from rlx.spec.reading import Diagnostic
 
 _STYLES = (
     (re.compile(r"^error:", re.M), {"fg": "red", "bold": True}),
     (re.compile(r"^warning:", re.M), {"fg": "yellow", "bold": True}),
-    (re.compile(r"^  -->", re.M), {"fg": "blue", "bold": True}),
+    (re.compile(r"^  -->|^ +[0-9]* \|(?= |$)", re.M), {"fg": "blue", "bold": True}),
     (re.compile(r"(?<=\| )\s*\^+$", re.M), {"fg": "red", "bold": True}),
-    (re.compile(r"^ +[0-9]* \|(?= |$)", re.M), {"fg": "blue", "bold": True}),
     (re.compile(r"(?<= = )(?:help|note):", re.M), {"bold": True}),
 )
 
@@ -41,13 +42,7 @@ def format_json(value: Any, *, indent: int | None = None, allow_nan: bool = True
 
 
 def print_text(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Prints text, escaped.
-
-    Args:
-        text: one line or several, of anyone.
-        err: print to stderr.
-        nl: end with a line feed.
-    """
+    """Prints one line or several, escaped, to stdout, or with `err` to stderr."""
     click.echo(escape_lines(text), err=err, nl=nl)
 
 
@@ -59,3 +54,11 @@ def print_json(value: Any, *, allow_nan: bool = True) -> None:
 def print_report(text: str) -> None:
     """Prints a report of errors or warnings to stderr, escaped, and colored on a terminal."""
     click.echo(color_report(escape_lines(text), sys.stderr), err=True)
+
+
+def print_warnings(warnings: "Iterable[Diagnostic]") -> None:
+    """Prints warnings to stderr."""
+    from rlx.spec.reading import format_diagnostic
+
+    for warning in warnings:
+        print_report(format_diagnostic(warning))

@@ -2,27 +2,22 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn
 from rich.table import Column
-from rich.text import Text
 
 from rlx.cli.console import open_console
 from rlx.reporting import ShowProgress
 from rlx.text import escape_unprintable, format_timestamp
 
-__all__ = ["ProgressDisplay", "format_pace", "open_progress"]
-
 LINE_EVERY = 15.0
 """Seconds between two lines where there is no terminal."""
 SPEED_OVER = 300.0
 """Seconds over which speed is measured: a step of training can take minutes."""
-LONGEST = 24
-"""Longest name of a stage, in columns of a terminal; longer ones are shortened."""
 
 
 @contextmanager
@@ -37,9 +32,8 @@ def open_progress(
         total: how many there are; None if unknown so far.
         hidden: show nothing, for results that scroll past on the same terminal.
     """
-    console = open_console(stderr=True, quiet=hidden)
     known = stage, total
-    with ProgressDisplay(console, unit, transient=True) as display:
+    with ProgressDisplay(open_console(stderr=True, quiet=hidden), unit, transient=True) as display:
 
         def show(done: int, total: int | None = None, stage: str = "") -> None:
             nonlocal known
@@ -62,12 +56,17 @@ class ProgressDisplay:
 
     def __init__(self, console: Console, unit: str = "", *, transient: bool = False) -> None:
         self._console, self._unit, self._transient = console, unit, transient
+
+        def column(field: str, width: int | None = None, ratio: int | None = None) -> TextColumn:
+            whole = Column(no_wrap=True, overflow="ellipsis", max_width=width, ratio=ratio)
+            return TextColumn(f"{{task.{field}}}", markup=False, table_column=whole)
+
         self._bars = Progress(
-            _TaskColumn(lambda task: task.description, max_width=LONGEST),
+            column("description", 24),
             BarColumn(bar_width=12),
-            _TaskColumn(_format_count, justify="right"),
-            _TaskColumn(format_pace),
-            _TaskColumn(lambda task: task.fields["note"], ratio=1),
+            column("fields[count]"),
+            column("fields[pace]"),
+            column("fields[note]", ratio=1),
             console=console,
             disable=not console.is_terminal or console.quiet,
             transient=transient,
@@ -96,52 +95,38 @@ class ProgressDisplay:
             total: how many there are; None if unknown.
             note: further figures; shortened where a terminal has no room for them.
         """
-        begins, self._stage = stage != self._stage, stage
+        bars, begins, self._stage = self._bars, stage != self._stage, stage
         if begins:
-            for task in self._bars.tasks:
-                self._bars.update(task.id, completed=task.total, visible=not self._transient)
+            for task in bars.tasks:
+                bars.update(task.id, completed=task.total, visible=not self._transient)
         if stage not in self._tasks:
             name = escape_unprintable(stage)
-            self._tasks[stage] = self._bars.add_task(name, total=total, note="", unit=self._unit)
+            self._tasks[stage] = bars.add_task(name, total=total, note="", count="", pace="")
         elif begins:  # it goes on, such as training after an evaluation
-            self._bars.reset(self._tasks[stage], completed=done, visible=True)
+            bars.reset(self._tasks[stage], completed=done, visible=True)
             self._ended.discard(self._tasks[stage])
         number = self._tasks[stage]
-        self._bars.update(number, completed=done, total=total, note=escape_unprintable(note))
-        self._print_line(next(t for t in self._bars.tasks if t.id == number), begins=begins)
+        bars.update(number, completed=done, total=total)
+        task = next(task for task in bars.tasks if task.id == number)
+        count = f"{done}{'' if total is None else f'/{total}'} {self._unit}".rstrip()
+        bars.update(number, note=escape_unprintable(note), count=count, pace=_format_pace(task))
+        if bars.disable and number not in self._ended:
+            self._print_line(task, begins=begins)
 
     def _print_line(self, task: Task, *, begins: bool) -> None:
-        """Prints a line about a stage, where there are no bars and it is due."""
+        """Prints a line about a stage if it is due, where there are no bars."""
         now = time.monotonic()
-        if not self._bars.disable or task.id in self._ended:
-            return
         if now - self._printed < LINE_EVERY and (self._transient or not (begins or task.finished)):
             return
         self._printed = now
         if task.finished:
             self._ended.add(task.id)
-        cells = (task.description, _format_count(task), format_pace(task), task.fields["note"])
+        cells = (task.description, *(task.fields[name] for name in ("count", "pace", "note")))
         line = "  ".join([format_timestamp(), *filter(None, cells)])
         self._console.print(line, soft_wrap=True)
 
 
-class _TaskColumn(ProgressColumn):
-    """A column of text, never markup, that is shortened where there is no room."""
-
-    def __init__(self, write: Callable[[Task], str], **column: object) -> None:
-        super().__init__(Column(no_wrap=True, overflow="ellipsis", **column))  # type: ignore[arg-type]
-        self._write = write
-
-    def render(self, task: Task) -> Text:
-        return Text(self._write(task))
-
-
-def _format_count(task: Task) -> str:
-    total = "" if task.total is None else f"/{task.total:.0f}"
-    return f"{task.completed:.0f}{total} {task.fields['unit']}".rstrip()
-
-
-def format_pace(task: Task) -> str:
+def _format_pace(task: Task) -> str:
     """Formats the speed of a task and the time it still takes; after its end, the time it took."""
     if task.finished:
         return f"in {_format_duration(task.finished_time or 0)}"

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx import results
-from rlx.cli.completion import complete_run
 from rlx.cli.console import build_table, open_console
-from rlx.cli.options import json_option, overrides_option, registry_option
+from rlx.cli.options import complete_run, json_option, overrides_option, registry_option
 from rlx.cli.output import print_json
 from rlx.cli.progress import open_progress
 from rlx.launch import locate_run_folder
+from rlx.results import ChangedRow, RescoreRequest, Rescoring
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from rlx.results import ChangedRow, Rescoring
 
 __all__ = ["rescore"]
 
@@ -47,14 +45,14 @@ def rescore(as_json: bool, url: str, **options: Any) -> None:
     what would change: per reward, per token stream, and token by token.
     """
     with open_progress("rescoring", "steps") as show:
-        found = results.rescore(results.RescoreRequest(**options), registry=url, show=show)
+        found = results.rescore(RescoreRequest(**options), registry=url, show=show)
     if as_json:
         print_json(found.to_json())
     else:
         _show_rescoring(found)
 
 
-def _show_rescoring(result: "Rescoring") -> None:
+def _show_rescoring(result: Rescoring) -> None:
     console, run, summary = open_console(), result.run, result.summary
     steps = len(summary.steps)
     scores = sum(c.n for c in summary.changes.values() if c.unit == "scores")
@@ -96,7 +94,7 @@ def _show_rescoring(result: "Rescoring") -> None:
     sys.stdout.flush()
 
 
-def _show_rescored_row(run: RunRecord, changed: "ChangedRow", console: "Console") -> None:
+def _show_rescored_row(run: RunRecord, changed: ChangedRow, console: "Console") -> None:
     """Prints the tokens of one row with their stored and recomputed values."""
     from rlx.plan import load_run_speech
 

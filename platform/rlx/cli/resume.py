@@ -1,11 +1,10 @@
-"""`rlx resume`: resumes a run from its newest checkpoint."""
+"""`rlx stop` and `rlx resume`: end a run between two steps, and continue one from a checkpoint."""
 
 import json
 
 import click
 
-from rlx.cli.completion import complete_run
-from rlx.cli.options import overrides_option, registry_option
+from rlx.cli.options import complete_run, overrides_option, registry_option
 from rlx.cli.output import print_text
 from rlx.discovery import describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError, SpecError
@@ -19,14 +18,13 @@ from rlx.launch import (
     locate_run_folder,
     open_registry,
     reconcile_job,
+    stop_run,
 )
 from rlx.plan import check_file, run_preflight_checks
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import label_refusal
 from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
-
-__all__ = ["resume"]
 
 RESUMABLE = ("failed", "stopped", "lost", "queued")
 
@@ -98,3 +96,17 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
         )
     run_preflight_checks(read, plugins)
     return read.spec
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_run)
+@registry_option
+def stop(run: str, url: str) -> None:
+    """Stop RUN between two steps, with a checkpoint; repeat the command to stop it immediately.
+
+    Its records stay, and `rlx resume` continues from its newest checkpoint.
+    """
+    with open_registry(url) as reading:  # read-only: creates no registry
+        run_id = reading.run(run).id
+    with open_registry(url, read_only=False) as registry:
+        stop_run(registry, run_id, report=print_text)

@@ -1,36 +1,40 @@
-"""`rlx submit` and `rlx stop`: start and stop runs."""
+"""`rlx submit`: submits an experiment, or a group of runs over seeds and values."""
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.completion import complete_run
-from rlx.cli.options import overrides_option, registry_option
-from rlx.cli.output import print_text
-from rlx.cli.text import print_warnings
-from rlx.errors import SpecError
+from rlx.cli.groups import check_group, read_group, record_group, require_group_name
+from rlx.cli.options import overrides_option
+from rlx.cli.output import print_text, print_warnings
+from rlx.errors import EnvironmentFault, SpecError
 from rlx.importing import speed_up_imports
 from rlx.launch import (
     delay_interrupts,
     describe_new_run,
     find_finished_runs,
+    find_runs,
     is_job,
     locate_run_folder,
     open_registry,
     read_job_id,
     registry_url,
+    run_queue,
     start_experiment,
-    stop_run,
+    start_job,
 )
 from rlx.plan import check_file, run_preflight_checks
 from rlx.spec.reading import LoadedSpec, label_refusal
 from rlx.text import escape_unprintable
-from rlx_registry import RunRecord
+from rlx_registry import Registry, RunRecord
 
-__all__ = ["stop", "submit"]
+if TYPE_CHECKING:
+    from rlx.cli.follow import GroupView
 
 
 @click.command()
@@ -52,7 +56,8 @@ __all__ = ["stop", "submit"]
 @click.option(
     "--at-once",
     type=click.IntRange(1),
-    help="Runs of the group at a time; by default 1, or as many as a Ray cluster can hold.",
+    default=1,
+    help="Runs of the group at a time.",
 )
 @label_refusal("submitted")
 def submit(
@@ -67,7 +72,7 @@ def submit(
     seeds: str | None,
     grid: tuple[str, ...],
     group: str | None,
-    at_once: int | None,
+    at_once: int,
 ) -> int:
     """Check SPEC, record a run, start it in the background, and follow it.
 
@@ -85,13 +90,11 @@ def submit(
     if from_checkpoint is not None:
         overrides += (f"from_checkpoint={from_checkpoint}",)
     if seeds is not None or grid:
-        from rlx.cli.submit_group import submit_many
-
         if again or detach or quiet:
             raise SpecError(
                 "--again, --detach and --quiet are for single runs; a group has --queue"
             )
-        return submit_many(
+        return _submit_group(
             spec,
             overrides,
             seeds,
@@ -196,8 +199,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     job = read_job_id(locate_run_folder(run))
     print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
-        f"  rewards {rewards}\n"
-        f"  run     {run.id}  ({run.steps_total} steps)\n"
+        f"  rewards {rewards}\n" + f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")
@@ -205,15 +207,89 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     )
 
 
-@click.command()
-@click.argument("run", shell_complete=complete_run)
-@registry_option
-def stop(run: str, url: str) -> None:
-    """Stop RUN between two steps, with a checkpoint; repeat the command to stop it immediately.
+def _submit_group(
+    spec: Path,
+    overrides: Sequence[str],
+    seeds: str | None,
+    grid: Sequence[str],
+    *,
+    group: str | None,
+    at_once: int,
+    returns: bool,
+    rehearse: bool,
+) -> int:
+    """Records the missing runs of a group, submits those that are jobs, shows all, and runs them.
 
-    Its records stay, and `rlx resume` continues from its newest checkpoint.
+    Args:
+        spec: file of the experiment.
+        overrides: overrides of every run.
+        seeds: text for `parse_seeds`; None takes the experiment's own seed.
+        grid: texts for `parse_grid`.
+        group: name of the group; None builds one from the experiment's name and what varies.
+        at_once: number of runs at a time. Jobs are submitted at once.
+        returns: leave the runs to waiting workers.
+        rehearse: as of `check_group`.
+
+    Returns:
+        0 if every run has finished, or was left to workers; else 1.
+
+    Raises:
+        SpecError: the options or the name of the group are invalid, or the name is taken.
+        InvalidSpec: a member is invalid; nothing is recorded then.
     """
-    with open_registry(url) as reading:  # read-only: creates no registry
-        run_id = reading.run(run).id
+    from rlx.cli.console import open_console
+    from rlx.cli.follow import GroupView
+    from rlx.cli.tables import describe_mlflow_page
+
+    if group is not None:
+        require_group_name(group)
+    members = read_group(spec, overrides, seeds, grid)
+    url = registry_url(members[0].read)
+    if not all(find_finished_runs(url, [(one.read, one.plugins) for one in members])):
+        members, warnings = check_group(members, elsewhere=returns, rehearse=rehearse)
+        print_warnings(warnings)
     with open_registry(url, read_only=False) as registry:
-        stop_run(registry, run_id, report=print_text)
+        name, runs = record_group(registry, members, group)
+        print_text(f"group {name}")
+        _submit_jobs(registry, runs, url)
+        view = GroupView(registry, name, members, runs)
+        ids = list(dict.fromkeys(run.id for run in runs))
+        if not returns:
+            _follow_runs(registry, url, at_once, ids, view)
+        open_console().print(view.build_table())
+        if returns:
+            return 0
+        ended = find_runs(registry, ids)
+    print_text(f"compare them:  rlx compare {name}")
+    if mlflow := describe_mlflow_page(ended, [name]):
+        print_text(f"in MLflow:     {mlflow}")
+    return int([run.status for run in ended] != ["finished"] * len(ids))
+
+
+def _submit_jobs(registry: Registry, runs: Sequence[RunRecord], url: str) -> None:
+    """Submits the runs that are jobs and have none; a refusal is reported, and ends it."""
+    for run in runs:
+        try:
+            with delay_interrupts():
+                start_job(registry, run, url)
+        except EnvironmentFault as fault:  # such as a limit on jobs
+            print_text(f"{fault}; repeat the command to submit it and what follows it", err=True)
+            return
+
+
+def _follow_runs(
+    registry: Registry, url: str, at_once: int, ids: Sequence[str], view: "GroupView"
+) -> None:
+    """Runs what is missing, under a live table."""
+    print_text("Ctrl-C leaves runs running; repeat the command to run what is missing", err=True)
+    with view.follow() as look:
+        run_queue(
+            registry, url, at_once, once=True, only=set(ids), report=_print_problem, look=look
+        )
+        look()
+
+
+def _print_problem(text: str, *, err: bool = False) -> None:
+    """Prints why a run is skipped; the view shows which are taken."""
+    if err:
+        print_text(text, err=True)

@@ -1,7 +1,9 @@
-"""`rlx validate` and `rlx schema`: check experiments without running them."""
+"""`rlx validate`: checks experiments without running them; shows their values and their schema."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -11,40 +13,66 @@ from rlx.cli.output import format_json, print_json, print_report, print_text
 from rlx.discovery import ExperimentPlugins, load_all_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.plan import check_file, require_showable_texts
+from rlx.plugin import Plugin
+from rlx.spec import PROFILES, ExperimentSpec
 from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,
     LoadedSpec,
     format_diagnostic,
+    list_leaf_values,
 )
 from rlx.text import escape_unprintable
 from rlx.writing import write_text_file
+from rlx_registry import RunRecord
 
-__all__ = ["schema", "validate"]
-
-_SPEC = click.Path(path_type=Path)
-_OVERRIDES = overrides_option("PATH.TO.KEY=VALUE")
+_FILE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("specs", nargs=-1, required=True, type=_SPEC, metavar="SPEC...")
-@_OVERRIDES
+@click.argument("specs", nargs=-1, type=_FILE, metavar="SPEC...")
+@overrides_option("PATH.TO.KEY=VALUE")
 @click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text")
-def validate(specs: tuple[Path, ...], overrides: tuple[str, ...], form: str) -> int:
-    """Report every error in experiment files. Runs nothing, does not import torch."""
+@click.option("--values", "values", is_flag=True, help="Print every value with its origin.")
+@click.option("--schema", "schema", is_flag=True, help="Write the JSON Schema, for editors.")
+@click.option("-o", "--output", type=_FILE, help="File of the schema, instead of stdout.")
+def validate(
+    specs: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    form: str,
+    values: bool,
+    schema: bool,
+    output: Path | None,
+) -> int:
+    """Report every error in experiment files. Runs nothing, does not import torch.
+
+    With --values, print the one experiment in full, each value with its origin: a line of the file,
+    `--set`, `default`, `plugin default`, or `profile NAME`; with --format json, as JSON.
+
+    With --schema, write the JSON Schema of experiments, with the options of installed plugins. To
+    use it, put `# yaml-language-server: $schema=FILE` in the first line of a YAML file.
+    """
+    if schema and (specs or values):
+        raise SpecError("--schema is of every experiment: name no file")
+    if output is not None and not schema:
+        raise SpecError("-o names the file of --schema")
+    if schema:
+        _write_schema(output)
+        return 0
+    if values:
+        if len(specs) != 1:
+            raise SpecError("--values shows one experiment: name one file")
+        show_values(_collect_values(*check_file(specs[0], overrides)), as_json=form == "json")
+        return 0
+    if not specs:
+        raise click.MissingParameter(param_hint="'SPEC...'", param_type="argument")
     outcomes = [(path, _check_spec_file(path, overrides)) for path in specs]
     if form == "json":
-        entries = [_build_outcome_json(path, outcome) for path, outcome in outcomes]
-        print_json({"files": entries})
+        print_json({"files": [_build_outcome_json(*outcome) for outcome in outcomes]})
     for path, outcome in outcomes:
         if form == "github":
-            print_text(
-                "".join(
-                    f"{_format_github_annotation(path, d)}\n"
-                    for d in _list_spec_diagnostics(outcome)
-                ),
-                nl=False,
-            )
+            for diagnostic in _list_spec_diagnostics(outcome):
+                print_text(_format_github_annotation(path, diagnostic))
         elif form == "text":
             _print_spec_outcome(path, outcome)
     codes = [outcome.exit_code for _, outcome in outcomes if isinstance(outcome, RlxError)]
@@ -115,22 +143,105 @@ def _escape_annotation_text(text: str, *, in_property: bool = True) -> str:
     return text.replace(":", "%3A").replace(",", "%2C") if in_property else escape_unprintable(text)
 
 
-@click.command()
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write to this file instead of stdout."
-)
-def schema(output: Path | None) -> None:
-    """Write the JSON Schema of experiments, with the options of installed plugins, for editors.
-
-    To use it, put `# yaml-language-server: $schema=FILE` in the first line of a YAML file.
-    """
+def _write_schema(output: Path | None) -> None:
+    """Writes the JSON Schema of experiments, with the options of installed plugins."""
     from rlx.spec import experiment_schema  # imported here: it parses the models' source
 
     text = format_json(experiment_schema(load_all_plugins()), indent=2) + "\n"
     if output is None:
-        print_text(text, nl=False)
-        return
+        return print_text(text, nl=False)
     if output.is_dir():
         raise SpecError(f"-o {escape_unprintable(str(output))} is a folder; name a file in it")
     write_text_file(output, text)
-    print_text(f"wrote {escape_unprintable(str(output))}", err=True)
+    return print_text(f"wrote {escape_unprintable(str(output))}", err=True)
+
+
+class ShownExperiment(NamedTuple):
+    """An experiment in full: `spec` under its YAML keys, without what plugins filled in, and every
+    value by its dotted path, with `origins` where it comes from."""
+
+    spec: dict[str, Any]
+    digest: str
+    values: dict[str, Any]
+    origins: dict[str, str]
+    seed: int
+
+
+def show_values(shown: ShownExperiment, *, as_json: bool) -> None:
+    """Prints every value of an experiment with its origin.
+
+    An origin is a line of the file, `--set`, `default`, `plugin default`, or `profile NAME`.
+    """
+    if as_json:
+        return print_json({k: v for k, v in shown._asdict().items() if k != "seed"})
+    order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
+    values, origins = shown.values, shown.origins
+    paths = sorted(values, key=lambda path: order[path.split(".")[0]])
+    rows = [(p, json.dumps(values[p], ensure_ascii=False), f"# {origins[p]}") for p in paths]
+    from rich.table import Column
+
+    from rlx.cli.console import open_console, print_table
+
+    # Keys and origins stay whole where there is room; the values are what is wrapped.
+    room = open_console().width - 4
+    key = min(max(map(len, paths)), room * 3 // 5)
+    origin = min(max(len(row[2]) for row in rows), (room - key) * 3 // 5)
+    print_table(Column(width=key), "", Column(width=origin), rows=rows)
+    return print_text(f"\nspec {shown.digest}, seed {shown.seed}")
+
+
+def _collect_values(read: LoadedSpec, plugins: ExperimentPlugins) -> ShownExperiment:
+    tree = read.spec.dump_resolved()
+    values, origins = dict(list_leaf_values(tree)), dict(read.origins)
+    for at, value in _plugin_defaults(plugins).items():
+        if at not in values:
+            values[at], origins[at] = value, _describe_default_origin(at, read.spec)
+    return ShownExperiment(tree, plugins.compute_digest(read.spec), values, origins, read.spec.seed)
+
+
+def collect_run_values(run: RunRecord) -> ShownExperiment:
+    """Returns the experiment of a run as it was recorded."""
+    values, recorded = dict(list_leaf_values(run.settings)), run.origins or {}
+    lacking = "plugin default" if recorded else "not recorded"
+    origins = {path: recorded.get(path, lacking) for path in values}
+    return ShownExperiment(run.spec, run.digest, values, origins, run.seed)
+
+
+def _describe_default_origin(path: str, spec: ExperimentSpec) -> str:
+    """Returns the origin of a plugin option that the YAML leaves out."""
+    section, *_, option = path.split(".")
+    profile = spec.credit.profile
+    by_profile = section in ("estimator", "mask") and option in PROFILES[profile]
+    return f"profile {profile}" if by_profile else "plugin default"
+
+
+def _plugin_defaults(plugins: ExperimentPlugins) -> dict[str, Any]:
+    """Returns every option of every plugin, by its path in YAML."""
+    rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
+    places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}
+    for origin, plugin in zip(plugins.provenance, plugins.named, strict=True):
+        if origin.kind == "placement":
+            places["credit.placement"] = plugin
+    if plugins.environment is not None:
+        places["rollout.environment"] = plugins.environment
+    return dict(o for place, plugin in places.items() for o in _list_plugin_options(place, plugin))
+
+
+def _list_plugin_options(place: str, plugin: Plugin) -> Iterator[tuple[str, Any]]:
+    """Yields path and value of the options of a plugin and of the plugins nested in it."""
+    yield from _flatten_options(plugin.model_dump(mode="json", by_alias=True), f"{place}.")
+    for option in plugin.nested:
+        for key, held in plugin.inner(option).items():
+            yield from _list_plugin_options(f"{place}.{option}.{key}", held)
+
+
+def _flatten_options(options: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    flat = []
+    for key, value in options.items():
+        path = f"{before}{key}"
+        flat += (
+            _flatten_options(value, f"{path}.")
+            if isinstance(value, dict) and value
+            else [(path, value)]
+        )
+    return flat

@@ -3,68 +3,48 @@
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
 import click
 
 import rlx
 
-__all__ = ["VERBS", "LazyGroup", "SuggestingGroup", "Verb", "rlx_command"]
-
-
-class Verb(NamedTuple):
-    """Location of a command, "module:command", and its line in `rlx --help`."""
-
-    target: str
-    help: str
-
-
 VERBS = {
-    "submit": Verb("rlx.cli.submit:submit", "Submit experiments as recorded background runs."),
-    "new": Verb("rlx.cli.new:new", "Write an example experiment."),
-    "validate": Verb("rlx.cli.validate:validate", "Report every error in experiment files."),
-    "show": Verb("rlx.cli.show:show", "Show an experiment in full, each value with its origin."),
-    "plan": Verb(
-        "rlx.cli.plan:plan", "Preview every token's rewards and advantages without a model."
-    ),
-    "score": Verb("rlx.cli.score:score", "Score a file of responses with any reward."),
-    "probe": Verb(
-        "rlx.cli.probe:probe", "Measure how much a model's answers depend on its reasoning."
-    ),
-    "eval": Verb(
-        "rlx.cli.evaluate:evaluate", "Evaluate a model: accuracy and calibration, with intervals."
-    ),
-    "schema": Verb("rlx.cli.validate:schema", "Write the JSON Schema of experiments, for editors."),
-    "plugins": Verb("rlx.cli.plugins.verbs:plugins", "List plugins; show, check or create one."),
-    "doctor": Verb("rlx.cli.doctor:doctor", "Show what this machine has and lacks."),
-    "runs": Verb("rlx.cli.inspect_runs:runs", "List runs."),
-    "status": Verb("rlx.cli.inspect_runs:status", "Show the status of a run."),
-    "logs": Verb("rlx.cli.inspect_runs:logs", "Show or follow a run's log."),
-    "samples": Verb("rlx.cli.samples:samples", "Show rollouts with their rewards."),
-    "pictures": Verb("rlx.cli.pictures:pictures", "Draw plots of runs."),
-    "check": Verb("rlx.cli.check:check", "Check that a run's stored rollouts are consistent."),
-    "rescore": Verb(
-        "rlx.cli.rescore:rescore", "Recompute stored rewards and advantages with any rules."
-    ),
-    "compare": Verb("rlx.cli.compare:compare", "Compare recipes over their seeds."),
-    "diff": Verb("rlx.cli.diff:diff", "Show how two runs or experiments differ."),
-    "stop": Verb("rlx.cli.submit:stop", "Stop a run; its records stay."),
-    "worker": Verb("rlx.cli.worker:worker", "Run queued runs; take over lost runs."),
-    "resume": Verb("rlx.cli.resume:resume", "Resume a run from its newest checkpoint."),
-    "verify-resume": Verb(
-        "rlx.cli.verify_resume:verify_resume",
-        "Kill runs and check that they end with the same numbers.",
-    ),
-    "rm": Verb("rlx.cli.remove:remove", "Remove runs that have ended, or parts of them."),
-    "export": Verb(
-        "rlx.cli.export_model:export", "Write a run's model in the Hugging Face layout."
-    ),
-    "sync": Verb("rlx.cli.sync:sync", "Send MLflow the records that it missed."),
-    "db": Verb("rlx.cli.db:db", "Upgrade the registry; restore lost runs."),
-    "mlflow": Verb("rlx.cli.web:mlflow", "Serve the MLflow UI with the mirrored runs."),
-    "web": Verb("rlx.cli.web:web", "Serve the dashboard."),
+    "new": ("new:new", "Write an example experiment."),
+    "validate": ("validate:validate", "Report every error in experiment files."),
+    "plan": ("plan:plan", "Preview every token's rewards and advantages without a model."),
+    "submit": ("submit:submit", "Submit experiments as recorded background runs."),
+    "runs": ("runs:runs", "List runs."),
+    "status": ("runs:status", "Show how a run is doing, or how it went."),
+    "logs": ("runs:logs", "Show or follow a run's log."),
+    "samples": ("samples:samples", "Show a step's rollouts, or one row token by token."),
+    "compare": ("compare:compare", "Compare recipes over their seeds, or two runs in full."),
+    "rescore": ("rescore:rescore", "Recompute stored rewards and advantages with any rules."),
+    "eval": ("evaluate:evaluate", "Evaluate a model: accuracy and calibration, with intervals."),
+    "probe": ("evaluate:probe", "Measure how much a model's answers depend on its reasoning."),
+    "score": ("score:score", "Score a file of responses with any reward."),
+    "stop": ("resume:stop", "Stop a run; its records stay."),
+    "resume": ("resume:resume", "Resume a run from its newest checkpoint."),
+    "worker": ("worker:worker", "Run queued runs; take over lost runs."),
+    "db": ("db:db", "Upgrade the registry; restore lost runs."),
+    "check": ("check:check", "Check this machine, a run's records, or resuming; repair."),
+    "rm": ("runs:remove", "Remove runs that have ended, or parts of them."),
+    "export": ("export:export", "Write a run's model in the Hugging Face layout."),
+    "plugins": ("plugins.verbs:plugins", "List plugins; show, check or create one."),
+    "web": ("web:web", "Serve the dashboard, or MLflow's UI."),
 }
+"""Of each verb its place in this package, "module:command", and its line in `rlx --help`."""
 
+FORMER_VERBS = {
+    "diff": "compare --diff",
+    "doctor": "check",
+    "mlflow": "web --mlflow",
+    "pictures": "status --pictures",
+    "schema": "validate --schema",
+    "show": "validate --values",
+    "sync": "check --repair",
+    "verify-resume": "check --kills",
+}
+"""Verbs of earlier versions, and what does their work now."""
 
 OTHER_WORDS = {
     "evaluate": "eval",
@@ -82,11 +62,15 @@ class SuggestingGroup(click.Group):
 
     other_words: Mapping[str, str] = MappingProxyType({})
     """Words that are no verbs, and the verb that is meant."""
+    former_verbs: Mapping[str, str] = MappingProxyType({})
+    """Words that were verbs, and what replaces them."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         verbs = self.list_commands(ctx)
+        if args and args[0] in self.former_verbs:
+            ctx.fail(f"`rlx {args[0]}` is now `rlx {self.former_verbs[args[0]]}`")
         if args and args[0] not in verbs and not args[0].startswith("-"):
             from rlx.spec.reading import did_you_mean
             from rlx.text import escape_unprintable
@@ -102,7 +86,7 @@ class SuggestingGroup(click.Group):
 class LazyGroup(SuggestingGroup):
     """A click group whose help and suggestions import no command."""
 
-    other_words = OTHER_WORDS
+    other_words, former_verbs = OTHER_WORDS, FORMER_VERBS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -110,19 +94,16 @@ class LazyGroup(SuggestingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        module, _, attribute = VERBS[cmd_name].target.partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        module, _, attribute = VERBS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f"rlx.cli.{module}"), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
 
 
-_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-
-
-@click.group(cls=LazyGroup, name="rlx", context_settings=_SETTINGS)
+@click.group(cls=LazyGroup, name="rlx", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(rlx.__version__, prog_name="rlx", message="%(prog)s %(version)s")
 def rlx_command() -> None:
     """Declarative experiments for RL post-training of language models."""

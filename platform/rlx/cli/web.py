@@ -1,40 +1,184 @@
-"""`rlx web` and `rlx mlflow`: serve the dashboard and MLflow's UI."""
+"""`rlx web`: serves the dashboard, or the UI of MLflow."""
 
 import os
+import re
+import secrets
+import socket
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from rlx.cli.completion import complete_run
-from rlx.cli.options import registry_option
+from rlx.cli.options import Command, complete_run, registry_option
 from rlx.cli.output import print_text
-from rlx.cli.serving import access_options, choose_address
 from rlx.errors import RlxError, SpecError
 from rlx.launch import create_missing_registry, get_mlflow_uri, open_registry
 from rlx.spec import TrackingSpec
 from rlx.text import escape_unprintable
 from rlx_registry import MLFLOW_START_PAGE, find_mlflow_charts, find_mlflow_link
 
-__all__ = ["mlflow", "web"]
+DASHBOARD_PORT, MLFLOW_PORT = 8711, 5000
+RUNS_SEARCHED = 50
+"""Newest runs among which one is looked for that MLflow's store has."""
 
-NEWEST = 50
-"""Runs among which `rlx mlflow` looks for one that the store has."""
+
+PORT = click.IntRange(1, 65535)
+TOKEN = "RLX_WEB_TOKEN"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::")
+SHORTEST = 16
+"""Minimum number of characters of an access token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server listens, and whom it lets in.
+
+    Attributes:
+        token: token of every request; None lets everyone in who can connect.
+        names: host names that requests may use.
+        is_named: whether the user named the token, so that it is not printed.
+    """
+
+    host: str
+    port: int
+    token: str | None
+    names: frozenset[str]
+    is_named: bool
+
+    @property
+    def link(self) -> str:
+        """The address to open in a browser: with the token, unless the user named it."""
+        reached = socket.gethostname() if self.host in EVERYWHERE else self.host
+        host = f"[{reached}]" if ":" in reached else reached
+        shown = "..." if self.is_named else self.token
+        return f"http://{host}:{self.port}" + (f"/?token={shown}" if self.token else "")
+
+    def print_link(self, server: str, powers: str, page: str = "") -> None:
+        """Prints the address to stderr, and without a token what others can do.
+
+        Args:
+            server: what is served.
+            powers: what everyone can do who can connect.
+            page: fragment of the page to open, if it is not the first.
+        """
+        if self.token is None:
+            print_text(
+                f"warning: --no-token: everyone who can connect to port {self.port}, such as every "
+                f"user of this machine, {powers}",
+                err=True,
+            )
+        link = f"{self.link}/" if page and not self.token else self.link
+        print_text(f"{server} on {link}{page}  (Ctrl-C to stop)", err=True)
+
+
+_ACCESS_OPTIONS = (
+    click.option(
+        "--host", default="127.0.0.1", show_default=True, help="The address to listen on."
+    ),
+    click.option("--port", type=PORT, help="8711 by default, and 5000 with --mlflow."),
+    click.option(
+        "--token",
+        envvar=TOKEN,
+        metavar="TEXT",
+        help=f"Access token; by default a random one. Prefer {TOKEN}: other users of this machine "
+        "can see a command line.",
+    ),
+    click.option("--no-token", "is_open", is_flag=True, help="Let in everyone who can connect."),
+    click.option(
+        "--name", "names", multiple=True, metavar="HOST", help="Another host name of this machine."
+    ),
+)
+
+
+def access_options(command: Command) -> Command:
+    """Adds the options whose values `choose_address` takes."""
+    return reduce(lambda decorated, option: option(decorated), reversed(_ACCESS_OPTIONS), command)
 
 
 @click.command()
-@access_options(port=8711)
+@click.argument("runs", nargs=-1, metavar="[RUN|GROUP|NAME]...", shell_complete=complete_run)
+@click.option("--mlflow", is_flag=True, help="Serve MLflow's UI with the mirrored runs.")
+@access_options
+@click.option(
+    "--uri",
+    envvar="MLFLOW_BACKEND_STORE_URI",
+    help="With --mlflow: URI of the store; by default that of the named runs, or the one in "
+    "RLX_HOME. One with a password belongs in MLFLOW_BACKEND_STORE_URI: other users of this "
+    "machine can see a command line.",
+)
 @registry_option
-def web(url: str, **options: Any) -> int:
+def web(runs: tuple[str, ...], mlflow: bool, uri: str | None, url: str, **options: Any) -> int:
     """Serve the dashboard: runs, rollouts, and per-token credit.
 
     Every reader needs the token, a random one by default: open the printed address once. The
     dashboard is read-only except for three requests: stop a run, queue it again, and write a note
     on it. A missing SQLite registry is created. Traffic is not encrypted: use a reverse proxy on an
     untrusted network.
+
+    With --mlflow, the printed address opens MLflow's page of the named RUN or the comparison of
+    several, and without names the curves of the newest run's experiment. MLflow clients send
+    MLFLOW_TRACKING_TOKEN.
     """
+    if mlflow:
+        serve_mlflow(runs, uri, url, options)
+    if runs:
+        raise SpecError("name runs with --mlflow; the dashboard shows every run")
+    return serve_dashboard(url, options)
+
+
+def choose_address(
+    default_port: int,
+    *,
+    host: str,
+    port: int | None,
+    token: str | None,
+    is_open: bool,
+    names: tuple[str, ...],
+) -> ServerAddress:
+    """Returns the address that the options describe, with a random token unless one was named.
+
+    Raises:
+        SpecError: the token is too short or contains odd characters, or a name is not a host's.
+    """
+    if is_open and token is not None:
+        raise SpecError(f"--no-token and a token: leave out one of them (also {TOKEN})")
+    if token is not None and len(token) < SHORTEST:
+        raise SpecError(f"the token is too short: use {SHORTEST} characters or more")
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise SpecError("the token must consist of printable ASCII characters, without spaces")
+    if odd := [name for name in names if not re.fullmatch(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", name)]:
+        raise SpecError(
+            f"--name {escape_unprintable(odd[0])}: a host's name, without scheme or port"
+        )
+    chosen = None if is_open else token or secrets.token_urlsafe(24)
+    return ServerAddress(
+        host,
+        port or default_port,
+        chosen,
+        frozenset(_list_host_names(host, names)),
+        token is not None,
+    )
+
+
+def _list_host_names(host: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Yields every host name that requests to this machine may use."""
+    yield from (name.lower() for name in (*LOOPBACK, host, *names))
+    if host in EVERYWHERE:
+        import psutil
+
+        yield from (socket.gethostname().lower(), socket.getfqdn().lower())
+        for addresses in psutil.net_if_addrs().values():
+            yield from (a.address.partition("%")[0].lower() for a in addresses)
+
+
+def serve_dashboard(url: str, options: Mapping[str, Any]) -> int:
+    """Serves the dashboard until Ctrl-C. A missing SQLite registry is created."""
     import uvicorn
 
     from rlx.cli.plugins import watch_plugin_health
@@ -43,7 +187,7 @@ def web(url: str, **options: Any) -> int:
     from rlx_web import Access, create_app
     from rlx_web.warm import warm_up_pages
 
-    address = choose_address(**options)
+    address = choose_address(DASHBOARD_PORT, **options)
     create_missing_registry(url)
     with open_registry(url):
         pass
@@ -61,29 +205,15 @@ def web(url: str, **options: Any) -> int:
     return 130  # only Ctrl-C ends it without an error
 
 
-@click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN|GROUP|NAME]...", shell_complete=complete_run)
-@access_options(port=5000)
-@click.option(
-    "--uri",
-    envvar="MLFLOW_BACKEND_STORE_URI",
-    help="URI of the MLflow store; by default that of the named runs, or the one in RLX_HOME. One "
-    "with a password belongs in MLFLOW_BACKEND_STORE_URI: other users of this machine can see a "
-    "command line.",
-)
-@registry_option
-def mlflow(runs: tuple[str, ...], uri: str | None, url: str, **options: Any) -> int:
-    """Serve the MLflow UI with the mirrored runs.
-
-    The printed address opens the page of the named RUN or the comparison of several, and without
-    names the curves of the newest run's experiment. Every request needs the token, a random one by
-    default: open the printed address once. MLflow clients send MLFLOW_TRACKING_TOKEN.
-    """
+def serve_mlflow(
+    runs: tuple[str, ...], uri: str | None, url: str, options: Mapping[str, Any]
+) -> NoReturn:
+    """Replaces this process by MLflow's server; the printed address opens the page of `runs`."""
     from rlx.home import format_path, get_rlx_home, tracking_url
     from rlx.record import ensure_store, require_free_port, ui_command
     from rlx_web.mlflow_app import MLFLOW_APP, export_mlflow_access
 
-    address = choose_address(**options)
+    address = choose_address(MLFLOW_PORT, **options)
     page, own_uri = _find_named_page(runs, url) if runs else (None, None)
     store = tracking_url(uri or own_uri or TrackingSpec().mlflow or "")
     page = page or _find_newest_page(store, url)
@@ -115,9 +245,7 @@ def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
     link = find_mlflow_link(runs)
     if link is None:
         several = ", ".join(run.id for run in runs)
-        raise SpecError(
-            f"MLflow has no records of {several} yet; `rlx sync` sends those of ended runs"
-        )
+        raise SpecError(f"MLflow has no records of {several} yet; `rlx check --repair` sends them")
     if link.store is None:
         raise SpecError(f"these runs are on an MLflow server: open {escape_unprintable(link.url)}")
     return link.page, link.store
@@ -128,7 +256,7 @@ def _find_newest_page(store: str, url: str) -> str:
     from rlx.home import tracking_url
 
     with suppress(RlxError), open_registry(url) as registry:
-        for run in registry.runs(limit=NEWEST):
+        for run in registry.runs(limit=RUNS_SEARCHED):
             uri = get_mlflow_uri(run)
             if run.mlflow_run_id is not None and uri and tracking_url(uri) == store:
                 return find_mlflow_charts(run)

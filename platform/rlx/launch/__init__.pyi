@@ -13,9 +13,6 @@ from .launcher import (
     JobLauncher,
     Launcher,
     LocalLauncher,
-    MultiNodeLauncher,
-    NodeOrder,
-    NodeSession,
     build_torchrun_command,
     open_launcher,
 )
@@ -32,7 +29,6 @@ from .processes import (
     this_machine,
 )
 from .queue import run_queue
-from .ray_jobs import RayJobsLauncher, open_ray_launcher
 from .ray_launcher import RayLauncher
 from .removal import Removal, plan_removal, remove_run_data
 from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
@@ -50,7 +46,6 @@ from .run_access import (
     list_group_runs,
     locate_run_folder,
     open_registry,
-    send_run_folder,
 )
 from .signals import delay_interrupts
 from .slurm import SlurmLauncher
@@ -77,11 +72,7 @@ __all__ = [
     "KillResult",
     "Launcher",
     "LocalLauncher",
-    "MultiNodeLauncher",
-    "NodeOrder",
-    "NodeSession",
     "Package",
-    "RayJobsLauncher",
     "RayLauncher",
     "Removal",
     "ResumeTrialReport",
@@ -124,7 +115,6 @@ __all__ = [
     "list_packages",
     "locate_run_folder",
     "open_launcher",
-    "open_ray_launcher",
     "open_registry",
     "plan_removal",
     "query_nvidia_driver",
@@ -134,7 +124,6 @@ __all__ = [
     "remove_run_data",
     "run_queue",
     "run_resume_trial",
-    "send_run_folder",
     "start_experiment",
     "start_job",
     "stop_run",

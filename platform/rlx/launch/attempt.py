@@ -24,7 +24,7 @@ from rlx.launch.launcher import LocalLauncher, open_launcher
 from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.log_lines import TIMESTAMP
 from rlx.launch.processes import list_live_ranks
-from rlx.launch.rank_group import CommandRanks, ForkServer, RankGroup
+from rlx.launch.rank_processes import RankProcesses, StartCommand
 from rlx.launch.signals import SigtermListener
 from rlx.launch.submission import child_environment
 from rlx.spec import ExperimentSpec
@@ -33,13 +33,13 @@ from rlx_registry import Status
 
 __all__ = ["Attempt", "AttemptEnd", "build_failed_end"]
 
-HEARTBEAT = 10.0
+HEARTBEAT_INTERVAL = 10.0
 """Seconds between heartbeats."""
-LOOK = 0.25
+POLL_INTERVAL = 0.25
 """Seconds between two polls of the ranks."""
-GRACE = 30.0
-"""Seconds that ranks have to exit after SIGTERM."""
-PATIENCE = 5.0
+STOP_GRACE = 30.0
+"""Seconds that ranks have to exit once they are asked to stop."""
+DESCENDANTS_GRACE = 5.0
 """Seconds that the processes which ranks started have to exit after them."""
 
 
@@ -82,7 +82,6 @@ class Attempt:
         folder: its files.
         environment: environment variables of the ranks, in addition to `child_environment`.
         orders: stop and kill requests, polled several times a second.
-        forks: starts the ranks, if they are local and compute on the CPU.
     """
 
     def __init__(
@@ -92,10 +91,9 @@ class Attempt:
         folder: RunFolder,
         environment: Mapping[str, str],
         orders: SigtermListener,
-        forks: ForkServer,
     ) -> None:
         self._run_id, self._spec, self._folder = run_id, spec, folder
-        self._environment, self._orders, self._forks = environment, orders, forks
+        self._environment, self._orders = environment, orders
 
     def run(
         self,
@@ -106,7 +104,7 @@ class Attempt:
         """Runs the ranks until they exit, hang or are asked to stop.
 
         Args:
-            beat: called at least every `HEARTBEAT` seconds; an exception ends the ranks at once.
+            beat: called at least every `HEARTBEAT_INTERVAL` seconds; an exception ends the ranks.
             completed: whether the registry records the run as completed; exit codes cannot tell.
             report_pause: called with True when ranks are found stopped, with False when they go on.
         """
@@ -117,7 +115,7 @@ class Attempt:
             try:
                 hung = self._watch(ranks, beat, report_pause)
                 if hung:
-                    self._dump_stacks(ranks)
+                    self._dump_stacks()
             except BaseException:
                 self._end(ranks, politely=False)
                 raise
@@ -135,13 +133,13 @@ class Attempt:
 
     def _watch(
         self,
-        ranks: RankGroup,
+        ranks: RankProcesses,
         beat: Callable[[], None],
         report_pause: Callable[[bool], None],
     ) -> bool:
         """Waits until the ranks exit, hang or are asked to stop; returns whether they hang."""
         patience, paused = self._spec.runner.hang_after, False
-        look = min(HEARTBEAT, patience / 4)
+        look = min(HEARTBEAT_INTERVAL, patience / 4)
         watch = HangWatch(self._folder.progress, str(self._folder.root), Stopwatch(look))
         while ranks.poll() is None and not self._orders.stop:
             beat()
@@ -154,58 +152,56 @@ class Attempt:
                 report_pause(paused)
         return False
 
-    def _start(self, temporary: Mapping[str, str]) -> RankGroup:
+    def _start(self, temporary: Mapping[str, str]) -> RankProcesses:
         """Starts the ranks, or their launcher, each in its own process group."""
         runner = self._spec.runner
         own = {"OMP_NUM_THREADS": str(runner.threads), "RLX_SUPERVISOR": str(os.getpid())}
         environment = {**child_environment(), **own, **temporary, **self._environment}
         self._folder.failure.unlink(missing_ok=True)
         launcher = open_launcher(runner)
-        if isinstance(launcher, LocalLauncher):
-            places = launcher.list_places()
-            if launcher.is_on_cpu:
-                return self._forks.start(environment, places)
-            if len(places) == 1:
-                environment |= places[0]
         command = launcher.build_command(self._folder, self._run_id)
-        return CommandRanks(command, environment, is_rank=runner.is_alone)
+        if isinstance(launcher, LocalLauncher):
+            ranks = [StartCommand(command, own) for own in launcher.list_environments()]
+            return RankProcesses(ranks, environment, are_ranks=True)
+        if launcher.reads_input:  # its ranks have temporary folders of their machines
+            environment.pop("TMPDIR", None)
+            environment |= {k: v for k, v in os.environ.items() if k == "TMPDIR"}
+        return RankProcesses(
+            [StartCommand(command)], environment, are_ranks=False, reads_input=launcher.reads_input
+        )
 
-    def _wait(self, ranks: RankGroup, seconds: float) -> None:
+    def _wait(self, ranks: RankProcesses, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self._orders.stop and ranks.poll() is None:
-            ranks.wait(LOOK)
+            ranks.wait(POLL_INTERVAL)
 
-    def _dump_stacks(self, ranks: RankGroup) -> None:
-        """Makes hung ranks write their stacks to the log, or the process that is to fork them."""
-        hung = [*list_live_ranks(self._folder.root, os.getpid())]
-        if self._forks.pid is not None and not ranks.is_direct:
-            hung.append(self._forks.pid)
-        for pid in hung:
+    def _dump_stacks(self) -> None:
+        """Makes hung ranks write their stacks to the log."""
+        for pid in list_live_ranks(self._folder.root, os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(1.0)
 
-    def _end(self, ranks: RankGroup, *, politely: bool) -> None:
+    def _end(self, ranks: RankProcesses, *, politely: bool) -> None:
         """Ends the ranks, their launcher and all that they started."""
         if politely and ranks.is_alive():
-            ranks.terminate()  # them alone: a launcher passes it on, and what it needs stays
-            waited = Stopwatch(4 * LOOK)
-            while waited.look() < GRACE and not self._orders.kill and ranks.is_alive():
-                time.sleep(LOOK)
+            ranks.stop()
+            waited = Stopwatch(4 * POLL_INTERVAL)
+            while waited.look() < STOP_GRACE and not self._orders.kill and ranks.is_alive():
+                time.sleep(POLL_INTERVAL)
         ranks.kill()
         for pid in list_live_ranks(self._folder.root, os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        ranks.collect()
-        kill_descendants(PATIENCE, spare=self._forks.pid)
+        kill_descendants(DESCENDANTS_GRACE)
 
-    def _build_attempt_end(self, ranks: RankGroup, log_start: int) -> AttemptEnd:
+    def _build_attempt_end(self, ranks: RankProcesses, log_start: int) -> AttemptEnd:
         """How the attempt failed; its part of the log begins at byte `log_start`."""
         code = ranks.poll()
         log = _read_log_tail(self._folder.log, log_start)
         # torchrun ends the peers of a failed rank with SIGTERM.
         killed = [n for n in re.findall(r"exitcode\s*:\s*-(\d+)", log) if int(n) != signal.SIGTERM]
-        if code is not None and code < 0 and ranks.is_direct:
+        if code is not None and code < 0 and ranks.are_ranks:
             killed = [str(-code)]
         failure_file = self._folder.failure
         failure = json.loads(failure_file.read_text()) if failure_file.exists() else {}

@@ -5,16 +5,21 @@ library. The user sees the same error and exit code in each case.
 """
 
 import errno
+import json
 import os
 import re
 import signal
+import socket
 import traceback
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import rlx_registry
 from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError
-from rlx.home import get_rlx_home
+from rlx.home import RunFolder, get_rlx_home
 from rlx.launch.disk import RESERVE, format_disk_space, free_bytes
 from rlx.out_of_memory import is_out_of_memory
 from rlx.text import escape_unprintable, redact_passwords
@@ -26,6 +31,8 @@ __all__ = [
     "is_disk_full",
     "is_learner_out_of_memory",
     "is_registry_away",
+    "write_failure",
+    "write_failure_reason",
 ]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -63,6 +70,50 @@ def convert_to_rlx_error(error: BaseException) -> RlxError | None:
     if isinstance(error, rlx_registry.RegistryDatabaseError):
         return RegistryError(str(error))
     return None
+
+
+def write_failure(folder: RunFolder, error: Exception) -> None:
+    """Writes why this rank, or the launcher of ranks, failed, for the supervisor; an earlier
+    failure is kept."""
+    rlx_error = convert_to_rlx_error(error)
+    if is_disk_full(error):
+        folder.reserve.unlink(missing_ok=True)
+    _keep_failure(
+        folder,
+        {
+            "message": describe_error(error),
+            "exit_code": 1 if rlx_error is None else rlx_error.exit_code,
+            # An rlx error would occur again; a lost connection or device may come back.
+            "again": is_registry_away(error) or rlx_error is None,
+            "needs_smaller_batches": is_learner_out_of_memory(error),
+            "lacks_gpu_memory": is_out_of_memory(error),
+        },
+    )
+
+
+def write_failure_reason(
+    folder: RunFolder, message: str, *, again: bool, replaces: bool = False
+) -> None:
+    """Writes why ranks ended that could not write it themselves.
+
+    Args:
+        again: whether another attempt may succeed.
+        replaces: take the place of what peers of the lost rank have written, unless that would
+            occur again.
+    """
+    if replaces:
+        with suppress(FileNotFoundError):
+            if json.loads(folder.failure.read_text())["again"]:
+                folder.failure.unlink()
+    _keep_failure(folder, {"message": message, "exit_code": 1, "again": again})
+
+
+def _keep_failure(folder: RunFolder, failure: Mapping[str, Any]) -> None:
+    """Writes a failure atomically, unless there is one."""
+    if not folder.failure.exists():
+        aside = folder.failure.with_suffix(f".{socket.gethostname()}.{os.getpid()}")
+        aside.write_text(json.dumps(failure))
+        aside.replace(folder.failure)
 
 
 def is_registry_away(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from rlx.launch.launcher import JobLauncher, open_launcher
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.launch.submission import child_environment
 from rlx.spec import RunnerSpec
-from rlx_registry import DatabaseUnwritableError, Registry, RunRecord, Status, StoredFolder
+from rlx_registry import DatabaseUnwritableError, Registry, RunRecord, Status
 
 __all__ = [
     "cancel_job",
@@ -122,7 +122,7 @@ def reconcile_job(registry: Registry, run: RunRecord) -> RunRecord:
     if run.directory is None or run.status not in ("queued", "running", "lost"):
         return run
     folder = RunFolder(Path(run.directory))
-    job = _find_latest_job(registry, run, folder)
+    job = read_job_id(folder)
     launcher = None if job is None else find_job_launcher(load_resolved_spec(folder).runner)
     if job is None or launcher is None:
         return run
@@ -130,8 +130,6 @@ def reconcile_job(registry: Registry, run: RunRecord) -> RunRecord:
     if change is None:
         return run
     status, reason = change
-    if _may_be_elsewhere(run) and run.status == run.effective_status == "running":
-        return run  # its heart beats: another machine has resumed it, perhaps as no job
     try:
         with Registry.open(registry.url) as writing:
             if writing.transition(run.id, {run.status}, status, reason) and status != "queued":
@@ -139,20 +137,6 @@ def reconcile_job(registry: Registry, run: RunRecord) -> RunRecord:
             return writing.run(run.id)
     except DatabaseUnwritableError:  # without write access, return the run as recorded
         return run
-
-
-def _may_be_elsewhere(run: RunRecord) -> bool:
-    """Whether other machines have a folder of the run, of which this one hears nothing."""
-    return StoredFolder.find(run.directory) is not None
-
-
-def _find_latest_job(registry: Registry, run: RunRecord, folder: RunFolder) -> str | None:
-    """The id of a run's latest job, which another machine may have submitted."""
-    job = read_job_id(folder)
-    if job is None or not _may_be_elsewhere(run):
-        return job
-    told = (event.payload or {} for event in registry.results.events(run.id))
-    return next(reversed([str(payload["job"]) for payload in told if "job" in payload]), job)
 
 
 def list_startable_statuses(runner: RunnerSpec, run: RunRecord) -> set[Status]:

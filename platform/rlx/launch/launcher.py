@@ -4,11 +4,10 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypedDict
+from typing import ClassVar
 
 from rlx.discovery import import_implementation
 from rlx.home import RunFolder
-from rlx.launch.devices import query_nvidia_driver, torch_build
 from rlx.launch.ports import find_free_port
 from rlx.plugin import SamplerPlugin
 from rlx.spec import ExperimentSpec, RunnerSpec
@@ -19,9 +18,6 @@ __all__ = [
     "JobLauncher",
     "Launcher",
     "LocalLauncher",
-    "MultiNodeLauncher",
-    "NodeOrder",
-    "NodeSession",
     "build_torchrun_command",
     "open_launcher",
 ]
@@ -33,7 +29,11 @@ class Launcher(ABC):
     Attributes:
         runner: the section `runner`; `runner.launcher` holds the launcher's own settings.
         sampler: the section `sampler`; None where nobody asks what a run takes.
+        reads_input: whether the process of its command reads its standard input as
+            `rlx.launch.rank_processes` says; others are asked to stop by SIGTERM.
     """
+
+    reads_input: ClassVar[bool] = False
 
     def __init__(self, runner: RunnerSpec, sampler: SamplerPlugin | None = None) -> None:
         self.runner, self.sampler = runner, sampler
@@ -50,38 +50,16 @@ class Launcher(ABC):
         """
         return self.runner.ranks
 
-    def count_runs_at_once(self) -> int:
-        """Number of runs of a group that are started at the same time, unless the user says it.
-
-        Raises:
-            EnvironmentFault: `check` yields an error.
-        """
-        return 1
-
     @abstractmethod
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
         """The command whose process starts all ranks of an attempt and ends with them."""
 
 
 class LocalLauncher(Launcher):
-    """Starts every rank on the supervisor's machine.
+    """Starts every rank on the supervisor's machine, as a process of its own."""
 
-    Ranks that compute on the CPU are forks of a process that has imported their libraries. Those on
-    GPUs are started by torchrun, a single one without it.
-    """
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether no rank will use a GPU: a process that has initialised CUDA cannot be forked."""
-        if self.runner.device != "auto":
-            return self.runner.device == "cpu"
-        build = torch_build()
-        if build is None or not (build.cuda or build.hip):
-            return True
-        return not build.hip and _has_no_nvidia_driver()
-
-    def list_places(self) -> list[dict[str, str]]:
-        """The environment variables that torchrun would set, for each rank started without it."""
+    def list_environments(self) -> list[dict[str, str]]:
+        """The environment variables of torch.distributed, for each rank."""
         count = self.runner.ranks
         port = 0 if count == 1 else find_free_port()  # 0 is any: no peer connects
         return [
@@ -97,62 +75,8 @@ class LocalLauncher(Launcher):
         ]
 
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
-        if self.runner.is_alone:
-            return [sys.executable, "-m", "rlx.launch.rank", str(folder.root), run_id]
-        return build_torchrun_command(["--standalone"], self.runner.ranks, folder.root, run_id)
-
-
-def _has_no_nvidia_driver() -> bool:
-    """Whether this machine certainly has no NVIDIA GPU that can be used."""
-    driver = query_nvidia_driver()
-    return driver is not None and driver.listing is None
-
-
-class NodeOrder(TypedDict):
-    """The ranks that one machine is to start.
-
-    `node` is the machine's number and `address` the address of machine 0; both are None where
-    Slurm provides them.
-    """
-
-    folder: str
-    run_id: str
-    cwd: str
-    node: int | None
-    nodes: int
-    ranks: int
-    address: str | None
-    port: int
-    environment: dict[str, str]
-
-
-class NodeSession(NamedTuple):
-    """A command that runs `rlx.launch.node` on one machine or on several, and the order that is
-    sent to its standard input."""
-
-    name: str
-    command: list[str]
-    order: NodeOrder
-
-
-class MultiNodeLauncher(Launcher):
-    """Starts ranks on several machines, each through a session that `rlx.launch.multi_node` keeps
-    alive."""
-
-    def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
-        return [sys.executable, "-m", "rlx.launch.multi_node", str(folder.root), run_id]
-
-    @abstractmethod
-    def list_sessions(self, order: NodeOrder, node: list[str]) -> Iterator[NodeSession]:
-        """Yields the session of each machine.
-
-        Args:
-            order: what every machine receives, without the place of the machine.
-            node: the command of `rlx.launch.node` on any of them.
-
-        Raises:
-            EnvironmentFault: the machines are not known.
-        """
+        """The command of each rank."""
+        return [sys.executable, "-m", "rlx.launch.rank", str(folder.root), run_id]
 
 
 class JobLauncher(Launcher):

@@ -122,7 +122,7 @@ class MirrorThread:
 
 
 def _describe_missing(why: str) -> str:
-    return f"MLflow {why}; the registry is complete, and `rlx sync` updates MLflow later"
+    return f"MLflow {why}; the registry is complete, and `rlx check --repair` updates MLflow later"
 
 
 def print_to_log(line: str, *, out: TextIO | None = None) -> None:

@@ -29,10 +29,8 @@ __all__ = [
     "this_machine",
 ]
 
-_RANKS = {"rlx.launch.rank", "rlx.launch.fork_server"}
-"""Modules on the command lines of ranks; a fork has that of the process it was forked from."""
-_FORK_SERVER = "rlx-forkserver"
-"""Name of that process, as in `rlx.launch.fork_server`."""
+_RANK = "rlx.launch.rank"
+"""Module on the command lines of ranks, and of a torchrun that starts them."""
 _LOOKS = 200
 _PAUSE = 0.01
 """Looks at a process without a command line, and seconds between them."""
@@ -130,8 +128,7 @@ def is_rank(process: psutil.Process, mark: str) -> bool:
         psutil.Error: it has ended, or is another user's.
     """
     command = process.cmdline()
-    is_named = mark in command and not _RANKS.isdisjoint(command)
-    return is_named and process.name() != _FORK_SERVER
+    return mark in command and _RANK in command
 
 
 def list_live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int]:

@@ -1,12 +1,11 @@
-"""Entry point of one rank: `python -m rlx.launch.rank FOLDER RUN_ID`, directly or under torchrun.
-Forks of `rlx.launch.fork_server` enter here as well.
+"""Entry point of one rank: `python -m rlx.launch.rank FOLDER RUN_ID`, in the environment of
+torch.distributed.
 
 Only the standard library is imported at module level, because scoring processes are spawned from
 here and import this module again.
 """
 
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -16,13 +15,13 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["import_libraries", "keep_compiled_kernels", "main", "show_activity", "write_failure"]
+__all__ = ["keep_compiled_kernels", "main"]
 
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable of torch: where its compiler keeps kernels, and Triton's below it."""
 MEMORY_HISTORY = "RLX_MEMORY_HISTORY"
 """Environment variable: if set, a snapshot of memory says which lines allocated it."""
-SUPERVISOR_EVERY = 2.0
+SUPERVISOR_CHECK_INTERVAL = 2.0
 """Seconds between two checks that the supervisor is alive."""
 
 
@@ -36,7 +35,10 @@ def main(folder: str, run_id: str) -> int:
     try:
         _run_rank(Path(folder), run_id)
     except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
-        write_failure(Path(folder), error)  # first: on a full disk, writing the log fails
+        from rlx.home import RunFolder
+        from rlx.launch.failures import write_failure
+
+        write_failure(RunFolder(Path(folder)), error)  # first: a full disk fails writing the log
         traceback.print_exc()
         _explain_lack_of_memory(Path(folder), error)
         return 1
@@ -47,37 +49,6 @@ def _name_semaphores() -> None:
     from rlx.launch.leftovers import name_semaphores
 
     name_semaphores()
-
-
-def write_failure(folder: Path, error: Exception) -> None:
-    """Writes atomically why this rank failed; the failure of an earlier rank is kept."""
-    from rlx.errors import RlxError
-    from rlx.home import RunFolder
-    from rlx.launch.failures import (
-        convert_to_rlx_error,
-        describe_error,
-        is_disk_full,
-        is_learner_out_of_memory,
-        is_registry_away,
-    )
-    from rlx.out_of_memory import is_out_of_memory
-
-    paths = RunFolder(folder)
-    rlx_error = convert_to_rlx_error(error)
-    failure = {
-        "message": describe_error(error),
-        "exit_code": 1 if rlx_error is None else rlx_error.exit_code,
-        # An rlx error would occur again; a lost connection or device may come back.
-        "again": is_registry_away(error) or (rlx_error is None and not isinstance(error, RlxError)),
-        "needs_smaller_batches": is_learner_out_of_memory(error),
-        "lacks_gpu_memory": is_out_of_memory(error),
-    }
-    if is_disk_full(error):
-        paths.reserve.unlink(missing_ok=True)
-    if not paths.failure.exists():
-        aside = paths.failure.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(failure))
-        aside.replace(paths.failure)
 
 
 def _explain_lack_of_memory(folder: Path, error: Exception) -> None:
@@ -105,7 +76,7 @@ def _exit_without_supervisor(supervisor: int) -> None:
         process = psutil.Process(supervisor)
         # A killed supervisor stays a zombie, which counts as running, until its parent reaps it.
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(SUPERVISOR_EVERY)
+            time.sleep(SUPERVISOR_CHECK_INTERVAL)
     except psutil.NoSuchProcess:
         pass
     with suppress(OSError):  # it may have read what this process prints
@@ -120,7 +91,7 @@ def keep_compiled_kernels() -> None:
     It would take the temporary folder, which is gone after the attempt. If the cache cannot be
     written, it does.
     """
-    from rlx_registry import locate_cache
+    from rlx.home import locate_cache
 
     folder = locate_cache() / "inductor"
     with suppress(OSError):
@@ -129,7 +100,7 @@ def keep_compiled_kernels() -> None:
             os.environ.setdefault(KERNELS, str(folder))
 
 
-def import_libraries(*, on_cpu: bool) -> None:
+def _import_libraries(*, on_cpu: bool) -> None:
     """Imports what a rank needs, which takes longer than all else before its first step."""
     from rlx.importing import speed_up_imports
 
@@ -146,7 +117,7 @@ def import_libraries(*, on_cpu: bool) -> None:
     _ = join_ranks, Recorder, run_experiment, Registry
 
 
-def show_activity(folder: Path, what: str) -> None:
+def _show_activity(folder: Path, what: str) -> None:
     """Shows what the first rank does before it trains."""
     from rlx.home import RunFolder
     from rlx.run import ProgressFile
@@ -156,21 +127,21 @@ def show_activity(folder: Path, what: str) -> None:
 
 
 def _run_rank(folder: Path, run_id: str) -> None:
-    from rlx.home import ATTEMPT, DISK, REGISTRY, RunFolder
+    from rlx.home import ATTEMPT, REGISTRY, RunFolder
     from rlx.launch.stored_spec import load_resolved_spec
 
     paths = RunFolder(folder)
     keep_compiled_kernels()
-    show_activity(folder, "libraries")
+    _show_activity(folder, "libraries")
     spec = load_resolved_spec(paths)
-    import_libraries(on_cpu=spec.runner.device == "cpu")
+    _import_libraries(on_cpu=spec.runner.device == "cpu")
     from rlx.learner import join_ranks
     from rlx.record import Recorder, retry_registry_call
     from rlx.run import RunStopped, StopRequest, record_allocations, run_experiment
     from rlx_registry import Registry
 
-    show_activity(folder, "ranks")
-    ranks, stop = join_ranks(spec.runner, os.environ.get(DISK, "")), StopRequest()
+    _show_activity(folder, "ranks")
+    ranks, stop = join_ranks(spec.runner), StopRequest()
     if os.environ.get(MEMORY_HISTORY) and ranks.device.type == "cuda":
         record_allocations()
     if not ranks.is_first:

@@ -1,108 +1,268 @@
-"""Runs a run's ranks on a Ray cluster: `python -m rlx.launch.ray_driver FOLDER RUN_ID TEMPORARY`.
+"""Runs a run's ranks as actors of a Ray cluster: `python -m rlx.launch.ray_driver FOLDER RUN_ID`.
 
-The supervisor starts this process in place of torchrun. It starts or joins the cluster and follows
-the ranks (`rlx.launch.ray_ranks`). Without this process, Ray ends their actors.
+The supervisor starts this process in place of the ranks, and talks to it through its input, see
+`rlx.launch.rank_processes`. What all ranks take is reserved in one placement group. The actors say
+where they are, and ranks are numbered so that those of a node follow each other. If one ends
+otherwise than well, all are ended, and the supervisor decides about another attempt. Ray ends the
+actors, and they their ranks, if this process is killed.
 """
 
+import logging
+import os
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
-from rlx.launch.failures import convert_to_rlx_error, describe_error
-from rlx.launch.leftovers import remove_temporary_folder
+from rlx.launch.failures import describe_signal, write_failure, write_failure_reason
 from rlx.launch.log_lines import stamp_output
 from rlx.launch.mirroring import print_to_log
-from rlx.launch.node import write_end_reason
-from rlx.launch.ray_cluster import JOINING, join_cluster, open_own_cluster
-from rlx.launch.ray_head import HeadLostError
-from rlx.launch.ray_launcher import list_demands
-from rlx.launch.ray_orders import NotWantedError, Orders
+from rlx.launch.rank_processes import LauncherInput
+from rlx.launch.ray_launcher import require_cluster
+from rlx.launch.ray_rank import RankActor, RankPlace, RankState
 from rlx.launch.stored_spec import load_resolved_spec
 from rlx.run import ProgressFile
 from rlx.spec import ExperimentSpec, RayLauncherSpec
-from rlx.stopwatch import Stopwatch
-from rlx.text import escape_unprintable
 
 __all__ = ["main"]
 
+POLL_INTERVAL = 0.25
+"""Seconds between two looks at what the supervisor says."""
+POLLS_BEFORE_NOTICE = 20
+"""Polls for room in the cluster before the log says that the run waits."""
+END_GRACE = 30.0
+"""Seconds that actors have to end their ranks."""
+FORWARDED_PREFIXES = (
+    *("RLX_", "OMP_", "PYTHON", "HF_", "TOKENIZERS_", "TRANSFORMERS_", "TORCH", "NCCL_", "GLOO_"),
+    *("VLLM_", "PATH", "LD_LIBRARY_PATH", "XDG_CACHE_HOME"),
+)
+"""Prefixes of the environment variables that ranks get from the supervisor's machine."""
 
-def main(folder: str, run_id: str, temporary: str) -> int:
-    """Runs all ranks until they end; returns the exit code.
 
-    Args:
-        temporary: the user's folder of temporary files, in which Ray notes this machine's cluster.
-    """
-    paths, orders = RunFolder(Path(folder)), Orders()
+class _NotWantedError(Exception):
+    """The ranks are not wanted any more, before all of them have started."""
+
+
+def main(folder: str, run_id: str) -> int:
+    """Runs all ranks until they end; returns the exit code."""
+    paths, given = RunFolder(Path(folder)), LauncherInput()
     try:
         spec = load_resolved_spec(paths)
-        with _open_cluster(spec, paths, temporary, orders):
-            from rlx.launch.ray_ranks import run_ranks  # Ray reads the environment when imported
-
-            orders.listen()  # again: Ray has set a handler of its own
-            return run_ranks(spec, paths, run_id, orders)
-    except (NotWantedError, HeadLostError):
+        launcher = spec.runner.launcher
+        assert isinstance(launcher, RayLauncherSpec)
+        require_cluster(launcher.address)
+        ray.init(launcher.address, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            with _reserve_places(spec, launcher, paths, given) as (group, bundle):
+                ranks = _PlacedRanks(paths, given)
+                try:
+                    ranks.start(group, bundle, spec.runner.ranks, run_id)
+                    ranks.follow()
+                finally:
+                    ranks.end()
+            return ranks.report()
+        finally:
+            ray.shutdown()
+    except _NotWantedError:
         return 1
     except Exception as error:
-        known = convert_to_rlx_error(error)
-        code = 1 if known is None else known.exit_code
-        write_end_reason(paths, describe_error(error), code, again=known is None)
+        write_failure(paths, error)
         raise
-    finally:
-        if orders.is_orphan():
-            remove_temporary_folder()
 
 
-def _open_cluster(
-    spec: ExperimentSpec, folder: RunFolder, temporary: str, orders: Orders
-) -> AbstractContextManager[None]:
-    launcher = spec.runner.launcher
-    assert isinstance(launcher, RayLauncherSpec)
-    if launcher.address != "local":
-        address = "auto" if launcher.submits_jobs else launcher.address  # a job's own cluster
-        absence = _Absence(address, folder, spec.runner.hang_after, orders)
-        return join_cluster(address, temporary, absence.wait)
-    # Whether there are GPUs, Ray finds out; there must be room for either.
-    choices = (False,) if spec.runner.device == "cpu" else (False, True)
-    return open_own_cluster(
-        [list_demands(spec.runner, spec.sampler, on_gpus=on_gpus) for on_gpus in choices]
-    )
+def _require_wanted(given: LauncherInput, seconds: float = 0.0) -> None:
+    given.look(seconds)
+    if given.stop or given.is_closed:
+        raise _NotWantedError
 
 
-class _Absence:
-    """The time in which there is no cluster at the address of a run.
+@contextmanager
+def _reserve_places(
+    spec: ExperimentSpec, launcher: RayLauncherSpec, folder: RunFolder, given: LauncherInput
+) -> Iterator[tuple[Any, dict[str, float]]]:
+    """Reserves what all ranks take as soon as it is free: a run has all of it, or waits.
 
-    Args:
-        patience: seconds after which the run fails.
+    Yields:
+        Ray's placement group, and what each rank takes of it.
+
+    Raises:
+        _NotWantedError: the supervisor ends the wait.
     """
+    runner = spec.runner
+    has_gpus = runner.device == "cuda" or "GPU" in ray.cluster_resources()
+    gpus = spec.sampler.gpus_per_rank if has_gpus and runner.device != "cpu" else 0
+    bundle = {"CPU": float(runner.threads), "GPU": float(gpus), **launcher.resources}
+    bundle = {name: amount for name, amount in bundle.items() if amount}
+    group = placement_group([bundle] * runner.ranks, strategy=launcher.strategy)
+    progress, polls = ProgressFile(folder.progress), 0
+    try:
+        while not group.wait(POLL_INTERVAL):
+            _require_wanted(given)
+            progress.show_activity("waiting for the cluster")
+            polls += 1
+            if polls == POLLS_BEFORE_NOTICE:
+                nodes = [_format_amounts(n["Resources"]) for n in ray.nodes() if n["Alive"]]
+                print_to_log(
+                    f"waiting for room in the Ray cluster for {runner.ranks} ranks, each with "
+                    f"{_format_amounts(bundle)}; its nodes have {'; '.join(nodes)}"
+                )
+        yield group, bundle
+    finally:
+        with suppress(RayError):
+            remove_placement_group(group)
 
-    def __init__(self, address: str, folder: RunFolder, patience: float, orders: Orders) -> None:
-        self._address, self._patience, self._orders = address, patience, orders
-        self._progress = ProgressFile(folder.progress)
-        self._waited = Stopwatch(JOINING)
-        self._is_told = False
 
-    def wait(self, why: str) -> None:
-        """Has the driver go on waiting, and says so.
+def _format_amounts(amounts: dict[str, float]) -> str:
+    shown = {k: v for k, v in amounts.items() if not k.startswith(("node:", "memory", "object_st"))}
+    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(shown.items())) or "nothing"
+
+
+class _PlacedRanks:
+    """The actors of all ranks, numbered when they start."""
+
+    def __init__(self, folder: RunFolder, given: LauncherInput) -> None:
+        self._folder, self._given = folder, given
+        self._actors: list[Any] = []
+        self._places: list[RankPlace] = []
+        self._codes: dict[int, int] = {}
+        self._lost: dict[int, RayError] = {}
+
+    def start(self, group: Any, bundle: dict[str, float], count: int, run_id: str) -> None:
+        """Starts the actors, numbers the ranks and starts them, unless an actor is lost.
 
         Raises:
-            EnvironmentFault: it has waited long enough.
-            NotWantedError: the ranks are not wanted any more.
+            EnvironmentFault: a node does not see the run's folder.
+            _NotWantedError: the supervisor ends the wait.
         """
-        self._orders.require_start()
-        if self._waited.look() >= self._patience:
-            raise EnvironmentFault(
-                f"no Ray cluster came back at {self._address} within {self._patience:g} s: "
-                f"{escape_unprintable(why)}; once there is one, `rlx resume` continues the run"
-            )
-        if not self._is_told:
-            self._is_told = True
-            print_to_log(
-                f"waiting at most {self._patience:g} s for a Ray cluster at {self._address}: "
-                f"{escape_unprintable(why)}"
-            )
-        self._progress.show_activity("waiting for the cluster")
+        named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        placed: dict[str, Any] = {named[k]: bundle.get(k, 0) for k in ("CPU", "GPU")}
+        placed |= {"memory": bundle["memory"]} if "memory" in bundle else {}
+        placed["resources"] = {k: v for k, v in bundle.items() if k not in named}
+        for number in range(count):
+            there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+            remote = ray.remote(RankActor).options(scheduling_strategy=there, **placed)
+            self._actors.append(remote.remote(str(self._folder.root)))
+        found = self._ask([actor.find_place.remote() for actor in self._actors])
+        if self._lost:
+            return
+        for place in found:
+            if not place.sees_run:
+                raise EnvironmentFault(
+                    f"{place.host} does not see {self._folder.root}: RLX_HOME must be on a disk "
+                    "that all nodes of the Ray cluster share"
+                )
+        here = ray.get_runtime_context().get_node_id()
+        nodes = list(dict.fromkeys([here, *(place.node for place in found)]))
+        order = sorted(range(count), key=lambda number: (nodes.index(found[number].node), number))
+        self._actors = [self._actors[number] for number in order]
+        self._places = [found[number] for number in order]
+        own = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)}
+        environments = _build_rank_environments(self._places)
+        self._ask(
+            [
+                actor.start.remote(run_id, str(Path.cwd()), {**own, **environment})
+                for actor, environment in zip(self._actors, environments, strict=True)
+            ]
+        )
+
+    def _ask(self, answers: Sequence[Any]) -> list[Any]:
+        """Waits for the answers of all actors; those that have none are lost."""
+        done: list[Any] = []
+        while len(done) < len(answers):
+            done, _ = ray.wait(list(answers), num_returns=len(answers), timeout=POLL_INTERVAL)
+            _require_wanted(self._given)
+        found = []
+        for rank, answer in enumerate(answers):
+            try:
+                found.append(ray.get(answer))
+            except RayError as error:
+                self._lost[rank] = error
+        return found
+
+    def follow(self) -> None:
+        """Prints what the ranks print, until all have ended, or one otherwise than well."""
+        polls = {} if self._lost else {self._poll_rank(n): n for n in range(len(self._actors))}
+        while polls and not self._has_failed() and not self._given.is_closed:
+            self._given.look()
+            for poll in ray.wait(list(polls), timeout=POLL_INTERVAL)[0]:
+                rank = polls.pop(poll)
+                if self._take(rank, poll) and rank not in self._codes:
+                    polls[self._poll_rank(rank)] = rank
+
+    def end(self) -> None:
+        """Ends all ranks; those that have ended already have their codes."""
+        ends = {actor.end.remote(): rank for rank, actor in enumerate(self._actors)}
+        if ends:
+            for end in ray.wait(list(ends), num_returns=len(ends), timeout=END_GRACE)[0]:
+                self._take(ends[end], end)
+
+    def report(self) -> int:
+        """Writes why the ranks ended, unless a rank has; returns the exit code."""
+        killed = [code for code in self._codes.values() if code < 0]
+        if self._lost:
+            why = self._describe_loss(*next(iter(self._lost.items())))
+            write_failure_reason(self._folder, why, again=True, replaces=True)
+        elif killed and not self._given.stop:
+            why = f"a rank was {describe_signal(-killed[0])}"
+            write_failure_reason(self._folder, why, again=True, replaces=True)
+        return int(self._has_failed())
+
+    def _poll_rank(self, rank: int) -> Any:
+        return self._actors[rank].poll_rank.remote(stop=self._given.stop)
+
+    def _take(self, rank: int, answer: Any) -> bool:
+        """Prints what an actor has answered; returns whether it is there."""
+        try:
+            state: RankState = ray.get(answer)
+        except RayError as error:
+            self._lost.setdefault(rank, error)
+            return False
+        text = state.output
+        with suppress(OSError):  # the log's disk may be full
+            while text:
+                text = text[os.write(1, text) :]
+        if state.code is not None:
+            self._codes[rank] = state.code
+        return True
+
+    def _has_failed(self) -> bool:
+        return bool(self._lost) or any(self._codes.values())
+
+    def _describe_loss(self, rank: int, error: RayError) -> str:
+        """Says in plain words why the actor of a rank is gone."""
+        host = self._places[rank].host if self._places else "its node"
+        if isinstance(error, RayTaskError):
+            cause = error.cause
+            return f"rank {rank} cannot start on {host}: {type(cause).__name__}: {cause}"
+        if "its node has died" in str(error):
+            return f"the node of rank {rank}, {host}, was lost: it crashed, left or is unreachable"
+        return f"the actor of rank {rank} on {host} was killed or crashed"
+
+
+def _build_rank_environments(places: Sequence[RankPlace]) -> Iterator[dict[str, str]]:
+    """The environment of torch.distributed of each rank. Ranks of a node see its GPUs, the first
+    of each first."""
+    for rank, place in enumerate(places):
+        beside = [other for other in places if other.node == place.node]
+        first = next(n for n, other in enumerate(places) if other.node == place.node)
+        each = zip(*(other.gpus for other in beside), strict=True)
+        yield {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(places)),
+            "LOCAL_RANK": str(rank - first),
+            "LOCAL_WORLD_SIZE": str(len(beside)),
+            "MASTER_ADDR": places[0].address,
+            "MASTER_PORT": str(places[0].port),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpu for some in each for gpu in some),
+        }
 
 
 if __name__ == "__main__":

@@ -13,10 +13,8 @@ from rlx_registry import (
     ENDED,
     Registry,
     RunRecord,
-    StoredFolder,
     delete_rollout_records,
     delete_run_records,
-    find_folder_url,
 )
 
 __all__ = ["Removal", "plan_removal", "remove_run_data"]
@@ -29,8 +27,6 @@ class Removal:
     Attributes:
         whole: the whole run, with its records and its MLflow run.
         rollouts: its stored rollouts and their index.
-        parts: names of the folders in the run's folder, unless `whole`.
-        stored: URLs of these, or of the whole folder, in the object store of its home.
         files: files and folders of this machine, none inside another.
         bytes: their size.
         mlflow: id of the MLflow run that is moved to MLflow's trash; None if there is none.
@@ -39,8 +35,6 @@ class Removal:
     run: RunRecord
     whole: bool
     rollouts: bool
-    parts: tuple[str, ...]
-    stored: tuple[str, ...]
     files: tuple[Path, ...]
     bytes: int
     mlflow: str | None
@@ -71,14 +65,10 @@ def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = 
     if mlflow is not None:
         places += (get_rlx_home() / "mlartifacts").glob(f"*/{mlflow}")
     files = tuple(path for path in places if path.exists())
-    copy = find_folder_url(run.directory or "")
-    stored = [copy] * whole + [f"{copy}/{part}" for part in parts] if copy else []
     return Removal(
         run=run,
         whole=whole,
         rollouts=whole or rollouts,
-        parts=tuple(parts),
-        stored=tuple(stored),
         files=files,
         bytes=sum(map(_measure_size, files)),
         mlflow=mlflow,
@@ -103,8 +93,6 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
         client = MirrorClient(tracking_url(uri))
         if client.find(mlflow) is not None:
             client.discard(mlflow)
-    if stored := StoredFolder.find(run.directory):  # found again only through its record
-        stored.remove(*() if removal.whole else removal.parts)
     if removal.whole:
         delete_run_records(registry, run.id)
     elif removal.rollouts:

@@ -259,7 +259,7 @@ class _KillTrial:
             for run in runs:  # supervisors may still be telling MLflow the end of their runs
                 self._wait(registry, run.id, lambda run: not _has_supervisor(run))
             behind = sum(is_mirror_behind(registry, registry.run(run.id)) for run in runs)
-            self._call_rlx("sync")
+            self._call_rlx("check", "--repair")
             unequal = 0
             for run in runs:
                 uri = (get_mlflow_uri(run) or "").replace("{home}", str(self._home))
@@ -269,7 +269,7 @@ class _KillTrial:
                     self._report(f"{run.id}: {difference}")
         self._report(
             f"MLflow has the registry's points of {len(runs) - unequal} of {len(runs)} runs "
-            f"({behind} completed by `rlx sync`)"
+            f"({behind} completed by `rlx check --repair`)"
         )
         return unequal
 

@@ -16,7 +16,7 @@ from rlx.home import DEFAULT_REGISTRY, RunFolder, format_path, tracking_url
 from rlx.launch.failures import convert_to_rlx_error
 from rlx.launch.processes import list_live_ranks
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, NotFoundError, Registry, RunRecord, Status, StoredFolder
+from rlx_registry import ENDED, NotFoundError, Registry, RunRecord, Status
 
 if TYPE_CHECKING:  # slow to import, and lists of runs need none of it
     from rlx.spec import ExperimentSpec
@@ -25,7 +25,6 @@ __all__ = [
     "BROKEN_OFF",
     "KILLED",
     "RUN_LIKE",
-    "WHOLE",
     "choose_run_exit_code",
     "create_missing_registry",
     "end_orphaned_run",
@@ -36,11 +35,8 @@ __all__ = [
     "list_group_runs",
     "locate_run_folder",
     "open_registry",
-    "send_run_folder",
 ]
 
-WHOLE = ""
-"""For `locate_run_folder`: all folders in a run's folder."""
 KILLED = "its supervisor was gone"
 """Reason of a lost run for which none was recorded."""
 BROKEN_OFF = "its submission was interrupted"
@@ -104,12 +100,6 @@ def create_missing_registry(url: str) -> None:
 def _prepare_registry_file(url: str, read_only: bool) -> str:
     if not url.startswith("sqlite:///"):
         return url
-    if rlx_registry.is_url(home := os.environ.get("RLX_HOME", "")):
-        raise rlx.errors.EnvironmentFault(
-            f"RLX_HOME is {home}, which several machines may use, and the registry is a file of "
-            "this one: set RLX_REGISTRY, or tracking.registry in the experiment, to a database "
-            "such as postgresql+psycopg://user@host/database"
-        )
     path = Path(unquote(url.removeprefix("sqlite:///")))
     if read_only and not path.exists():
         raise rlx.errors.SpecError(
@@ -137,41 +127,15 @@ def is_spec_of_run(spec: "ExperimentSpec", run: RunRecord) -> bool:
     return (spec.digest, spec.seed) == (recorded.digest, run.seed)
 
 
-def locate_run_folder(run: RunRecord, *parts: str) -> RunFolder:
-    """Returns the folder of a run; if its home is in an object store, with what is new there.
-
-    Args:
-        parts: names of folders in it, and paths of files in these, that are read besides the files
-            at its top.
+def locate_run_folder(run: RunRecord, *_: str) -> RunFolder:
+    """Returns the folder of a run.
 
     Raises:
-        RegistryError: the run was recorded, but its folder was never created; or the store cannot
-            be read.
+        RegistryError: the run was recorded, but its folder was never created.
     """
     if run.directory is None:
         raise rlx.errors.RegistryError(f"run {run.id} has no folder: {BROKEN_OFF}")
-    if stored := StoredFolder.find(run.directory):
-        try:
-            stored.fetch(*parts)
-        except rlx_registry.StoreError as error:
-            raise rlx.errors.RegistryError(str(error)) from error
     return RunFolder(Path(run.directory))
-
-
-def send_run_folder(run: RunRecord, *, own: bool = False) -> None:
-    """Sends what is new in a run's folder to the object store of its home, if it is in one.
-
-    Args:
-        own: as for `rlx_registry.StoredFolder.send`.
-
-    Raises:
-        RegistryError: the store cannot be written.
-    """
-    if stored := StoredFolder.find(run.directory):
-        try:
-            stored.send(own=own)
-        except rlx_registry.StoreError as error:
-            raise rlx.errors.RegistryError(str(error)) from error
 
 
 def list_group_runs(registry: Registry, name: str) -> list[str]:

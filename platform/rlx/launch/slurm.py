@@ -6,34 +6,38 @@ Slurm's accounting is not required: `scontrol` knows running jobs, and ended one
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
-from rlx.launch.launcher import JobLauncher, MultiNodeLauncher, NodeOrder, NodeSession
+from rlx.launch.launcher import JobLauncher
+from rlx.launch.ports import find_free_port
 from rlx.spec import ExperimentSpec, SlurmLauncherSpec
 from rlx.text import escape_unprintable
 from rlx_registry import Status
 
 __all__ = ["SlurmLauncher"]
 
-PATIENCE = 30.0
+COMMAND_TIMEOUT = 30.0
 """Timeout of a Slurm command in seconds."""
 RESTARTS = "SLURM_RESTART_COUNT"
 """Environment variable of a restarted job: how often Slurm has restarted it."""
-GONE = "Invalid job id"
+UNKNOWN_JOB = "Invalid job id"
+"""What Slurm says of a job that it no longer knows."""
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"})
 WAITING |= {"SPECIAL_EXIT", "RESV_DEL_HOLD"}
 ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"})
 ENDED |= {"BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"}
 
 
-class SlurmLauncher(JobLauncher, MultiNodeLauncher):
+class SlurmLauncher(JobLauncher):
     """Submits each run to Slurm; its supervisor runs on the job's first node."""
 
     title: ClassVar[str] = "Slurm"
+    reads_input: ClassVar[bool] = True
 
     @property
     def settings(self) -> SlurmLauncherSpec:
@@ -41,12 +45,12 @@ class SlurmLauncher(JobLauncher, MultiNodeLauncher):
         assert isinstance(self.runner.launcher, SlurmLauncherSpec)
         return self.runner.launcher
 
-    def list_sessions(self, order: NodeOrder, node: list[str]) -> Iterator[NodeSession]:
+    def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
         nodes = self.settings.nodes
         srun = ["srun", f"--nodes={nodes}", "--ntasks-per-node=1", "--mpi=none"]
         srun += ["--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
-        shared: NodeOrder = {**order, "nodes": nodes, "ranks": self.runner.ranks // nodes}
-        yield NodeSession("srun", [*srun, *node], shared)
+        node = [sys.executable, "-m", "rlx.launch.slurm_node", str(folder.root), run_id]
+        return [*srun, *node, str(self.runner.ranks // nodes), str(nodes), str(find_free_port())]
 
     def submit(
         self,
@@ -70,7 +74,7 @@ class SlurmLauncher(JobLauncher, MultiNodeLauncher):
 
     def cancel(self, job: str) -> None:
         result = _run_slurm_command(["scancel", job])
-        if result.returncode and GONE not in result.stderr:
+        if result.returncode and UNKNOWN_JOB not in result.stderr:
             raise EnvironmentFault(f"scancel {job}: {escape_unprintable(result.stderr.strip())}")
 
     def find_status(self, job: str, status: Status) -> tuple[Status, str] | None:
@@ -133,7 +137,7 @@ def _query_job_fields(job: str) -> dict[str, str]:
     except EnvironmentFault:
         return {}
     if result.returncode:
-        return {"JobState": "gone"} if GONE in result.stderr else {}
+        return {"JobState": "gone"} if UNKNOWN_JOB in result.stderr else {}
     return dict(re.findall(r"(?:^|\s)(JobState|Restarts)=(\S+)", result.stdout))
 
 
@@ -148,7 +152,7 @@ def _run_slurm_command(
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=COMMAND_TIMEOUT,
             start_new_session=True,
             **options,
         )
@@ -158,4 +162,6 @@ def _run_slurm_command(
             "Slurm jobs"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentFault(f"{command[0]} did not answer within {PATIENCE:g} s") from error
+        raise EnvironmentFault(
+            f"{command[0]} did not answer within {COMMAND_TIMEOUT:g} s"
+        ) from error

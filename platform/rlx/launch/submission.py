@@ -22,11 +22,10 @@ from typing import Any
 import rlx
 from rlx.checkpoint import copy_origin, pin_checkpoint
 from rlx.discovery import ExperimentPlugins
-from rlx.home import REGISTRY, RunFolder, get_home_setting, get_rlx_home, tracking_url
+from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.launch.disk import hold_reserve
 from rlx.launch.failures import convert_to_rlx_error, describe_error
 from rlx.launch.processes import has_ended, this_machine
-from rlx.launch.run_access import send_run_folder
 from rlx.launch.run_vocabulary import choose_run_vocabulary
 from rlx.launch.stored_spec import put_spec
 from rlx.model import Vocabulary
@@ -38,7 +37,6 @@ from rlx_registry import (
     Registry,
     RegistryDatabaseError,
     RunRecord,
-    StoredFolder,
     find_changed_plugins,
     record_supervisor,
 )
@@ -110,9 +108,6 @@ def submit_run(
                     registry.results.add_event(
                         run.id, "warning", found.message, found.to_json(), "warning"
                     )
-    if created:
-        with fail_unless_started(registry, run.id):
-            send_run_folder(run, own=True)
     return registry.run(run.id), created
 
 
@@ -178,9 +173,6 @@ def _place_folder(staged: Path, runs: Path, run_id: str) -> RunFolder:
     """Renames a folder to one that no run uses, not even of another registry or a deleted one."""
     for number in count(1):
         folder = runs / (run_id if number == 1 else f"{run_id}.{number}")
-        stored = StoredFolder.find(folder)
-        if stored is not None and stored.exists:
-            continue
         try:
             return RunFolder(staged.replace(folder))  # takes the place of an empty folder too
         except OSError as error:
@@ -236,7 +228,7 @@ def child_environment() -> dict[str, str]:
     """Environment of the supervisor and ranks: quiet libraries, passively waiting threads."""
     return {
         **os.environ,
-        "RLX_HOME": get_home_setting(),
+        "RLX_HOME": str(get_rlx_home()),
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
         "PYTHONWARNINGS": "ignore",

@@ -34,10 +34,8 @@ from rlx.launch.jobs import find_job_launcher, list_startable_statuses, restore_
 from rlx.launch.log_lines import stamp_output
 from rlx.launch.mirroring import MirrorThread, print_to_log
 from rlx.launch.processes import this_machine
-from rlx.launch.rank_group import ForkServer
-from rlx.launch.run_access import WHOLE, is_spec_of_run, locate_run_folder
+from rlx.launch.run_access import is_spec_of_run, locate_run_folder
 from rlx.launch.signals import SigtermListener
-from rlx.launch.store_thread import StoreThread
 from rlx.launch.stored_spec import load_resolved_spec, put_spec
 from rlx.launch.submission import fail_unless_started
 from rlx.launch.takeover import attempts_used
@@ -73,7 +71,7 @@ def main(run_id: str) -> int:
     with retry_registry_call(lambda: Registry.open(os.environ[REGISTRY])) as registry:
         with fail_unless_started(registry, run_id):
             run = retry_registry_call(lambda: registry.run(run_id))
-            folder = locate_run_folder(run, WHOLE)
+            folder = locate_run_folder(run)
             spec = load_resolved_spec(folder)
             if not is_spec_of_run(spec, run):
                 raise RlxError(f"{folder.root} belongs to a run of another registry")
@@ -175,16 +173,11 @@ class _Supervisor:
             self._spec.tracking.mlflow,
             lambda: self._folder.has_room,
         )
-        stored = StoreThread(self._folder)
         try:
-            with ForkServer(self._folder, self._run_id) as forks:
-                writer, end = self._run_attempts(writer, started, forks)
-            if behind := stored.end(partial(self._send_heartbeat, writer)):
-                self._record_event(writer, "store_behind", behind, level="warning")
+            writer, end = self._run_attempts(writer, started)
             self._record_end(writer, end)  # once the CPU time of all processes is known
         except BaseException as error:
             mirror.leave()
-            stored.leave()
             if not isinstance(error, FencedError):
                 raise
             print_to_log(f"exiting: {error}")
@@ -193,11 +186,10 @@ class _Supervisor:
             self._record_event(self._registry, "mirror_behind", behind, level="warning")
         if retry_registry_call(lambda: self._registry.run(self._run_id)).status in ENDED:
             self._folder.reserve.unlink(missing_ok=True)  # else it has been resumed since
-            stored.send_end()
         return 0 if end.status == "finished" else 1
 
     def _run_attempts(
-        self, writer: Registry, started: StartedAttempt, forks: ForkServer
+        self, writer: Registry, started: StartedAttempt
     ) -> tuple[Registry, AttemptEnd]:
         """Runs the ranks, and retries if that may help.
 
@@ -208,7 +200,7 @@ class _Supervisor:
         while True:
             first = self._find_newest_step(writer)
             try:
-                end = self._run_attempt(writer, started, forks)
+                end = self._run_attempt(writer, started)
             except FencedError:
                 raise
             except Exception as error:  # noqa: BLE001  (recorded: a run must not stay "running")
@@ -264,16 +256,14 @@ class _Supervisor:
         devices = self._devices
         return self._write(lambda: writer.start(self._run_id, {"running"}, reason, devices=devices))
 
-    def _run_attempt(
-        self, writer: Registry, started: StartedAttempt, forks: ForkServer
-    ) -> AttemptEnd:
+    def _run_attempt(self, writer: Registry, started: StartedAttempt) -> AttemptEnd:
         """Runs the ranks once; draws the run's pictures if they have finished."""
         environment = {
             REGISTRY: self._registry.url,
             ATTEMPT: str(started.attempt),
             **build_cuda_environment(started.devices),
         }
-        attempt = Attempt(self._run_id, self._spec, self._folder, environment, self._orders, forks)
+        attempt = Attempt(self._run_id, self._spec, self._folder, environment, self._orders)
         if self._has_completed(writer):  # a lost supervisor had only to record it
             end = AttemptEnd("finished")
         else:

@@ -8,7 +8,7 @@ from rlx.home import RunFolder
 from rlx.launch.disk import hold_reserve
 from rlx.launch.jobs import leave_job, reconcile_job, submit_job
 from rlx.launch.processes import has_lost_supervisor, is_job, list_live_ranks, this_machine
-from rlx.launch.run_access import WHOLE, locate_run_folder, send_run_folder
+from rlx.launch.run_access import locate_run_folder
 from rlx.launch.signals import delay_interrupts
 from rlx.launch.stored_spec import load_resolved_spec, put_spec
 from rlx.launch.submission import fail_unless_started, start_supervisor
@@ -76,7 +76,7 @@ def continue_run(
     Returns:
         False if the run has been taken over or ended elsewhere in the meantime.
     """
-    folder = locate_run_folder(run, WHOLE)
+    folder = locate_run_folder(run)
     spec = changed or load_resolved_spec(folder)
     if not spec.runner.launcher.submits_jobs:
         return take_over_run(registry, run, registry_url, RESUMED, changed) is not None
@@ -88,7 +88,6 @@ def continue_run(
             if changed is not None:
                 put_spec(folder, changed)
             hold_reserve(folder.reserve)
-            send_run_folder(run, own=True)
             submit_job(registry, run, registry_url)
     return True
 
@@ -105,7 +104,7 @@ def take_over_run(
     Returns:
         Its process id; None if the run has been taken over or ended elsewhere in the meantime.
     """
-    folder = locate_run_folder(run, WHOLE)
+    folder = locate_run_folder(run)
     with delay_interrupts():
         if not _claim_run(registry, run, folder, "submitted", reason):
             return None

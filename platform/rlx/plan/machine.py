@@ -55,7 +55,6 @@ from rlx.spec.reading import (
     format_key_path,
     locate_diagnostic,
 )
-from rlx_registry import StoredFolder, StoreError
 
 
 def run_preflight_checks(
@@ -91,25 +90,8 @@ def run_preflight_checks(
             [locate_diagnostic(f, read.document) for f in faults], read.document.file
         )
     require_disk_room(get_rlx_home())
-    _require_store(get_rlx_home())
     lacks += _find_small_disk(read.spec, get_rlx_home())
     return (*(locate_diagnostic(f, read.document) for f in lacks), *_little_room(get_rlx_home()))
-
-
-def _require_store(home: Path) -> None:
-    """Verifies with a real write that the object store of the home can be used, if it is in one.
-
-    Raises:
-        EnvironmentFault: it cannot.
-    """
-    if stored := StoredFolder.find(home):
-        try:
-            stored.check()
-        except StoreError as error:
-            raise EnvironmentFault(
-                f"RLX_HOME cannot be used: {error}; its keys and address come from the environment "
-                "(docs/scale.md)"
-            ) from error
 
 
 def require_disk_room(folder: Path) -> None:
@@ -203,8 +185,7 @@ def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
         f"{_describe_device_demand(ranks, sampler)}, found {lack.count}",
         lack.help,
         f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
-        f"queue it for another machine: rlx submit {read.document.file} --queue",
-        "details of this machine: rlx doctor",
+        "details of this machine: rlx check",
         kind="machine",
         notes=(f"found: {lack.found}",),
     )

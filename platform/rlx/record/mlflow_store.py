@@ -86,7 +86,7 @@ def _create_store(path: Path, incomplete: bool) -> str | None:
         return None
     return (
         f"MLflow's store {path} was left incomplete by a killed process, without any run: it has "
-        f"been replaced (the old file is {kept.name}); `rlx sync` sends it all runs"
+        f"been replaced (the old file is {kept.name}); `rlx check --repair` sends it all runs"
     )
 
 

@@ -144,7 +144,7 @@ def _format_run_description(run: RunRecord, evaluations: list[EvaluationRecord])
     """
     lines = [
         f"**{run.name}**, seed {run.seed}: rlx run `{run.id}`, spec `{run.digest}`.",
-        f"The registry holds the full record: `rlx status {run.id}`, `rlx show {run.id}` for the "
+        f"The registry holds the full record: `rlx status {run.id}`, with `--values` for the "
         f"experiment, `rlx samples {run.id}` for rollouts.",
     ]
     left_out: list[str] = []

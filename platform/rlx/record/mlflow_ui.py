@@ -28,7 +28,7 @@ def ui_command(
             have it, but the environment.
         artifact_root: folder for artifacts that other clients upload to this server.
         host: address to listen on. MLflow alone has no authentication, so any address other than
-            localhost exposes the store; `rlx mlflow` puts a guard in front.
+            localhost exposes the store; `rlx web --mlflow` puts a guard in front.
         port: see `require_free_port`.
     """
     command = [sys.executable, "-m", "mlflow", "server"]

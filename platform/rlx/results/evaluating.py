@@ -25,7 +25,6 @@ from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    send_run_folder,
     update_mlflow_mirror,
 )
 from rlx.model import Policy, build_policy, compute_model_fingerprint
@@ -180,7 +179,6 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
         for path in made:
             registry.results.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, locate_run_folder(run))
-        send_run_folder(run)
         update_mlflow_mirror(registry, run, report)
     return folder
 

@@ -150,7 +150,7 @@ def resolve_single_device(runner: RunnerSpec) -> torch.device:
     there = torch.cuda.is_available()
     if runner.device == "cuda" and not there:
         raise EnvironmentFault(
-            "runner.device is 'cuda', but torch finds no CUDA device; run `rlx doctor` for the "
+            "runner.device is 'cuda', but torch finds no CUDA device; run `rlx check` for the "
             "cause, or use the CPU with `--set runner.device=cpu`"
         )
     return torch.device("cuda" if there and runner.device != "cpu" else "cpu")

@@ -13,7 +13,6 @@ from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    send_run_folder,
     update_mlflow_mirror,
 )
 from rlx.model import build_policy
@@ -178,7 +177,6 @@ def _record_new_probes(
         recorder = Recorder(registry, run.id, keep_bodies=True)
         record_probe_results(recorder, new, found.result, "after", path)
         draw_probes(registry, run.id, folder)
-        send_run_folder(run)
         update_mlflow_mirror(registry, run, report)
     return [one.suite for one in new]
 

@@ -1,6 +1,5 @@
 """Scoring: computes the named rewards of a step by plugins in killable worker processes."""
 
-from rlx.reward.actors import SCORERS, ScorersAddress, open_job_pool
 from rlx.reward.host import PooledHost
 from rlx.reward.job import JobOutcome, RewardJob
 from rlx.reward.line_scoring import (
@@ -21,7 +20,6 @@ from rlx.reward.worker import ChunkReport
 from rlx.reward.workers import ChunkWorkers, RewardPool
 
 __all__ = [
-    "SCORERS",
     "ChunkReport",
     "ChunkWorkers",
     "JobOutcome",
@@ -34,11 +32,9 @@ __all__ = [
     "RewardPool",
     "RewardTable",
     "ScoredLine",
-    "ScorersAddress",
     "build_reward",
     "compute_mean_value",
     "describe_worker_error",
-    "open_job_pool",
     "open_response_lines",
     "rescore_rollouts",
     "score_lines",

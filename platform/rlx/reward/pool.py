@@ -30,7 +30,7 @@ _Positions = tuple[int, ...]
 
 
 class JobPool(ABC):
-    """Workers that run jobs, wherever they are; a context manager.
+    """Workers that run jobs; a context manager.
 
     Args:
         width: number of chunks that run at the same time.
@@ -70,30 +70,17 @@ class JobPool(ABC):
     def _end_forgotten(self) -> None:
         """Called while nothing is answered: ends the chunks that no worker will ever answer."""
 
-    def _is_suspect(self, error: BaseException | None) -> bool:
-        """Whether a worker was lost in a way that a job of another chunk may have caused.
-
-        Raises:
-            ConnectionError: the workers are lost for good, which is no job's fault.
-        """
-        return False
-
     def score(self, jobs: Sequence[Work]) -> list[JobOutcome]:
         """Runs the jobs and returns their outcomes in order. No plugin can make it raise.
 
-        Jobs that are suspected of the loss of a worker run again at the end, one after the other.
-
         Raises:
             EnvironmentFault: the workers die repeatedly while idle.
-            ConnectionError: workers elsewhere are lost for good.
         """
         outcomes: dict[int, JobOutcome] = {}
-        queue, suspects = deque(self._cut_chunks(len(jobs))), deque[_Positions]()
+        queue = deque(self._cut_chunks(len(jobs)))
         running: dict[Any, _Positions] = {}
-        while queue or running or suspects:
+        while queue or running:
             self._require_workers()
-            if is_alone := not queue and not running:
-                queue.append(suspects.popleft())
             while queue and len(running) < _AHEAD * self._width:
                 positions = queue.popleft()
                 chunk = [jobs[position] for position in positions]
@@ -106,10 +93,7 @@ class JobPool(ABC):
                     running[self._send(payload, tuple(job.deadline for job in chunk))] = positions
             for future in self._wait_for_some(running):
                 positions = running.pop(future)
-                if self._is_suspect(future.exception()) and not is_alone:
-                    suspects.extend((position,) for position in positions)
-                else:
-                    queue.extend(_collect_outcomes(future, positions, jobs, outcomes))
+                queue.extend(_collect_outcomes(future, positions, jobs, outcomes))
         return [outcomes[position] for position in range(len(jobs))]
 
     def _wait_for_some(self, running: Collection[Any]) -> Collection[Any]:

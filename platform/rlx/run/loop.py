@@ -29,7 +29,7 @@ from rlx.model import (
 from rlx.plugin import Task
 from rlx.recipe import Recipe, build_recipe
 from rlx.record import Recorder
-from rlx.reward import open_job_pool
+from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
 from rlx.run.alarms import AlarmWatch
 from rlx.run.collect import sample_and_score
@@ -78,7 +78,7 @@ def run_experiment(
     base = build_recipe(spec)
     runner = spec.runner
     with (
-        open_job_pool(runner) as pool,
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         ExitStack() as ending,
         Prefetcher(ranks.device) as prefetcher,  # closed before the sampler it may be using
     ):

@@ -3,7 +3,6 @@
 import io
 import pickle
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,8 +113,7 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
     place = find_by_shared_hashing(partial(_find_resume_checkpoint, context), context.ranks)
     if place is None:
         return None
-    with context.ranks.share_folder(context.folder.root / place):
-        return _resume_from(context, context.folder.root / place)
+    return _resume_from(context, context.folder.root / place)
 
 
 def _resume_from(context: TrainingContext, found: Path) -> ResumePoint:
@@ -132,8 +130,7 @@ def _resume_from(context: TrainingContext, found: Path) -> ResumePoint:
         source = convert_checkpoint(found, context.folder.checkpoints)
     name, *_ = context.ranks.gather(source.name)
     source = context.folder.checkpoints / name if otherwise else found
-    with context.ranks.share_folder(source) if otherwise else nullcontext():
-        load_checkpoint(source, context.learner, context.critic, universal=otherwise)
+    load_checkpoint(source, context.learner, context.critic, universal=otherwise)
     # A fork does not take over the rollouts of the other experiment.
     ahead = None if forked else read_in_flight_bytes(found)
     if ahead is not None:

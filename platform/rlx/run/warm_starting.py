@@ -7,7 +7,6 @@ result has a cache entry of its own. What fits on no device is trained on the CP
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -79,10 +78,9 @@ def start_warm(
         started, start = _start_together(spec, recipe, policy, ranks, start)
     else:
         started = start() if ranks.is_first else None
-    name, *_ = ranks.gather(started and started.name)
-    with ranks.share_folder(cache / name) if name else nullcontext():
-        if not ranks.is_first:
-            start()
+    ranks.barrier()
+    if not ranks.is_first:
+        start()
     if recorder and started:
         _record_start(recorder, started, ranks.count if is_shared else 1, reused=not trained)
 
@@ -122,7 +120,7 @@ def _start_together(
     def refuse(*_: object) -> None:
         raise EnvironmentFault(
             f"rank {ranks.rank} does not find the warm start that rank 0 has saved: RLX_HOME must "
-            "be on a disk that all machines of a run share, unless Ray starts its ranks"
+            "be on a disk that all machines of a run share"
         )
 
     load = partial(start, shared=SharedTraining(refuse, identity))

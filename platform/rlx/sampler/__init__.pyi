@@ -1,4 +1,3 @@
-from .cluster_server import ClusterServer
 from .drift import SamplerDrift
 from .engines import (
     AdaptableEngine,
@@ -16,19 +15,15 @@ from .engines import (
     tell_ages,
 )
 from .limits import expect_dialogue_length
-from .servers_address import SERVERS, ServersAddress
 from .transformers_engine import TransformersSampler
 from .vllm_engine import VllmSampler
 from .vllm_pool import PoolSampler
 
 __all__ = [
-    "SERVERS",
     "AdaptableEngine",
-    "ClusterServer",
     "PoolSampler",
     "SamplerDrift",
     "SamplingEngine",
-    "ServersAddress",
     "TransformersSampler",
     "VllmSampler",
     "copy_policy",

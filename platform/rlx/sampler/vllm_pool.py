@@ -24,11 +24,9 @@ import torch
 from torch import Tensor
 
 from rlx.model import Policy, StoredForm
-from rlx.sampler.cluster_pool import ClusterPool
 from rlx.sampler.drift import SamplerDrift
 from rlx.sampler.machine_pool import MachinePool
-from rlx.sampler.server_pool import ADAPT, LOAD, ServerPool
-from rlx.sampler.servers_address import SERVERS
+from rlx.sampler.server_pool import ADAPT, LOAD
 from rlx.sampler.transfer import collect_weights, drop_tied_weights
 from rlx.sampler.vllm_engine import require_vllm
 from rlx.sampler.vllm_keeper import print_line
@@ -45,8 +43,7 @@ AT_ONCE = 16
 
 
 class PoolSampler:
-    """Samples completions with all servers of a pool: those of the rank's machine, or of its run on
-    a cluster.
+    """Samples completions with all servers of the pool of the rank's machine.
 
     Args:
         policy: provides the configuration, tokenizer and initial weights; not kept.
@@ -80,8 +77,7 @@ class PoolSampler:
         self._steps: dict[int, int] = {}
         self._tells_ages = False
         self._stored = StoredForm(policy.model)
-        kind, rank = (ClusterPool, "RANK") if SERVERS in os.environ else (MachinePool, "LOCAL_RANK")
-        self._pool: ServerPool = kind(policy, spec, runner, device)
+        self._pool = MachinePool(policy, spec, runner, device)
         self._threads = ThreadPoolExecutor(self.servers * AT_ONCE)
         self._rows, self._lock = [0] * self.servers, Lock()
         try:
@@ -96,7 +92,7 @@ class PoolSampler:
             self.close()
             raise
         # The longer parts of two ranks go to different servers.
-        first = int(os.environ.get(rank, 0)) % self.servers
+        first = int(os.environ.get("LOCAL_RANK", 0)) % self.servers
         self._asked = [*range(first, self.servers), *range(first)]
 
     def _describe(self, policy: Policy, spec: VllmSpec, refusal: str | None = None) -> str:

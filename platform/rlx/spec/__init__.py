@@ -44,7 +44,6 @@ from rlx.spec.launcher import (
     LAUNCHERS,
     LocalLauncherSpec,
     RayLauncherSpec,
-    ScorersSpec,
     SlurmLauncherSpec,
 )
 from rlx.spec.loss import (
@@ -211,7 +210,6 @@ __all__ = [
     "SamplerSpec",
     "Scheme",
     "ScoreSource",
-    "ScorersSpec",
     "SecondLevel",
     "SelfPlay",
     "SentenceCuts",

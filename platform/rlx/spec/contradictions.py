@@ -15,7 +15,6 @@ from rlx.spec import (
     ExperimentSpec,
     GlobalReward,
     KeyPath,
-    RayLauncherSpec,
     TinyModelSpec,
     TurnReward,
     VllmSamplerSpec,
@@ -483,17 +482,8 @@ def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             "remove it",
             against=("runner", "device"),
         )
-    pool = sampler.pool if isinstance(sampler, VllmSamplerSpec) else None
     if spec.rollout.off_policy_steps > 1:
         yield from _check_steps_ahead(spec)
-    launcher = spec.runner.launcher
-    if pool is None and isinstance(launcher, RayLauncherSpec) and launcher.server_resources:
-        yield build_error(
-            ("runner", "launcher", "server_resources"),
-            "launcher.server_resources is what servers of sampler.pool take, and there are none",
-            "set sampler.pool, or remove it",
-            against=("sampler",),
-        )
     engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
     for level in spec.rollout.list_levels():
         temperature = level.turn.temperature

@@ -30,12 +30,11 @@ class TransformersSamplerSpec(SamplerPlugin):
 
 
 class SamplerPoolSpec(StrictModel):
-    """vLLM servers on devices of their own, which all ranks of a machine share; with the launcher
-    ray, all ranks of the run."""
+    """vLLM servers on devices of their own, which all ranks of a machine share."""
 
     servers: int = Field(1, ge=1, le=64)
-    """Servers on every machine that has ranks; with the launcher ray, in all. Each holds the whole
-    model; the rows of every rank are spread over all of them."""
+    """Servers on every machine that has ranks. Each holds the whole model; the rows of every rank
+    are spread over all of them."""
     tensor_parallel: int = Field(1, ge=1, le=64)
     """Devices over which each server splits its model. It must divide the number of attention
     heads."""

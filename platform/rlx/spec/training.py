@@ -172,7 +172,8 @@ class TrackingSpec(StrictModel):
     rollouts: Literal["all", "none"] | StoredRollouts = "all"
     """Which rollouts are stored with their full content: of all steps, none, or every N-th."""
     pictures: bool = False
-    """Draw plots when a run finishes, which takes seconds; `rlx pictures` draws them any time."""
+    """Draw plots when a run finishes, which takes seconds; `rlx status --pictures` draws them any
+    time."""
 
     @field_validator("registry", "mlflow")
     @classmethod

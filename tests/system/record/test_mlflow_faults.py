@@ -42,7 +42,7 @@ QUICK = {
 
 
 class Server:
-    """`mlflow server` over SQLite, as `rlx mlflow` starts it."""
+    """`mlflow server` over SQLite, as `rlx web --mlflow` starts it."""
 
     def __init__(self, folder):
         self.store = folder / "mlflow.db"

@@ -92,7 +92,7 @@ def test_an_ended_run_leaves_a_server_that_hangs(server, url, registry, run_id, 
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    behind = "MLflow did not answer in 2 s; the registry is complete, and `rlx sync`"
+    behind = "MLflow did not answer in 2 s; the registry is complete, and `rlx check --repair`"
     assert behind in done.stdout
     assert registry.run(run_id).status == "finished"
 

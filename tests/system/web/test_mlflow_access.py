@@ -1,4 +1,4 @@
-"""`rlx mlflow`: MLflow's server and its UI are for those who show the token."""
+"""`rlx web --mlflow`: MLflow's server and its UI are for those who show the token."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SEARCH = "/api/2.0/mlflow/experiments/search"
 
 
 class Running:
-    """`rlx mlflow` with a token of its own, and its address as it was printed."""
+    """`rlx web --mlflow` with a token of its own, and its address as it was printed."""
 
     def __init__(self, folder):
         self.port, self._log = find_free_port(), folder / "log"
@@ -36,7 +36,7 @@ class Running:
         }
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", MAIN, "mlflow", "--port", str(self.port)],
+                [sys.executable, "-c", MAIN, "web", "--mlflow", "--port", str(self.port)],
                 env={**os.environ, **given}, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         wait_until("MLflow to serve", lambda: self._serves())
@@ -82,7 +82,7 @@ def test_without_the_token_nothing_is_told(running, path):
         status, answer, body = running.ask(path, **headers)
         assert status == 401
         assert answer["WWW-Authenticate"] == "Bearer"
-        assert b"rlx mlflow, printed its address with the token" in body
+        assert b"rlx web --mlflow, printed its address with the\ntoken" in body
     assert running.ask(f"{path}?token=wrong")[0] == 401
 
 
@@ -163,5 +163,5 @@ def children(pid):
 
 def test_the_application_does_not_open_without_its_rule(monkeypatch):
     monkeypatch.delenv("RLX_MLFLOW_ACCESS", raising=False)
-    with pytest.raises(RuntimeError, match="start this server by `rlx mlflow`"):
+    with pytest.raises(RuntimeError, match="start this server by `rlx web --mlflow`"):
         create_mlflow_app()

@@ -313,13 +313,13 @@ def _build_run_commands(record: RunRecord) -> dict[str, str]:
         "reproduce": f"rlx submit {shlex.quote(str(resolved))} --again",
         "follow": f"rlx logs {record.id} -f",
         "rescore": f"rlx rescore {record.id}",
-        "draw plots": f"rlx pictures {record.id}",
+        "draw plots": f"rlx status {record.id} --pictures",
         **({"resume": f"rlx resume {record.id}"} if record.effective_status in RESUMABLE else {}),
     }
 
 
 def _build_mlflow_link(record: RunRecord) -> dict[str, Any] | None:
-    """The run in MLflow: the address of its page, and the store that `rlx mlflow` must serve."""
+    """The run in MLflow: its page, and the store that `rlx web --mlflow` must serve."""
     link = find_mlflow_link([record])
     if link is None:
         return None

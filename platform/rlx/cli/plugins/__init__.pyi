@@ -1,3 +1,3 @@
-from .background import watch_plugin_health
+from .health import watch_plugin_health
 
 __all__ = ["watch_plugin_health"]

@@ -2,7 +2,7 @@
 
 Mappings are merged key by key. Lists and all other values are replaced, and so is a section that
 names another plugin, since the former one's options would not fit it. Each value keeps its place
-in the file that it comes from, so that errors and `rlx show` can name it.
+in the file that it comes from, so that errors and `rlx validate --values` can name it.
 """
 
 import os

@@ -15,8 +15,7 @@ from rlx.checkpoint import (
     list_checkpoint_steps,
     read_state,
 )
-from rlx.cli.completion import complete_run
-from rlx.cli.options import registry_option
+from rlx.cli.options import complete_run, registry_option
 from rlx.cli.output import print_text
 from rlx.errors import DivergedModelError, SpecError
 from rlx.launch import locate_run_folder, open_registry
