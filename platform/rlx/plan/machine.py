@@ -147,6 +147,8 @@ def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]
 
 
 # Requirements of the spec ---------------------------------------------------------------------
+
+
 def find_cuda_lack(wanted: int) -> DeviceShortage | None:
     """Why a run here would not find `wanted` CUDA devices; None if it would.
 
