@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.launch.devices import DeviceShortage, TorchBuild
+from rlx.launch.devices import TorchBuild
 from rlx.launch.packages import Package
 from rlx.plan import check_file, machine, run_preflight_checks
 from rlx.spec.reading.diagnostics import InvalidSpec
@@ -40,33 +40,6 @@ def test_a_missing_device_is_said_where_it_is_asked_for(folder):
     assert fault.message == "the experiment needs 2 CUDA devices, one per rank, found 0"
     (note,) = fault.notes
     assert note.startswith("found: torch ")
-
-
-def test_vllm_on_gpus_of_its_own_takes_as_many_more(folder, monkeypatch):
-    there = Package("vllm", "==0.32.0", "vllm", installed="0.32.0", fits=True)
-    monkeypatch.setattr("rlx.plan.machine.list_packages", lambda: {"vllm": there})
-    apart = ("sampler={engine: vllm, colocate: false, weight_transfer: nccl}", "runner.ranks=2")
-    fault = refused(folder, RLCR, *apart)
-    assert fault.message == (
-        "the experiment needs 4 CUDA devices, one per rank and one for its vLLM "
-        "(sampler.colocate: true would share), found 0"
-    )
-    assert any("sampler.weight_transfer=file" in help_ for help_ in fault.helps)
-
-
-def test_a_pool_takes_gpus_of_its_own(folder, monkeypatch):
-    there = Package("vllm", "==0.32.0", "vllm", installed="0.32.0", fits=True)
-    monkeypatch.setattr("rlx.plan.machine.list_packages", lambda: {"vllm": there})
-    pool = "sampler={engine: vllm, pool: {servers: 2, tensor_parallel: 2}}"
-    fault = refused(folder, RLCR, pool, "runner.ranks=2", "runner.device=cuda")
-    assert fault.message == (
-        "the experiment needs 6 CUDA devices, 2 for ranks and 2 · 2 for sampler.pool, found 0"
-    )
-    shortage = DeviceShortage(3, "3 NVIDIA H200", "ask for fewer")
-    monkeypatch.setattr("rlx.plan.machine.find_cuda_lack", lambda wanted: shortage)
-    fault = refused(folder, RLCR, pool, "runner.ranks=2", "runner.device=cuda")
-    assert fault.path == ("sampler", "pool")
-    assert fault.message.endswith("2 · 2 for sampler.pool, found 3")
 
 
 def test_missing_model_files_and_packages(folder, monkeypatch):

@@ -85,16 +85,6 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
             "parts of 3 and of 2 prompts count the same",
         ),
         (
-            ["loss: {surrogate: none}", "rollout: {schedule: single, off_policy_steps: 1}"],
-            "rollout.off_policy_steps",
-            "nothing bounds the ratio",
-        ),
-        (
-            ["loss: {old_logprobs: learner}", "rollout: {schedule: single, off_policy_steps: 1}"],
-            "rollout.off_policy_steps",
-            "nothing corrects for the older weights",
-        ),
-        (
             [
                 "credit: {use_kl_in_reward: true, kl_coef: 0}",
                 "estimator: {name: reinforce_plus_plus}",
@@ -156,14 +146,6 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
 )
 def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
     assert text in warned(*lines)[0][key]
-
-
-@pytest.mark.parametrize(
-    "loss", ["{}", "{old_logprobs: learner, surrogate: none, correction: {kind: truncate}}"]
-)
-def test_older_samples_that_something_makes_up_for_are_fine(loss, warned):
-    said, _ = warned(f"loss: {loss}", "rollout: {schedule: single, off_policy_steps: 1}")
-    assert said == {}
 
 
 @pytest.mark.parametrize(

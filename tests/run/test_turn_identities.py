@@ -188,35 +188,6 @@ def test_a_last_turn_that_shares_an_id_or_skips_one_is_found(number, pool):
     assert all(v.tree == 1 for v in result.first)
 
 
-def test_a_token_that_is_older_than_it_may_be_or_not_yet_born_is_found(pool):
-    sound = recorded(pool, *POLICY_ONLY["mask"])
-    tree = sound.stored.trees[0]
-    turn = tree.policy_segments[0]
-    count = len(tree.segments[turn].token_ids)
-
-    def aged(*runs):
-        segments = list(tree.segments)
-        segments[turn] = replace(segments[turn], sampled_after=runs)
-        trees = (RolloutTree(tree.problem, tuple(segments)), *sound.stored.trees[1:])
-        stored = replace(sound.stored, trees=trees)
-        return replace(
-            sound, step=5, stored=read_step(rollout_table(trees, stored.rewards, stored.rows))
-        )
-
-    by_name = {identity.name: identity for identity in IDENTITIES}
-    assert by_name["ages"].check(aged()).checked == 0
-    fine = by_name["ages"].check(aged((count, 4)))
-    assert (fine.checked, fine.violated) == (count, 0)
-    old = by_name["ages"].check(aged((1, 3), (count - 1, 4)))
-    assert [(v.stored, v.expected, v.tree) for v in old.first] == [(1, 0, 0)]
-    short = by_name["ages"].check(aged((count - 1, 4)))
-    assert [(v.what, v.stored, v.expected) for v in short.first] == [
-        ("tokens that have an age", count - 1, count)
-    ]
-    unborn = by_name["ages"].check(aged((count - 1, 4), (1, 5)))
-    assert [(v.stored, v.expected) for v in unborn.first] == [(-1, 0)]
-
-
 @pytest.mark.parametrize(("most", "forced", "violated"), [(3, None, 0), (2, {}, 0), (2, None, 2)])
 def test_more_turns_than_are_allowed_are_found(most, forced, violated, pool):
     sound = recorded(pool, *POLICY_ONLY["mask"])

@@ -43,7 +43,7 @@ from rlx.launch import (
 )
 from rlx.plan.checks import find_in_phases
 from rlx.plan.texts import check_texts
-from rlx.plugin import Plugin, SamplerPlugin
+from rlx.plugin import Plugin
 from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, PretrainedModelSpec, VllmSamplerSpec
 from rlx.spec.reading import (
     Diagnostic,
@@ -173,39 +173,19 @@ def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
     if runner.device == "cpu" or not here or (lack := find_cuda_lack(here)) is None:
         return
     sampler = read.spec.sampler
-    needs_gpu = sampler.needs_gpu
-    if runner.device == "auto" and lack.count == 0 and not needs_gpu:
+    if runner.device == "auto" and lack.count == 0 and not sampler.needs_gpu:
         return  # it falls back to the CPU
-    apart = isinstance(sampler, VllmSamplerSpec) and needs_gpu
-    alone = " --set sampler.colocate=true --set sampler.weight_transfer=file" if apart else ""
     path: KeyPath = ("runner", "ranks") if lack.count else ("runner", "device")
-    ranks = here - sampler.gpus_apart
-    if sampler.gpus_apart and lack.count >= ranks:
-        path = ("sampler", "pool")
+    demand = "a CUDA device" if here == 1 else f"{here} CUDA devices, one per rank"
     yield build_error(
         path,
-        f"{_describe_device_demand(ranks, sampler)}, found {lack.count}",
+        f"the experiment needs {demand}, found {lack.count}",
         lack.help,
-        f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
+        f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu",
         "details of this machine: rlx check",
         kind="machine",
         notes=(f"found: {lack.found}",),
     )
-
-
-def _describe_device_demand(ranks: int, sampler: SamplerPlugin) -> str:
-    """Says what the ranks of a machine need.
-
-    Args:
-        ranks: GPUs of the ranks, without those of a pool.
-    """
-    count = "a CUDA device" if ranks == 1 else f"{ranks} CUDA devices, one per rank"
-    if sampler.gpus_per_rank > 1:
-        count += " and one for its vLLM (sampler.colocate: true would share)"
-    if isinstance(sampler, VllmSamplerSpec) and sampler.pool:
-        count = f"{ranks + sampler.gpus_apart} CUDA devices, {ranks} for ranks and "
-        count += f"{sampler.pool.servers} · {sampler.pool.tensor_parallel} for sampler.pool"
-    return f"the experiment needs {count}"
 
 
 def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:

@@ -3,7 +3,6 @@
 Synthetic rollouts and rollouts that a run has stored use the same types.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -349,7 +348,7 @@ def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
         RegistryError: another version of rlx wrote it.
     """
     try:
-        spec = ExperimentSpec.model_validate_json(json.dumps(resolved), strict=True)
+        spec = ExperimentSpec.from_record(resolved)
         return spec.resolve_phase_spec(next(p for p in spec.phases if p.name == phase))
     except (ValidationError, StopIteration) as error:
         raise RegistryError(

@@ -375,8 +375,7 @@ def _show_memory_budget(phase: PhaseReport, console: Console) -> None:
     memory = phase.memory
     parameters = _format_parameter_count(memory.parameters)
     table = build_summary_table(f"memory per rank, {parameters} parameters", "", "")
-    apart = {f"a device of the pool: {what}": count for what, count in memory.pool.items()}
-    for what, count in {**memory.parts, **apart}.items():
+    for what, count in memory.parts.items():
         table.add_row(what, "about " * (what in memory.estimated) + format_memory_size(count))
     for stage, count in memory.stage_totals.items():
         style = "bold" * (stage == memory.largest_stage)

@@ -99,7 +99,6 @@ from rlx.spec.rollout import (
 )
 from rlx.spec.sampler import (
     SAMPLERS,
-    SamplerPoolSpec,
     SamplerSpec,
     TransformersSamplerSpec,
     VllmSamplerSpec,
@@ -206,7 +205,6 @@ __all__ = [
     "Rloo",
     "RolloutSpec",
     "RunnerSpec",
-    "SamplerPoolSpec",
     "SamplerSpec",
     "Scheme",
     "ScoreSource",

@@ -481,21 +481,15 @@ def _check_loss_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 
 def _check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields settings that the engine would silently change, or cannot honor on the CPU or with
-    this model."""
+    """Yields settings that the engine would silently change, or cannot honor on the CPU."""
     sampler = spec.sampler
     if spec.runner.device == "cpu" and sampler.needs_gpu:
-        key = "engine"
-        if isinstance(sampler, VllmSamplerSpec):
-            key = "colocate" if not sampler.colocate else "weight_transfer"
         yield build_error(
-            ("sampler", key),
-            f"sampler.{key} is {str(getattr(sampler, key)).lower()}, which needs a GPU",
-            "remove it",
+            ("sampler", "engine"),
+            f"sampler.engine is {sampler.engine}, which needs a GPU",
+            "choose another engine",
             against=("runner", "device"),
         )
-    if spec.rollout.off_policy_steps > 1:
-        yield from _check_steps_ahead(spec)
     engine = "vLLM" if isinstance(sampler, VllmSamplerSpec) else sampler.engine
     for level in spec.rollout.list_levels():
         temperature = level.turn.temperature
@@ -507,44 +501,6 @@ def _check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 "for greedy decoding, use top_k: 1",
                 against=("sampler", "engine"),
             )
-
-
-def _check_steps_ahead(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields what does not go with weights that change while rollouts are sampled."""
-    sampler, rollout = spec.sampler, spec.rollout
-    at, ahead = ("rollout", "off_policy_steps"), rollout.off_policy_steps
-    states = f"rollout.off_policy_steps is {ahead}: weights arrive while rollouts are sampled"
-    one = "set off_policy_steps to 1"
-    if not isinstance(sampler, VllmSamplerSpec) or sampler.pool is None:
-        yield build_error(
-            at,
-            f"{states}, which only servers of sampler.pool can",
-            f"{one}, or use `sampler: {{engine: vllm, pool: {{servers: 1}}}}`",
-            against=("sampler",),
-        )
-        return
-    if sampler.pool.repeatable:
-        yield build_error(
-            at,
-            f"{states}, so that numbers depend on time, but sampler.pool.repeatable is true",
-            f"{one}, or drop `repeatable`",
-            against=("sampler", "pool", "repeatable"),
-        )
-    if getattr(spec.model, "lora", None) is not None and sampler.adapters == "swap":
-        yield build_error(
-            at,
-            f"{states}, and vLLM cannot swap an adapter of rows that it is generating",
-            f"{one}, or set sampler.adapters to merge",
-            against=("sampler", "adapters"),
-        )
-    if rollout.dynamic_sampling is not None:
-        yield build_error(
-            at,
-            f"rollout.off_policy_steps is {ahead}, but how many problems a step draws under "
-            "rollout.dynamic_sampling is known only when it has been sampled",
-            f"{one}, or drop `dynamic_sampling`",
-            against=("rollout", "dynamic_sampling"),
-        )
 
 
 # Self-play ----------------------------------------------------------------------------------------
@@ -609,7 +565,6 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         yield from _check_turn_sampling(spec)
         yield from _check_kl_settings(spec)
         yield from _check_optimizer_steps(spec)
-        yield from _off_policy(spec)
         yield from _check_probe_close(spec)
 
 
@@ -692,29 +647,6 @@ def _check_optimizer_steps(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 "ratio after the first update",
                 against=("optimizer", name),
             )
-
-
-def _off_policy(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    loss, ahead = spec.loss, spec.rollout.off_policy_steps
-    if not ahead or loss.correction is not None:
-        return
-    steps = ("rollout", "off_policy_steps")
-    if loss.old_logprobs == "learner":
-        yield build_warning(
-            steps,
-            f"rollout.off_policy_steps is {ahead}, and loss.old_logprobs is 'learner' without a "
-            "correction: nothing corrects for the older weights that sampled the rollouts",
-            "`old_logprobs: behaviour`, or a `loss.correction`",
-            against=("loss", "old_logprobs"),
-        )
-    elif loss.surrogate == "none":
-        yield build_warning(
-            steps,
-            f"rollout.off_policy_steps is {ahead}, and loss.surrogate is 'none': nothing bounds "
-            "the ratio to the older weights that sampled the rollouts",
-            "`surrogate: clip` or `cispo`, or `old_logprobs: learner` and a `correction`",
-            against=("loss", "surrogate"),
-        )
 
 
 def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:

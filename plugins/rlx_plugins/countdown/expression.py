@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 Number = int | float | Fraction
 Numeric = Literal["float64", "exact"]
-Ops = Literal["seed", "prompt"]
+Ops = Literal["python", "prompt"]
 
 MAX_DIGITS = 4300  # Python's limit for whole numbers
 MAX_TOKENS = 5980  # Python's limit is a sum of 2990 terms
@@ -40,7 +40,7 @@ class UncomputableError(ArithmeticError):
 def evaluate_expression(
     text: str,
     *,
-    ops: Ops = "seed",
+    ops: Ops = "python",
     numeric: Numeric = "float64",
     allow_decimals: bool = True,
 ) -> Number:
@@ -49,7 +49,7 @@ def evaluate_expression(
     Args:
         text: digits, `.`, `+ - * / // **`, parentheses and ASCII white space; line ends are
             allowed only around the whole expression and inside parentheses.
-        ops: "seed" allows all of these; "prompt" allows only binary `+ - * /`, and no signs.
+        ops: "python" allows all of these; "prompt" allows only binary `+ - * /`, and no signs.
         numeric: "float64" computes as Python does; "exact" computes with rationals.
         allow_decimals: whether `2.5` is a number.
 
@@ -248,5 +248,5 @@ _PROMPT: dict[str, int | _Operation] = {str(number): number for number in range(
 _PROMPT["("] = _OPEN
 _PREFIX = {
     "prompt": _PROMPT,
-    "seed": _PROMPT | {"-": (3, 0, _apply_minus_sign), "+": (3, 0, _apply_plus_sign)},
+    "python": _PROMPT | {"-": (3, 0, _apply_minus_sign), "+": (3, 0, _apply_plus_sign)},
 }
