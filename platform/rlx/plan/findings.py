@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from rlx.batch import NO_TURN
+from rlx.credit import CreditInputs
 from rlx.plan.memory import token_budget
 from rlx.plan.trial import Place, PlanTrial, describe_row_kind
 from rlx.reward import NamedReward, RewardEntry
@@ -14,7 +15,7 @@ from rlx.rollout import EnvironmentPlan, Segment, TurnLevel
 from rlx.spec import EVERY_TURN, EnvironmentRolloutSpec, KeyPath, TinyModelSpec, TurnReward
 from rlx.spec.reading import Diagnostic, build_error, build_warning, format_key_path
 from rlx.text import escape_unprintable, pluralize_noun
-from rlx.train_batch import RowRewards, TrainBatch
+from rlx.train_batch import TrainBatch
 
 _TRAILING_TAG = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
 """A tag at the end of a template, declared as a span or not: rewards look for such tags too."""
@@ -114,7 +115,7 @@ def _build_reward_diagnostic(
 
 
 def _check_trial_mask(
-    trial: PlanTrial, train: TrainBatch, rewards: RowRewards
+    trial: PlanTrial, train: TrainBatch, rewards: CreditInputs
 ) -> Iterator[Diagnostic]:
     name = trial.recipe.spec.mask.plugin
     if not train.mask.any():
