@@ -9,7 +9,7 @@ FORGETS = os.environ["RLX_TEST_FORGETS"]
 
 
 class Forgetful(vllm_worker.VllmWorker):
-    def _refresh(self):
+    def _drop_former_weights(self):
         if FORGETS != "embeddings":
             self._llm.apply_model(vllm_worker.repack_matrices)
         if FORGETS != "cache":

@@ -60,7 +60,7 @@ class SegmentRecord(TypedDict):
     """A prompt, a turn or an observation of a tree; `spans` and `info` are JSON.
 
     `global_rewards` are those of the rollout that ends here, null if none does. `sampled_after` is
-    the step whose weights sampled each token, null if the whole step has the same.
+    null; earlier versions stored the step whose weights sampled each token.
     """
 
     parent: Int32

@@ -211,13 +211,6 @@ def test_interrupts_end_what_waits_with_130(folder):
             assert "Traceback" not in err
 
 
-def test_runs_whose_numbers_depend_on_time_are_not_compared(capsys):
-    sets = ("rollout.off_policy_steps=2", "sampler={engine: vllm, pool: {servers: 1}}")
-    command = ["check", str(RLCR), "--kills=1", *(f"--set={one}" for one in sets)]
-    assert main(command) == 2
-    assert "no two runs have the same numbers; set it to 1 or 0" in capsys.readouterr().err
-
-
 IGNORED = """
 import signal, sys, time, weakref
 import click, rlx.cli

@@ -48,6 +48,7 @@ class Echo(SamplerPlugin):
 ENGINE = """
 from contextlib import contextmanager
 from rlx.rollout import Completion
+from rlx.sampler import SamplingEngine
 
 class Session:
     context_length = 64
@@ -57,8 +58,8 @@ class Session:
         one = Completion((self.token,) * 2, (0.0, 0.0), "stop")
         return [tuple(one for _ in request.seeds) for request in requests]
 
-class Engine:
-    description, restarts, drift = "an echo", 0, None
+class Engine(SamplingEngine):
+    description = "an echo"
     def __init__(self, settings):
         self.settings = settings
     @contextmanager
@@ -112,16 +113,6 @@ def test_yaml_names_it_and_a_stored_spec_reads_back():
     assert again == spec and again.digest == spec.digest
     assert ExperimentSpec.model_validate(stored).sampler == spec.sampler
     assert spec.digest != read("{engine: echo, token: 8}").digest
-
-
-def test_a_pool_reads_back():
-    vllm = read("{engine: vllm}")
-    pooled = read("{engine: vllm, pool: {servers: 2}}")
-    stored = pooled.dump_resolved()
-    whole = {"servers": 2, "tensor_parallel": 1, "gpu_memory_utilization": 0.9, "repeatable": False}
-    assert stored["sampler"]["pool"] == whole
-    again = ExperimentSpec.model_validate_json(json.dumps(stored), strict=True)
-    assert again == pooled and again.digest == pooled.digest != vllm.digest
 
 
 def test_a_run_records_where_it_comes_from_and_rlxs_own_come_with_rlx():

@@ -38,6 +38,7 @@ with speed_up_imports():
         critic_weights,
         train_batch,
     )
+    from safetensors.torch import load_file
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.profiler import ProfilerActivity, profile
 
@@ -45,8 +46,6 @@ with speed_up_imports():
     from rlx.learner import learner as learner_module
     from rlx.model import adapt_policy, build_policy, convert_weights, copy_model
     from rlx.sampler import TransformersSampler, VllmSampler, copy_policy, vllm_engine
-    from rlx.sampler.engines import load_weights
-    from rlx.sampler.transfer import read_weight_file
     from rlx.spec import CriticSpec, PretrainedModelSpec, RunnerSpec, TinyModelSpec, VllmSamplerSpec
 
 RATE = 1e-3
@@ -63,8 +62,6 @@ CASES = [
 ]
 """ZeRO stage, precision of training, precision of the files, what learns. Stage 3 loads in its own
 way, and the others alike."""
-SENT = [(way, what) for way in ("file", "ipc", "nccl") for what in ("whole", "adapters")]
-"""How weights are sent to vLLM beside the ranks, and what learns."""
 
 
 @contextmanager
@@ -191,7 +188,7 @@ def count_whole_weights(ranks, folder):
         held.append(sum(p.numel() > 0 for p in policy.model.parameters()))
         return name, weight
 
-    load_weights(sampler, starmap(look, learner.iterate_weights()))
+    sampler.load_each(starmap(look, learner.iterate_weights()))
     return {
         "parameters": len(begun),
         "while it is sharded": max(most),
@@ -203,19 +200,12 @@ def count_whole_weights(ranks, folder):
 class WorkerWithoutVllm:
     """Keeps what it is sent."""
 
-    def __init__(self, environment, folders, device):
+    def __init__(self, environment, folders):
         self.folders = folders
 
     def ask(self, message, doing, weights=None):
         if message.get("ask") == "load":
-            way = weights.message["way"]
-            if way == "file":
-                self.sent = dict(read_weight_file(f"/dev/fd/{weights._file.fileno()}"))
-            elif way == "ipc":
-                self.sent = weights._weights
-            else:
-                names = [name for name, _, _ in weights.message["tensors"]]
-                self.sent = dict(zip(names, weights._weights, strict=True))
+            self.sent = load_file(f"/dev/fd/{weights._file.fileno()}")
         return {"longest": 128}
 
     def close(self):
@@ -239,14 +229,14 @@ def count_gathered():
         yield held
 
 
-def count_sent_bytes(way, what, ranks, folder):
+def count_sent_bytes(what, ranks, folder):
     """Bytes that are gathered at most while weights are sent to vLLM beside the ranks, and whether
     all of them arrive."""
     runner = RunnerSpec(zero_stage=3, dtype="bfloat16", device=DEVICE)
     policy = load(folder / "bfloat16", torch.bfloat16, what)
     plain = load(folder / "bfloat16", torch.bfloat16, "whole")
     sizes = [p.nbytes for p in plain.model.parameters()]
-    spec = VllmSamplerSpec(weight_transfer=way, colocate=way != "nccl")
+    spec = VllmSamplerSpec()
     with (
         patch.object(vllm_engine, "require_vllm", lambda: None),
         patch.object(vllm_engine, "WorkerProcess", WorkerWithoutVllm),
@@ -256,7 +246,7 @@ def count_sent_bytes(way, what, ranks, folder):
         iterate = learner.iterate_weights if what == "whole" else learner.iterate_base_weights
         expected = copied(dict(iterate()))
         with count_gathered() as held:
-            load_weights(sampler, iterate())
+            sampler.load_each(iterate())
         sent = same(expected, sampler._worker.sent)
         sampler.close()
     return {"gathered": max(held), "largest": max(sizes), "whole": sum(sizes), "sent": sent}
@@ -350,9 +340,7 @@ def main(folder):
         "critics": {s: compare_critic(s, ranks, train, folder) for s in range(4)},
         "references": {dtype: compare_references(dtype, ranks, train, folder) for dtype in STORED},
         "whole": count_whole_weights(ranks, folder),
-        "sent": {
-            repr((way, what)): count_sent_bytes(way, what, ranks, folder) for way, what in SENT
-        },
+        "sent": {what: count_sent_bytes(what, ranks, folder) for what in ("whole", "adapters")},
         "memory": {s: measure_memory(s, ranks, folder) for s in (1, 2, 3)},
     }
     if ranks.is_first:

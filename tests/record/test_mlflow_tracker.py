@@ -1,4 +1,4 @@
-"""MLflow as a tracker: a real store in a file, as a run and `rlx sync` use it."""
+"""MLflow as a tracker: a real store in a file, as a run and `rlx check --repair` use it."""
 
 import shutil
 import sqlite3

@@ -1,7 +1,6 @@
 """A sampler that keeps something of former weights is found out."""
 
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,12 +9,11 @@ import torch
 from engines import needs_vllm
 
 from rlx.errors import RlxError
-from rlx.model import adapter_weights, build_policy, iterate_base_weights
-from rlx.model.lora import adapt_model
+from rlx.model import build_policy
 from rlx.rollout import Completion
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
-from rlx.sampler import open_sampler, vllm_process
-from rlx.spec import Lora, RunnerSpec, TinyModelSpec, VllmSamplerSpec
+from rlx.sampler import SamplingEngine, open_sampler, vllm_engine
+from rlx.spec import RunnerSpec, TinyModelSpec, VllmSamplerSpec
 
 TESTS = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -47,31 +45,12 @@ class Plain:
             weight += 0.02 * torch.randn(weight.shape, generator=generator)
 
 
-class Adapted(Plain):
-    """Learns in an adapter alone."""
-
-    def __init__(self, policy):
-        super().__init__(policy)
-        adapt_model(self.model, policy.lora, seed=0)
-
-    def iterate_base_weights(self):
-        return iterate_base_weights(self.model)
-
-    def adapter(self):
-        return adapter_weights(self.model)
-
-    def learn(self):
-        generator = torch.Generator().manual_seed(1)
-        for weight in self.adapter().values():
-            weight += 0.1 * torch.randn(weight.shape, generator=generator)
-
-
 def machinery(policy, spec, sampler):
     return SimpleNamespace(
         spec=SimpleNamespace(sampler=spec, runner=RUNNER),
         ranks=SimpleNamespace(gather=lambda one: [one]),
         policy=policy,
-        learner=(Plain if policy.lora is None else Adapted)(policy),
+        learner=Plain(policy),
         sampler=sampler,
     )
 
@@ -81,16 +60,16 @@ def machinery(policy, spec, sampler):
 def test_what_vllm_keeps_of_former_weights_stops_the_run(monkeypatch, forgets):
     monkeypatch.setenv("RLX_TEST_FORGETS", forgets)
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    monkeypatch.setattr(vllm_process, "WORKER", "forgetful_vllm_worker")
+    monkeypatch.setattr(vllm_engine, "WORKER", "forgetful_vllm_worker")
     policy, spec = build_policy(MODEL, 0), VllmSamplerSpec(engine="vllm", kv_cache_mb=32)
     with open_sampler(policy, spec, RUNNER, CPU) as sampler:
         m = machinery(policy, spec, sampler)
         if forgets != "embeddings":  # the very first weights came the same way
-            synchronize_sampler(m, 0)
+            synchronize_sampler(m)
             assert sampler.drift.mean <= sampler.drift.largest <= 5e-5
         m.learner.learn()
         with pytest.raises(RlxError, match="a different policy than the one being trained"):
-            synchronize_sampler(m, 0)
+            synchronize_sampler(m)
         drift = sampler.drift
         assert drift.largest > 0.05
         assert drift.mean > 0.01, "ten times what is tolerated"
@@ -103,44 +82,11 @@ def test_what_vllm_keeps_of_former_weights_stops_the_run(monkeypatch, forgets):
         }
 
 
-@needs_vllm
-def test_swapped_adapters_are_the_learners_and_nothing_is_left_of_former_ones():
-    policy = replace(build_policy(MODEL, 0), lora=Lora(rank=4, alpha=8))
-    spec = VllmSamplerSpec(engine="vllm", kv_cache_mb=32)
-    with open_sampler(policy, spec, RUNNER, CPU) as sampler:
-        assert sampler.description == "vLLM in a separate process; LoRA adapters are swapped"
-        m = machinery(policy, spec, sampler)
-        for _, weight in m.learner.iterate_base_weights():
-            weight *= 1.1  # as after a resume, where they are the checkpoint's
-        synchronize_sampler(m, 0, base=True)
-        assert sampler.drift.largest <= 5e-5
-        for _ in range(2):
-            m.learner.learn()
-            synchronize_sampler(m, 0)
-            assert sampler.drift.mean <= sampler.drift.largest <= 5e-5
-
-
-@pytest.mark.parametrize(("servers", "prompts"), [(1, 4), (4, 4), (9, 9)])
-def test_every_server_of_a_pool_is_asked(servers, prompts):
-    sampler = Bfloat16Noise(0.05)
-    sampler.servers, sampler.asked = servers, []
-    generate = sampler.generate
-    sampler.generate = lambda requests, turn: (
-        sampler.asked.append(len(requests)) or generate(requests, turn)
-    )
-    policy, spec = build_policy(MODEL, 0), VllmSamplerSpec(engine="vllm")
-    context = machinery(policy, spec, sampler)
-    context.spec.runner = RunnerSpec(dtype="bfloat16")
-    context.learner.logprobs = lambda batch, want: batch.behaviour_logprobs
-    synchronize_sampler(context, 0)
-    assert set(sampler.asked) == {prompts}
-
-
-class Bfloat16Noise:
+class Bfloat16Noise(SamplingEngine):
     """Says of itself what correct bfloat16 engines say of each other: σ .05, few far off."""
 
     def __init__(self, scale):
-        self.scale, self.drift, self.restarts = scale, None, 0
+        self.scale = scale
         self.context_length = 256
 
     @contextmanager
@@ -171,11 +117,11 @@ def test_bfloat16_is_judged_by_the_mean(scale, passes):
         logprobs=lambda batch, want: torch.zeros(batch.token_ids.shape),
     )
     if passes:
-        synchronize_sampler(m, 0)
+        synchronize_sampler(m)
         assert m.sampler.drift.largest > 0.1, "more than the mean may be"
         return
     with pytest.raises(RlxError, match="in the mean"):
-        synchronize_sampler(m, 0)
+        synchronize_sampler(m)
 
 
 def test_the_learners_own_implementation_has_nothing_to_forget():
@@ -184,5 +130,5 @@ def test_the_learners_own_implementation_has_nothing_to_forget():
     policy = build_policy(MODEL, 0)
     spec = TransformersSamplerSpec()
     with open_sampler(policy, spec, RUNNER, CPU) as sampler:
-        synchronize_sampler(machinery(policy, spec, sampler), 0)
+        synchronize_sampler(machinery(policy, spec, sampler))
         assert compute_sync_figures(sampler) == {}

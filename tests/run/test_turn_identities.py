@@ -13,15 +13,15 @@ from rlx.plan import check_file
 from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
+from rlx.results.evidence import StepEvidence
 from rlx.results.identities import IDENTITIES
-from rlx.results.stored_steps import StepEvidence
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
-from rlx.row_rewards import build_row_rewards
+from rlx.row_rewards import join_row_rewards
 from rlx.run.trained_rows import build_trained_rows
 from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, RewardsSpec
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.train_batch import CreditRules, TokenStreams
 
 COUNTDOWN = Path(__file__).parents[2] / "experiments" / "countdown.yaml"
 REWARDS = {
@@ -71,9 +71,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
     batch = build_token_batch(grown)
     budget = {"answer": 8, "query": 8}
     train = assign_credit(
-        ScoredRows(
-            batch=batch, rewards=build_row_rewards(batch, grown, table), mask=recipe.mask(batch)
-        ),
+        join_row_rewards(batch, grown, table, recipe.mask(batch)),
         TokenStreams(
             old_logprobs=batch.behaviour_logprobs,
             optional={"reference_logprobs": batch.behaviour_logprobs - 0.25},
@@ -186,35 +184,6 @@ def test_a_last_turn_that_shares_an_id_or_skips_one_is_found(number, pool):
         f"number of tokens with turn id {id_}" for id_ in (number, 3)
     }
     assert all(v.tree == 1 for v in result.first)
-
-
-def test_a_token_that_is_older_than_it_may_be_or_not_yet_born_is_found(pool):
-    sound = recorded(pool, *POLICY_ONLY["mask"])
-    tree = sound.stored.trees[0]
-    turn = tree.policy_segments[0]
-    count = len(tree.segments[turn].token_ids)
-
-    def aged(*runs):
-        segments = list(tree.segments)
-        segments[turn] = replace(segments[turn], sampled_after=runs)
-        trees = (RolloutTree(tree.problem, tuple(segments)), *sound.stored.trees[1:])
-        stored = replace(sound.stored, trees=trees)
-        return replace(
-            sound, step=5, stored=read_step(rollout_table(trees, stored.rewards, stored.rows))
-        )
-
-    by_name = {identity.name: identity for identity in IDENTITIES}
-    assert by_name["ages"].check(aged()).checked == 0
-    fine = by_name["ages"].check(aged((count, 4)))
-    assert (fine.checked, fine.violated) == (count, 0)
-    old = by_name["ages"].check(aged((1, 3), (count - 1, 4)))
-    assert [(v.stored, v.expected, v.tree) for v in old.first] == [(1, 0, 0)]
-    short = by_name["ages"].check(aged((count - 1, 4)))
-    assert [(v.what, v.stored, v.expected) for v in short.first] == [
-        ("tokens that have an age", count - 1, count)
-    ]
-    unborn = by_name["ages"].check(aged((count - 1, 4), (1, 5)))
-    assert [(v.stored, v.expected) for v in unborn.first] == [(-1, 0)]
 
 
 @pytest.mark.parametrize(("most", "forced", "violated"), [(3, None, 0), (2, {}, 0), (2, None, 2)])

@@ -1,17 +1,19 @@
 """What every engine promises when it is opened."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from rlx.errors import EnvironmentFault
+from rlx.errors import EnvironmentFault, PluginError
 from rlx.model import build_policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import (
+    SamplingEngine,
     TransformersSampler,
-    load_weights,
+    engine,
     open_sampler,
     require_engine,
-    vllm_engine,
 )
 from rlx.spec import RunnerSpec, TinyModelSpec, TransformersSamplerSpec, TurnSpec, VllmSamplerSpec
 
@@ -19,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def test_an_engine_that_is_not_installed_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr(vllm_engine.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(EnvironmentFault, match="vLLM is not installed: pip install 'rlx"):
         require_engine(VllmSamplerSpec(engine="vllm"))
     require_engine(TransformersSamplerSpec())
@@ -44,13 +46,17 @@ def test_the_policy_stays_as_it_is(dtype):
 
 
 def test_an_engine_that_cannot_take_weights_one_by_one_gets_all_at_once():
-    class Whole:
+    class Whole(SamplingEngine):
+        description = "takes all at once"
+
+        def session(self): ...
+
         def load(self, weights):
             self.loaded = weights
 
     pairs = {"a": torch.zeros(1), "b": torch.ones(2)}
     whole = Whole()
-    load_weights(whole, iter(pairs.items()))
+    whole.load_each(iter(pairs.items()))
     assert whole.loaded == pairs
 
 
@@ -66,5 +72,12 @@ def test_our_own_engine_takes_weights_as_they_come():
             yield name, torch.full_like(own[name], 3.0)
             left.remove(name)
 
-    load_weights(sampler, draw())
+    sampler.load_each(draw())
     assert not left
+
+
+def test_an_engine_that_does_not_derive_from_the_base_class_is_refused(monkeypatch):
+    monkeypatch.setattr(engine, "import_implementation", lambda _: lambda *_: nullcontext(object()))
+    refused = pytest.raises(PluginError, match=r"does not derive from rlx\.sampler\.SamplingEngine")
+    with refused, open_sampler(None, TransformersSamplerSpec(), RunnerSpec(), CPU):
+        pass

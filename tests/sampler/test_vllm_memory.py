@@ -1,6 +1,5 @@
 """What a rank asks of a vLLM worker that shares its GPU; the worker is a stand-in."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +11,13 @@ from rlx.plan import read_spec
 from rlx.rollout import CompletionRequest
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import VllmSampler, expect_dialogue_length, vllm_engine
-from rlx.spec import Lora, RunnerSpec, TinyModelSpec, TurnSpec, VllmSamplerSpec
+from rlx.spec import RunnerSpec, TinyModelSpec, TurnSpec, VllmSamplerSpec
 
 CUDA = torch.device("cuda", 0)
 RUNNER = RunnerSpec(device="cuda")
 MODEL = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
 TURN = TurnSpec(max_new_tokens=4)
-ROW = ([5, 6], [-1.0, -1.0], "length", [(2, None)])
+ROW = ([5, 6], [-1.0, -1.0], "length")
 
 
 class StandIn:
@@ -41,14 +40,13 @@ def told(monkeypatch):
     StandIn.told = []
     monkeypatch.setattr(vllm_engine, "require_vllm", lambda: None)
     monkeypatch.setattr(vllm_engine, "WorkerProcess", StandIn)
-    monkeypatch.setattr(vllm_engine, "publish_weights", lambda *_: SimpleNamespace(close=int))
-    monkeypatch.setattr(vllm_engine, "select_worker_gpu", lambda *_, **__: {})
+    monkeypatch.setattr(vllm_engine, "WeightFile", lambda *_: SimpleNamespace(close=int))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: StandIn.told.append("empty cache"))
     return StandIn.told
 
 
-def open_sampler(max_length=128, lora=None):
-    policy = replace(build_policy(MODEL, 0), lora=lora)
+def open_sampler(max_length=128):
+    policy = build_policy(MODEL, 0)
     return policy, VllmSampler(policy, VllmSamplerSpec(max_length=max_length), RUNNER, CUDA)
 
 
@@ -75,7 +73,7 @@ def test_it_sleeps_and_wakes_once_per_step(told):
         sample(sampler)
         sample(sampler)  # greedy baselines
         sampler.release()
-        synchronize_sampler(context, 0)
+        synchronize_sampler(context)
     step = ["generate", "generate", "sleep", "empty cache", "load", "generate", "generate"]
     assert told == 2 * step
 
@@ -87,20 +85,6 @@ def test_a_step_without_an_update_finds_its_weights_again(told):
     sampler.release()
     sample(sampler)
     assert told == ["sleep", "empty cache", "load", "generate"]
-
-
-def test_a_worker_that_is_awake_gets_an_adapter_alone(told):
-    _, sampler = open_sampler(lora=Lora(rank=2))
-    told.clear()
-    sampler.load_adapter({})
-    sampler.release()
-    sampler.load_adapter({})
-    assert told == ["adapt", "sleep", "empty cache", "load", "adapt"]
-    told.clear()
-    sampler.release()
-    sample(sampler, tuple(range(126)))
-    started = ["empty cache", "start 1024"]
-    assert told == ["sleep", *started, "empty cache", "load", "adapt", "generate"]
 
 
 def test_a_longer_dialogue_restarts_the_worker_with_more_room(told):

@@ -39,7 +39,6 @@ rollout:
   num_generations_answer: 2
   answer: {max_new_tokens: 16}
   max_prompt_tokens: {limit: 60, on_longer: drop}
-  off_policy_steps: 1
   curriculum: {by: problem, floor: 0.3}
 rewards:
   turn:

@@ -10,7 +10,6 @@ from .store import (
     find_newest_checkpoint,
     list_checkpoint_steps,
     load_checkpoint,
-    read_in_flight_bytes,
     read_state,
     write_checkpoint,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "list_checkpoint_steps",
     "load_checkpoint",
     "pin_checkpoint",
-    "read_in_flight_bytes",
     "read_state",
     "write_checkpoint",
     "write_weights",

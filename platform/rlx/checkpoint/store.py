@@ -49,14 +49,11 @@ __all__ = [
     "has_critic",
     "list_checkpoint_steps",
     "load_checkpoint",
-    "read_in_flight_bytes",
     "read_state",
     "write_checkpoint",
 ]
 
 STATE, POLICY, CRITIC = "state.json", "policy", "critic"
-IN_FLIGHT = "in_flight.pickle"
-"""Rollouts of the next step, if they were prefetched."""
 PREFIX = "step_"
 LATEST = "latest"
 """Selects the newest checkpoint, in place of a step."""
@@ -133,7 +130,6 @@ def write_checkpoint(
     ranks: "Ranks",
     *,
     keep: int,
-    in_flight: bytes | None = None,
 ) -> SavedCheckpoint | None:
     """Writes a checkpoint and removes old ones; every rank must call it, and hashes its files.
 
@@ -144,7 +140,6 @@ def write_checkpoint(
         critic: saved too, unless None.
         ranks: synchronises the ranks.
         keep: number of checkpoints to keep, including this one.
-        in_flight: prefetched rollouts of the next step; None if there are none.
 
     Returns:
         The checkpoint on rank 0; None on other ranks.
@@ -165,8 +160,6 @@ def write_checkpoint(
     if not ranks.is_first:
         return None
     write_canonical_json(aside / STATE, asdict(state))
-    if in_flight is not None:
-        (aside / IN_FLIGHT).write_bytes(in_flight)
     seal_folder(folder, digests)
     there = list_checkpoint_steps(root)
     later = [step for step in there if step > state.step]  # rejected when the run resumed
@@ -303,12 +296,6 @@ def read_state(folder: Path) -> RunState:
 def has_critic(folder: Path) -> bool:
     """Whether a checkpoint holds a critic."""
     return (folder / CRITIC).is_dir()
-
-
-def read_in_flight_bytes(folder: Path) -> bytes | None:
-    """Prefetched rollouts that `write_checkpoint` stored for the next step; None without any."""
-    path = folder / IN_FLIGHT
-    return path.read_bytes() if path.exists() else None
 
 
 def load_checkpoint(

@@ -218,7 +218,6 @@ def _check_resume(
 ) -> int:
     from rlx.launch import run_resume_trial
 
-    _require_repeatable(spec, overrides)
     home = Path(tempfile.mkdtemp(prefix="rlx-check-"))
     with open_progress("uninterrupted run", "runs") as show:
         found = run_resume_trial(
@@ -243,19 +242,6 @@ def _check_resume(
     else:
         shutil.rmtree(home, ignore_errors=True)
     return int(wrong)
-
-
-def _require_repeatable(file: Path, overrides: Sequence[str]) -> None:
-    """Refuses an experiment whose numbers depend on time."""
-    from rlx.plan import read_spec
-
-    spec = read_spec(file, overrides).spec
-    phases = [spec.resolve_phase_spec(phase) for phase in spec.phases]
-    if any(phase.rollout.off_policy_steps > 1 for phase in phases):
-        raise SpecError(
-            "rollout.off_policy_steps is above 1: which weights sample a token depends on time, so "
-            "no two runs have the same numbers; set it to 1 or 0 to compare runs"
-        )
 
 
 def _show_kill_table(done: Sequence[KillResult]) -> None:

@@ -52,7 +52,7 @@ def export(run: str, folder: Path, url: str) -> None:
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(found.id)}
     from rlx.checkpoint import write_weights
 
-    spec = ExperimentSpec.model_validate_json(json.dumps(found.spec))
+    spec = ExperimentSpec.from_record(found.spec)
     target = folder.absolute()
     try:
         with explain_write_errors(folder):

@@ -1,7 +1,5 @@
 """`rlx stop` and `rlx resume`: end a run between two steps, and continue one from a checkpoint."""
 
-import json
-
 import click
 
 from rlx.cli.options import complete_run, overrides_option, registry_option
@@ -73,7 +71,7 @@ def _describe_resume_refusal(run: RunRecord) -> str:
 def _list_plugin_notes(run: RunRecord) -> list[str]:
     """What has become of the run's plugins; what keeps them from working is the run's to say."""
     try:
-        spec = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+        spec = ExperimentSpec.from_record(run.spec)
         plugins = resolve_plugins(spec)
     except (RlxError, ValueError):
         return []

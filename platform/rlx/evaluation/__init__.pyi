@@ -1,5 +1,6 @@
 from .answers import (
     ScoredAnswer,
+    build_pairs,
     collect_stated_confidences,
     compute_answer_metrics,
     compute_held_out_metrics,
@@ -84,6 +85,7 @@ __all__ = [
     "SeedMean",
     "TurnDistribution",
     "build_figure",
+    "build_pairs",
     "build_reliability_bins",
     "collect_stated_confidences",
     "compare_by_problem",

@@ -24,8 +24,7 @@ def gpus_here(spec: ExperimentSpec) -> int:
     Raises:
         EnvironmentFault: the launcher cannot say so here.
     """
-    ranks = open_launcher(spec.runner, spec.sampler).count_ranks_here()
-    return ranks * spec.sampler.gpus_per_rank + (spec.sampler.gpus_apart if ranks else 0)
+    return open_launcher(spec.runner, spec.sampler).count_ranks_here()
 
 
 def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
@@ -36,23 +35,20 @@ def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
     Raises:
         EnvironmentFault: this machine has fewer devices than the run takes.
     """
-    runner, sampler = spec.runner, spec.sampler
-    ranks = open_launcher(runner, sampler).count_ranks_here()
+    runner = spec.runner
+    ranks = open_launcher(runner, spec.sampler).count_ranks_here()
     listed = _list_devices() if ranks else []
     on_cuda = runner.device != "cpu" and any(name.startswith("cuda:") for name in listed)
     kind = "cuda:" if on_cuda or runner.device == "cuda" else "cpu:"
     names = tuple(name for name in listed if name.startswith(kind))
     if not names:
         return None  # the ranks report a missing device themselves
-    apart = sampler.gpus_apart if kind == "cuda:" else 0  # on the CPU, only ranks count
-    count = ranks * sampler.gpus_per_rank + apart
-    if len(names) < count:
-        pool = f", and a pool on {apart} more," if apart else ""
+    if len(names) < ranks:
         raise EnvironmentFault(
-            f"the experiment has {ranks} ranks{pool} and needs {count} devices, but this machine "
+            f"the experiment has {ranks} ranks, each with a device of its own, but this machine "
             f"has {len(names)}: {', '.join(names)}"
         )
-    return DeviceRequest(this_machine(), names, count)
+    return DeviceRequest(this_machine(), names, ranks)
 
 
 def build_cuda_environment(taken: Sequence[str]) -> dict[str, str]:

@@ -98,7 +98,7 @@ def _reserve_places(
     """
     runner = spec.runner
     has_gpus = runner.device == "cuda" or "GPU" in ray.cluster_resources()
-    gpus = spec.sampler.gpus_per_rank if has_gpus and runner.device != "cpu" else 0
+    gpus = int(has_gpus and runner.device != "cpu")
     bundle = {"CPU": float(runner.threads), "GPU": float(gpus), **launcher.resources}
     bundle = {name: amount for name, amount in bundle.items() if amount}
     group = placement_group([bundle] * runner.ranks, strategy=launcher.strategy)

@@ -1,6 +1,5 @@
 """Opens the registry of runs by its URL, converts its errors to those of rlx, and finds runs."""
 
-import json
 import os
 import re
 import signal
@@ -113,7 +112,7 @@ def is_spec_of_run(spec: "ExperimentSpec", run: RunRecord) -> bool:
 
     if spec.digest == run.digest:
         return spec.seed == run.seed
-    recorded = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+    recorded = ExperimentSpec.from_record(run.spec)
     return (spec.digest, spec.seed) == (recorded.digest, run.seed)
 
 

@@ -18,4 +18,4 @@ def put_spec(folder: RunFolder, spec: ExperimentSpec) -> None:
 
 def load_resolved_spec(folder: RunFolder) -> ExperimentSpec:
     """Reads the experiment of a run."""
-    return ExperimentSpec.model_validate_json(folder.resolved_spec.read_text())
+    return ExperimentSpec.from_record(json.loads(folder.resolved_spec.read_text()))

@@ -1,7 +1,7 @@
 """Tokens and memory of one training step: counted where possible, otherwise estimated."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import mean
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -179,8 +179,6 @@ class MemoryEstimate:
         parts: bytes by what they hold.
         stages: for each stage of a step, the names of the parts that it has in memory.
         estimated: names of the parts that follow from a rule of thumb.
-        pool: bytes on each device of a sampler's pool, which no rank computes on; empty without
-            one. On a GPU its cache takes what else vLLM is given.
     """
 
     parameters: int
@@ -190,7 +188,6 @@ class MemoryEstimate:
     estimated: tuple[str, ...] = (
         *("activations", "logits", "one layer, or logits", "logits of a decoding step"),
     )
-    pool: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def stage_totals(self) -> dict[str, int]:
@@ -242,7 +239,6 @@ def estimate_step_memory(
             "update": (*kept, *update),
             "optimizer step": (*kept, *finish),
         },
-        pool=_compute_pool_bytes(spec, shape),
     )
 
 
@@ -259,8 +255,8 @@ def _share_of(runner: RunnerSpec, count: int, *, since: int) -> int:
 def _compute_held_bytes(
     spec: ExperimentSpec, shape: ModelShape, learned: int, needs: Collection[str]
 ) -> dict[str, int]:
-    """Bytes that are on the device in every stage: learner, critic, reference policy, and what a
-    worker of vLLM that is started again would be sent."""
+    """Bytes that are on the device in every stage: learner, critic and reference
+    policy."""
     width, parameters = get_width(spec.runner), shape.parameters
     held = _compute_engine_bytes(spec.runner, parameters, learned)
     if "values" in needs:
@@ -268,8 +264,6 @@ def _compute_held_bytes(
         held["critic, with gradients and moments"] = sum(engine.values())
     if "reference_logprobs" in needs and getattr(spec.model, "lora", None) is None:
         held["reference policy"] = _share_of(spec.runner, width * parameters, since=3)
-    if isinstance(spec.sampler, VllmSamplerSpec) and spec.sampler.weight_transfer != "file":
-        held["the weights that vLLM was sent"] = width * parameters
     return held
 
 
@@ -380,8 +374,6 @@ def compute_sampler_bytes(
     sampler, on_host = spec.sampler, spec.runner.device != "cuda"
     width = get_width(spec.runner)
     weights = width * shape.parameters
-    if sampler.gpus_apart:
-        return {ON_THEIR_WAY: weights} if on_host else {}
     parts = {COPY: weights}
     if sampler.holds_weights_apart and not on_host:
         return parts  # the cache takes what else the engine is given
@@ -397,15 +389,6 @@ def compute_sampler_bytes(
         CACHE: int(cached) * each,
         "logits of a decoding step": DECODING * 4 * rows * shape.vocabulary,
     }
-
-
-def _compute_pool_bytes(spec: ExperimentSpec, shape: ModelShape) -> dict[str, int]:
-    """Bytes that one device of a sampler's pool holds."""
-    sampler = spec.sampler
-    if not isinstance(sampler, VllmSamplerSpec) or sampler.pool is None:
-        return {}
-    copy = -(-get_width(spec.runner) * shape.parameters // sampler.pool.tensor_parallel)
-    return {COPY: copy} | ({} if spec.runner.device == "cuda" else {CACHE: sampler.cache_bytes})
 
 
 def count_cached_tokens(
@@ -485,4 +468,4 @@ def get_usable_share(sampler: SamplerSpec) -> float:
 
 
 def _shares_gpu(sampler: SamplerSpec) -> bool:
-    return isinstance(sampler, VllmSamplerSpec) and sampler.colocate and not sampler.gpus_apart
+    return isinstance(sampler, VllmSamplerSpec)

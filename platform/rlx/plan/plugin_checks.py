@@ -14,7 +14,6 @@ from rlx.discovery import (
     list_needed_streams,
     list_providers,
 )
-from rlx.plan.model_shape import load_model_shape
 from rlx.plugin import (
     Corrupts,
     Environment,
@@ -30,10 +29,8 @@ from rlx.spec import (
     EnvironmentRolloutSpec,
     ExperimentSpec,
     KeyPath,
-    SamplerPoolSpec,
     TurnSpans,
     TwoLevel,
-    VllmSamplerSpec,
 )
 from rlx.spec.contradictions import find_cautions
 from rlx.spec.reading import Diagnostic, build_error, build_warning, format_key_path, suggest_name
@@ -113,8 +110,6 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
         yield from _check_mask_reach(spec, cast(Mask, mask))
         yield from _check_empty_mask(spec, cast(Mask, mask))
     yield from _check_correctness_judge(spec, plugins.get_reward(spec.evaluation.correct))
-    if isinstance(spec.sampler, VllmSamplerSpec) and spec.sampler.pool is not None:
-        yield from _check_pool(spec, spec.sampler.pool)
     if environment := built.get(("rollout", "environment")):
         yield from _check_reward_turns(spec, cast(Environment, environment))
         yield from _check_self_play(spec, cast(Environment, environment))
@@ -450,17 +445,3 @@ def _check_singleton_groups(spec: ExperimentSpec, estimator: Estimator) -> Itera
                 f"siblings: a group of one has no signal, so no {level.kind} learns",
                 "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
             )
-
-
-def _check_pool(spec: ExperimentSpec, pool: SamplerPoolSpec) -> Iterator[Diagnostic]:
-    shape = load_model_shape(spec.model, 1) if pool.tensor_parallel > 1 else None
-    if shape is not None and shape.heads % pool.tensor_parallel:
-        fitting = [n for n in range(1, shape.heads + 1) if shape.heads % n == 0]
-        nearest = min(fitting, key=lambda n: abs(n - pool.tensor_parallel))
-        yield build_error(
-            ("sampler", "pool", "tensor_parallel"),
-            f"sampler.pool.tensor_parallel is {pool.tensor_parallel}, which does not divide the "
-            f"{shape.heads} attention heads of the model",
-            f"set it to {nearest}",
-            against=("model",),
-        )

@@ -38,16 +38,6 @@ class SamplerPlugin(StrictModel, Plugin):
         """Whether these settings require a GPU."""
         return False
 
-    @property
-    def gpus_per_rank(self) -> int:
-        """Number of GPUs that a rank and its engine use on a machine with GPUs."""
-        return 1
-
-    @property
-    def gpus_apart(self) -> int:
-        """Number of GPUs that the engine uses besides, on every machine that has ranks and GPUs."""
-        return 0
-
     def for_length(self, tokens: int) -> Self:
         """Returns the settings for an experiment whose dialogues have about this many tokens."""
         return self

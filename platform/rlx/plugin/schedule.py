@@ -147,11 +147,6 @@ class Schedule(StrictModel, Plugin):
     """null draws every problem as often as the task has it."""
     dynamic_sampling: DynamicSampling | None = None
     """null trains on every sampled tree."""
-    off_policy_steps: int = Field(0, ge=0, le=8)
-    """Steps whose rollouts are sampled ahead, while others train. 1: a step's rollouts are sampled
-    during the previous step's update, with the weights from before that update. 2 or more: those of
-    so many steps are in flight at once, on servers of `sampler.pool` that take new weights between
-    two tokens; no token is older than so many steps."""
     schedule: str
 
     @classmethod

@@ -59,7 +59,7 @@ MODE = {"workflowType": "machine_learning"}
 MLFLOW_START_PAGE = f"#/experiments?{urlencode(MODE)}"
 """The list of MLflow's experiments."""
 LOCAL_SERVER = "http://127.0.0.1:5000"
-"""Where `rlx mlflow` serves a store by default."""
+"""Where `rlx web --mlflow` serves a store by default."""
 COMPARED_RUNS = 24
 """Maximum number of runs that one page compares."""
 
@@ -413,7 +413,7 @@ def _correct_locations(path: Path) -> None:
 class MlflowLink(NamedTuple):
     """A page of MLflow's UI: its whole address, its fragment, and the URI of its store.
 
-    `rlx mlflow` must serve the store first, unless it is None.
+    `rlx web --mlflow` must serve the store first, unless it is None.
     """
 
     url: str

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -122,9 +121,6 @@ def _parse_segment(stored: Mapping[str, Any]) -> Segment:
         spans=spans,
         hull=_parse_hull(stored["hull"], spans),
         seed=stored["seed"],
-        sampled_after=tuple(
-            (len(list(run)), step) for step, run in groupby(stored["sampled_after"] or ())
-        ),
         info=json.loads(stored["info"]),
     )
 

@@ -231,8 +231,7 @@ def _build_segment_record(
         "spans": json.dumps(spans),
         "hull": None if segment.hull is None else list(segment.hull),
         "seed": segment.seed,
-        "sampled_after": [step for count, step in segment.sampled_after for _ in range(count)]
-        or None,
+        "sampled_after": None,
         "info": encode_values(segment.info),
         "rewards": encode_entries(rewards.turns.get(place, {})),
         "global_rewards": None if whole is None else encode_entries(whole),

@@ -2,7 +2,7 @@
 
 The registry is the truth. It has every metric value in the order of writing, and a cursor of what
 each tracker has confirmed, so nothing is lost while a tracker is away: a thread of the supervisor
-sends while the run goes on, and `rlx sync` sends later what was missed. No run waits for a tracker.
+sends while the run goes on, and `rlx check --repair` later what was missed. No run waits for one.
 Every call can be repeated after a crash at any point.
 """
 
@@ -325,7 +325,7 @@ class TrackerThread:
 
 
 def _describe_missing(name: str, why: str) -> str:
-    return f"{name} {why}; the registry is complete, and `rlx sync` sends the rest later"
+    return f"{name} {why}; the registry is complete, and `rlx check --repair` sends the rest"
 
 
 def update_trackers(registry: Registry, run: RunRecord, report: Report = log_report) -> None:

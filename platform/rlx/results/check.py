@@ -6,7 +6,6 @@ the base experiment.
 
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,7 +138,7 @@ def check_run(
         PluginError: the task, the mask or the estimator of the run cannot be used here.
         RegistryError: the steps were recorded by another version of rlx.
     """
-    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
+    spec = ExperimentSpec.from_record(run.spec)
     warm = IdentityTally("warm_start", "the warm start is the one that was recorded", "folders")
     unread = [*_check_warm_start(registry, run, warm)]
     phases: dict[str, _AuditedPhase] = {}

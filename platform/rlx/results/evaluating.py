@@ -19,7 +19,13 @@ import torch
 
 from rlx.discovery import resolve_plugins
 from rlx.errors import RewardError, SpecError
-from rlx.evaluation import ScoredAnswer, compute_answer_metrics, draw_suite, read_answers
+from rlx.evaluation import (
+    ScoredAnswer,
+    build_pairs,
+    compute_answer_metrics,
+    draw_suite,
+    read_answers,
+)
 from rlx.home import format_path, get_rlx_home
 from rlx.launch import (
     get_registry_url,
@@ -165,14 +171,7 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
         recorder = Recorder(registry, run.id, keep_bodies=True)
         for name, figures in found.figures.items():
             own = found.answers[name]
-            stated = [a.to_json()["confidences"] for a in own]
-            pairs = {
-                "problem_ids": [a.problem_id for a in own],
-                "strata": [a.stratum for a in own],
-                "correct": [a.correct for a in own],
-                "confidence": [c[0] for c in stated] if all(stated) else None,
-                "suite": suite.model_dump(mode="json"),
-            }
+            pairs = {**build_pairs(own), "suite": suite.model_dump(mode="json")}
             at, label = (run.step, "after") if step is None else (step, "step")
             recorder.evaluation(at, label, figures, pairs, f"suite/{suite.name}/{name}")
         for path in made:

@@ -71,40 +71,6 @@ def check_response_mask(e: StepEvidence) -> IdentityResult:
     return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(expected.sum()))
 
 
-def check_token_ages(e: StepEvidence) -> IdentityResult:
-    """Each token of the policy says whose weights sampled it, if its engine may take some while it
-    samples, and is as old as the phase allows."""
-    most, checked, wrong = e.recipe.spec.rollout.off_policy_steps, 0, list[Violation]()
-    for t, tree in enumerate(e.stored.trees):
-        for segment in (tree.segments[s] for s in tree.policy_segments):
-            told = sum(count for count, _ in segment.sampled_after)
-            if (told or most > 1) and told != len(segment.token_ids):
-                wrong.append(
-                    Violation(
-                        step=e.step,
-                        tree=t,
-                        turn=segment.turn,
-                        what="tokens that have an age",
-                        stored=told,
-                        expected=len(segment.token_ids),
-                    )
-                )
-            for count, after in segment.sampled_after:
-                checked += count
-                if not 0 <= (age := e.step - 1 - after) <= most:
-                    wrong.append(
-                        Violation(
-                            step=e.step,
-                            tree=t,
-                            turn=segment.turn,
-                            what="age in steps",
-                            stored=age,
-                            expected=min(max(age, 0), most),
-                        )
-                    )
-    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
-
-
 def check_turn_ids(e: StepEvidence) -> IdentityResult:
     """Turn ids count up without gaps, each on exactly the tokens of its turn, the last included."""
     checked, wrong = 0, []
@@ -540,7 +506,6 @@ IDENTITIES: tuple[Identity, ...] = (
         check_reward_places,
     ),
     Identity("turns", "every turn has its own id, including the last", "turns", check_turn_ids),
-    Identity("ages", "no token is older than off_policy_steps", "tokens", check_token_ages),
     Identity("masks", "the mask matches the strategy's", "tokens", _check_masks),
     Identity(
         "attention",

@@ -90,7 +90,7 @@ def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
     with open_registry(url) as registry:
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}
     folder = locate_run_folder(run, "checkpoints", "tokenizer")
-    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
+    spec = ExperimentSpec.from_record(run.spec)
     with explain_write_errors(folder.root):
         place = tempfile.TemporaryDirectory(dir=folder.root, prefix=".rlx-eval-")
     with place as aside:
@@ -138,7 +138,8 @@ def _find_target_run(name: str, url: str) -> RunRecord:
 
 
 def _build_run_document(run: RunRecord) -> YamlDocument:
-    return parse_yaml_document(json.dumps(run.spec, indent=2), f"the experiment of {run.id}")
+    recorded = ExperimentSpec.from_record(run.spec).dump_resolved()
+    return parse_yaml_document(json.dumps(recorded, indent=2), f"the experiment of {run.id}")
 
 
 def resolve_single_device(runner: RunnerSpec) -> torch.device:

@@ -1,6 +1,5 @@
 """Probes a trained model: how much its answers depend on its reasoning; records it with its run."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -202,7 +201,7 @@ def _build_probe_spec(
 
 def _get_run_probe_settings(run: RunRecord) -> dict[str, dict[str, Any]]:
     """Returns the settings of the run's own probe, by scheme."""
-    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+    spec = ExperimentSpec.from_record(run.spec)
     own = spec.probe or ProbeSpec()
     return {s: settings_of(own, s, spec.seed) for s in ("early_answering", "filler", "mistake")}
 

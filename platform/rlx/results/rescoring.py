@@ -450,7 +450,7 @@ def _build_rescore_spec(
     has become of its plugins since."""
     reason = f"stored rollouts cannot be changed; only {', '.join(RULES)} may be changed"
     check_sections(overrides, RULES, reason)
-    tree: dict[str, Any] = json.loads(json.dumps(run.spec))
+    tree = _resolve_run_spec(run)
     if file is not None:
         other = read_spec(file).spec.dump_resolved()
         tree |= {name: other[name] for name in RULES}
@@ -463,7 +463,7 @@ def _build_rescore_spec(
 
 
 def _resolve_run_spec(run: RunRecord) -> dict[str, Any]:
-    return ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True).dump_resolved()
+    return ExperimentSpec.from_record(run.spec).dump_resolved()
 
 
 def _keep_largest(rows: Sequence[ChangedRow], found: RescoredStep, most: int) -> list[ChangedRow]:

@@ -135,7 +135,6 @@ class SampledTurn:
             kind=kind,
             logprobs=self.completion.logprobs,
             finish_reason=self.completion.finish_reason,
-            sampled_after=self.completion.sampled_after,
             text=self.text,
             spans=self.spans,
             hull=self.hull,

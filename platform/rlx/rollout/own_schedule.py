@@ -45,7 +45,6 @@ def build_turn_segment(
         kind=kind,
         logprobs=completion.logprobs,
         finish_reason=completion.finish_reason,
-        sampled_after=completion.sampled_after,
         text=text,
         spans=find_spans(text, ends, turn.spans, first_turn=number == 1),
         hull=find_hull(text, ends, turn.spans, first_turn=number == 1),

@@ -37,14 +37,11 @@ class Completion:
         token_ids: its tokens.
         logprobs: their log-probabilities in nats.
         finish_reason: "length" if the token limit ended it.
-        sampled_after: number of tokens, and the step whose weights sampled them, run by run; empty
-            if the engine keeps its weights while it samples.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: Literal["stop", "length"]
-    sampled_after: tuple[tuple[int, int], ...] = ()
 
 
 class SamplingSession(Protocol):

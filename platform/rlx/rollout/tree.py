@@ -4,8 +4,8 @@ The prompt is the root, and answers are its children. Below an answer come its c
 question and its confidences, or an observation and the next turn.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlx.errors import TreeError
@@ -58,7 +58,6 @@ class Segment:
         info: the environment's report on the turn.
         hull: half-open range of tokens from the first of the declared spans to the last, see
             `rlx.rollout.find_hull`; None if none is opened.
-        sampled_after: see `rlx.rollout.Completion`; empty if all tokens of the step have the same.
     """
 
     parent: int
@@ -73,16 +72,6 @@ class Segment:
     seed: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
     hull: tuple[int, int] | None = None
-    sampled_after: tuple[tuple[int, int], ...] = ()
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        # A checkpoint of an earlier version holds rollouts without the last fields.
-        names = [field.name for field in fields(self)]
-        values = dict(zip(names, state, strict=False))
-        values.setdefault("hull", join_spans(values["spans"]))
-        values.setdefault("sampled_after", ())
-        for name in names:
-            object.__setattr__(self, name, values[name])
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids) if self.author == "policy" else 0

@@ -1,6 +1,6 @@
 """Runs the training loop of one rank.
 
-Implements the order of a run: phases, steps, prefetched rollouts, evaluation, probes, checkpoints.
+Implements the order of a run: phases, steps, evaluation, probes, checkpoints.
 In: a `Recipe`, a rank and the run's folder. Out: the records of every step.
 `rlx.step` is the algorithm; this package supplies its rollouts and records its results.
 """

@@ -1,11 +1,10 @@
 """Collects the rollouts of a training step: samples, scores, and resamples those without signal."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, zip_longest
-from typing import Any
+from itertools import pairwise
 
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
@@ -13,26 +12,23 @@ from rlx.plugin import Problem
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import Curriculum, DrawnProblems, RolloutPlan, RolloutTree, sample_rollout_trees
-from rlx.row_rewards import build_row_rewards, find_lost_rows
+from rlx.row_rewards import find_lost_rows, join_row_rewards
 from rlx.run.prompt_fit import build_prompt_fit
 from rlx.run.run_context import RunContext
 from rlx.seeding import derive_seed
 
 __all__ = [
-    "RolloutShare",
     "StepRollouts",
     "collect_rollouts",
-    "count_drawn_problems",
     "list_success",
     "sample_and_score",
-    "sample_first_share",
 ]
 
 Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutShare:
+class _RolloutShare:
     """The rollouts that one rank has sampled and scored, and the seconds that each took."""
 
     trees: list[RolloutTree]
@@ -62,7 +58,6 @@ class StepRollouts:
         filtered: positions of trees excluded from training, because they carry no signal, came
             after there were enough, or are those of a second player that does not learn.
         drawn: number of problems drawn, with those that were dropped for their length.
-        sampled_after: the step whose weights sampled the trees; 0 is before the first step.
         sampled, scored: seconds spent on sampling and on scoring.
         prompts: how many problems were dropped and how many truncated, because their prompts were
             too long; None if nothing limits them.
@@ -74,16 +69,10 @@ class StepRollouts:
     greedy: ScoredTrees | None
     filtered: frozenset[int]
     drawn: int
-    sampled_after: int
     sampled: float
     scored: float
     prompts: tuple[int, int] | None = None
     passed: int | None = None
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        # A checkpoint of an earlier version holds rollouts without the last fields.
-        for field, value in zip_longest(fields(self), state):
-            object.__setattr__(self, field.name, value)
 
     def list_trained_trees(self) -> list[RolloutTree]:
         """The trees that are not filtered."""
@@ -100,32 +89,11 @@ class StepRollouts:
         }
 
 
-def sample_first_share(
-    context: RunContext, recipe: Recipe, cursor: int, success: Mapping[str, float]
-) -> RolloutShare:
-    """Samples and scores this rank's share of the problems that `collect_rollouts` draws first.
-
-    It neither communicates with other ranks nor reports progress, so a thread may call it.
-    """
-    drawn = _draw_problems(context, recipe, cursor, success)
-    seeds = _derive_seeds(context, "rollout", drawn.numbers)
-    return _own_share(context, recipe, recipe.plan, drawn.problems, seeds, tell=lambda _: None)
-
-
-def count_drawn_problems(
-    context: RunContext, recipe: Recipe, cursor: int, success: Mapping[str, float]
-) -> int:
-    """Number of problems that `collect_rollouts` draws, without dynamic sampling."""
-    return _draw_problems(context, recipe, cursor, success).examined
-
-
 def collect_rollouts(
     context: RunContext,
     recipe: Recipe,
     cursor: int,
-    after: int,
     success: Mapping[str, float],
-    first: RolloutShare | None = None,
 ) -> StepRollouts:
     """Draws, samples and scores the rollouts of a step.
 
@@ -135,9 +103,7 @@ def collect_rollouts(
 
     Args:
         cursor: number of problems drawn before.
-        after: the step whose weights the sampler has.
         success: measured success, by the keys of the curriculum.
-        first: this rank's result of `sample_first_share`, if it was prefetched.
     """
     rollout = recipe.spec.rollout
     count, dynamic = rollout.prompts_per_step, rollout.dynamic_sampling
@@ -148,10 +114,7 @@ def collect_rollouts(
     for batch in range(dynamic.max_batches if dynamic else 1):
         drawn = _draw_problems(context, recipe, cursor + examined, success)
         seeds = _derive_seeds(context, "rollout", drawn.numbers)
-        if batch == 0 and first is not None:
-            parcel = _gather_shares(context, first, count, recipe.plan.trees_per_prompt)
-        else:
-            parcel = sample_and_score(context, recipe, recipe.plan, drawn.problems, seeds)
+        parcel = sample_and_score(context, recipe, recipe.plan, drawn.problems, seeds)
         good += [batch * count + t for t in _find_signal_trees(parcel)] if dynamic else []
         parcels.append(parcel)
         draws.append(drawn)
@@ -168,7 +131,6 @@ def collect_rollouts(
         greedy=greedy,
         filtered=frozenset(range(len(trees))) - kept,
         drawn=examined,
-        sampled_after=after,
         sampled=sum(parcel.sampled for parcel in everyone),
         scored=sum(parcel.scored for parcel in everyone),
         prompts=(sum(drawn.dropped for drawn in draws), sum(drawn.truncated for drawn in draws))
@@ -239,7 +201,7 @@ def _find_signal_trees(parcel: ScoredTrees) -> list[int]:
     if len(without) == len(list_batch_rows(parcel.trees)):
         return []
     batch = build_token_batch(parcel.trees, without=without)
-    rewards = build_row_rewards(batch, parcel.trees, table)
+    rewards = join_row_rewards(batch, parcel.trees, table, batch.is_own).rewards
     scores = structured_scores(rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
     _, slot = batch.group_ids.unique(return_inverse=True)
     highest, lowest = compute_group_extremes(scores, slot, int(slot.max()) + 1)
@@ -255,24 +217,22 @@ def sample_and_score(
     seeds: Sequence[int],
 ) -> ScoredTrees:
     """Samples and scores each rank's share; returns all trees, in the order of the problems."""
-    share = _own_share(context, recipe, plan, problems, seeds, tell=context.progress.show_activity)
+    share = _sample_own_share(context, recipe, plan, problems, seeds)
     return _gather_shares(context, share, len(problems), plan.trees_per_prompt)
 
 
-def _own_share(
+def _sample_own_share(
     context: RunContext,
     recipe: Recipe,
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
-    *,
-    tell: Callable[[str], None],
-) -> RolloutShare:
+) -> _RolloutShare:
     """Samples and scores this rank's problems: every `count`-th one, starting at its number."""
     began = time.perf_counter()
     mine = slice(context.ranks.rank, None, context.ranks.count)
     host = build_environment_host(recipe, context.pool)
-    tell("generation")
+    context.progress.show_activity("generation")
     own, own_seeds, trees = problems[mine], seeds[mine], []
     at_once = _count_problems_at_once(plan, context.spec.sampler.dialogues_at_once)
     with context.sampler.session() as session:
@@ -281,9 +241,9 @@ def _own_share(
                 plan, own[part], own_seeds[part], session, context.policy.dialogue, host
             )
     sampled = time.perf_counter()
-    tell("scoring")
+    context.progress.show_activity("scoring")
     table = score_rollouts(trees, recipe.rewards, context.pool)
-    return RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
+    return _RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
 
 
 def _count_problems_at_once(plan: RolloutPlan, dialogues: int | None) -> int | None:
@@ -301,7 +261,7 @@ def _split_evenly(count: int, most: int | None) -> list[slice]:
 
 
 def _gather_shares(
-    context: RunContext, share: RolloutShare, problems: int, trees: int
+    context: RunContext, share: _RolloutShare, problems: int, trees: int
 ) -> ScoredTrees:
     """Gathers the shares of all ranks, in the order of the problems, each with so many trees."""
     shares = context.ranks.gather((share.trees, share.table))

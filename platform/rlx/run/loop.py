@@ -36,23 +36,20 @@ from rlx.run.collect import sample_and_score
 from rlx.run.controller_state import ControllerState
 from rlx.run.environment_metrics import environment_figures
 from rlx.run.matmul import keep_matmul
-from rlx.run.prefetcher import Prefetcher
 from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
 from rlx.run.prompt_fit import build_prompt_fit
 from rlx.run.resume import ResumePoint, checkpoint_run, is_checkpoint_due, resume_run
+from rlx.run.run_context import RunContext
 from rlx.run.stop_request import RunStopped, StopRequest
 from rlx.run.training import train_step
-from rlx.run.training_context import TrainingContext
 from rlx.run.warm_starting import start_warm
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import (
     SamplingEngine,
     expect_dialogue_length,
     open_sampler,
-    release_memory,
     require_engine,
-    tell_ages,
 )
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
@@ -80,16 +77,15 @@ def run_experiment(
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         ExitStack() as ending,
-        Prefetcher(ranks.device) as prefetcher,  # closed before the sampler it may be using
     ):
         policy = _start_model(spec, base, folder, ranks, progress, recorder)
         progress.show_activity("sampler")
         sampler = ending.enter_context(_open_sampler(spec, policy, ranks))
-        phases = _build_phases(spec, sampler)
+        phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
         progress.show_activity("learner")
         critic = _build_critic(spec, policy, phases, ranks)
         learner, reference = _build_learner(spec, policy, phases, ranks, recorder)
-        context = TrainingContext(
+        context = RunContext(
             spec,
             folder,
             ranks,
@@ -101,12 +97,11 @@ def run_experiment(
             pool,
             recorder,
             progress,
-            prefetcher,
         )
         _record_forms(context)
         resumed = resume_run(context)
         at = resumed or ResumePoint()
-        synchronize_sampler(context, at.step, base=resumed is not None)
+        synchronize_sampler(context)
         if resumed is None or resumed.forked:
             _run_initial_evaluations(context, base, at.step)
         with stop.defer_exit():
@@ -127,20 +122,11 @@ def _open_sampler(spec: ExperimentSpec, policy: Policy, ranks: Ranks) -> Iterato
     """Opens the sampler for the experiment's dialogues; it leaves its memory to the learner."""
     settings = spec.sampler.for_length(expect_dialogue_length(spec))
     with open_sampler(policy, settings, spec.runner, ranks.device) as sampler:
-        release_memory(sampler)
+        sampler.release()
         yield sampler
 
 
-def _build_phases(spec: ExperimentSpec, sampler: SamplingEngine) -> list[Recipe]:
-    """Builds the recipe of each phase. Where weights may arrive while rollouts are sampled, the
-    sampler says which sampled which token."""
-    phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
-    if any(recipe.spec.rollout.off_policy_steps > 1 for recipe in phases):
-        tell_ages(sampler)
-    return phases
-
-
-def _record_forms(context: TrainingContext) -> None:
+def _record_forms(context: RunContext) -> None:
     """Records how learner and sampler compute this model, and why, if it is by a slow form."""
     if context.recorder:
         level = "info" if context.learner.chosen.form.merges else "warning"
@@ -205,7 +191,7 @@ def _start_model(
 
 
 def _train_phase(
-    context: TrainingContext, base: Recipe, number: int, at: ResumePoint, stop: StopRequest
+    context: RunContext, base: Recipe, number: int, at: ResumePoint, stop: StopRequest
 ) -> ResumePoint:
     """Trains one phase, or the rest of it; returns the run's position after it."""
     phase = context.spec.phases[number]
@@ -221,10 +207,7 @@ def _train_phase(
     for done in range(begun, phase.steps):
         step += 1
         rate = learning_rate(recipe.spec.optimizer, done, phase.steps)
-        left = phase.steps - done - 1
-        stepped = train_step(
-            context, recipe, phase.name, step, cursor, rate, controllers, left=left
-        )
+        stepped = train_step(context, recipe, phase.name, step, cursor, rate, controllers)
         controllers = stepped.controllers
         learned += bool(stepped.figures)
         cursor += stepped.drawn
@@ -245,7 +228,7 @@ def _train_phase(
     return at
 
 
-def _record_restarts(context: TrainingContext, step: int, before: int) -> int:
+def _record_restarts(context: RunContext, step: int, before: int) -> int:
     """Records that processes of the sampler were started again; returns how often so far."""
     count = context.sampler.restarts
     if context.recorder and count > before:
@@ -255,28 +238,26 @@ def _record_restarts(context: TrainingContext, step: int, before: int) -> int:
     return count
 
 
-def _run_initial_evaluations(context: TrainingContext, base: Recipe, step: int) -> None:
+def _run_initial_evaluations(context: RunContext, base: Recipe, step: int) -> None:
     """Runs the evaluation and the probe before training."""
     _evaluate_held_out(context, base, step=step, label="before")
     if context.spec.probe is not None and context.spec.probe.every:
         run_probe(context, base, step=step, label="before")
 
 
-def _run_due_evaluations(context: TrainingContext, base: Recipe, step: int) -> None:
+def _run_due_evaluations(context: RunContext, base: Recipe, step: int) -> None:
     """Runs the evaluation and the probe that are due after a step."""
     if step == context.spec.steps:
         return
     every = context.spec.evaluation.every
     if every and step % every == 0:
-        context.prefetcher.free_sampler(context, step)
         _evaluate_held_out(context, base, step=step, label="step")
     probes = context.spec.probe.every if context.spec.probe else 0
     if probes and step % probes == 0:
-        context.prefetcher.free_sampler(context, step)
         run_probe(context, base, step=step, label="step")
 
 
-def _evaluate_held_out(context: TrainingContext, recipe: Recipe, *, step: int, label: str) -> None:
+def _evaluate_held_out(context: RunContext, recipe: Recipe, *, step: int, label: str) -> None:
     """Evaluates the sampler's current weights on the held-out sets, also greedily if requested."""
     spec, tasks = context.spec.evaluation, {"held_out": recipe.task, **recipe.variants}
     plans = {"": limit_to_one_answer(recipe.plan)}
@@ -292,7 +273,7 @@ def _evaluate_held_out(context: TrainingContext, recipe: Recipe, *, step: int, l
 
 
 def _evaluate_suite(
-    context: TrainingContext,
+    context: RunContext,
     recipe: Recipe,
     task: Task,
     plan: RolloutPlan,
@@ -311,22 +292,23 @@ def _evaluate_suite(
     if context.recorder is None:
         return
     try:
-        result = compute_held_out_metrics(recipe.plan, sample.trees, sample.table, spec.correct)
+        metrics, pairs = compute_held_out_metrics(
+            recipe.plan, sample.trees, sample.table, spec.correct
+        )
     except RewardError as error:  # training may still succeed; it reports its own failure
         context.recorder.event("held_out_lost", f"{suite} ({label}): {error}", level="warning")
         return
-    metrics = result.metrics()
     if environment := environment_figures(sample.trees):
         metrics["environment"] = {k.removeprefix("environment/"): v for k, v in environment.items()}
     if fit.rule is not None:
         metrics["prompts"] = {"dropped": drawn.dropped, "truncated": drawn.truncated}
-    context.recorder.evaluation(step, label, metrics, result.payload(), suite)
+    context.recorder.evaluation(step, label, metrics, pairs, suite)
     where = "" if suite == "held_out" else f"  {suite}"
     accuracy = metrics["accuracy"]
-    if result.lost:
+    if lost := metrics.get("lost"):
         context.recorder.event(
             "held_out_lost",
-            f"{result.lost} of {len(problems)} rollouts of {suite} ({label}) could not be scored",
+            f"{lost} of {len(problems)} rollouts of {suite} ({label}) could not be scored",
             level="warning",
         )
     print(

@@ -1,12 +1,9 @@
 """Writes the checkpoints of a run, and resumes the run from them."""
 
-import io
-import pickle
 import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rlx.checkpoint import (
     CheckpointError,
@@ -15,14 +12,12 @@ from rlx.checkpoint import (
     find_by_shared_hashing,
     find_newest_checkpoint,
     load_checkpoint,
-    read_in_flight_bytes,
     read_state,
     write_checkpoint,
 )
 from rlx.errors import RlxError
-from rlx.run.collect import ScoredTrees, StepRollouts
 from rlx.run.controller_state import ControllerState
-from rlx.run.training_context import TrainingContext
+from rlx.run.run_context import RunContext
 from rlx.sealing import ComputeDigests
 from rlx.spec import ExperimentSpec
 
@@ -58,7 +53,7 @@ def is_checkpoint_due(spec: ExperimentSpec, step: int) -> bool:
     return every > 0 and (step % every == 0 or step == spec.steps)
 
 
-def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
+def checkpoint_run(context: RunContext, at: ResumePoint) -> None:
     """Writes a checkpoint and records it.
 
     Raises:
@@ -68,7 +63,6 @@ def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
         raise ValueError("nothing has been trained yet")
     if context.recorder:
         context.recorder.finish_step()  # or a resumed run would lack the record of this step
-    context.prefetcher.finish(context, at.step)
     context.progress.show_activity("checkpoint")
     began = time.perf_counter()
     state = RunState(
@@ -86,9 +80,8 @@ def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
         digest=context.spec.digest,
     )
     root, count = context.folder.checkpoints, context.spec.runner.checkpoint.keep
-    ahead = pickle.dumps(context.prefetcher.ready) if context.prefetcher.ready else None
     written = write_checkpoint(
-        root, state, context.learner, context.critic, context.ranks, keep=count, in_flight=ahead
+        root, state, context.learner, context.critic, context.ranks, keep=count
     )
     if context.recorder and written:
         context.recorder.checkpoint(at.step, written.path, written.sha256, written.bytes)
@@ -97,7 +90,7 @@ def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
         )
 
 
-def resume_run(context: TrainingContext) -> ResumePoint | None:
+def resume_run(context: RunContext) -> ResumePoint | None:
     """Loads the newest intact checkpoint of the run, else the one that the run is forked from.
 
     Every rank calls it.
@@ -107,8 +100,7 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
 
     Raises:
         RlxError: the checkpoint was written for another experiment or in another precision.
-        CheckpointError: the checkpoint of the other run is damaged, or another version of rlx wrote
-            the rollouts in flight.
+        CheckpointError: the checkpoint of the other run is damaged.
     """
     place = find_by_shared_hashing(partial(_find_resume_checkpoint, context), context.ranks)
     if place is None:
@@ -116,7 +108,7 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
     return _resume_from(context, context.folder.root / place)
 
 
-def _resume_from(context: TrainingContext, found: Path) -> ResumePoint:
+def _resume_from(context: RunContext, found: Path) -> ResumePoint:
     """Loads a checkpoint that every rank sees."""
     state, forked = read_state(found), found.parent == context.folder.origin
     if not forked and state.digest != context.spec.digest:
@@ -131,10 +123,6 @@ def _resume_from(context: TrainingContext, found: Path) -> ResumePoint:
     name, *_ = context.ranks.gather(source.name)
     source = context.folder.checkpoints / name if otherwise else found
     load_checkpoint(source, context.learner, context.critic, universal=otherwise)
-    # A fork does not take over the rollouts of the other experiment.
-    ahead = None if forked else read_in_flight_bytes(found)
-    if ahead is not None:
-        context.prefetcher.restore_rollouts(_unpickle_rollouts(ahead))
     _record_resumption(context, state, forked=forked, otherwise=otherwise)
     number, done = context.spec.place(state.step) if forked else (state.phase, state.done)
     credit = context.spec.resolve_phase_spec(context.spec.phases[number]).credit
@@ -142,7 +130,7 @@ def _resume_from(context: TrainingContext, found: Path) -> ResumePoint:
     return ResumePoint(state.step, state.cursor, state.learned, number, done, controllers, forked)
 
 
-def _find_resume_checkpoint(context: TrainingContext, compute: ComputeDigests) -> Path | None:
+def _find_resume_checkpoint(context: RunContext, compute: ComputeDigests) -> Path | None:
     """Finds the checkpoint to resume from, by its path in the run's folder; rank 0 calls it."""
 
     def report_refusal(what: str) -> None:
@@ -163,38 +151,8 @@ def _find_resume_checkpoint(context: TrainingContext, compute: ComputeDigests) -
     return found and found.relative_to(context.folder.root)
 
 
-_FORMER_NAMES = {"Harvest": StepRollouts, "Scored": ScoredTrees}
-"""Classes of `rlx.run.collect` by the names that checkpoints of earlier versions give them."""
-
-
-class _RolloutsUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        former = _FORMER_NAMES.get(name) if module == "rlx.run.collect" else None
-        return former or super().find_class(module, name)
-
-
-def _unpickle_rollouts(kept: bytes) -> tuple[StepRollouts, ...]:
-    """Restores the rollouts in flight that `checkpoint_run` pickled; an earlier version had those
-    of one step at most.
-
-    Raises:
-        CheckpointError: another version of rlx wrote them.
-    """
-    try:
-        found = _RolloutsUnpickler(io.BytesIO(kept)).load()
-    except (pickle.UnpicklingError, AttributeError, ImportError, TypeError) as error:
-        raise CheckpointError(
-            f"the rollouts in flight were written by another version of rlx ({error}): resume "
-            "with that version, or fork the run with --from-checkpoint, which samples them again"
-        ) from error
-    steps = found if isinstance(found, tuple) else (found,)
-    if not all(isinstance(step, StepRollouts) for step in steps):
-        raise CheckpointError("the checkpoint's rollouts in flight have an unexpected type")
-    return steps
-
-
 def _record_resumption(
-    context: TrainingContext, state: RunState, *, forked: bool, otherwise: bool
+    context: RunContext, state: RunState, *, forked: bool, otherwise: bool
 ) -> None:
     if context.recorder is None:
         return

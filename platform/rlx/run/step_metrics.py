@@ -1,29 +1,32 @@
 """Metrics of one training step, under names that MLflow groups into sections."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
+from rlx.batch import TokenBatch
 from rlx.evaluation import (
     collect_stated_confidences,
     compute_identical_share,
     find_correctness_reward,
 )
 from rlx.kl import mean_kl
+from rlx.loss import compute_sampler_mismatch
 from rlx.record import get_stored_score_name
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 from rlx.run.environment_metrics import environment_figures
+from rlx.spec import LossSpec
 from rlx.train_batch import TrainBatch
 
 if TYPE_CHECKING:
     from rlx.learner import CriticStats, UpdateStats  # bring DeepSpeed
 
-__all__ = ["step_figures"]
+__all__ = ["compute_mismatch_figures", "step_figures"]
 
 MOST_PARTS = 20
 """Parts of one reward that become curves."""
@@ -224,4 +227,47 @@ def _compute_calibration_figures(
         figures["calibration/alike_share"] = alike
     if labels.std() > 0 and stated_all.std() > 0:
         figures["calibration/corr"] = float(np.corrcoef(labels, stated_all)[0, 1])
+    return figures
+
+
+def compute_mismatch_figures(
+    train: TrainBatch,
+    loss: LossSpec,
+    first: "UpdateStats | None",
+    compute_logprobs: Callable[[TokenBatch, Tensor], Tensor],
+) -> dict[str, float]:
+    """Compares the sampler's log-probabilities with the learner's before the update.
+
+    If the learner computed old log-probabilities, they are compared on every trained token.
+    Otherwise the statistics of the first optimiser step are used, at no extra cost. If there was
+    no optimiser step, the weights are unchanged and the learner's log-probabilities are computed
+    now.
+
+    Args:
+        train: the training batch, the same on every rank.
+        loss: loss settings of the phase.
+        first: statistics of the step's first optimiser step; None if there was none.
+        compute_logprobs: computes the learner's log-probabilities of masked tokens, as
+            `Learner.logprobs`.
+    """
+    figures: dict[str, float] = {}
+    if loss.old_logprobs == "behaviour" and first is not None:
+        figures["sampler/mismatch_k3"] = first.kl
+        figures["sampler/mismatch_ratio_max"] = first.token_ratio_max
+    elif train.sampled_mask.any():
+        recompute = loss.old_logprobs == "behaviour"
+        ours = (
+            compute_logprobs(train.batch, train.sampled_mask)
+            if recompute
+            else train.streams.old_logprobs
+        )
+        if found := compute_sampler_mismatch(
+            ours, train.batch.behaviour_logprobs, train.sampled_mask
+        ):
+            figures["sampler/mismatch_k3"] = found.k3
+            figures["sampler/mismatch_ratio_max"] = found.ratio_max
+            figures["sampler/mismatch_row_ratio_max"] = found.row_ratio_max
+    if train.correction is not None:
+        figures["sampler/correction_mean"] = train.correction.mean
+        figures["sampler/correction_share"] = train.correction.share
     return figures

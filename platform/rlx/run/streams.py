@@ -14,7 +14,7 @@ from rlx.errors import SpecError
 from rlx.recipe import Recipe
 from rlx.row_rewards import compute_answer_scores
 from rlx.run.collect import StepRollouts
-from rlx.run.training_context import TrainingContext
+from rlx.run.run_context import RunContext
 from rlx.train_batch import ScoredRows
 
 __all__ = [
@@ -40,7 +40,7 @@ class StepInputs:
         cursor: number of problems drawn before the step.
     """
 
-    context: TrainingContext
+    context: RunContext
     recipe: Recipe
     rows: ScoredRows
     rollouts: StepRollouts

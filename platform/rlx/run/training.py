@@ -15,13 +15,11 @@ from rlx.rollout import build_piece_splitter, is_fault_segment
 from rlx.run.collect import StepRollouts, collect_rollouts, list_success
 from rlx.run.controller_state import ControllerState
 from rlx.run.gpu_memory import GpuPeaks
-from rlx.run.off_policy import off_policy_figures, staleness_figures
-from rlx.run.step_metrics import step_figures
+from rlx.run.run_context import RunContext
+from rlx.run.step_metrics import compute_mismatch_figures, step_figures
 from rlx.run.streams import StepInputs, compute_old_logprobs, compute_optional_streams
 from rlx.run.trained_rows import build_trained_rows
-from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
-from rlx.sampler import name_weights, release_memory
 from rlx.spec import CriticSpec, OptimizerSpec
 from rlx.step import run_step
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
@@ -50,15 +48,13 @@ class StepOutcome:
 
 
 def train_step(
-    context: TrainingContext,
+    context: RunContext,
     recipe: Recipe,
     phase: str,
     step: int,
     cursor: int,
     rate: float,
     controllers: ControllerState,
-    *,
-    left: int,
 ) -> StepOutcome:
     """Samples, scores, assigns credit, updates the models and records the step.
 
@@ -67,14 +63,12 @@ def train_step(
         cursor: number of problems drawn before.
         rate: learning rate.
         controllers: state from the previous step.
-        left: steps that the phase has after this one, whose rollouts may be prefetched.
     """
     peaks = GpuPeaks(context.ranks.device)
-    actors = _RankActors(context, recipe, step, cursor, rate, controllers, left, peaks)
+    actors = _RankActors(context, recipe, step, cursor, rate, controllers, peaks)
     began = time.perf_counter()
     rollouts, train, learned = run_step(actors, recipe)
     if train is None or learned is None:
-        name_weights(context.sampler, step, are_new=False)
         _record_skipped_step(context, step, rollouts)
         return StepOutcome({}, rollouts.drawn, controllers)
     ended = time.perf_counter()
@@ -104,37 +98,31 @@ class _RankActors:
         waited: seconds until the rollouts were there.
     """
 
-    context: TrainingContext
+    context: RunContext
     recipe: Recipe
     step: int
     cursor: int
     rate: float
     controllers: ControllerState
-    left: int
     peaks: GpuPeaks
     waited: float = 0.0
 
     def sample_and_score(self) -> StepRollouts:
-        """The step's rollouts: prefetched, or sampled now."""
+        """Samples and scores the step's rollouts."""
         began = time.perf_counter()
         success = self.controllers.success
-        rollouts = _take_rollouts(self.context, self.recipe, self.step, self.cursor, success)
+        rollouts = _collect_rollouts(self.context, self.recipe, self.step, self.cursor, success)
         self.waited = time.perf_counter() - began
         self.peaks.end("sampling")
         return rollouts
 
     def compute_streams(self, rollouts: StepRollouts, rows: ScoredRows) -> TokenStreams:
-        """What the estimator reads; starts the next step's rollouts once the sampler is free."""
+        """Streams that the estimator reads; frees the sampler's memory for the learner."""
         context, recipe, cursor = self.context, self.recipe, self.cursor
         context.progress.show_activity("update")
         inputs = StepInputs(context, recipe, rows, rollouts, cursor)
         sampled = compute_optional_streams(inputs, by_sampling=True)
-        if most := min(self.left, recipe.spec.rollout.off_policy_steps):
-            ahead = cursor + rollouts.drawn
-            success = self.controllers.success
-            context.prefetcher.begin(context, recipe, ahead, self.step - 1, success, most)
-        else:
-            release_memory(context.sampler)
+        context.sampler.release()
         return TokenStreams(
             old_logprobs=compute_old_logprobs(inputs),
             optional=sampled | compute_optional_streams(inputs, by_sampling=False),
@@ -144,19 +132,15 @@ class _RankActors:
 
     def update_models(self, train: TrainBatch) -> tuple[list[UpdateStats], CriticStats | None]:
         """Updates the critic, then the policy."""
-        return _update_models(
-            self.context, self.recipe, train, self.step, self.controllers.critic, self.rate
-        )
+        return _update_models(self.context, self.recipe, train, self.controllers.critic, self.rate)
 
 
-def _take_rollouts(
-    context: TrainingContext, recipe: Recipe, step: int, cursor: int, success: Mapping[str, float]
+def _collect_rollouts(
+    context: RunContext, recipe: Recipe, step: int, cursor: int, success: Mapping[str, float]
 ) -> StepRollouts:
-    """The step's rollouts: prefetched, or sampled now."""
+    """The step's rollouts."""
     try:
-        return context.prefetcher.take(context, step - 1) or collect_rollouts(
-            context, recipe, cursor, step - 1, success
-        )
+        return collect_rollouts(context, recipe, cursor, success)
     except DivergedModelError as error:
         raise DivergedModelError(
             f"step {step}: {error}; `rlx export` writes the last checkpoint that is sound"
@@ -164,10 +148,9 @@ def _take_rollouts(
 
 
 def _update_models(
-    context: TrainingContext,
+    context: RunContext,
     recipe: Recipe,
     train: TrainBatch,
-    step: int,
     critic_steps: int,
     rate: float,
 ) -> tuple[list[UpdateStats], CriticStats | None]:
@@ -186,13 +169,10 @@ def _update_models(
             rate_now = critic_rate(spec, critic_steps)
             critic_stats = context.critic.update(part, rate_now) or critic_stats
         if critic_steps < spec.lead_steps:
-            if not context.prefetcher.keeps_weights:  # or they are named when they are sent
-                name_weights(context.sampler, step, are_new=False)
             return [], critic_stats
     parts = _list_updates(recipe, train, recipe.spec.optimizer)
     updates = [context.learner.update(part, recipe.spec.loss, rate) for part in parts]
-    if not context.prefetcher.keeps_weights:
-        synchronize_sampler(context, step)
+    synchronize_sampler(context)
     return [update for update in updates if update is not None], critic_stats
 
 
@@ -206,7 +186,7 @@ def _list_updates(
 
 
 def _compute_step_figures(
-    context: TrainingContext,
+    context: RunContext,
     recipe: Recipe,
     step: int,
     rollouts: StepRollouts,
@@ -227,8 +207,7 @@ def _compute_step_figures(
         "rollout/filtered": float(len(rollouts.filtered)),
         **_compute_prompt_figures(rollouts),
         **compute_sync_figures(context.sampler),
-        **staleness_figures(rollouts.list_trained_trees(), step, rollouts.sampled_after),
-        **off_policy_figures(train, recipe.spec.loss, first, context.learner.logprobs),
+        **compute_mismatch_figures(train, recipe.spec.loss, first, context.learner.logprobs),
     }
 
 
@@ -243,7 +222,7 @@ def _compute_prompt_figures(rollouts: StepRollouts) -> dict[str, float]:
     return figures
 
 
-def _record_skipped_step(context: TrainingContext, step: int, rollouts: StepRollouts) -> None:
+def _record_skipped_step(context: RunContext, step: int, rollouts: StepRollouts) -> None:
     table = rollouts.table
     entries = (e for es in (*table.turns.values(), *table.rollouts.values()) for e in es.values())
     scorers = (e.reason for e in entries if e.status == "absent" and e.reason)
@@ -260,7 +239,7 @@ def _record_skipped_step(context: TrainingContext, step: int, rollouts: StepRoll
 
 
 def _record_training_step(
-    context: TrainingContext,
+    context: RunContext,
     phase: str,
     step: int,
     figures: dict[str, float],
@@ -285,20 +264,17 @@ def _record_training_step(
         trees,
         table,
         build_trained_rows(train),
-        _build_step_statistics(train, phase, recipe, rollouts.sampled_after),
+        _build_step_statistics(train, phase, recipe),
         context.folder.rollouts(step),
         roles,
         pieces=build_piece_splitter(context.policy.dialogue),
     )
 
 
-def _build_step_statistics(
-    train: TrainBatch, phase: str, recipe: Recipe, sampled_after: int
-) -> dict[str, Any]:
+def _build_step_statistics(train: TrainBatch, phase: str, recipe: Recipe) -> dict[str, Any]:
     """The values that are needed to recompute the step's credit, besides its rows."""
     return {
         "phase": phase,
-        "sampled_after": sampled_after,
         "rows": len(train.batch.rows),
         "tokens": int(train.batch.is_token.sum()),
         "beta": train.streams.beta,

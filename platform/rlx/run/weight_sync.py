@@ -16,21 +16,14 @@ from rlx.kl import kl_terms
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Completion, CompletionRequest, RolloutTree, Segment
 from rlx.run.run_context import RunContext
-from rlx.sampler import (
-    SamplerDrift,
-    SamplingEngine,
-    count_servers,
-    load_weights,
-    name_weights,
-    takes_adapter,
-)
+from rlx.sampler import SamplerDrift, SamplingEngine
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
 
 __all__ = ["compute_sync_figures", "synchronize_sampler"]
 
 PROMPTS = 4
-"""Prompts that are sampled; as many as a sampler has servers, if it has more."""
+"""Prompts that are sampled."""
 LENGTH = 72
 """Tokens per prompt: more than two blocks of vLLM's prefix cache."""
 CHECK_TURN = TurnSpec(max_new_tokens=8)
@@ -41,28 +34,23 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 mean of |Δ| (TRL issue 6789)."""
 
 
-def synchronize_sampler(context: RunContext, after: int, *, base: bool = False) -> None:
-    """Loads the learner's weights into the sampler; every rank calls it.
-
-    Args:
-        after: the step after which the weights are.
-        base: also those that adapters are added to, which a checkpoint may have changed.
+def synchronize_sampler(context: RunContext) -> None:
+    """Loads the learner's weights, adapters merged, into the sampler; every rank calls it.
 
     Raises:
         RlxError: the sampler rejects the weights, or its log-probabilities are not the learner's.
     """
     spec = context.spec.sampler
-    name_weights(context.sampler, after)
     if not spec.own_model:
-        _load_weights(context, base=base)
+        context.sampler.load_each(context.learner.iterate_weights())
         return
     with context.sampler.session() as session:
         prompts = _build_check_prompts(context, session.context_length)
     # Fills the caches, so that entries which are stale after the load are found. An engine that
     # sleeps has dropped them, with its weights.
-    if not getattr(context.sampler, "is_asleep", False):
+    if context.sampler.holds_weights:
         _sample_completions(context.sampler, prompts, SEEDS[:1])
-    _load_weights(context, base=base)
+    context.sampler.load_each(context.learner.iterate_weights())
     completions = [
         one
         for share in context.ranks.gather(_sample_completions(context.sampler, prompts, SEEDS))
@@ -71,29 +59,14 @@ def synchronize_sampler(context: RunContext, after: int, *, base: bool = False) 
     drift = context.sampler.drift = _compute_drift(context, completions)
     tolerance = spec.max_drift or TOLERANCE[context.spec.runner.dtype]
     if not drift.mean <= tolerance:  # NaN raises too
-        swaps = takes_adapter(context.sampler)
-        merging = "sampler.adapters: merge to send whole weights, or " if swaps else ""
         raise RlxError(
             f"after a weight update, the log-probabilities of the engine {spec.engine!r} differ "
             f"from the learner's by {drift.mean:.3g} nats in the mean and {drift.largest:.3g} at "
             f"most; the mean may be {tolerance:g} (sampler.tolerance of vLLM). The engine samples "
             "from a different policy than the one being trained: it still holds old weights (tied "
             "embeddings, prefix cache), or it computes this model differently. Set "
-            f"{merging}sampler.engine: transformers to sample by the learner's code"
+            "sampler.engine: transformers to sample by the learner's code"
         )
-
-
-def _load_weights(context: RunContext, *, base: bool) -> None:
-    """Loads the adapter alone, if the engines of all ranks take it, or else all weights."""
-    sampler, learner = context.sampler, context.learner
-    # Ranks gather parameters together, so all load the same ones.
-    everywhere = all(context.ranks.gather(takes_adapter(sampler)))
-    if not (everywhere and takes_adapter(sampler)):
-        load_weights(sampler, learner.iterate_weights())
-        return
-    if base:
-        load_weights(sampler, learner.iterate_base_weights())
-    sampler.load_adapter(learner.adapter())
 
 
 def compute_sync_figures(sampler: SamplingEngine) -> dict[str, float]:
@@ -122,8 +95,7 @@ def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, .
             f"the sampler has memory for a dialogue of only {longest} tokens: for vLLM, raise "
             "sampler.kv_cache_mb, or sampler.gpu_memory_utilization on a GPU"
         )
-    count = max(PROMPTS, count_servers(context.sampler))
-    return [tuple(source.choices(vocabulary, k=length)) for _ in range(count)]
+    return [tuple(source.choices(vocabulary, k=length)) for _ in range(PROMPTS)]
 
 
 def _sample_completions(

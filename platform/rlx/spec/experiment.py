@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pydantic import Field, field_validator
 from pydantic_core import to_json
@@ -43,9 +43,6 @@ _LATER_DEFAULTS: Final = (
     (("rollout",), "max_prompt_tokens", None),
     (("rollout",), "curriculum", None),
     (("rollout",), "self_play", None),
-    (("sampler",), "adapters", "swap"),
-    (("sampler",), "pool", None),
-    (("sampler", "pool"), "repeatable", False),
     (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
     (("loss",), "temperatures", [1.0, 1.05]),
@@ -59,6 +56,21 @@ _LATER_DEFAULTS: Final = (
 )
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
 they are not part of the digest, so that an experiment keeps its own. "*" is every key."""
+_FORMER_SETTINGS: Final = (
+    ("rollout", "off_policy_steps", 0),
+    ("sampler", "adapters", "swap"),
+    ("sampler", "colocate", True),
+    ("sampler", "pool", None),
+    ("sampler", "weight_transfer", "file"),
+)
+"""Settings of earlier versions, and the value that means what rlx does now: a recorded experiment
+may have them with this value."""
+_FORMER_IN_DIGEST: Final = {
+    "rollout": {"off_policy_steps": 0},
+    "vllm": {"colocate": True, "weight_transfer": "file"},
+}
+"""What digests still contain of them, so that an experiment keeps its own: by section, or engine of
+the sampler."""
 _FIXED_IN_PHASES = (
     "name",
     "seed",
@@ -224,6 +236,20 @@ class ExperimentSpec(StrictModel):
         """Returns the whole spec, defaults included, as plain JSON values under their YAML keys."""
         return self.model_dump(mode="json", by_alias=True)
 
+    @classmethod
+    def from_record(cls, recorded: Mapping[str, Any]) -> Self:
+        """Reads the resolved spec of a recorded run, which an earlier version may have written.
+
+        Raises:
+            ValidationError: it has a setting that this version lacks.
+        """
+        tree = dict(recorded)
+        for section, name, value in _FORMER_SETTINGS:
+            settings = tree.get(section) or {}
+            if name in settings and settings[name] == value:
+                tree[section] = {key: kept for key, kept in settings.items() if key != name}
+        return cls.model_validate_json(json.dumps(tree), strict=True)
+
     @property
     def digest(self) -> str:
         """16 hex digits that identify everything that affects results, except the seed."""
@@ -236,6 +262,8 @@ class ExperimentSpec(StrictModel):
             for section in _list_sections(settings, path):
                 if name in section and section[name] == default:
                     del section[name]
+        settings["rollout"] |= _FORMER_IN_DIGEST["rollout"]
+        settings["sampler"] |= _FORMER_IN_DIGEST.get(self.sampler.engine, {})
         if settings["model"].get("tokenizer", "") is None:
             # Runs of before had this default; where null chooses another, they could not run.
             settings["model"]["tokenizer"] = CLOSED_VOCABULARIES[0]

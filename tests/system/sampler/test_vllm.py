@@ -1,6 +1,5 @@
 """vLLM against plain forwards and `generate`, after its weights have been replaced."""
 
-import copy
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,29 +13,19 @@ from patience import wait_until
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from rlx.errors import RlxError, SpecError
-from rlx.model import adapter_weights
-from rlx.model.lora import adapt_model
 from rlx.rollout import CompletionRequest
-from rlx.sampler import VllmSampler, open_sampler, vllm_settings
-from rlx.spec import Lora, RunnerSpec, TurnSpec
+from rlx.sampler import VllmSampler, open_sampler
+from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 
 pytestmark = needs_vllm
 
 CPU = torch.device("cpu")
 ENGINE = VllmSpec(engine="vllm", max_rows=64, kv_cache_mb=32)
-LORA = Lora(rank=4, alpha=8)
 
 
 def opened(policy):
     return open_sampler(policy, ENGINE, RunnerSpec(), CPU)
-
-
-def fill_adapter(policy, seed):
-    """Weights of an adapter that has learned."""
-    generator = torch.Generator().manual_seed(seed)
-    for weight in adapter_weights(policy.model).values():
-        weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
 
 
 @pytest.fixture(scope="module")
@@ -127,16 +116,9 @@ def mixture(seed):
         return replace(policy, model=MixtralForCausalLM(config).eval())
 
 
-def test_untied_weights_and_experts_arrive_where_vllm_has_no_such_adapters(requests, monkeypatch):
-    unheard_of = ["model.layers.0.unheard_of"]
-    monkeypatch.setattr(vllm_settings, "find_target_layers", lambda *_: unheard_of)
+def test_untied_weights_and_experts_arrive(requests):
     source = mixture(4)
-    with opened(replace(mixture(3), lora=LORA)) as sampler:
-        assert sampler.description.endswith(
-            "; LoRA adapters are merged, not swapped "
-            "(ValueError: vLLM has no adapters for the layers unheard_of)"
-        )
-        assert not sampler.takes_adapter
+    with opened(mixture(3)) as sampler:
         sample(sampler, requests)
         sampler.load(source.model.state_dict())
         assert furthest(source, requests, sample(sampler, requests)) <= 5e-5
@@ -241,33 +223,6 @@ def test_a_killed_worker_is_started_again_with_the_same_weights(sampler, request
     assert sampler.restarts == before + 1
 
 
-@pytest.mark.parametrize("way", ["ipc", "nccl"])
-def test_weights_and_adapters_arrive_every_way(way, policy, requests):
-    """What CUDA does between GPUs, done on the CPU: shared memory for handles, Gloo for NCCL."""
-    usual = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy("file_system")  # the other wants a key of the worker
-    engine = ENGINE.model_copy(update={"weight_transfer": way, "colocate": way == "ipc"})
-    learner = copy.deepcopy(policy)
-    adapt_model(learner.model, LORA, seed=0)
-    try:
-        with open_sampler(replace(babbler(1), lora=LORA), engine, RunnerSpec(), CPU) as sampler:
-            for _ in range(2):
-                sampler.load(dict(policy.model.named_parameters()))
-            assert furthest(policy, requests, sample(sampler, requests)) <= 5e-5
-            for version in (1, 2):
-                fill_adapter(learner, version)
-                sampler.load_adapter(adapter_weights(learner.model))
-                drawn = sample(sampler, requests)
-                assert furthest(learner, requests, drawn) <= 5e-5
-                assert furthest(policy, requests, drawn) > 0.1
-            sampler._worker._process.kill()  # not that of the module's sampler
-            again = sample(sampler, requests)
-            assert sampler.restarts == 1
-            assert furthest(learner, requests, again) <= 5e-5
-    finally:
-        torch.multiprocessing.set_sharing_strategy(usual)
-
-
 def test_a_worker_that_cannot_take_weights_says_so_and_is_gone():
     before, policy = workers(), babbler(0)
     policy.model.config.num_attention_heads = 3  # of no use to anyone
@@ -277,7 +232,7 @@ def test_a_worker_that_cannot_take_weights_says_so_and_is_gone():
 
 
 def test_a_worker_that_cannot_start_is_no_riddle(monkeypatch):
-    monkeypatch.setattr("rlx.sampler.vllm_process.WORKER", "rlx.sampler.no_such_worker")
+    monkeypatch.setattr("rlx.sampler.vllm_engine.WORKER", "rlx.sampler.no_such_worker")
     with pytest.raises(RlxError, match="exit code 1 before it could start; its last output"):
         VllmSampler(babbler(0), ENGINE, RunnerSpec(), CPU)
 

@@ -1,0 +1,132 @@
+"""Messages and weights between a rank and its vLLM worker.
+
+Messages are JSON over a private pipe and never pickled, so receiving one runs no code. Weights are
+one file, in shared memory where there is room. It is unlinked as soon as it is open, and only its
+descriptor is sent: a killed process leaves nothing behind.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+__all__ = [
+    "SHARED_MEMORY",
+    "Channel",
+    "WeightFile",
+    "collect_weights",
+    "drop_tied_weights",
+    "read_weights",
+]
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Channel:
+    """One end of a private two-way pipe.
+
+    All methods raise `EOFError` or `OSError` if the other process is gone.
+
+    Args:
+        end: one end of a duplex `multiprocessing.Pipe`.
+    """
+
+    def __init__(self, end: Connection) -> None:
+        self._end = end
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a message as JSON."""
+        self._end.send_bytes(json.dumps(message).encode())
+
+    def receive(self) -> dict[str, Any]:
+        """Waits for the next message."""
+        message: dict[str, Any] = json.loads(self._end.recv_bytes())
+        return message
+
+    def send_file(self, descriptor: int) -> None:
+        """Sends an open file; this process keeps its own descriptor."""
+        reduction.send_handle(self._end, descriptor, 0)
+
+    def receive_file(self) -> int:
+        """Waits for the descriptor of an open file, which the caller must close."""
+        descriptor: int = reduction.recv_handle(self._end)
+        return descriptor
+
+    def close(self) -> None:
+        """Closes the channel; the other process receives `EOFError`."""
+        self._end.close()
+
+
+def collect_weights(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Copies weights to the host's memory as they come, so that of weights that ranks gather no
+    more than one is whole at a time.
+
+    Args:
+        weights: by name, each once.
+        dtype: weights are converted to it.
+    """
+    copies = {}
+    for name, weight in weights:
+        # Copies, since the learner continues and a replaced worker needs the same version.
+        copies[name] = weight.detach().to("cpu", dtype, copy=True).contiguous()
+        del weight
+    return copies
+
+
+def drop_tied_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns weights that have no memory in common, each under its first name."""
+    names: dict[int, str] = {}
+    for name, weight in weights.items():
+        names.setdefault(weight.data_ptr(), name)
+    return {name: weights[name].detach() for name in names.values()}
+
+
+class WeightFile:
+    """One version of all weights as an open file without a name, kept until the next version.
+
+    Args:
+        weights: tied weights may be listed once or twice.
+        folders: a temporary folder and one in shared memory, which is used if it has room. If the
+            rank is killed while it writes, its worker removes them.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], folders: tuple[Path, Path]) -> None:
+        own = {name: weight.contiguous() for name, weight in drop_tied_weights(weights).items()}
+        need = 2 * sum(weight.nbytes for weight in own.values())
+        shared = os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > need
+        folder = folders[shared]
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / "model.safetensors"
+        try:
+            save_file(own, path)
+            self._file = path.open("rb")
+        finally:
+            path.unlink(missing_ok=True)
+
+    def send(self, channel: Channel) -> None:
+        """Sends the open file to a worker that waits for it."""
+        channel.send_file(self._file.fileno())
+
+    def close(self) -> None:
+        """Gives the file's memory back, once no worker has it open."""
+        self._file.close()
+
+
+def read_weights(channel: Channel) -> Iterator[tuple[str, Tensor]]:
+    """Yields, in the worker, the weights of the file that the rank sends."""
+    descriptor = channel.receive_file()
+    try:
+        with safe_open(f"/dev/fd/{descriptor}", framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
+                yield name, file.get_tensor(name)
+    finally:
+        os.close(descriptor)
