@@ -134,8 +134,8 @@ def _problem_table(found: Comparison, pairs: SuiteDifferences) -> Table:
 
 def list_comparison_notes(found: Comparison) -> list[str]:
     notes = [
-        "± is half the 95 % interval of Student's t over seeds; [ ] is the interval where it ends at "
-        "the limit of the metric. Two seeds have none."
+        "± is half the 95 % interval of Student's t over seeds; [ ] is the interval where it ends "
+        "at the limit of the metric. Two seeds have none."
     ]
     if len(found.recipes) > 1:
         notes.append(
