@@ -15,7 +15,7 @@ from unittest import SkipTest
 
 from rlx.cli.failures import build_error_json, format_error_text
 from rlx.cli.output import print_json, print_text
-from rlx.cli.plugins.verbs import find_named_plugins
+from rlx.cli.plugins.lookup import find_named_plugins
 from rlx.discovery import (
     GROUPS,
     InstalledPlugin,

@@ -12,7 +12,7 @@ from threading import Event, Thread
 from typing import IO, Any, Literal
 
 from rlx.cli.output import print_text
-from rlx.cli.plugins.verbs import describe_plugin_state
+from rlx.cli.plugins.lookup import describe_plugin_state
 from rlx.discovery import InstalledPlugin, list_installed_plugins
 from rlx.errors import RlxError
 from rlx.home import REGISTRY
