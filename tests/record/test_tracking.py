@@ -231,7 +231,8 @@ def test_a_tracker_that_stays_away_is_said_at_the_end(url, registry, run_id, tra
     thread = TrackerThread(url, run_id, lambda: True)
     registry.transition(run_id, ["running"], "finished")
     assert thread.end() == (
-        "memory could not be reached; the registry is complete, and `rlx check --repair` sends the rest"
+        "memory could not be reached; the registry is complete, and `rlx check --repair` sends the "
+        "rest"
     )
     assert "tracker: the tracker is away" in capsys.readouterr().out
 
