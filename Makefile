@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-system test-crowded coverage check bench golden docs bias peers screenshots suite study shelf release gpu-check clean
+.PHONY: install demo test test-system test-crowded coverage check bench golden docs bias peers credit screenshots suite study shelf release gpu-check clean
 
 install: $(VENV)/.installed-$(EXTRAS)
 
@@ -70,6 +70,9 @@ docs: install  ## a page and a picture for every estimator, and the table of arc
 
 bias: install  ## which estimators are biased where the policy decides when to stop: experiments/bias/bias.md; some minutes
 	$(BIN)/python experiments/bias/bias_table.py
+
+credit: install  ## the picture of the README: docs/credit.svg, from a plan
+	$(BIN)/python docs/make/credit_picture.py
 
 screenshots: install  ## pictures of the dashboard: docs/web; a quarter of an hour, or of runs that are there: REGISTRY=sqlite:///...
 	$(BIN)/python docs/make/screenshots.py $(if $(REGISTRY),--registry $(REGISTRY))

@@ -176,7 +176,9 @@ def test_rewards_agree_with_the_function(case):
 def test_numbers_do_not_vanish_by_default(equation):
     problem = {"numbers": [3, 8, 9, 50], "target": 50}
     said = Sample(id="a", problem=problem, turn="answer", number=1, response=answer(equation))
-    assert CountdownVerify().score(said).value == 0.0
+    score = CountdownVerify().score(said)
+    assert score.value == 0.0
+    assert ("a sign" in score.reason) == equation.startswith("-")
 
 
 # The probe's judgement ---------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from .launcher import (
     read_job_id,
     reconcile_job,
 )
-from .mirroring import get_mlflow_uri, update_mlflow_mirror
 from .packages import Package, list_packages
 from .processes import (
     delay_interrupts,
@@ -112,7 +111,6 @@ __all__ = [
     "find_runs",
     "format_disk_space",
     "free_bytes",
-    "get_mlflow_uri",
     "get_registry_url",
     "get_run_exit_code",
     "gpus_here",
@@ -147,6 +145,5 @@ __all__ = [
     "take_over_run",
     "this_machine",
     "torch_build",
-    "update_mlflow_mirror",
     "watch_run",
 ]

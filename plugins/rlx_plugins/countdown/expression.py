@@ -26,6 +26,7 @@ MAX_POWER_BITS = 4096  # of the result of one `**`
 MAX_BITS = 1 << 14  # of any intermediate whole number
 MAX_WORK_BITS = 1 << 20  # of all large numbers of one expression together
 
+_SIGNS = ("+", "-")
 _LARGE = 1 << 64  # below this, arithmetic is too cheap to count
 
 _token = re.compile(r"[^ \t\f0-9.*/]|[0-9.]+|\*\*?|//?")
@@ -119,6 +120,8 @@ def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[
                 right = _parse_number_token(token, numeric)
                 digits += [right] if type(right) is int else _split_digit_runs(token)
                 operand_next = False
+            elif token in _SIGNS:
+                raise UncomputableError("a sign before a number")
             else:
                 _skip_line_end(token, depth, "an operand is missing")
         elif operation := infix.get(token):
