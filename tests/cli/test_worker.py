@@ -13,9 +13,7 @@ from rlx.launch import is_abandoned, is_supervisor, queue, this_machine
 from rlx.launch.takeover import attempts_used, take_over_run
 from rlx_registry import (
     RESUMED,
-    RESUMED_ON_DASHBOARD,
     Registry,
-    delete_run_records,
     record_supervisor,
 )
 
@@ -102,19 +100,18 @@ def test_of_two_that_take_over_a_lost_run_one_gets_it(registry, monkeypatch):
     assert [change.reason for change in registry.history("r-0001")].count("taken over") == 1
 
 
-@pytest.mark.parametrize("reason", [RESUMED, RESUMED_ON_DASHBOARD])
-def test_a_user_who_resumes_a_run_gives_it_all_attempts_again(registry, reason):
+def test_a_user_who_resumes_a_run_gives_it_all_attempts_again(registry):
     assert registry.start("r-0001", {"queued"})
     assert registry.transition("r-0001", {"running"}, "stopped")
     assert attempts_used(registry, "r-0001") == 1
-    assert registry.transition("r-0001", {"stopped"}, "queued", reason)
+    assert registry.transition("r-0001", {"stopped"}, "queued", RESUMED)
     assert attempts_used(registry, "r-0001") == 0
 
 
 def test_a_run_that_is_removed_ends_no_worker(registry, monkeypatch, capsys):
     def remove_first(_registry, run, *_):
         assert registry.transition(run.id, {"queued"}, "stopped")
-        delete_run_records(registry, run.id)
+        registry.delete_run(run.id)
         return registry.run(run.id)
 
     monkeypatch.setattr(queue, "take_over_run", remove_first)

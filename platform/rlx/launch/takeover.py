@@ -15,7 +15,6 @@ from rlx.launch.submission import fail_unless_started, start_supervisor
 from rlx.spec import ExperimentSpec
 from rlx_registry import (
     RESUMED,
-    RESUMED_ON_DASHBOARD,
     Registry,
     RunRecord,
     Status,
@@ -24,13 +23,11 @@ from rlx_registry import (
 
 __all__ = ["attempts_used", "continue_run", "launch_run", "start_job", "take_over_run"]
 
-BY_HAND = {RESUMED, RESUMED_ON_DASHBOARD}
-
 
 def attempts_used(registry: Registry, run_id: str) -> int:
     """Number of attempts since a run was submitted, or last resumed by a user."""
     changes = registry.history(run_id)
-    before = [change.attempt for change in changes if change.reason in BY_HAND]
+    before = [change.attempt for change in changes if change.reason == RESUMED]
     return changes[-1].attempt - (before[-1] if before else 0)
 
 
