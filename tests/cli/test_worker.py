@@ -10,7 +10,7 @@ from shown import silence
 
 from rlx.cli import main
 from rlx.launch import is_abandoned, is_supervisor, queue, this_machine
-from rlx.launch.takeover import attempts_used, take_over_run
+from rlx.launch.start_stop import attempts_used, take_over_run
 from rlx_registry import (
     RESUMED,
     RESUMED_ON_DASHBOARD,
@@ -96,7 +96,7 @@ def test_of_two_that_take_over_a_lost_run_one_gets_it(registry, monkeypatch):
     registry.update_run("r-0001", host="another", pid=7)
     silence(registry, "r-0001")
     lost = registry.run("r-0001")
-    monkeypatch.setattr("rlx.launch.takeover.start_supervisor", lambda *_: os.getpid())
+    monkeypatch.setattr("rlx.launch.start_stop.start_supervisor", lambda *_: os.getpid())
     assert take_over_run(registry, lost, registry.url, "taken over") == os.getpid()
     assert take_over_run(registry, lost, registry.url, "taken over") is None
     assert [change.reason for change in registry.history("r-0001")].count("taken over") == 1
