@@ -40,7 +40,7 @@ def registry(folder, queued):
 def left(registry, capsys):
     """Why the one run is left alone."""
     capsys.readouterr()
-    assert main(["worker", "--once"]) == 0
+    assert main(["resume", "--queued", "--once"]) == 0
     assert registry.run("r-0001").attempt == 0 or registry.run("r-0001").status != "running"
     return capsys.readouterr().err
 
@@ -118,7 +118,7 @@ def test_a_run_that_is_removed_ends_no_worker(registry, monkeypatch, capsys):
         return registry.run(run.id)
 
     monkeypatch.setattr(queue, "take_over_run", remove_first)
-    assert main(["worker", "--once"]) == 0
+    assert main(["resume", "--queued", "--once"]) == 0
     assert "r-0001 skipped: it has just been removed" in capsys.readouterr().err
 
 
