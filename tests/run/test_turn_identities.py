@@ -13,8 +13,8 @@ from rlx.plan import check_file
 from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
+from rlx.results.evidence import StepEvidence
 from rlx.results.identities import IDENTITIES
-from rlx.results.stored_steps import StepEvidence
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
 from rlx.row_rewards import build_row_rewards

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         merged_weights,
         save_adapter,
     )
-    from rlx.model.matmul import MatmulChoice, OneDnnLinear, choose_matmul, compute_linear
     from rlx.model.stored_weights import StoredForm
     from rlx.model.texts import (
         TextFault,
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ChatDialogue",
     "DemonstrationBatches",
-    "MatmulChoice",
-    "OneDnnLinear",
     "PlainDialogue",
     "Policy",
     "SharedTraining",
@@ -81,9 +78,7 @@ __all__ = [
     "build_policy",
     "build_vocabulary_dialogue",
     "check_model_files",
-    "choose_matmul",
     "choose_vocabulary",
-    "compute_linear",
     "compute_model_fingerprint",
     "convert_weights",
     "copy_model",
@@ -134,10 +129,6 @@ _HOME = {
     "iterate_merged_weights": "lora",
     "merged_weights": "lora",
     "save_adapter": "lora",
-    "OneDnnLinear": "matmul",
-    "MatmulChoice": "matmul",
-    "choose_matmul": "matmul",
-    "compute_linear": "matmul",
     "TextFault": "texts",
     "TextSource": "texts",
     "choose_vocabulary": "texts",
