@@ -1,6 +1,6 @@
 """Builds or loads the model of an experiment."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -34,7 +34,7 @@ from rlx.model.tokenizer import (
     tiny_tokenizer,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import Lora, ModelSpec, PretrainedModelSpec, TinyModelSpec
+from rlx.spec import ModelSpec, PretrainedModelSpec, TinyModelSpec
 
 __all__ = ["Policy", "build_policy"]
 
@@ -62,14 +62,12 @@ class Policy:
         tokenizer: the model's tokenizer, saved with every export.
         dialogue: encodes and decodes dialogues.
         end_ids: tokens that end a turn.
-        lora: the adapters that training adds; None if it trains all weights.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     dialogue: ModelDialogue
     end_ids: tuple[int, ...]
-    lora: Lora | None = None
 
     @property
     def context_length(self) -> int:
@@ -153,8 +151,7 @@ def _load_pretrained_policy(spec: PretrainedModelSpec, dtype: torch.dtype) -> Po
             f"model.path: the weights of {spec.path!r} lack {len(missing)} of the model's "
             f"parameters, such as {missing[0]}; save or fetch it again"
         )
-    policy = _assemble_policy(model, tokenizer, chat_template=spec.chat_template)
-    return replace(policy, lora=spec.lora)
+    return _assemble_policy(model, tokenizer, chat_template=spec.chat_template)
 
 
 def _load_weights(
