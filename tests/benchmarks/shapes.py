@@ -11,7 +11,7 @@ from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams, TrainBatch
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams, TrainBatch
 
 __all__ = ["LONG", "LOSS", "SHORT", "Shape", "train_batch"]
 
@@ -49,12 +49,8 @@ def train_batch(shape: Shape, vocabulary: int) -> TrainBatch:
     old = -torch.rand(mask.shape, generator=generator) - 4
     none = torch.zeros(len(mask), 2)
     return assign_credit(
-        ScoredRows(
-            batch=batch,
-            rewards=RowRewards(
-                turn_rewards=none, turn_present=none.bool(), global_rewards=none[:, 0]
-            ),
-            mask=mask,
+        ScoredRows.join(
+            batch, mask, turn_rewards=none, turn_present=none.bool(), global_rewards=none[:, 0]
         ),
         TokenStreams(old_logprobs=old),
         CreditRules(

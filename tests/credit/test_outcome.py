@@ -7,10 +7,10 @@ import bound
 import hypothesis.strategies as st
 import pytest
 import torch
+from golden_records import build_credit_inputs
 from hypothesis import given, settings
 
 from rlx.credit import group_advantages
-from rlx.testing.golden.values import build_credit_inputs
 
 # Sixteenths: sums are exact, so ties and equal groups are what they seem.
 scores_of_a_group = st.lists(st.integers(-48, 48).map(lambda n: n / 16), min_size=1, max_size=6)

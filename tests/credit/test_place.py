@@ -9,8 +9,14 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 
-from rlx.credit import total_scores
-from rlx.credit.place import TurnWithoutTokens, place_rewards, sum_masked_returns, sum_token_rewards
+from rlx.credit import (
+    CreditInputs,
+    TurnWithoutTokens,
+    place_rewards,
+    sum_masked_returns,
+    sum_token_rewards,
+    total_scores,
+)
 from rlx.discovery import list_installed_plugins
 from rlx.errors import RlxError, ShapeError
 from rlx.spec.credit import OnMissingTurn, TurnReduce
@@ -47,9 +53,8 @@ def placed(rows, *, placement, garbage=math.nan, dtype=torch.float64, padding=0,
         mask[number, : len(row.mask)] = torch.tensor(row.mask)
     overall = torch.tensor([row.overall for row in rows], dtype=dtype)
     where = bound.placement(placement)
-    return place_rewards(
-        rewards, present, overall, ids.long(), mask, placement=where, **options
-    ), mask
+    inputs = CreditInputs.from_rewards(rewards, present, overall, ids.long(), mask)
+    return place_rewards(inputs, placement=where, **options), mask
 
 
 def oracle(row, *, placement, turn_reduce, on_missing_turn):
@@ -222,8 +227,7 @@ def test_error_is_raised_exactly_where_a_rewarded_turn_has_no_token(rows, placem
 @pytest.mark.parametrize("seed", range(5))
 def test_final_token_only_carries_the_total_score(seed):
     x = example_inputs(seed, dtype=torch.float64)
-    tensors = (x.turn_rewards, x.turn_present, x.global_rewards, x.turn_ids, x.mask)
-    result = place_rewards(*tensors, placement=bound.placement("final_token_only"))
+    result = place_rewards(x, placement=bound.placement("final_token_only"))
     carried = torch.where(
         x.mask.any(dim=1), sum_token_rewards(result.token_rewards, x.mask), result.lost
     )
@@ -276,15 +280,15 @@ def tensors(**change):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"turn_present": torch.ones(2, 1)}, r"turn_present is \(2, 1\), not \(2, 3\)"),
-        ({"global_rewards": torch.ones(2, 1)}, r"global_rewards is \(2, 1\), not \(2,\)"),
-        ({"turn_ids": torch.ones(1, 4)}, r"turn_ids is \(1, 4\), not \(2, 4\)"),
+        ({"turn_present": torch.ones(2, 1)}, r"turn_present is \(2, 1\), turn_rewards is \(2, 3\)"),
+        ({"global_rewards": torch.ones(2, 1)}, r"global_rewards is \(2, 1\), not \[B\]"),
+        ({"turn_ids": torch.ones(1, 4)}, "turn_ids has 1 rows, not 2"),
         ({"mask": torch.ones(2, 1)}, "turn_ids is|mask is"),
     ],
 )
 def test_tensors_that_disagree_are_refused(change, complaint):
     with pytest.raises(ShapeError, match=complaint):
-        place_rewards(**tensors(**change), placement=bound.placement("turn_end"))
+        CreditInputs.from_rewards(**tensors(**change))
 
 
 @pytest.mark.parametrize(
@@ -293,5 +297,6 @@ def test_tensors_that_disagree_are_refused(change, complaint):
 )
 def test_an_unknown_option_is_refused_and_the_known_ones_named(option, names):
     with pytest.raises(ValueError, match=f"{option} is 'best', not one of") as caught:
-        place_rewards(**tensors(), **{"placement": bound.placement("turn_end"), option: "best"})
+        inputs = CreditInputs.from_rewards(**tensors())
+        place_rewards(inputs, **{"placement": bound.placement("turn_end"), option: "best"})
     assert all(name in str(caught.value) for name in get_args(names))

@@ -6,13 +6,13 @@ import bound
 import hypothesis.strategies as st
 import pytest
 import torch
+from golden_records import build_credit_inputs
 from hypothesis import given, settings
 
 from rlx.credit import compute_gae_advantages, estimate_vineppo, whiten_values
 from rlx.credit.kernels import map_row_blocks, select_masked
 from rlx.errors import ShapeError
 from rlx.spec import VinePpo
-from rlx.testing.golden.values import build_credit_inputs
 
 GARBAGE = (math.nan, math.inf, -math.inf, 7.0)
 

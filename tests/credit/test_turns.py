@@ -8,11 +8,11 @@ import bound
 import hypothesis.strategies as st
 import pytest
 import torch
+from golden_records import build_credit_inputs
 from hypothesis import given
 
 from rlx.credit import group_advantages
 from rlx.credit.turns import compute_step_returns
-from rlx.testing.golden.values import build_credit_inputs
 
 close = partial(pytest.approx, rel=1e-9, abs=1e-9)
 sixteenths = st.integers(-32, 32).map(lambda n: n / 16)

@@ -9,7 +9,7 @@ from rlx.batch import build_token_batch
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
-from rlx.row_rewards import build_row_rewards
+from rlx.row_rewards import join_row_rewards
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,6 @@ def test_a_label_is_the_value_at_the_nearest_turn_that_has_one(values, label):
         for segment, value in values.items()
     }
     table = RewardTable(entries, frozenset(), {})
-    rewards = build_row_rewards(build_token_batch([tree]), [tree], table, label="accuracy")
-    assert rewards.labels.tolist() == pytest.approx([label], nan_ok=True)
+    batch = build_token_batch([tree])
+    rows = join_row_rewards(batch, [tree], table, batch.is_own, label="accuracy")
+    assert rows.rewards.labels.tolist() == pytest.approx([label], nan_ok=True)

@@ -9,7 +9,7 @@ from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
 from rlx.spec import CreditSpec, EntropyBonus, LossSpec
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
 MAX_TOKENS = {"answer": 8}
 
@@ -21,14 +21,14 @@ def give_ones(inputs: CreditInputs) -> torch.Tensor:
 def assign(trees, mask, old, **loss):
     """A step in which every token of the mask has advantage 1."""
     batch, rows = build_token_batch(trees), sum(len(tree.rollouts) for tree in trees)
-    rewards = RowRewards(
-        turn_rewards=torch.ones(rows, batch.state_ids.shape[1]),
-        turn_present=batch.state_ids >= 0,
-        global_rewards=torch.zeros(rows),
-    )
+    rewards = {
+        "turn_rewards": torch.ones(rows, batch.state_ids.shape[1]),
+        "turn_present": batch.state_ids >= 0,
+        "global_rewards": torch.zeros(rows),
+    }
     spec = LossSpec.model_validate({"old_logprobs": "learner", **loss})
     rules = CreditRules(estimator=give_ones, credit=CreditSpec(), loss=spec, max_tokens=MAX_TOKENS)
-    scored = ScoredRows(batch=batch, rewards=rewards, mask=mask(batch))
+    scored = ScoredRows.join(batch, mask(batch), **rewards)
     return assign_credit(scored, TokenStreams(old_logprobs=old(batch)), rules), spec
 
 

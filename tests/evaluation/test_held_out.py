@@ -45,17 +45,19 @@ def held_out(*problems):
 
 
 def test_one_answer_and_its_first_confidence():
-    result = held_out((1.0, [0.9, 0.2]), (0.0, [NAN, 0.3]), (0.5, [0.4, 0.4]), (None, [0.1, 0.7]))
-    assert result.problem_ids == ("p0", "p1", "p2", "p3")
-    assert result.strata == ("s0", "s1", "s0", "s1")
-    assert result.correct == (1, 0, 0, 0), "only exactly 1 is correct; a fault is not"
-    assert result.confidence == pytest.approx((0.9, NAN, 0.4, 0.1), nan_ok=True)
-    assert result.alike == 0.25
-    assert result.rewards == {"accuracy": 0.5, "brier": 0.5}
+    metrics, pairs = held_out(
+        (1.0, [0.9, 0.2]), (0.0, [NAN, 0.3]), (0.5, [0.4, 0.4]), (None, [0.1, 0.7])
+    )
+    assert pairs["problem_ids"] == ["p0", "p1", "p2", "p3"]
+    assert pairs["strata"] == ["s0", "s1", "s0", "s1"]
+    assert pairs["correct"] == [1, 0, 0, 0], "only exactly 1 is correct; a fault is not"
+    assert pairs["confidence"] == [0.9, None, 0.4, 0.1]
+    assert metrics["alike_share"] == 0.25
+    assert metrics["rewards"] == {"accuracy": 0.5, "brier": 0.5}
 
 
 def test_metrics_of_a_schedule_with_confidences():
-    metrics = held_out((1.0, [0.9]), (0.0, [0.2]), (0.0, [0.5])).metrics()
+    metrics, _ = held_out((1.0, [0.9]), (0.0, [0.2]), (0.0, [0.5]))
     assert metrics["n"] == 3
     assert metrics["accuracy"] == pytest.approx(1 / 3)
     assert metrics["brier"] == pytest.approx((0.01 + 0.04 + 0.25) / 3)
@@ -64,21 +66,10 @@ def test_metrics_of_a_schedule_with_confidences():
 
 
 def test_metrics_of_a_schedule_without():
-    result = held_out((1.0, []), (0.0, []))
-    assert result.confidence is None and result.alike is None
-    metrics = result.metrics()
+    metrics, pairs = held_out((1.0, []), (0.0, []))
     assert metrics["accuracy"] == 0.5
     assert [metrics[name] for name in ("brier", "ece", "auroc")] == [None] * 3
-    assert result.payload()["confidence"] is None
-
-
-def test_the_payload_is_plain_json():
-    assert held_out((1.0, [NAN]), (0.0, [0.5])).payload() == {
-        "problem_ids": ["p0", "p1"],
-        "strata": ["s0", "s1"],
-        "correct": [1, 0],
-        "confidence": [None, 0.5],
-    }
+    assert pairs["confidence"] is None
 
 
 def in_one_sequence(*stated):
@@ -96,10 +87,10 @@ def in_one_sequence(*stated):
 
 
 def test_a_confidence_may_stand_in_the_answer_itself():
-    result = in_one_sequence(0.9, NAN)
-    assert result.confidence == pytest.approx((0.9, NAN), nan_ok=True)
-    assert result.alike is None
-    assert in_one_sequence(NAN, NAN).confidence is None, "nobody stated any"
+    metrics, pairs = in_one_sequence(0.9, NAN)
+    assert pairs["confidence"] == [0.9, None]
+    assert metrics["alike_share"] is None
+    assert in_one_sequence(NAN, NAN)[1]["confidence"] is None, "nobody stated any"
 
 
 @pytest.mark.parametrize(
@@ -163,8 +154,8 @@ def grow_levels(*kinds):
 )
 def test_an_answer_has_the_confidence_of_its_trajectory_in_any_order(kinds):
     plan, trees, table = grow_levels(*kinds)
-    result = compute_held_out_metrics(plan, trees, table, "accuracy")
-    assert result.correct == (1, 1)
-    assert result.confidence == (0.7, 0.2)
+    _, pairs = compute_held_out_metrics(plan, trees, table, "accuracy")
+    assert pairs["correct"] == [1, 1]
+    assert pairs["confidence"] == [0.7, 0.2]
     answers = read_answers(plan, trees, table, "accuracy")
     assert [answer.confidences for answer in answers] == [(0.7,), (0.2,)]

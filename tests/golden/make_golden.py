@@ -3,7 +3,7 @@
     python tests/golden/make_golden.py [PEER...] [--checkouts FOLDER] [--seed N]
 
 Each peer is pinned, and its functions run in an environment of its own below `.bench/`.
-peers/PEER.py calls them and writes records of the format that `rlx.testing.golden` reads to
+peers/PEER.py calls them and writes records of the format that `golden_records.py` reads to
 tests/golden/PEER.json. Without `--checkouts`, commits are fetched from GitHub; releases come from
 the package index.
 
@@ -112,7 +112,7 @@ def main(names: tuple[str, ...], checkouts: Path | None, seed: int | None) -> No
 
 def agrees_with_rlx(file: Path) -> bool:
     """Whether rlx gives the outputs of every record; prints those that differ, and a summary."""
-    command = [sys.executable, "-m", "rlx.testing.golden", file]
+    command = [sys.executable, HERE.parent / "golden_records.py", file]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     for number, line in enumerate(lines):

@@ -42,7 +42,7 @@ with speed_up_imports():
         TinyModelSpec,
     )
     from rlx.spec.loss import EntropyBonus, ExpectedScore, KlPenalty
-    from rlx.train_batch import CreditRules, RowRewards, ScoredRows
+    from rlx.train_batch import CreditRules, ScoredRows
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
@@ -142,15 +142,13 @@ def train_batch(seed, model, loss=LOSS, confidences=()):
     none = torch.zeros(shape[0], 2)
     labels = torch.rand(shape[0], generator=generator).mul(3).floor()
     return assign_credit(
-        ScoredRows(
-            batch=batch,
-            rewards=RowRewards(
-                turn_rewards=none,
-                turn_present=none.bool(),
-                global_rewards=none[:, 0],
-                labels=labels.where(labels < 2, torch.nan),
-            ),
-            mask=mask,
+        ScoredRows.join(
+            batch,
+            mask,
+            turn_rewards=none,
+            turn_present=none.bool(),
+            global_rewards=none[:, 0],
+            labels=labels.where(labels < 2, torch.nan),
         ),
         TokenStreams(
             old_logprobs=old, optional={"reference_logprobs": reference, "values": values}

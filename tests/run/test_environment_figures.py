@@ -6,19 +6,19 @@ import bound
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from rlx.record.mlflow_tags import legal_key
 from trees import conversation
 
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
-from rlx.record.mlflow_tags import legal_key
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
-from rlx.row_rewards import build_row_rewards
+from rlx.row_rewards import join_row_rewards
 from rlx.run.environment_metrics import MOST_KEYS, MOST_VALUES, environment_figures
 from rlx.run.step_metrics import step_figures
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.train_batch import CreditRules, TokenStreams
 
 
 def one(*infos):
@@ -65,7 +65,7 @@ def test_rewards_of_whole_rollouts_are_told_beside_those_of_turns():
     table = RewardTable(turns, frozenset(), {}, whole)
     batch = build_token_batch([tree])
     train = assign_credit(
-        ScoredRows(batch=batch, rewards=build_row_rewards(batch, [tree], table), mask=batch.is_own),
+        join_row_rewards(batch, [tree], table, batch.is_own),
         TokenStreams(old_logprobs=batch.behaviour_logprobs),
         CreditRules(
             estimator=bound.estimator("grpo"),

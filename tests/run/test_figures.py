@@ -15,7 +15,7 @@ from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx.run.step_metrics import MOST_PARTS, _compute_part_figures, step_figures
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
 SECONDS = {"rollout": 1.0, "reward": 0.5, "train": 2.0, "step": 4.0}
 
@@ -57,13 +57,13 @@ def figures(answers, *, faults=(), update=None, critic=None, mask=None):
     table = RewardTable(turns, frozenset(), dict(faults))
     batch = build_token_batch([tree])
     totals = [table.get_turn_total((row.tree, row.segment)) for row in batch.rows]
-    rewards = RowRewards(
-        turn_rewards=torch.tensor(totals)[:, None].expand_as(batch.state_ids),
-        turn_present=batch.state_ids >= 0,
-        global_rewards=torch.zeros(len(totals)),
-    )
+    rewards = {
+        "turn_rewards": torch.tensor(totals)[:, None].expand_as(batch.state_ids),
+        "turn_present": batch.state_ids >= 0,
+        "global_rewards": torch.zeros(len(totals)),
+    }
     train = assign_credit(
-        ScoredRows(batch=batch, rewards=rewards, mask=(mask or bound.mask("turn_spans"))(batch)),
+        ScoredRows.join(batch, (mask or bound.mask("turn_spans"))(batch), **rewards),
         TokenStreams(old_logprobs=batch.behaviour_logprobs),
         CreditRules(
             estimator=centred,

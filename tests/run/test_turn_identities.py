@@ -17,11 +17,11 @@ from rlx.results.evidence import StepEvidence
 from rlx.results.identities import IDENTITIES
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
-from rlx.row_rewards import build_row_rewards
+from rlx.row_rewards import join_row_rewards
 from rlx.run.trained_rows import build_trained_rows
 from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, RewardsSpec
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.train_batch import CreditRules, TokenStreams
 
 COUNTDOWN = Path(__file__).parents[2] / "experiments" / "countdown.yaml"
 REWARDS = {
@@ -71,9 +71,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
     batch = build_token_batch(grown)
     budget = {"answer": 8, "query": 8}
     train = assign_credit(
-        ScoredRows(
-            batch=batch, rewards=build_row_rewards(batch, grown, table), mask=recipe.mask(batch)
-        ),
+        join_row_rewards(batch, grown, table, recipe.mask(batch)),
         TokenStreams(
             old_logprobs=batch.behaviour_logprobs,
             optional={"reference_logprobs": batch.behaviour_logprobs - 0.25},

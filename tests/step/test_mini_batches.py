@@ -12,7 +12,7 @@ from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
 LENGTHS = {"p": (3, 1), "q": (2, 2), "r": (1, 4), "s": (2,), "t": (5, 1)}
 """Tokens of the answers to each prompt."""
@@ -43,14 +43,12 @@ def step(names, loss):
     batch = build_token_batch(grow(names))
     rows = len(batch.rows)
     return assign_credit(
-        ScoredRows(
-            batch=batch,
-            rewards=RowRewards(
-                turn_rewards=torch.ones(rows, 1),
-                turn_present=torch.ones(rows, 1, dtype=torch.bool),
-                global_rewards=torch.zeros(rows),
-            ),
-            mask=batch.is_own,
+        ScoredRows.join(
+            batch,
+            batch.is_own,
+            turn_rewards=torch.ones(rows, 1),
+            turn_present=torch.ones(rows, 1, dtype=torch.bool),
+            global_rewards=torch.zeros(rows),
         ),
         TokenStreams(old_logprobs=batch.behaviour_logprobs - 0.5),
         CreditRules(estimator=by_length, credit=CreditSpec(), loss=loss, max_tokens=MAX_TOKENS),

@@ -1,7 +1,6 @@
 """A step of two turns, small enough to be worked by hand."""
 
 import math
-from dataclasses import replace
 
 import bound
 import pytest
@@ -13,7 +12,7 @@ from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx.spec import ConfidenceSpec, CreditSpec, EntropyBonus, ExpectedScore, LossSpec
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
 
 def prompt(parent, *ids):
@@ -57,11 +56,11 @@ TREE = RolloutTree(
 )
 
 # accuracy 1 and 0; Brier of 0.8 and 0.5 for the right answer, of 0.9 and 0.3 for the wrong one.
-REWARDS = RowRewards(
-    turn_rewards=torch.tensor([[1, 0], [0, 0], [0, 0.96], [0, 0.75], [0, 0.19], [0, 0.91]]),
-    turn_present=torch.tensor([[True, False]] * 2 + [[False, True]] * 4),
-    global_rewards=torch.zeros(6),
-)
+REWARDS = {
+    "turn_rewards": torch.tensor([[1, 0], [0, 0], [0, 0.96], [0, 0.75], [0, 0.19], [0, 0.91]]),
+    "turn_present": torch.tensor([[True, False]] * 2 + [[False, True]] * 4),
+    "global_rewards": torch.zeros(6),
+}
 
 #            1, 2 | 3     4     5    6 (or 7 8 | 9 …)
 BY_HAND = [
@@ -79,7 +78,7 @@ estimator = bound.estimator("two_level", normalize="center", lambda_conf=4.0)
 def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, old=None, **loss):
     batch = build_token_batch(trees)
     return assign_credit(
-        ScoredRows(batch=batch, rewards=rewards, mask=bound.mask("turn_spans")(batch)),
+        ScoredRows.join(batch, bound.mask("turn_spans")(batch), **rewards),
         TokenStreams(old_logprobs=batch.behaviour_logprobs if old is None else old),
         CreditRules(
             estimator=estimator,
@@ -115,14 +114,14 @@ def test_covariance_chooses_tokens_once_for_the_whole_step():
 
 
 def test_what_a_confidence_scores_is_nothing_to_an_answer_nor_to_other_answers_confidences():
-    rewards = REWARDS.turn_rewards.clone()
+    rewards = REWARDS["turn_rewards"].clone()
     rewards[2, 1] = 0.0
     changed = step(
-        rewards=RowRewards(
-            turn_rewards=rewards,
-            turn_present=REWARDS.turn_present,
-            global_rewards=REWARDS.global_rewards,
-        )
+        rewards={
+            "turn_rewards": rewards,
+            "turn_present": REWARDS["turn_present"],
+            "global_rewards": REWARDS["global_rewards"],
+        }
     )
     same = [0, 1, 4, 5]
     assert torch.equal(changed.advantages[same], step().advantages[same])
@@ -182,17 +181,17 @@ def test_the_estimator_sees_the_batch_and_the_rewards_as_they_are():
     for name in ("turn_ids", "group_ids", "levels", "tree_ids"):
         assert torch.equal(getattr(inputs, name), getattr(train.batch, name))
     for name in ("turn_rewards", "turn_present", "global_rewards"):
-        assert torch.equal(getattr(inputs, name), getattr(REWARDS, name))
+        assert torch.equal(getattr(inputs, name), REWARDS[name])
     assert torch.equal(inputs.mask, train.mask)
 
 
 def test_two_prompts_do_not_meet():
     """The second is worth half of the first."""
-    both = RowRewards(
-        turn_rewards=torch.cat([REWARDS.turn_rewards, REWARDS.turn_rewards / 2]),
-        turn_present=REWARDS.turn_present.repeat(2, 1),
-        global_rewards=REWARDS.global_rewards.repeat(2),
-    )
+    both = {
+        "turn_rewards": torch.cat([REWARDS["turn_rewards"], REWARDS["turn_rewards"] / 2]),
+        "turn_present": REWARDS["turn_present"].repeat(2, 1),
+        "global_rewards": REWARDS["global_rewards"].repeat(2),
+    }
     train = step(trees=(TREE, TREE), rewards=both)
     by_hand = torch.tensor(BY_HAND)
     torch.testing.assert_close(train.advantages, torch.cat([by_hand, by_hand / 2]))
@@ -230,7 +229,7 @@ LABELS = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
 
 
 def labelled(labels=LABELS):
-    return replace(REWARDS, labels=labels)
+    return dict(REWARDS, labels=labels)
 
 
 def test_a_confidence_with_an_expected_score_has_no_sampled_credit():

@@ -11,7 +11,7 @@ from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, RowRewards, ScoredRows, TokenStreams
+from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
 
 def turn(parent, number, length, reason="stop"):
@@ -46,16 +46,16 @@ SINGLE = RolloutTree(
     Problem(id="p", prompt="?", fields={}),
     (given(NO_PARENT, "prompt", 1), turn(0, 1, 3), turn(0, 1, 2)),
 )
-REWARDS = RowRewards(
-    turn_rewards=torch.tensor([[0.25, 0.1], [0.3, 0.0]]),
-    turn_present=torch.tensor([[True, True], [True, False]]),
-    global_rewards=torch.tensor([0.5, 0.0]),
-)
-ALONE = RowRewards(
-    turn_rewards=torch.tensor([[0.25], [0.3]]),
-    turn_present=torch.tensor([[True], [True]]),
-    global_rewards=torch.tensor([0.5, 0.0]),
-)
+REWARDS = {
+    "turn_rewards": torch.tensor([[0.25, 0.1], [0.3, 0.0]]),
+    "turn_present": torch.tensor([[True, True], [True, False]]),
+    "global_rewards": torch.tensor([0.5, 0.0]),
+}
+ALONE = {
+    "turn_rewards": torch.tensor([[0.25], [0.3]]),
+    "turn_present": torch.tensor([[True], [True]]),
+    "global_rewards": torch.tensor([0.5, 0.0]),
+}
 
 
 MODEL_TOKENS, GRPO = bound.mask("model_tokens"), bound.estimator("grpo")
@@ -72,7 +72,7 @@ def step(
 ):
     batch = build_token_batch([tree])
     return assign_credit(
-        ScoredRows(batch=batch, rewards=rewards, mask=mask(batch)),
+        ScoredRows.join(batch, mask(batch), **rewards),
         streams or TokenStreams(old_logprobs=batch.behaviour_logprobs),
         CreditRules(
             estimator=estimator,
@@ -271,7 +271,7 @@ def test_kl_is_measured_for_a_penalty_without_touching_the_reward():
 def learned(rewards=ALONE, **loss):
     batch = build_token_batch([SINGLE])
     return assign_credit(
-        ScoredRows(batch=batch, rewards=rewards, mask=bound.mask("model_tokens")(batch)),
+        ScoredRows.join(batch, bound.mask("model_tokens")(batch), **rewards),
         TokenStreams(old_logprobs=batch.behaviour_logprobs),
         CreditRules(
             estimator=bound.estimator("grpo"),
@@ -283,11 +283,11 @@ def learned(rewards=ALONE, **loss):
 
 
 def test_rows_without_signal_are_computed_only_where_a_penalty_pulls():
-    equal = RowRewards(
-        turn_rewards=torch.full((2, 1), 0.7),
-        turn_present=torch.ones(2, 1, dtype=torch.bool),
-        global_rewards=torch.zeros(2),
-    )
+    equal = {
+        "turn_rewards": torch.full((2, 1), 0.7),
+        "turn_present": torch.ones(2, 1, dtype=torch.bool),
+        "global_rewards": torch.zeros(2),
+    }
     assert not learned(equal).wanted.any()
     assert not learned(equal, ratio="sequence").wanted.any()
     pulled = learned(equal, kl={"coefficient": 0.1})

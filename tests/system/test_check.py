@@ -24,12 +24,12 @@ from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import Completion, sample_rollout_trees
-from rlx.row_rewards import build_row_rewards
+from rlx.row_rewards import join_row_rewards
 from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
 from rlx.run.trained_rows import build_trained_rows
 from rlx.spec import ExperimentSpec
 from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.train_batch import CreditRules, TokenStreams
 from rlx_registry import Registry, read_body, write_body
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -197,11 +197,7 @@ def one_step(parts, step, pool):
         state={"mean_square": 0.25},
     )
     train = assign_credit(
-        ScoredRows(
-            batch=batch,
-            rewards=build_row_rewards(batch, trees, table, label=parts.label),
-            mask=parts.mask(batch),
-        ),
+        join_row_rewards(batch, trees, table, parts.mask(batch), label=parts.label),
         streams,
         CreditRules(
             estimator=parts.estimator,

@@ -8,7 +8,7 @@ import bound
 import pytest
 import torch
 
-from rlx.credit.place import place_rewards
+from rlx.credit import place_rewards
 from rlx.discovery import list_installed_plugins, load_plugin
 from rlx.spec.credit import TurnReduce
 from rlx.testing import check_placement
@@ -29,13 +29,10 @@ def test_every_placement_keeps_every_promise(placement, turn_reduce, on_missing_
     check_placement(partial(place_rewards, placement=bound.placement(placement), **options))
 
 
-def ends(*tensors):
-    return place_rewards(*tensors, placement=bound.placement("turn_end"))
-
-
 def changed(change):
-    def broken(*tensors):
-        placed = ends(*tensors)
+    def broken(x):
+        placed = place_rewards(x, placement=bound.placement("turn_end"))
+        tensors = (x.turn_rewards, x.turn_present, x.global_rewards, x.turn_ids, x.mask)
         return replace(placed, **change(placed, *tensors))
 
     return broken

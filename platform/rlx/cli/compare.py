@@ -1,7 +1,6 @@
 """`rlx compare`: how recipes differ over seeds, or two runs or experiments in full."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +13,6 @@ from rlx.errors import SpecError
 from rlx.launch import open_registry
 from rlx.results import find_side_differences, load_diff_side
 from rlx.text import escape_unprintable
-from rlx.writing import write_text_file
 
 
 @click.command()
@@ -23,15 +21,9 @@ from rlx.writing import write_text_file
 )
 @click.option("--diff", is_flag=True, help="Show in what two differ, RUN or FILE each.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV: a line per recipe and metric.")
 @click.option("--md", "form", flag_value="md", help="Print Markdown.")
-@click.option(
-    "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML page."
-)
 @registry_option
-def compare(
-    names: tuple[str, ...], diff: bool, form: str | None, page: Path | None, url: str
-) -> None:
+def compare(names: tuple[str, ...], diff: bool, form: str | None, url: str) -> None:
     """Compare recipes: how their experiments differ, then their metrics over seeds.
 
     Runs that differ only in their seed form one recipe. A GROUP holds the runs of `rlx submit
@@ -45,24 +37,17 @@ def compare(
     code and packages installed here.
     """
     if diff:
-        if page is not None or form not in (None, "json"):
+        if form == "md":
             raise SpecError("--diff prints text, or JSON with --json")
         return _show_diff(names, url, as_json=form == "json")
     with open_registry(url) as registry:
         found = results.compare_recipes(registry, names)
         compared = [registry.run(run) for recipe in found.recipes for run in recipe.runs.values()]
-    if page is not None:
-        write_text_file(page, results.render_comparison_html(found))
-        print_text(escape_unprintable(str(page)), err=True)
     if form == "json":
         print_json(results.build_comparison_json(found))
-    elif form == "csv":
-        print_text(results.format_comparison_csv(found), nl=False)
-        for line in results.describe_exclusions(found):
-            print_text(line, err=True)
     elif form == "md":
         print_text(results.format_comparison_markdown(found), nl=False)
-    elif page is None:
+    else:
         _show_comparison(found)
         if mlflow := describe_mlflow_page(compared, names):
             print_text(f"curves in MLflow:  {mlflow}")

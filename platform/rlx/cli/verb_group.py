@@ -25,7 +25,6 @@ VERBS = {
     "stop": ("resume:stop", "Stop a run; its records stay."),
     "resume": ("resume:resume", "Resume a run from its newest checkpoint."),
     "worker": ("worker:worker", "Run queued runs; take over lost runs."),
-    "db": ("db:db", "Upgrade the registry; restore lost runs."),
     "check": ("check:check", "Check this machine, a run's records, or resuming; repair."),
     "rm": ("runs:remove", "Remove runs that have ended, or parts of them."),
     "export": ("export:export", "Write a run's model in the Hugging Face layout."),

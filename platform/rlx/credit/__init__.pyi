@@ -14,6 +14,7 @@ from .inputs import (
     spread_over_mask,
     spread_over_turns,
     structured_scores,
+    sum_token_rewards,
     total_scores,
 )
 from .outcome import (
@@ -27,14 +28,12 @@ from .outcome import (
 )
 from .place import (
     PlacedRewards,
-    PlacementInputs,
     TurnWithoutTokens,
     place_at_row_end,
     place_at_turn_ends,
     place_in_shares,
     place_rewards,
     sum_masked_returns,
-    sum_token_rewards,
 )
 from .returns import (
     TokenAdvantages,
@@ -61,7 +60,6 @@ __all__ = [
     "Credit",
     "CreditInputs",
     "PlacedRewards",
-    "PlacementInputs",
     "ScaledAdvantages",
     "TokenAdvantages",
     "TurnWithoutTokens",

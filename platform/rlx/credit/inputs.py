@@ -1,38 +1,30 @@
-"""Inputs and outputs of an estimator, and the scores and spreads that estimators share."""
+"""What placements and estimators read and give, and the scores and spreads that they share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from rlx.credit.kernels import select_masked
-from rlx.credit.place import sum_token_rewards
 from rlx.errors import ShapeError
 from rlx.spec import ScoreSource
 from rlx_registry import STREAMS
 
-__all__ = [
-    "Credit",
-    "CreditInputs",
-    "spread_over_mask",
-    "spread_over_turns",
-    "structured_scores",
-    "total_scores",
-]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CreditInputs:
-    """The inputs of an estimator.
+    """The rewards of a batch's rows, and all else that a placement and an estimator read.
 
     Attributes:
         turn_rewards: `[B, K]` weighted sum of a turn's named rewards, turn k at index k - 1; 0
-            where not `turn_present`.
+            where not `turn_present`. For a placement, already divided by the number of rewarded
+            turns if these are averaged.
         turn_present: `[B, K]` bool the turn was rewarded. Absent is not zero.
         global_rewards: `[B]` weighted sum of the rewards of the whole rollout; 0 if there are none.
         token_rewards: `[B, T]` the same rewards as placed on tokens, minus β·KL if KL is part of
-            the reward; 0 outside the mask.
+            the reward; 0 outside the mask, and everywhere until rewards are placed.
         turn_ids: `[B, T]` int64 turn number of the row's own tokens, from 1; -1 elsewhere.
         mask: `[B, T]` bool tokens that learn.
         group_ids: `[B]` int64 rows with equal ids may be compared.
@@ -79,6 +71,8 @@ class CreditInputs:
         columns = 0 if self.named_rewards is None else self.named_rewards.shape[1]
         if columns != len(self.reward_weights):
             raise ShapeError(f"named_rewards has {columns} columns, not {len(self.reward_weights)}")
+        if self.global_rewards.dim() != 1:
+            raise ShapeError(f"global_rewards is {tuple(self.global_rewards.shape)}, not [B]")
         for one, other in (
             ("turn_present", "turn_rewards"),
             ("state_ids", "turn_rewards"),
@@ -90,6 +84,55 @@ class CreditInputs:
             if tensor.shape != getattr(self, other).shape:
                 shapes = tuple(tensor.shape), tuple(getattr(self, other).shape)
                 raise ShapeError(f"{one} is {shapes[0]}, {other} is {shapes[1]}")
+
+    @classmethod
+    def from_rewards(
+        cls,
+        turn_rewards: Tensor,
+        turn_present: Tensor,
+        global_rewards: Tensor,
+        turn_ids: Tensor,
+        mask: Tensor,
+    ) -> "CreditInputs":
+        """Inputs with nothing but rewards and a mask: every row answers a prompt of its own.
+
+        Raises:
+            ShapeError: the tensors disagree.
+        """
+        rows = torch.arange(len(global_rewards))
+        return cls(
+            turn_rewards=turn_rewards,
+            turn_present=turn_present,
+            global_rewards=global_rewards,
+            token_rewards=turn_rewards.new_zeros(mask.shape),
+            turn_ids=turn_ids,
+            mask=mask,
+            group_ids=rows,
+            levels=torch.zeros_like(rows),
+            tree_ids=rows,
+            state_ids=torch.zeros(turn_rewards.shape, dtype=torch.int64),
+        )
+
+    @cached_property
+    def turn_masks(self) -> tuple[Tensor, ...]:
+        """`[B, T]` bool of each turn: its tokens in the mask."""
+        turns = range(1, self.turn_rewards.shape[1] + 1)
+        return tuple(self.mask & (self.turn_ids == number) for number in turns)
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        masks = (*self.turn_masks, self.mask)
+        return torch.stack([tokens.sum(dim=1, dtype=torch.int32) for tokens in masks], 1)
+
+    @property
+    def turn_sizes(self) -> Tensor:
+        """`[B, K]` int32 number of tokens of each turn in the mask."""
+        return self._counts[:, :-1]
+
+    @property
+    def row_sizes(self) -> Tensor:
+        """`[B]` int32 number of tokens in the mask."""
+        return self._counts[:, -1]
 
     def stream(self, name: str) -> Tensor:
         """Returns a stream that the estimator's `needs` names.
@@ -116,6 +159,19 @@ class Credit:
     advantages: Tensor
     returns: Tensor | None = None
     state: Mapping[str, float] = field(default_factory=dict)
+
+
+def sum_token_rewards(token_rewards: Tensor, mask: Tensor) -> Tensor:
+    """`[B]` sum of a row's token rewards, which is KG-R1's sum of token scores.
+
+    Args:
+        token_rewards: `[B, T]`.
+        mask: `[B, T]` bool; nothing outside it is read.
+
+    Reference:
+        KG-R1, arXiv 2509.26383.
+    """
+    return select_masked(mask, token_rewards).sum(dim=1)
 
 
 def structured_scores(turn_rewards: Tensor, turn_present: Tensor, global_rewards: Tensor) -> Tensor:

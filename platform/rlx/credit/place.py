@@ -1,29 +1,17 @@
 """Reward placement: turns rewards of turns and whole rollouts into token rewards."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
 from torch import Tensor
 
+from rlx.credit.inputs import CreditInputs
 from rlx.credit.kernels import select_masked
 from rlx.discovery import bind_implementation
 from rlx.errors import RlxError, ShapeError
 from rlx.plugin import Placement
 from rlx.spec import OnMissingTurn, TurnReduce
-
-__all__ = [
-    "PlacedRewards",
-    "PlacementInputs",
-    "TurnWithoutTokens",
-    "place_at_row_end",
-    "place_at_turn_ends",
-    "place_in_shares",
-    "place_rewards",
-    "sum_masked_returns",
-    "sum_token_rewards",
-]
 
 
 class TurnWithoutTokens(RlxError):
@@ -59,51 +47,8 @@ class PlacedRewards:
     lost: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class PlacementInputs:
-    """The inputs of a placement. Only tokens of the mask may carry reward.
-
-    Attributes:
-        turn_rewards: `[B, K]` turn k at index k - 1, already divided by the number of rewarded
-            turns if these are averaged; 0 if the turn is not rewarded.
-        global_rewards: `[B]` rewards of the whole rollout.
-        turn_ids: `[B, T]` int64 turn number of each token, from 1; read only in the mask.
-        mask: `[B, T]` bool tokens that may carry reward.
-    """
-
-    turn_rewards: Tensor
-    global_rewards: Tensor
-    turn_ids: Tensor
-    mask: Tensor
-
-    @cached_property
-    def turn_masks(self) -> tuple[Tensor, ...]:
-        """`[B, T]` bool of each turn: its tokens."""
-        turns = range(1, self.turn_rewards.shape[1] + 1)
-        return tuple(self.mask & (self.turn_ids == number) for number in turns)
-
-    @cached_property
-    def _counts(self) -> Tensor:
-        masks = (*self.turn_masks, self.mask)
-        return torch.stack([tokens.sum(dim=1, dtype=torch.int32) for tokens in masks], 1)
-
-    @property
-    def turn_sizes(self) -> Tensor:
-        """`[B, K]` int32 number of tokens of each turn."""
-        return self._counts[:, :-1]
-
-    @property
-    def row_sizes(self) -> Tensor:
-        """`[B]` int32 number of tokens in the mask."""
-        return self._counts[:, -1]
-
-
 def place_rewards(
-    turn_rewards: Tensor,
-    turn_present: Tensor,
-    global_rewards: Tensor,
-    turn_ids: Tensor,
-    mask: Tensor,
+    inputs: CreditInputs,
     *,
     placement: Placement,
     turn_reduce: TurnReduce | None = None,
@@ -115,11 +60,8 @@ def place_rewards(
     turns, those without tokens included.
 
     Args:
-        turn_rewards: `[B, K]` turn k at index k - 1; read only where `turn_present`.
-        turn_present: `[B, K]` bool the turn was rewarded.
-        global_rewards: `[B]` rewards of the whole rollout.
-        turn_ids: `[B, T]` int64 turn number of each token, from 1; read only in the mask.
-        mask: `[B, T]` bool tokens that may carry reward.
+        inputs: the rewards, read only where `turn_present`; and the mask of the tokens that may
+            carry them.
         placement: which tokens receive the rewards.
         turn_reduce: None is the placement's own.
         on_missing_turn: the reward of a turn without tokens is dropped, moved to the row's last
@@ -127,21 +69,21 @@ def place_rewards(
 
     Raises:
         TurnWithoutTokens: under `on_missing_turn="error"`.
-        ShapeError: the tensors disagree.
         ValueError: an option has an unknown value.
+        ShapeError: the placement returns another shape than that of the mask.
         PluginError: the placement's implementation cannot be imported.
     """
     reduce = turn_reduce or placement.turn_reduce
     _check_names(reduce, on_missing_turn)
-    _check_shapes(turn_rewards, turn_present, global_rewards, turn_ids, mask)
-    turns = _reduce_turn_rewards(turn_rewards, turn_present, reduce)
-    inputs = PlacementInputs(turns, global_rewards, turn_ids, mask)
-    missing = turn_present & (inputs.turn_sizes == 0)
+    mask = inputs.mask
+    turns = _reduce_turn_rewards(inputs.turn_rewards, inputs.turn_present, reduce)
+    reduced = replace(inputs, turn_rewards=turns)
+    missing = inputs.turn_present & (reduced.turn_sizes == 0)
     if on_missing_turn == "error" and missing.any():
         row, column = missing.nonzero()[0].tolist()
         raise TurnWithoutTokens(row, turn=column + 1)
 
-    token_rewards = bind_implementation(placement)(inputs)
+    token_rewards = bind_implementation(placement)(reduced)
     if token_rewards.shape != mask.shape:
         found = tuple(token_rewards.shape)
         raise ShapeError(f"the placement returned {found}, not {tuple(mask.shape)}")
@@ -149,11 +91,12 @@ def place_rewards(
     if on_missing_turn == "to_last_token":
         _add_to_last_token(token_rewards, mask, dropped)
         dropped = torch.zeros_like(dropped)
-    lost = torch.where(inputs.row_sizes > 0, dropped, turns.sum(dim=1) + global_rewards)
+    everything = turns.sum(dim=1) + inputs.global_rewards
+    lost = torch.where(reduced.row_sizes > 0, dropped, everything)
     return PlacedRewards(token_rewards=token_rewards, missing=missing, lost=lost)
 
 
-def place_in_shares(inputs: PlacementInputs) -> Tensor:
+def place_in_shares(inputs: CreditInputs) -> Tensor:
     """`turn_proportional`: rₜ = R_k / n_k for t in turn k,  + G / n  on all n tokens.
 
     Reference:
@@ -167,7 +110,7 @@ def place_in_shares(inputs: PlacementInputs) -> Tensor:
     return token_rewards
 
 
-def place_at_turn_ends(inputs: PlacementInputs) -> Tensor:
+def place_at_turn_ends(inputs: CreditInputs) -> Tensor:
     """`turn_end`: rₜ = R_k on the last token of turn k,  + G on the row's last token."""
     token_rewards = inputs.turn_rewards.new_zeros(inputs.mask.shape)
     for tokens, reward in zip(inputs.turn_masks, inputs.turn_rewards.unbind(1), strict=True):
@@ -176,7 +119,7 @@ def place_at_turn_ends(inputs: PlacementInputs) -> Tensor:
     return token_rewards
 
 
-def place_at_row_end(inputs: PlacementInputs) -> Tensor:
+def place_at_row_end(inputs: CreditInputs) -> Tensor:
     """`final_token_only`: rₜ = Σₖ R_k + G on the row's last token.
 
     Reference:
@@ -186,19 +129,6 @@ def place_at_row_end(inputs: PlacementInputs) -> Tensor:
     total = inputs.turn_rewards.sum(dim=1) + inputs.global_rewards
     _add_to_last_token(token_rewards, inputs.mask, total)
     return token_rewards
-
-
-def sum_token_rewards(token_rewards: Tensor, mask: Tensor) -> Tensor:
-    """`[B]` sum of a row's token rewards, which is KG-R1's sum of token scores.
-
-    Args:
-        token_rewards: `[B, T]`.
-        mask: `[B, T]` bool; nothing outside it is read.
-
-    Reference:
-        KG-R1, arXiv 2509.26383.
-    """
-    return select_masked(mask, token_rewards).sum(dim=1)
 
 
 def sum_masked_returns(returns: Tensor, mask: Tensor) -> Tensor:
@@ -241,21 +171,3 @@ def _check_names(reduce: TurnReduce, on_missing_turn: OnMissingTurn) -> None:
     ):
         if value not in get_args(names):
             raise ValueError(f"{option} is {value!r}, not one of {', '.join(get_args(names))}")
-
-
-def _check_shapes(
-    turn_rewards: Tensor,
-    turn_present: Tensor,
-    global_rewards: Tensor,
-    turn_ids: Tensor,
-    mask: Tensor,
-) -> None:
-    rows, turns = turn_rewards.shape
-    for name, tensor, expected in (
-        ("turn_present", turn_present, (rows, turns)),
-        ("global_rewards", global_rewards, (rows,)),
-        ("turn_ids", turn_ids, (rows, *mask.shape[1:])),
-        ("mask", mask, (rows, *turn_ids.shape[1:])),
-    ):
-        if tuple(tensor.shape) != expected:
-            raise ShapeError(f"{name} is {tuple(tensor.shape)}, not {expected}")

@@ -31,70 +31,10 @@ from rlx.plugin import Problem, Task
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutPlan, RolloutTree
 
+VOTE_ORDERS = 64
+"""Random orders of each problem's answers over which votes are averaged."""
 MOST_REPEATS = 1000
 """Draws in a row without a new problem after which a task is taken to have no more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutResults:
-    """Results of a model on held-out problems, per problem.
-
-    Attributes:
-        problem_ids: `n` ids; problems whose scorer or environment failed are left out.
-        strata: strata of the problems.
-        correct: 1 if the answer's correctness reward is exactly 1, else 0.
-        confidence: confidence stated for the answer, nan if unparsable; None if no confidence is
-            requested, or no answer states one.
-        alike: share of answers with several confidences that are all equal; None without any.
-        rewards: mean raw value of every reward, by name.
-        lost: number of problems left out.
-    """
-
-    problem_ids: tuple[str, ...]
-    strata: tuple[str, ...]
-    correct: tuple[int, ...]
-    confidence: tuple[float, ...] | None
-    alike: float | None
-    rewards: Mapping[str, float]
-    lost: int = 0
-
-    def metrics(self) -> dict[str, Any]:
-        """Metrics as plain JSON: `n`, `accuracy`, and calibration, None without confidences."""
-        base: dict[str, Any] = {
-            "n": len(self.correct),
-            "problems": len(set(self.problem_ids)),
-            "accuracy": float(np.mean(self.correct)),
-            "brier": None,
-            "ece": None,
-            "auroc": None,
-            "rewards": dict(self.rewards),
-        }
-        if self.lost:
-            base["lost"] = self.lost
-        if self.confidence is None and (strata := sorted(set(self.strata) - {""})):
-            base["by_stratum"] = {stratum: self._of(stratum) for stratum in strata}
-        if self.confidence is None:
-            return base
-        calibration = Calibration.measure(
-            self.correct, self.confidence, self.strata, self.problem_ids
-        )
-        return {**base, **calibration.to_json(), "alike_share": self.alike}
-
-    def _of(self, stratum: str) -> dict[str, float]:
-        right = [c for c, s in zip(self.correct, self.strata, strict=True) if s == stratum]
-        return {"n": len(right), "accuracy": float(np.mean(right))}
-
-    def payload(self) -> dict[str, Any]:
-        """The (correct, confidence) pairs as plain JSON; None for an unparsable confidence."""
-        confidence = self.confidence
-        return {
-            "problem_ids": list(self.problem_ids),
-            "strata": list(self.strata),
-            "correct": list(self.correct),
-            "confidence": None
-            if confidence is None
-            else [None if np.isnan(c) else c for c in confidence],
-        }
 
 
 def draw_test_problems(task: Task, count: int, seed: int, *, distinct: bool) -> list[Problem]:
@@ -127,42 +67,6 @@ def limit_to_one_answer(plan: RolloutPlan) -> RolloutPlan:
     first one counts as the answer's confidence.
     """
     return plan.copy_with_sampling(1)
-
-
-def compute_held_out_metrics(
-    plan: RolloutPlan, trees: Sequence[RolloutTree], table: RewardTable, correct: str
-) -> HeldOutResults:
-    """Extracts the results from trees with one answer each.
-
-    Args:
-        plan: the training plan, or that of the trees.
-        trees: sampled from the plan of `limit_to_one_answer`.
-        table: rewards of the trees, scored as in training.
-        correct: name of the correctness reward, of answers or of whole rollouts.
-
-    Raises:
-        RewardError: every problem was dropped.
-    """
-    places = [
-        (t, s)
-        for t, tree in enumerate(trees)
-        for s in plan.list_answers(tree)[:1]
-        if (t, s) not in table.dropped
-    ]
-    if not places:
-        raise RewardError("no held-out problem could be answered and scored: all were dropped")
-    answers = [find_correctness_reward(table, trees[t], (t, s), correct) for t, s in places]
-    stated = collect_stated_confidences(trees, table, places)
-    has_confidences = all(stated)
-    return HeldOutResults(
-        problem_ids=tuple(trees[t].problem.id for t, _ in places),
-        strata=tuple(trees[t].problem.stratum for t, _ in places),
-        lost=len(trees) - len(places),
-        correct=tuple(int(raw == 1.0) for raw in answers),
-        confidence=tuple(c[0] for c in stated) if has_confidences else None,
-        alike=compute_identical_share(stated) if has_confidences else None,
-        rewards=_compute_reward_means(table),
-    )
 
 
 def find_correctness_reward(
@@ -241,19 +145,6 @@ def compute_identical_share(stated: Sequence[Sequence[float]]) -> float | None:
     return float(np.mean(alike))
 
 
-def _compute_reward_means(table: RewardTable) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
-    for entries in (*table.turns.values(), *table.rollouts.values()):
-        for entry in entries.values():
-            if entry.raw is not None:
-                values.setdefault(entry.name, []).append(entry.raw)
-    return {name: float(np.mean(raws)) for name, raws in values.items()}
-
-
-VOTE_ORDERS = 64
-"""Random orders of each problem's answers over which votes are averaged."""
-
-
 @dataclass(frozen=True, slots=True)
 class ProblemAnswers:
     """The answers to one problem, sampled independently.
@@ -312,13 +203,12 @@ class AnswerScaling:
             raise ValueError("a problem without answers")
         ks = tuple(sorted({*(2**i for i in range(fewest.bit_length())), fewest}))
         rng = np.random.default_rng(seed)
+        votes = np.stack([_draw_votes(p, ks, rng) for p in problems], axis=1)
+        majority, weighted, confident = (
+            tuple(map(float, own.mean(axis=(0, 1)))) for own in votes[:3]
+        )
         stated = all(p.confidence is not None for p in problems)
-        votes = [_Votes.of(p, ks, rng) for p in problems]
-        mean = {
-            name: tuple(float(x) for x in np.mean([getattr(v, name) for v in votes], axis=(0, 1)))
-            for name in ("majority", "weighted", "most_confident")
-        }
-        shares, right = (np.stack([getattr(v, n) for v in votes]) for n in ("share", "majority"))
+        right, share = votes[0].reshape(-1, len(ks)), votes[3].reshape(-1, len(ks))
         return cls(
             k=ks,
             pass_at=tuple(
@@ -329,12 +219,11 @@ class AnswerScaling:
                 )
                 for k in ks
             ),
-            majority=mean["majority"],
-            weighted=mean["weighted"] if stated else None,
-            most_confident=mean["most_confident"] if stated else None,
+            majority=majority,
+            weighted=weighted if stated else None,
+            most_confident=confident if stated else None,
             vote_share_ece=tuple(
-                compute_expected_calibration_error(right[..., i].ravel(), shares[..., i].ravel())
-                for i in range(len(ks))
+                compute_expected_calibration_error(right[:, i], share[:, i]) for i in range(len(ks))
             ),
         )
 
@@ -371,35 +260,29 @@ def compute_pass_at_k(n: int, correct: int, k: int) -> float:
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-@dataclass(frozen=True, slots=True)
-class _Votes:
-    """Votes on one problem, `[VOTE_ORDERS, K]` each: correctness per rule; the majority's share."""
+def _draw_votes(
+    problem: ProblemAnswers, ks: Sequence[int], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Votes on one problem, `[4, VOTE_ORDERS, K]`: whether the majority, the vote weighted by
+    confidence and the most confident answer are right; and the majority's share of the answers.
+    """
+    alike = (1.0,) * len(problem.correct)
+    confidence = problem.confidence or alike
 
-    majority: NDArray[np.int64]
-    weighted: NDArray[np.int64]
-    most_confident: NDArray[np.int64]
-    share: NDArray[np.float64]
+    def is_right(winner: int | None) -> int:
+        return 0 if winner is None else problem.correct[winner]
 
-    @classmethod
-    def of(cls, problem: ProblemAnswers, ks: Sequence[int], rng: np.random.Generator) -> Self:
-        shape = VOTE_ORDERS, len(ks)
-        majority, weighted, confident = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-        share = np.zeros(shape)
-        confidence = problem.confidence or (1.0,) * len(problem.correct)
-        for draw in range(VOTE_ORDERS):
-            order = rng.permutation(len(problem.correct)).tolist()
-            for i, k in enumerate(ks):
-                taken = order[:k]
-                winner, votes = _find_vote_winner(problem, taken, (1.0,) * len(confidence))
-                majority[draw, i], share[draw, i] = (
-                    _get_winner_correctness(problem, winner),
-                    votes / k,
-                )
-                weighted[draw, i] = _get_winner_correctness(
-                    problem, _find_vote_winner(problem, taken, confidence)[0]
-                )
-                confident[draw, i] = problem.correct[max(taken, key=confidence.__getitem__)]
-        return cls(majority, weighted, confident, share)
+    votes = np.zeros((4, VOTE_ORDERS, len(ks)))
+    for draw in range(VOTE_ORDERS):
+        order = rng.permutation(len(problem.correct)).tolist()
+        for i, k in enumerate(ks):
+            taken = order[:k]
+            majority, count = _find_vote_winner(problem, taken, alike)
+            weighted, _ = _find_vote_winner(problem, taken, confidence)
+            confident = max(taken, key=confidence.__getitem__)
+            right = (is_right(majority), is_right(weighted), problem.correct[confident])
+            votes[:, draw, i] = (*right, count / k)
+    return votes
 
 
 def _find_vote_winner(
@@ -417,10 +300,6 @@ def _find_vote_winner(
         return None, 0.0
     best = max(totals, key=totals.__getitem__)
     return first[best], totals[best]
-
-
-def _get_winner_correctness(problem: ProblemAnswers, winner: int | None) -> int:
-    return 0 if winner is None else problem.correct[winner]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -475,7 +354,7 @@ def read_answers(
     table: RewardTable,
     correct: str,
     *,
-    first: int = 0,
+    most: int | None = None,
 ) -> list[ScoredAnswer]:
     """Extracts every scored answer; dropped answers are left out.
 
@@ -484,12 +363,12 @@ def read_answers(
         trees: one tree per problem, in the set's order.
         table: rewards of the trees, scored as in training.
         correct: name of the correctness reward, of answers or of whole rollouts.
-        first: index of the first tree's problem in the set.
+        most: number of answers that are taken of each problem; None takes all.
     """
     places = [
         (t, s)
         for t, tree in enumerate(trees)
-        for s in plan.list_answers(tree)
+        for s in plan.list_answers(tree)[:most]
         if (t, s) not in table.dropped
     ]
     stated = collect_stated_confidences(trees, table, places)
@@ -502,7 +381,7 @@ def read_answers(
         number = count[t] = count.get(t, -1) + 1
         found.append(
             ScoredAnswer(
-                problem=first + t,
+                problem=t,
                 problem_id=tree.problem.id,
                 stratum=tree.problem.stratum,
                 sample=number,
@@ -523,6 +402,51 @@ def read_answers(
     return found
 
 
+def compute_held_out_metrics(
+    plan: RolloutPlan, trees: Sequence[RolloutTree], table: RewardTable, correct: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Computes the metrics of trees with one answer each, as plain JSON.
+
+    Args:
+        plan: the training plan, or that of the trees.
+        trees: sampled from the plan of `limit_to_one_answer`.
+        table: rewards of the trees, scored as in training.
+        correct: name of the correctness reward, of answers or of whole rollouts.
+
+    Returns:
+        `n`, `problems`, accuracy and calibration, mean `rewards`, and how many problems were `lost`
+        because their scorer or environment failed, if any; and what `build_pairs` returns.
+
+    Raises:
+        RewardError: every problem was dropped.
+    """
+    answers = read_answers(plan, trees, table, correct, most=1)
+    if not answers:
+        raise RewardError("no held-out problem could be answered and scored: all were dropped")
+    entries = (
+        entry for own in (*table.turns.values(), *table.rollouts.values()) for entry in own.values()
+    )
+    metrics = _measure_answers(answers) | {
+        "problems": len({a.problem_id for a in answers}),
+        "rewards": _compute_named_means({e.name: e.raw} for e in entries if e.raw is not None),
+    }
+    if lost := len(trees) - len(answers):
+        metrics["lost"] = lost
+    return metrics, build_pairs(answers)
+
+
+def build_pairs(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
+    """The (correct, confidence) pairs as plain JSON: `problem_ids`, `strata`, `correct`, and the
+    first `confidence` of each answer, None where unreadable; or None if none is requested."""
+    stated = [a.to_json()["confidences"] for a in answers]
+    return {
+        "problem_ids": [a.problem_id for a in answers],
+        "strata": [a.stratum for a in answers],
+        "correct": [a.correct for a in answers],
+        "confidence": [c[0] for c in stated] if all(stated) else None,
+    }
+
+
 def compute_answer_metrics(
     answers: Sequence[ScoredAnswer], *, seed: int, draws: int = DRAWS
 ) -> dict[str, Any]:
@@ -538,41 +462,36 @@ def compute_answer_metrics(
         confidence of each answer; `intervals` over problems; `scaling` if every problem has several
         answers, else None; mean `rewards` and `tokens`, and the share `truncated`.
     """
-    correct = np.array([a.correct for a in answers], dtype=np.float64)
-    strata = [a.stratum for a in answers]
-    has_confidences = all(a.confidences for a in answers)
-    metrics: dict[str, Any] = {
-        "n": len(answers),
-        "problems": len({a.problem for a in answers}),
-        "accuracy": float(correct.mean()),
-        "brier": None,
-        "ece": None,
-        "auroc": None,
+    problems = _group_problem_answers(answers)
+    several = min(len(p.correct) for p in problems) > 1
+    stated = all(a.confidences for a in answers)
+    measures = _build_interval_measures(
+        np.array([a.correct for a in answers], dtype=np.float64),
+        np.array([a.confidences[0] for a in answers]) if stated else None,
+    )
+    ids = [a.problem_id for a in answers]
+    return _measure_answers(answers) | {
+        "problems": len(problems),
         "rewards": _compute_named_means(a.rewards for a in answers),
         "tokens": float(np.mean([a.tokens for a in answers])),
         "truncated": float(np.mean([a.truncated for a in answers])),
+        "intervals": compute_bootstrap_intervals(ids, measures, seed=seed, draws=draws),
+        "scaling": AnswerScaling.measure(problems, seed=seed).to_json() if several else None,
     }
-    confidence = None
-    if has_confidences:
-        confidence = np.array([a.confidences[0] for a in answers])
-        metrics |= Calibration.measure(
-            correct, confidence, strata, [a.problem_id for a in answers]
-        ).to_json()
-        metrics["alike_share"] = compute_identical_share([a.confidences for a in answers])
-    else:
-        metrics["by_stratum"] = {
-            label: {"n": len(own), "accuracy": float(np.mean([a.correct for a in own]))}
-            for label in sorted(set(strata) - {""})
-            if (own := [a for a in answers if a.stratum == label])
-        }
-    measures = _build_interval_measures(correct, confidence)
-    metrics["intervals"] = compute_bootstrap_intervals(
-        [a.problem_id for a in answers], measures, seed=seed, draws=draws
-    )
-    problems = _group_problem_answers(answers)
-    several = min(len(p.correct) for p in problems) > 1
-    metrics["scaling"] = AnswerScaling.measure(problems, seed=seed).to_json() if several else None
-    return metrics
+
+
+def _measure_answers(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
+    """Accuracy, and calibration of the first stated confidences, None where none are stated."""
+    correct, strata = [a.correct for a in answers], [a.stratum for a in answers]
+    metrics: dict[str, Any] = {"n": len(answers), "accuracy": float(np.mean(correct))}
+    if all(a.confidences for a in answers):
+        first = [a.confidences[0] for a in answers]
+        ids = [a.problem_id for a in answers]
+        alike = compute_identical_share([a.confidences for a in answers])
+        return {**Calibration.measure(correct, first, strata, ids).to_json(), "alike_share": alike}
+    parts = {s: [a.correct for a in answers if a.stratum == s] for s in sorted({*strata} - {""})}
+    by_stratum = {s: {"n": len(y), "accuracy": float(np.mean(y))} for s, y in parts.items()}
+    return metrics | {"brier": None, "ece": None, "auroc": None, "by_stratum": by_stratum}
 
 
 def _build_interval_measures(

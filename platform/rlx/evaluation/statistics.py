@@ -1,9 +1,9 @@
 """Intervals and paired tests over problems and over seeds."""
 
 import math
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, Self
 
 import numpy as np
@@ -12,11 +12,20 @@ from numpy.typing import NDArray
 from rlx.evaluation.scores import compute_clipped_losses
 
 DRAWS = 1000
+RESAMPLES = 9999
 LEVEL = 0.95
+TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 LEAST_DEFINED = 0.9
 """Minimum share of resamples in which a metric must be defined to get an interval."""
 
+LEAST_SEEDS = 3
+"""Minimum number of seeds for an interval: of two, Student's is 12.7 standard errors wide on either
+side, and yet says nothing about the third."""
+
 Index = NDArray[np.intp]
+Floats = NDArray[np.float64]
+Range = tuple[float, float]
+UNLIMITED: Range = (-math.inf, math.inf)
 
 
 def compute_bootstrap_intervals(
@@ -51,31 +60,39 @@ def compute_bootstrap_intervals(
     if len(members) < 2:
         return dict.fromkeys(measures)
     together = [np.array(positions, dtype=np.intp) for positions in members.values()]
-    rng = np.random.default_rng(seed)
-    found: dict[str, list[float]] = {name: [] for name in measures}
-    for _ in range(draws):
-        chosen = np.concatenate(
-            [together[g] for g in rng.integers(len(together), size=len(together))]
+
+    def measure_draws(chosen: NDArray[np.intp], axis: int) -> NDArray[np.float64]:
+        """`[draws, groups]` drawn groups -> `[measures, draws]`; nan where undefined."""
+        samples = [np.concatenate([together[g] for g in row]) for row in np.atleast_2d(chosen)]
+        values = [[measure(own) for own in samples] for measure in measures.values()]
+        return np.array(values, dtype=np.float64)
+
+    drawn = _bootstrap((np.arange(len(together)),), measure_draws, seed, draws)
+    found = {}
+    for name, values in zip(measures, drawn.bootstrap_distribution, strict=True):
+        defined = values[~np.isnan(values)]
+        low, high = np.quantile(defined, TAILS).tolist() if len(defined) else (0.0, 0.0)
+        found[name] = (low, high) if len(defined) >= LEAST_DEFINED * draws else None
+    return found
+
+
+def _bootstrap(data: tuple[Any, ...], statistic: Any, seed: int, draws: int, **options: Any) -> Any:
+    """SciPy's percentile bootstrap, with the draws of `seed`."""
+    from scipy.stats import bootstrap
+
+    with warnings.catch_warnings():  # a measure may be constant or undefined
+        warnings.simplefilter("ignore")
+        return bootstrap(
+            data,
+            statistic,
+            confidence_level=LEVEL,
+            method="percentile",
+            n_resamples=draws,
+            vectorized=True,
+            batch=1000,
+            rng=np.random.default_rng(seed),
+            **options,
         )
-        for name, measure in measures.items():
-            value = measure(chosen)
-            if value is not None:
-                found[name].append(value)
-    return {name: _compute_percentile_interval(values, draws) for name, values in found.items()}
-
-
-def _compute_percentile_interval(values: Sequence[float], draws: int) -> tuple[float, float] | None:
-    if len(values) < LEAST_DEFINED * draws:
-        return None
-    low, high = np.quantile(np.asarray(values), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
-    return low, high
-
-
-LEVEL = 0.95
-EXACT_UP_TO = 12
-"""Maximum number of pairs for which all sign flips are enumerated; beyond, SciPy samples them."""
-RESAMPLES = 9999
-TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +103,8 @@ class SeedMean:
         n: number of seeds.
         mean: mean over seeds.
         std: sample standard deviation (n - 1); None for one seed.
-        low, high: 95 % interval by Student's t; None for one seed.
+        low, high: 95 % interval by Student's t, cut off at the range of the metric; None for fewer
+            than `LEAST_SEEDS`.
     """
 
     n: int
@@ -110,8 +128,12 @@ class SeedDifference:
     p: float
 
 
-def compute_seed_mean(values: Sequence[float]) -> SeedMean:
+def compute_seed_mean(values: Sequence[float], within: Range = UNLIMITED) -> SeedMean:
     """Mean, standard deviation and 95 % interval over independent runs.
+
+    Args:
+        values: value of the metric in each run.
+        within: smallest and largest value that the metric can have.
 
     Raises:
         ValueError: `values` is empty.
@@ -122,22 +144,23 @@ def compute_seed_mean(values: Sequence[float]) -> SeedMean:
     if not values:
         raise ValueError("no values")
     n, mean = len(values), math.fsum(values) / len(values)
-    if n == 1:
-        return SeedMean(1, mean, None, None, None)
+    std = float(np.std(values, ddof=1)) if n > 1 else None
+    if std is None or n < LEAST_SEEDS:
+        return SeedMean(n, mean, std, None, None)
     from scipy.stats import t
 
-    std = float(np.std(values, ddof=1))
-    half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * std / math.sqrt(n)
-    return SeedMean(n, mean, std, mean - half, mean + half)
+    half = float(t.ppf(TAILS[1], n - 1)) * std / math.sqrt(n)
+    return SeedMean(n, mean, std, max(mean - half, within[0]), min(mean + half, within[1]))
 
 
 def compute_paired_difference(
-    one: Mapping[int, float], other: Mapping[int, float]
+    one: Mapping[int, float], other: Mapping[int, float], within: Range = UNLIMITED
 ) -> SeedDifference | None:
     """Compares two recipes over their common seeds.
 
     Args:
         one, other: values of a metric by seed.
+        within: smallest and largest value that a difference can have.
 
     Returns:
         `one` minus `other`; None if they share no seed.
@@ -149,10 +172,11 @@ def compute_paired_difference(
     if not shared:
         return None
     gaps = np.array([one[seed] - other[seed] for seed in shared])
-    return SeedDifference(compute_seed_mean(gaps.tolist()), compute_permutation_p_value(gaps))
+    over = compute_seed_mean(gaps.tolist(), within)
+    return SeedDifference(over, compute_permutation_p_value(gaps))
 
 
-def compute_permutation_p_value(gaps: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
+def compute_permutation_p_value(gaps: Floats) -> float:
     """Two-sided p-value of the paired permutation test that the mean difference is 0.
 
     Args:
@@ -160,13 +184,11 @@ def compute_permutation_p_value(gaps: "np.ndarray[tuple[int], np.dtype[np.float6
 
     Returns:
         Share of all sign flips whose mean is at least as far from 0. Differences of exactly 0 are
-        dropped. With more than `EXACT_UP_TO` differences left, `RESAMPLES` random flips are used.
+        dropped. Where there are more than `RESAMPLES` sign flips, so many random ones are used.
     """
     gaps = gaps[gaps != 0]
-    if len(gaps) <= EXACT_UP_TO:
-        signs = np.array(list(product((1, -1), repeat=len(gaps))))
-        far = abs(float(gaps.sum())) - TINY
-        return float((np.abs(signs @ gaps) >= far).mean()) if len(gaps) else 1.0
+    if len(gaps) < 2:  # SciPy needs two; both signs of a single one are as far from 0
+        return 1.0
     from scipy.stats import permutation_test
 
     found = permutation_test(
@@ -211,7 +233,6 @@ SAME = 0.9
 """Minimum share of the smaller set's problems in the other set; a few may have been dropped."""
 
 Values = Mapping[str, Sequence[float]]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,20 +351,10 @@ def _compute_problem_weights(counts: Sequence[Sequence[int]]) -> Floats:
 
 def _compute_weighted_interval(gaps: Floats, weights: Floats) -> tuple[float, float]:
     """Percentile bootstrap interval of the weighted mean over problems."""
-    from scipy.stats import bootstrap
 
     def compute_weighted_mean(gap: Floats, weight: Floats, axis: int) -> Floats:
         mean: Floats = gap.sum(axis=axis) / weight.sum(axis=axis)
         return mean
 
-    found = bootstrap(
-        (gaps, weights),
-        compute_weighted_mean,
-        paired=True,
-        confidence_level=LEVEL,
-        method="percentile",
-        n_resamples=RESAMPLES,
-        batch=1000,
-        rng=np.random.default_rng(0),
-    )
+    found = _bootstrap((gaps, weights), compute_weighted_mean, 0, RESAMPLES, paired=True)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)

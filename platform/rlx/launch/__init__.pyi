@@ -16,7 +16,6 @@ from .launcher import (
     build_torchrun_command,
     open_launcher,
 )
-from .mirroring import get_mlflow_uri, update_mlflow_mirror
 from .packages import Package, list_packages
 from .processes import (
     has_lost_supervisor,
@@ -96,7 +95,6 @@ __all__ = [
     "find_runs",
     "format_disk_space",
     "free_bytes",
-    "get_mlflow_uri",
     "get_registry_url",
     "get_run_exit_code",
     "gpus_here",
@@ -131,6 +129,5 @@ __all__ = [
     "take_over_run",
     "this_machine",
     "torch_build",
-    "update_mlflow_mirror",
     "watch_run",
 ]

@@ -53,8 +53,6 @@ def get_registry_url(url: str | None = None) -> str:
 def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
     """Opens the registry; converts its errors to rlx errors with the right exit code.
 
-    An SQLite file of an earlier version is backed up beside itself and upgraded, also for reading.
-
     Raises:
         SpecError: there is no registry, or a named run does not exist.
         EnvironmentFault: its file system is full or read-only.
@@ -62,24 +60,14 @@ def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
     """
     try:
         target = _prepare_registry_file(tracking_url(url), read_only)
-        with _open_upgraded_registry(target, read_only) as registry:
+        with Registry.open(target, read_only=read_only) as registry:
             yield registry
+    except rlx_registry.NoTablesError as error:
+        if target.startswith("sqlite:///"):  # somebody else's file
+            raise convert_to_rlx_error(error) or error from error
+        raise rlx.errors.SpecError(f"{error}; submit an experiment first") from error
     except rlx_registry.RegistryDatabaseError as error:
         raise convert_to_rlx_error(error) or error from error
-
-
-def _open_upgraded_registry(url: str, read_only: bool) -> Registry:
-    try:
-        return Registry.open(url, read_only=read_only)
-    except rlx_registry.NoTablesError as error:
-        if url.startswith("sqlite:///"):  # somebody else's file
-            raise
-        raise rlx.errors.SpecError(f"{error}; submit an experiment first") from error
-    except rlx_registry.OldSchemaError:
-        if not url.startswith("sqlite:///"):  # other machines may use it: `rlx db upgrade`
-            raise
-        Registry.upgrade(url)
-        return Registry.open(url, read_only=read_only)
 
 
 def create_missing_registry(url: str) -> None:
@@ -101,6 +89,8 @@ def _prepare_registry_file(url: str, read_only: bool) -> str:
         return url
     path = Path(unquote(url.removeprefix("sqlite:///")))
     if read_only and not path.exists():
+        if lost := rlx_registry.describe_lost_registry(path):
+            raise rlx.errors.SpecError(f"there is no registry of runs at {format_path(path)}{lost}")
         raise rlx.errors.SpecError(
             f"there is no registry of runs at {format_path(path)} yet: submit an experiment "
             "first, or name another folder with RLX_HOME"

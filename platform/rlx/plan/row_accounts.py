@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from rlx.batch import BatchRow, build_token_batch
-from rlx.credit import place_rewards
+from rlx.credit import CreditInputs, place_rewards
 from rlx.discovery import build_placement
 from rlx.errors import RegistryError
 from rlx.plan.stand_ins import EncodingDialogue
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import Author, Pieces, RolloutTree, build_piece_splitter
-from rlx.row_rewards import build_row_rewards
+from rlx.row_rewards import join_row_rewards
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
 
 
@@ -281,6 +281,8 @@ def _list_row_rewards(row: BatchRow, tree: RolloutTree, table: RewardTable) -> l
 
 
 # Rewards by name -------------------------------------------------------------------------------
+
+
 def place_named_rewards(
     rows: Sequence[BatchRow],
     trees: Sequence[RolloutTree],
@@ -316,11 +318,9 @@ def place_named_rewards(
     placement = build_placement(credit)
     return {
         name: place_rewards(
-            turns.get(name, none),
-            turn_present,
-            overall.get(name, nothing),
-            turn_ids,
-            mask,
+            CreditInputs.from_rewards(
+                turns.get(name, none), turn_present, overall.get(name, nothing), turn_ids, mask
+            ),
             placement=placement,
             turn_reduce=credit.turn_reduce,
             on_missing_turn=credit.on_missing_turn,
@@ -414,7 +414,7 @@ def stored_accounts(
         raise RegistryError("these rollouts were recorded without their mask")
     trained = {(tree, segment) for tree, segment, *_ in rows.places}
     batch = build_token_batch(trees, without=set(table.turns) - trained)
-    present = build_row_rewards(batch, trees, table).turn_present
+    present = join_row_rewards(batch, trees, table, mask).rewards.turn_present
     made = RowAccountBuilder(
         rows=batch.rows,
         groups=rows.groups,

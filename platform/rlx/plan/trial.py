@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlx.batch import list_batch_rows
-from rlx.credit import TurnWithoutTokens, structured_scores
+from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
 from rlx.errors import PluginError
 from rlx.plan.model_shape import ModelShape, load_model_shape
 from rlx.plan.responses import FakeSession, Rehearsal, ResponseAuthor, ScriptedPolicy
@@ -23,10 +23,10 @@ from rlx.row_rewards import build_scored_rows, find_lost_rows
 from rlx.seeding import derive_seed
 from rlx.step import assign_credit
 from rlx.text import pluralize_noun
-from rlx.train_batch import RowRewards, ScoredRows, TokenStreams, TrainBatch
+from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
 from rlx_registry import STREAMS, TokenStream
 
-MOST_ROWS = 512
+_ROWS_PER_PROMPT = 512
 """Rows per prompt above which a trial samples smaller groups than the experiment."""
 Place = tuple[int, int]
 """(tree, segment)."""
@@ -57,7 +57,7 @@ class PlanTrial:
     trees: list[RolloutTree]
     table: RewardTable
     is_scripted: bool = False
-    rewards: RowRewards | None = None
+    rewards: CreditInputs | None = None
     train: TrainBatch | None = None
     made_up: tuple[str, ...] = ()
     stopped: str = ""
@@ -165,7 +165,7 @@ def run_trial(
 def _limit_rows(plan: RolloutPlan) -> RolloutPlan:
     """Returns a plan with smaller groups where a tree would have too many rows for a trial."""
     most = max(level.count for level in plan.levels)
-    while plan.rows_per_prompt > MOST_ROWS and most > 2:
+    while plan.rows_per_prompt > _ROWS_PER_PROMPT and most > 2:
         most //= 2
         plan = plan.copy_with_siblings(most)
     return plan

@@ -63,7 +63,7 @@ class Placement(Plugin):
 
     Attributes:
         implementation: "module:function". Called as `f(inputs, options)` with the
-            `rlx.credit.PlacementInputs` and this object; without a parameter `options`, with each
+            `rlx.credit.CreditInputs` and this object; without a parameter `options`, with each
             option by its name. Returns the rewards on tokens, `[B, T]`.
         turn_reduce: whether the rewards of turns are summed or averaged, unless the YAML says.
         needs_turn_tokens: whether a turn's reward lies on tokens of that turn. If so, that of a

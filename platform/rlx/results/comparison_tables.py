@@ -1,15 +1,13 @@
-"""Renders a comparison as text, Markdown, HTML, CSV and JSON."""
+"""Renders a comparison as tables, Markdown and JSON."""
 
-import io
 import json
+import math
 from collections.abc import Iterator, Sequence
-from csv import DictWriter
 from dataclasses import asdict
-from html import escape
 from typing import Any
 
 from rlx.evaluation import FIGURES, ProblemDifference, SeedDifference, SeedMean
-from rlx.results.comparison import COLUMNS, ComparedRecipe, Comparison, SuiteDifferences
+from rlx.results.comparison import ComparedRecipe, Comparison, SuiteDifferences
 from rlx.text import escape_unprintable
 
 Table = list[list[str]]
@@ -17,7 +15,7 @@ Table = list[list[str]]
 BY_PROBLEM = (
     "Problem by problem: each problem's mean over answers and seeds, one recipe's minus the "
     "other's, with more weight on problems evaluated more often; [ ] is the 95 % bootstrap "
-    "interval over problems, p the paired permutation test over problems: exact for up to 12 that "
+    "interval over problems, p the paired permutation test over problems: exact for up to 13 that "
     "differ, else from 9999 random sign changes. It takes the trained models as fixed; "
     "how the recipes would do with other seeds is for the test over seeds."
 )
@@ -25,12 +23,6 @@ BY_PROBLEM = (
 FAMILY = (
     "Each p is corrected by Holm's method for the recipes in its row. The rows are not corrected "
     "for each other: take the metric that was chosen beforehand, and the others as exploratory."
-)
-
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}"
-    "table{border-collapse:collapse;margin:1rem 0}th,td{padding:.25rem .8rem;text-align:right;"
-    "border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
 )
 
 
@@ -49,29 +41,6 @@ def format_comparison_markdown(found: Comparison) -> str:
         ]
         lines += [*map(_format_markdown_row, rows), ""]
     return "\n".join([*lines, *list_comparison_notes(found)]) + "\n"
-
-
-def render_comparison_html(found: Comparison) -> str:
-    """Returns a self-contained HTML page."""
-    parts = [
-        f"<!doctype html><meta charset=utf-8><title>rlx compare</title><style>{_STYLE}</style>"
-    ]
-    for title, (head, *rows) in build_comparison_tables(found):
-        parts.append(
-            f"<h2>{escape(title)}</h2><table><thead>{_render_html_row(head, 'th')}</thead><tbody>"
-        )
-        parts += [*(_render_html_row(row, "td") for row in rows), "</tbody></table>"]
-    parts += [f"<p>{escape(line)}</p>" for line in list_comparison_notes(found)]
-    return "\n".join(parts) + "\n"
-
-
-def format_comparison_csv(found: Comparison) -> str:
-    """Returns CSV with one line per suite, metric and recipe, in full precision."""
-    out = io.StringIO()
-    table = DictWriter(out, COLUMNS)
-    table.writeheader()
-    table.writerows(found.list_records())
-    return out.getvalue()
 
 
 def build_comparison_json(found: Comparison) -> dict[str, Any]:
@@ -164,7 +133,10 @@ def _problem_table(found: Comparison, pairs: SuiteDifferences) -> Table:
 
 
 def list_comparison_notes(found: Comparison) -> list[str]:
-    notes = ["± is half the 95 % interval of Student's t over seeds."]
+    notes = [
+        "± is half the 95 % interval of Student's t over seeds; [ ] is the interval where it ends "
+        "at the limit of the metric. Two seeds have none."
+    ]
     if len(found.recipes) > 1:
         notes.append(
             "Differences are seed by seed, over the seeds that both have; p is the exact paired "
@@ -194,15 +166,22 @@ def _format_spec_value(value: Any) -> str:
 def _format_seed_mean(mean: SeedMean | None) -> str:
     if mean is None:
         return "–"
-    half = "" if mean.high is None else f" ± {mean.high - mean.mean:.3f}"
-    return f"{mean.mean:.3f}{half}"
+    return f"{mean.mean:.3f}{_format_interval(mean)}"
 
 
 def _format_seed_difference(gap: SeedDifference | None, p: float | None) -> str:
     if gap is None or p is None:
         return "–"
-    half = "" if gap.over.high is None else f" ± {gap.over.high - gap.over.mean:.3f}"
-    return f"{gap.over.mean:+.3f}{half} (p {p:.2g})"
+    return f"{gap.over.mean:+.3f}{_format_interval(gap.over, '+')} (p {p:.2g})"
+
+
+def _format_interval(mean: SeedMean, sign: str = "") -> str:
+    if mean.low is None or mean.high is None:
+        return ""
+    half = mean.high - mean.mean
+    if math.isclose(half, mean.mean - mean.low, abs_tol=1e-9):
+        return f" ± {half:.3f}"
+    return f" [{mean.low:{sign}.3f}, {mean.high:{sign}.3f}]"
 
 
 def _problem_gap(gap: ProblemDifference | None, p: float | None) -> str:
@@ -213,8 +192,3 @@ def _problem_gap(gap: ProblemDifference | None, p: float | None) -> str:
 
 def _format_markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _render_html_row(cells: Sequence[str], tag: str) -> str:
-    inside = "".join(f"<{tag}>{escape(escape_unprintable(cell))}</{tag}>" for cell in cells)
-    return f"<tr>{inside}</tr>"

@@ -19,18 +19,23 @@ import torch
 
 from rlx.discovery import resolve_plugins
 from rlx.errors import RewardError, SpecError
-from rlx.evaluation import ScoredAnswer, compute_answer_metrics, draw_suite, read_answers
+from rlx.evaluation import (
+    ScoredAnswer,
+    build_pairs,
+    compute_answer_metrics,
+    draw_suite,
+    read_answers,
+)
 from rlx.home import format_path, get_rlx_home
 from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    update_mlflow_mirror,
 )
 from rlx.model import Policy, build_policy, compute_model_fingerprint
 from rlx.plan import check_read_spec, validate_document
 from rlx.recipe import Recipe, build_environment_host, build_recipe
-from rlx.record import Recorder
+from rlx.record import Recorder, update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.results.models import TrainedModel, open_target, resolve_single_device
 from rlx.results.requests import EvaluationRequest, check_sections
@@ -166,20 +171,13 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
         recorder = Recorder(registry, run.id, keep_bodies=True)
         for name, figures in found.figures.items():
             own = found.answers[name]
-            stated = [a.to_json()["confidences"] for a in own]
-            pairs = {
-                "problem_ids": [a.problem_id for a in own],
-                "strata": [a.stratum for a in own],
-                "correct": [a.correct for a in own],
-                "confidence": [c[0] for c in stated] if all(stated) else None,
-                "suite": suite.model_dump(mode="json"),
-            }
+            pairs = {**build_pairs(own), "suite": suite.model_dump(mode="json")}
             at, label = (run.step, "after") if step is None else (step, "step")
             recorder.evaluation(at, label, figures, pairs, f"suite/{suite.name}/{name}")
         for path in made:
             registry.results.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, locate_run_folder(run))
-        update_mlflow_mirror(registry, run, report)
+        update_trackers(registry, run, report)
     return folder
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch, list_batch_rows
+from rlx.credit import CreditInputs
 from rlx.plugin import Estimator, Mask
 from rlx.recipe import Recipe
 from rlx.record import StoredStep, TrainedRows
@@ -16,7 +17,7 @@ from rlx.reward import RewardPool
 from rlx.row_rewards import build_scored_rows
 from rlx.run import read_token_streams
 from rlx.step import assign_credit
-from rlx.train_batch import RowRewards, ScoredRows, TrainBatch
+from rlx.train_batch import ScoredRows, TrainBatch
 
 if TYPE_CHECKING:
     pass  # brings torch
@@ -113,7 +114,7 @@ class StepEvidence:
         return self.scored_rows.batch
 
     @property
-    def rewards(self) -> RowRewards:
+    def rewards(self) -> CreditInputs:
         """Row rewards, summed from the stored scores."""
         return self.scored_rows.rewards
 

@@ -12,7 +12,7 @@ from rlx.plugin import Problem
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import Curriculum, DrawnProblems, RolloutPlan, RolloutTree, sample_rollout_trees
-from rlx.row_rewards import build_row_rewards, find_lost_rows
+from rlx.row_rewards import find_lost_rows, join_row_rewards
 from rlx.run.prompt_fit import build_prompt_fit
 from rlx.run.run_context import RunContext
 from rlx.seeding import derive_seed
@@ -201,7 +201,7 @@ def _find_signal_trees(parcel: ScoredTrees) -> list[int]:
     if len(without) == len(list_batch_rows(parcel.trees)):
         return []
     batch = build_token_batch(parcel.trees, without=without)
-    rewards = build_row_rewards(batch, parcel.trees, table)
+    rewards = join_row_rewards(batch, parcel.trees, table, batch.is_own).rewards
     scores = structured_scores(rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
     _, slot = batch.group_ids.unique(return_inverse=True)
     highest, lowest = compute_group_extremes(scores, slot, int(slot.max()) + 1)

@@ -288,22 +288,23 @@ def _evaluate_suite(
     if context.recorder is None:
         return
     try:
-        result = compute_held_out_metrics(recipe.plan, sample.trees, sample.table, spec.correct)
+        metrics, pairs = compute_held_out_metrics(
+            recipe.plan, sample.trees, sample.table, spec.correct
+        )
     except RewardError as error:  # training may still succeed; it reports its own failure
         context.recorder.event("held_out_lost", f"{suite} ({label}): {error}", level="warning")
         return
-    metrics = result.metrics()
     if environment := environment_figures(sample.trees):
         metrics["environment"] = {k.removeprefix("environment/"): v for k, v in environment.items()}
     if fit.rule is not None:
         metrics["prompts"] = {"dropped": drawn.dropped, "truncated": drawn.truncated}
-    context.recorder.evaluation(step, label, metrics, result.payload(), suite)
+    context.recorder.evaluation(step, label, metrics, pairs, suite)
     where = "" if suite == "held_out" else f"  {suite}"
     accuracy = metrics["accuracy"]
-    if result.lost:
+    if lost := metrics.get("lost"):
         context.recorder.event(
             "held_out_lost",
-            f"{result.lost} of {len(problems)} rollouts of {suite} ({label}) could not be scored",
+            f"{lost} of {len(problems)} rollouts of {suite} ({label}) could not be scored",
             level="warning",
         )
     print(

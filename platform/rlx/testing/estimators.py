@@ -111,14 +111,7 @@ def _draw_stream(
 
 def _fill_token_rewards(inputs: CreditInputs) -> CreditInputs:
     """The same inputs, with token rewards that match the named ones."""
-    placed = place_rewards(
-        inputs.turn_rewards,
-        inputs.turn_present,
-        inputs.global_rewards,
-        inputs.turn_ids,
-        inputs.mask,
-        placement=TurnProportional(),
-    )
+    placed = place_rewards(inputs, placement=TurnProportional())
     return replace(inputs, token_rewards=placed.token_rewards)
 
 

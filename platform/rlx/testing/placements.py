@@ -23,7 +23,7 @@ from rlx.testing.promise import (
 
 __all__ = ["check_placement", "placement_checks"]
 
-Place = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], PlacedRewards]
+Place = Callable[[CreditInputs], PlacedRewards]
 
 _SEEDS = range(5)
 
@@ -33,8 +33,8 @@ def check_placement(place: Any) -> None:
 
     Args:
         place: a `Placement` plugin, as class or instance; or a function that is called as
-            `place(turn_rewards, turn_present, global_rewards, turn_ids, mask)`, like
-            `rlx.credit.place_rewards` with its options bound, and returns `PlacedRewards`.
+            `place(inputs)` with `CreditInputs`, like `rlx.credit.place_rewards` with its options
+            bound, and returns `PlacedRewards`.
     """
     run_checks(placement_checks(), place)
 
@@ -92,24 +92,14 @@ def _run_placement_examples(run: Callable[[Place, CreditInputs], None], subject:
             run(place, example_inputs(seed, dtype=dtype))
 
 
-def _place_input_rewards(place: Place, inputs: CreditInputs) -> PlacedRewards:
-    return place(
-        inputs.turn_rewards,
-        inputs.turn_present,
-        inputs.global_rewards,
-        inputs.turn_ids,
-        inputs.mask,
-    )
-
-
 def _check_placement_shape(place: Place, inputs: CreditInputs) -> None:
-    tokens = _place_input_rewards(place, inputs).token_rewards
+    tokens = place(inputs).token_rewards
     assert tokens.shape == inputs.mask.shape, "changed the shape [B, T]"
     assert tokens.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
 
 
 def _check_masked_placement(place: Place, inputs: CreditInputs) -> None:
-    tokens = _place_input_rewards(place, inputs).token_rewards
+    tokens = place(inputs).token_rewards
     assert tokens.isfinite().all(), "is not finite although every reward is"
     assert not (tokens[~inputs.mask] != 0).any(), "gave reward to a token outside the mask"
 
@@ -118,7 +108,7 @@ def _check_reported_losses(place: Place, inputs: CreditInputs) -> None:
     everything = replace(inputs, mask=inputs.turn_ids > 0)
     sums = []
     for case_inputs in (inputs, everything):
-        placed = _place_input_rewards(place, case_inputs)
+        placed = place(case_inputs)
         sums.append(sum_token_rewards(placed.token_rewards, case_inputs.mask) + placed.lost)
     torch.testing.assert_close(
         *sums, rtol=1e-4, atol=1e-4, msg="what is placed and lost depends on the mask"
@@ -132,8 +122,8 @@ def _check_placement_linearity(place: Place, inputs: CreditInputs) -> None:
         global_rewards=2 * inputs.global_rewards,
     )
     one, two = (
-        _place_input_rewards(place, inputs).token_rewards,
-        _place_input_rewards(place, twice).token_rewards,
+        place(inputs).token_rewards,
+        place(twice).token_rewards,
     )
     torch.testing.assert_close(2 * one, two, msg="is not linear in the rewards")
 
@@ -143,8 +133,8 @@ def _check_placement_absent_rewards(place: Place, inputs: CreditInputs) -> None:
         inputs, turn_rewards=torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
     )
     actual, expected = (
-        _place_input_rewards(place, poisoned).token_rewards,
-        _place_input_rewards(place, inputs).token_rewards,
+        place(poisoned).token_rewards,
+        place(inputs).token_rewards,
     )
     torch.testing.assert_close(actual, expected, msg="depends on the reward of an absent turn")
 
@@ -154,8 +144,8 @@ def _check_placement_row_order(place: Place, inputs: CreditInputs) -> None:
     moved: dict[str, Any] = {
         name: value[order] for name, value in vars(inputs).items() if isinstance(value, Tensor)
     }
-    actual = _place_input_rewards(place, replace(inputs, **moved)).token_rewards
-    expected = _place_input_rewards(place, inputs).token_rewards[order]
+    actual = place(replace(inputs, **moved)).token_rewards
+    expected = place(inputs).token_rewards[order]
     torch.testing.assert_close(actual, expected, msg="depends on the order of rows")
 
 
@@ -163,14 +153,15 @@ def _check_placement_padding(place: Place, inputs: CreditInputs) -> None:
     def pad_token_tensor(tensor: Tensor, fill: int) -> Tensor:
         return torch.nn.functional.pad(tensor, (0, 2), value=fill)
 
-    wide = place(
+    wider = CreditInputs.from_rewards(
         inputs.turn_rewards,
         inputs.turn_present,
         inputs.global_rewards,
         pad_token_tensor(inputs.turn_ids, -1),
         pad_token_tensor(inputs.mask, False),
-    ).token_rewards
+    )
+    wide = place(wider).token_rewards
     length = inputs.mask.shape[1]
-    expected = _place_input_rewards(place, inputs).token_rewards
+    expected = place(inputs).token_rewards
     torch.testing.assert_close(wide[:, :length], expected, msg="depends on padding")
     assert (wide[:, length:] == 0).all(), "gave reward to padding"

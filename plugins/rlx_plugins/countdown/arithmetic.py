@@ -104,8 +104,8 @@ def _compute_true_sum(left: str, right: str, known: Counter[Number]) -> Number |
     if len(left) + len(right) > _LONGEST_SUM or not _result(right):
         return None
     try:
-        tokens = tokenize_expression(left.strip(), "seed", allow_decimals=False)
-        value, used = evaluate_tokens(tokens, "seed", "exact")
+        tokens = tokenize_expression(left.strip(), "python", allow_decimals=False)
+        value, used = evaluate_tokens(tokens, "python", "exact")
         if len(used) < 2 or Counter[Number](used) - known:
             return None
         return value if value == evaluate_expression(right, numeric="exact") else None

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 Number = int | float | Fraction
 Numeric = Literal["float64", "exact"]
-Ops = Literal["seed", "prompt"]
+Ops = Literal["python", "prompt"]
 
 MAX_DIGITS = 4300  # Python's limit for whole numbers
 MAX_TOKENS = 5980  # Python's limit is a sum of 2990 terms
@@ -26,6 +26,7 @@ MAX_POWER_BITS = 4096  # of the result of one `**`
 MAX_BITS = 1 << 14  # of any intermediate whole number
 MAX_WORK_BITS = 1 << 20  # of all large numbers of one expression together
 
+_SIGNS = ("+", "-")
 _LARGE = 1 << 64  # below this, arithmetic is too cheap to count
 
 _token = re.compile(r"[^ \t\f0-9.*/]|[0-9.]+|\*\*?|//?")
@@ -40,7 +41,7 @@ class UncomputableError(ArithmeticError):
 def evaluate_expression(
     text: str,
     *,
-    ops: Ops = "seed",
+    ops: Ops = "python",
     numeric: Numeric = "float64",
     allow_decimals: bool = True,
 ) -> Number:
@@ -49,7 +50,7 @@ def evaluate_expression(
     Args:
         text: digits, `.`, `+ - * / // **`, parentheses and ASCII white space; line ends are
             allowed only around the whole expression and inside parentheses.
-        ops: "seed" allows all of these; "prompt" allows only binary `+ - * /`, and no signs.
+        ops: "python" allows all of these; "prompt" allows only binary `+ - * /`, and no signs.
         numeric: "float64" computes as Python does; "exact" computes with rationals.
         allow_decimals: whether `2.5` is a number.
 
@@ -119,6 +120,8 @@ def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[
                 right = _parse_number_token(token, numeric)
                 digits += [right] if type(right) is int else _split_digit_runs(token)
                 operand_next = False
+            elif token in _SIGNS:
+                raise UncomputableError("a sign before a number")
             else:
                 _skip_line_end(token, depth, "an operand is missing")
         elif operation := infix.get(token):
@@ -248,5 +251,5 @@ _PROMPT: dict[str, int | _Operation] = {str(number): number for number in range(
 _PROMPT["("] = _OPEN
 _PREFIX = {
     "prompt": _PROMPT,
-    "seed": _PROMPT | {"-": (3, 0, _apply_minus_sign), "+": (3, 0, _apply_plus_sign)},
+    "python": _PROMPT | {"-": (3, 0, _apply_minus_sign), "+": (3, 0, _apply_plus_sign)},
 }

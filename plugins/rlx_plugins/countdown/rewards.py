@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.countdown.expression import Ops
@@ -58,6 +58,14 @@ def _build_countdown_example(
 _VANISHING: dict[str, Any] = {"numbers": (3, 8, 9, 50), "target": 50}
 
 
+def _read_extract(value: Any) -> Any:
+    return "last_line" if value == "seed" else value  # its first name
+
+
+def _read_ops(value: Any) -> Any:
+    return "python" if value == "seed" else value  # its first name
+
+
 class _CountdownReward(Reward):
     method: Literal["strict"] = "strict"
     """TinyZero's name for its only method; it has no effect."""
@@ -65,10 +73,12 @@ class _CountdownReward(Reward):
     """Score of an answer block without a right equation."""
     score_: float = Field(1.0, alias="score")
     """Score of a right equation."""
-    extract: Extract = "seed"
-    """`seed`: the answer must be on the last line. `last_block`: the last answer block anywhere."""
-    ops: Ops = "seed"
-    """`seed`: also `**`, `//` and signs. `prompt`: `+ - * /` only."""
+    extract: Annotated[Extract, BeforeValidator(_read_extract)] = "last_line"
+    """`last_line`: the answer must be on the last line. `last_block`: the last answer block
+    anywhere."""
+    ops: Annotated[Ops | Literal["auto"], BeforeValidator(_read_ops)] = "auto"
+    """`prompt`: `+ - * /` only, as prompts ask. `python`: also `**`, `//` and signs. `auto`:
+    `python` if decimals are allowed, which is TinyZero's own rule, else `prompt`."""
     numeric: Equality = "auto"
     """`exact`: rationals, exactly equal; a target such as 0.3333333333333333 is the fraction that
     rounds to it. `float64`: as Python computes, equal within 1e-5. `auto`: `float64` if decimals
@@ -80,8 +90,13 @@ class _CountdownReward(Reward):
     """Whether every number must be used."""
 
     def warnings(self) -> Sequence[str]:
-        """Warns about the two options that pay for wrong answers."""
+        """Warns about the options that pay for what the prompt does not ask for."""
         found = []
+        if self._operators == "python":
+            found.append(
+                "ops is python: numbers may vanish by operators that prompts do not offer, so "
+                "50+3//8*9 reaches 50 with 50, 3, 8 and 9"
+            )
         if self.allow_decimals:
             found.append(
                 "allow_decimals is true: a decimal counts as using its digits, so "
@@ -94,8 +109,14 @@ class _CountdownReward(Reward):
             )
         return found
 
+    @property
+    def _operators(self) -> Ops:
+        if self.ops == "auto":
+            return "python" if self.allow_decimals else "prompt"
+        return self.ops
+
     def is_solution(self, sample: Sample) -> bool:
-        """Whether an answer is right by Python's grammar and rationals; see `solves_problem`."""
+        """Whether an answer is right by the prompt, by Python's grammar and rationals."""
         check_ground_truth(sample.problem)
         answer = extract_solution(sample.response, self.extract)
         return answer is not None and solves_problem(answer, sample.problem, self.use_all)
@@ -106,7 +127,7 @@ class _CountdownReward(Reward):
             sample.response,
             sample.problem,
             self.extract,
-            self.ops,
+            self._operators,
             self.numeric,
             self.allow_decimals,
             self.use_all,
@@ -150,8 +171,14 @@ class CountdownScore(_CountdownReward):
             allow_decimals=True,
         ),
         _build_countdown_example(
-            "nearly right", "<answer>50+3*8**-9</answer>", 0.1, "wrong value", **_VANISHING
+            "nearly right",
+            "<answer>50+3*8**-9</answer>",
+            0.1,
+            "wrong value",
+            **_VANISHING,
+            ops="python",
         ),
+        _build_countdown_example("vanishing", "<answer>50+3//8*9</answer>", 0.1, **_VANISHING),
         _build_countdown_example("code", "<answer>__import__('os').abort()</answer>", 0.1),
         _build_countdown_example("a tower of powers", "<answer>2**3**4**9**9</answer>", 0.1),
     )
@@ -186,9 +213,14 @@ class CountdownVerify(_CountdownReward):
             "decimals", "<answer>50+.0000003+.0000008+.0000009</answer>", 0.0, **_VANISHING
         ),
         _build_countdown_example(
-            "nearly right", "<answer>50+3*8**-9</answer>", 0.0, "wrong value", **_VANISHING
+            "nearly right",
+            "<answer>50+3*8**-9</answer>",
+            0.0,
+            "wrong value",
+            **_VANISHING,
+            ops="python",
         ),
-        _build_countdown_example("a power", "<answer>2**3+4</answer>", 0.0, ops="prompt"),
+        _build_countdown_example("a power", "<answer>2**3+4</answer>", 0.0),
         _build_countdown_example(
             "the last of two blocks", "<answer>3*4-2</answer><answer>1</answer>", 0.0
         ),

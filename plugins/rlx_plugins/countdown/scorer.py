@@ -28,7 +28,7 @@ from rlx_plugins.countdown.expression import (
 )
 from rlx_plugins.tags import last_block
 
-Extract = Literal["seed", "last_block"]
+Extract = Literal["last_line", "last_block"]
 Equality = Literal["auto", "exact", "float64"]
 """How values are computed and compared; "auto" is "float64" with decimals, else "exact"."""
 
@@ -68,16 +68,16 @@ _OVERFLOW = Grade("format", "not computable: overflow")
 _RIGHT = Grade("right")
 
 
-def extract_solution(solution_str: str, extract: Extract = "seed") -> str | None:
+def extract_solution(solution_str: str, extract: Extract = "last_line") -> str | None:
     """Returns the stripped text of the answer, or None if there is none.
 
     Args:
-        solution_str: the response; with "seed", text before the first "Assistant:" is ignored.
-        extract: "seed" searches only the last line, so it misses an answer followed by a line end;
-            "last_block" takes the last `<answer>…</answer>` anywhere.
+        solution_str: the response; with "last_line", text before the first "Assistant:" is ignored.
+        extract: "last_line" searches only the last line, as TinyZero, so it misses an answer
+            followed by a line end; "last_block" takes the last `<answer>…</answer>` anywhere.
     """
     start = 0
-    if extract == "seed":
+    if extract == "last_line":
         marker = solution_str.find(_MARKER)
         start = solution_str.rfind("\n") + 1
         if marker >= start:
@@ -111,7 +111,7 @@ def _matches_available_numbers(used: list[int], available: Sequence[float], use_
 def evaluate_equation(
     equation: str,
     *,
-    ops: Ops = "seed",
+    ops: Ops = "python",
     numeric: Numeric = "float64",
     allow_decimals: bool = True,
 ) -> Number | None:
@@ -127,8 +127,8 @@ def evaluate_equation(
 def grade_solution(
     solution_str: str,
     ground_truth: Mapping[str, Any],
-    extract: Extract = "seed",
-    ops: Ops = "seed",
+    extract: Extract = "last_line",
+    ops: Ops = "python",
     numeric: Equality = "auto",
     allow_decimals: bool = False,
     use_all: bool = True,
@@ -186,8 +186,8 @@ def compute_score(
     format_score: float = 0.1,
     score: float = 1.0,
     *,
-    extract: Extract = "seed",
-    ops: Ops = "seed",
+    extract: Extract = "last_line",
+    ops: Ops = "python",
     numeric: Equality = "auto",
     allow_decimals: bool = False,
     use_all: bool = True,
@@ -203,7 +203,7 @@ def compute_score(
         ground_truth: `{"target": number, "numbers": [numbers]}`.
         method: unused, as in TinyZero.
         extract: where to search for the answer; see `extract_solution`.
-        ops: "seed" also allows `**`, `//` and signs; "prompt" only what the prompt allows.
+        ops: "python" also allows `**`, `//` and signs; "prompt" only what the prompt allows.
         numeric: "exact" rationals, where a target such as 0.3333333333333333 is the fraction that
             rounds to it, or "float64" with TinyZero's absolute tolerance of 1e-5; "auto" is
             "float64" if decimals are allowed, else "exact".

@@ -6,60 +6,18 @@ from typing import cast
 
 import click
 
-from rlx.cli.options import complete_plugin, json_option, registry_option
+from rlx.cli.options import complete_plugin, json_option
 from rlx.cli.output import print_json, print_text
+from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
 from rlx.cli.plugins.scaffold import KINDS, write_plugin_scaffold
 from rlx.cli.verb_group import SuggestingGroup
 from rlx.discovery import (
-    InstalledPlugin,
     Kind,
     PluginFault,
-    find_installed_plugin,
     list_installed_plugins,
     load_plugin,
 )
-from rlx.errors import PluginError
-from rlx.spec.reading import did_you_mean
 from rlx.text import escape_unprintable
-
-
-def describe_plugin_state(found: InstalledPlugin) -> tuple[str, str]:
-    """Returns API version and state of a plugin, which requires importing it."""
-    try:
-        plugin = load_plugin(found.kind, f"{found.distribution}:{found.name}")
-    except PluginFault as error:
-        cause = error.__cause__
-        why = f"{type(cause).__name__}: {cause}" if cause else error.diagnostic.message
-        return "-", f"broken: {(why.splitlines() or [''])[0]}"
-    rivals = [f for f in list_installed_plugins(found.kind) if f.name == found.name]
-    clash = len(rivals) > 1
-    return str(plugin.api), f"clash: say {found.distribution}:{found.name}" if clash else "ok"
-
-
-def find_named_plugins(name: str) -> list[InstalledPlugin]:
-    """Returns the plugins with this name, one per kind.
-
-    Raises:
-        PluginError: no plugin has the name, or two distributions offer the same kind of it.
-    """
-    bare = name.rpartition(":")[2]
-    kinds = dict.fromkeys(f.kind for f in list_installed_plugins() if f.name == bare)
-    if not kinds:
-        near = did_you_mean(bare, {f.name for f in list_installed_plugins()})
-        hint = f"did you mean '{near}'? " if near else ""
-        raise PluginError(
-            f"no plugin named '{escape_unprintable(name)}': {hint}`rlx plugins` lists all"
-        )
-    found, faults = [], []
-    for kind in kinds:
-        try:
-            found.append(find_installed_plugin(kind, name))
-        except PluginFault as error:
-            faults.append(error)
-    # A named distribution need not offer every kind of plugin with this name.
-    if faults and not (found and ":" in name):
-        raise faults[0]
-    return found
 
 
 @click.group(cls=SuggestingGroup, invoke_without_command=True)
@@ -128,11 +86,7 @@ def show(name: str, as_json: bool, full: bool) -> None:
     help="Option to check the plugin with, its value as in YAML; can be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result of every promise as JSON.")
-@click.option("--record", is_flag=True, help="Store the results in the registry.")
-@registry_option
-def check(
-    what: str, kind: str | None, options: tuple[str, ...], as_json: bool, record: bool, url: str
-) -> int:
+def check(what: str, kind: str | None, options: tuple[str, ...], as_json: bool) -> int:
     """Check the promises of a plugin and the examples that it ships.
 
     NAME is an installed plugin, or `distribution:name`. PATH is a wheel, or the folder of a
@@ -140,9 +94,7 @@ def check(
     """
     from rlx.cli.plugins.check import run_conformance_checks
 
-    return run_conformance_checks(
-        what, kind, options, as_json=as_json, record=url if record else None
-    )
+    return run_conformance_checks(what, kind, options, as_json=as_json)
 
 
 @plugins.command("new")

@@ -1,0 +1,186 @@
+"""Homes whose runs are trained in this process, by the door through which a rank trains.
+
+A `Home` answers what the command line answers: `home.rlx("submit", "x.yaml")` calls the command in
+this process, records the run as it does, and trains it at once in place of a supervisor. A run of
+four steps costs about two seconds, against ten of new processes. Nothing restarts, mirrors or kills
+here: that is for tests/system.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from rlx.cli import main
+from rlx.home import RunFolder
+from rlx.launch.stored_spec import load_resolved_spec
+from rlx.learner import Ranks
+from rlx.record import Recorder
+from rlx.run import run_experiment
+from rlx.run.stop_request import RunStopped, StopRequest
+from rlx_registry import Registry, RunRecord, read_body
+
+QUIET = {"tracking.mlflow": "null", "tracking.pictures": "false"}
+"""What no test here asks for."""
+SMALL = {
+    **QUIET,
+    "model.hidden_size": 32,
+    "model.heads": 1,
+    "model.kv_heads": 1,
+    "model.layers": 1,
+    "model.intermediate_size": 32,
+    "model.warm_start.steps": 100,
+    "model.warm_start.batch_size": 32,
+    "model.warm_start.warmup_steps": 10,
+    "model.warm_start.learning_rate": "1e-2",
+    "phases.0.steps": 2,
+    "phases.1.steps": 2,
+    "rollout.prompts_per_step": 4,
+    "rollout.num_generations_answer": 4,
+    "rollout.num_generations_confidence": 4,
+    "evaluation.problems": 30,
+}
+"""experiments/rlcr.yaml as a run of seconds."""
+
+
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu"}
+
+
+class Home:
+    """A home for runs, and the command line in it.
+
+    Args:
+        folder: where commands are called; the home is in it.
+        paths: what is importable besides, such as another distribution.
+    """
+
+    small = SMALL
+
+    def __init__(self, folder: Path, paths: Iterable[str] = ()) -> None:
+        self.folder = folder
+        self.path = folder / "home"
+        self._paths = list(paths)
+
+    def rlx(
+        self, *arguments: Any, sets: Mapping[str, Any] | None = None
+    ) -> "CompletedProcess[str]":
+        """Calls a command; what it prints, and its exit code."""
+        command = [*map(str, arguments), *(f"--set={k}={v}" for k, v in (sets or {}).items())]
+        if command[0] == "submit":
+            command.append("--no-rehearsal")
+        out, err = io.StringIO(), io.StringIO()
+        with self._inside(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(command)
+        return CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+    def json(self, *arguments: Any) -> Any:
+        """What a command says as JSON; it must succeed."""
+        done = self.rlx(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def submit(self, spec: Path, sets: Mapping[str, Any] | None = None) -> RunRecord:
+        """Runs an experiment to its end."""
+        done = self.rlx("submit", spec, "--again", "--quiet", sets={**QUIET, **(sets or {})})
+        assert done.returncode == 0, done.stderr
+        return self.run(done.stdout.strip())
+
+    def registry(self) -> Registry:
+        """Open for reading."""
+        return Registry.open(f"sqlite:///{self.path}/registry.db", read_only=True)
+
+    def run(self, run_id: str) -> RunRecord:
+        """The record of a run."""
+        with self.registry() as registry:
+            return registry.run(run_id)
+
+    def bodies(self, run: RunRecord) -> Iterator[tuple[int, list[dict[str, Any]], Any]]:
+        """Step, trees and index of every step, each file checked against its digest."""
+        with self.registry() as registry:
+            for step in registry.results.rollout_steps(run.id):
+                body = registry.results.rollout_body(run.id, step)
+                path = Path(run.directory) / body.path
+                index = registry.results.rollout_index(run.id, step)
+                yield step, read_body(path, body.sha256).to_pylist(), index
+
+    def copy(self, folder: Path) -> "Home":
+        """This home for a test that writes. Its files are links, but for the registry; its runs
+        still name their first folder."""
+        shutil.copytree(self.path, folder / "home", copy_function=os.link)
+        registry = folder / "home" / "registry.db"
+        registry.unlink()
+        shutil.copy(self.path / "registry.db", registry)
+        return Home(folder, self._paths)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        environment = {
+            "RLX_HOME": str(self.path),
+            "PYTHONPATH": os.pathsep.join([*self._paths, os.environ.get("PYTHONPATH", "")]),
+            "COLUMNS": "160",
+            **ALONE,
+        }
+        with ExitStack() as inside:
+            inside.enter_context(patch.dict(os.environ, environment))
+            inside.enter_context(patch.object(sys, "path", [*self._paths, *sys.path]))
+            inside.enter_context(contextlib.chdir(self.folder))
+            inside.enter_context(patch("rlx.launch.takeover.start_supervisor", train_run))
+            yield
+
+
+class Unstoppable(StopRequest):
+    """Of a run that nobody stops: it leaves this process's signals alone."""
+
+    def __init__(self) -> None:
+        self._honoured = False
+        self.requested = False
+
+
+def train_run(run: RunRecord, registry_url: str) -> int:
+    """Trains a run that has been recorded, and records how it ended; returns the process's id."""
+    with Registry.open(registry_url) as registry:
+        _train_run(registry, run)
+    return os.getpid()
+
+
+def _train_run(registry: Registry, run: RunRecord) -> None:
+    folder = RunFolder(Path(run.directory))
+    spec = load_resolved_spec(folder)
+    started = registry.start(run.id, {"submitted"})
+    assert started is not None
+    writer = registry.as_writer(run.id, started.attempt)
+    recorder = Recorder(writer, run.id, keep_bodies=True, last=spec.steps)
+    try:
+        with join_alone(), contextlib.suppress(RunStopped):
+            ranks = Ranks(0, 1, torch.device("cpu"))
+            run_experiment(spec, folder, ranks, recorder, Unstoppable())
+            recorder.event("completed", "every phase and evaluation is recorded")
+    except Exception as error:
+        writer.transition(run.id, {"running"}, "failed", str(error))
+        raise
+    writer.transition(run.id, {"running"}, "finished")
+
+
+@contextmanager
+def join_alone() -> Iterator[None]:
+    """A group of this process alone, in its memory: no port is taken."""
+    import deepspeed.comm.torch  # imported here: it takes seconds
+
+    deepspeed.comm.torch.build_shm_op = lambda: None  # as in rlx.learner: else it is compiled
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
