@@ -6,11 +6,11 @@ import bound
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from rlx.record.mlflow_tags import legal_key
 from trees import conversation
 
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
-from rlx.record.mlflow_tags import legal_key
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.row_rewards import join_row_rewards

@@ -5,9 +5,9 @@ from itertools import groupby
 
 import pytest
 import torch
+from rlx.record.mlflow_tags import flat_params, legal_key
 
 from rlx.credit import group_advantages
-from rlx.record.mlflow_tags import flat_params, legal_key
 from rlx_registry import BodyError, read_body
 
 pytestmark = [
