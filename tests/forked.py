@@ -252,7 +252,7 @@ def _import_libraries() -> None:
         import rlx.cli.failures
         import rlx.cli.verb_group
         import rlx.launch.attempt
-        import rlx.launch.takeover
+        import rlx.launch.start_stop
         import rlx.record.tracking
         from rlx.learner import join_ranks
         from rlx.record import Recorder

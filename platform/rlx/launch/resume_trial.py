@@ -158,7 +158,7 @@ class _KillTrial:
     def _begin_worker(self) -> "subprocess.Popen[bytes]":
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [*RLX, "worker", "--runs", str(self._at_once)],
+                [*RLX, "resume", "--queued", "--at-once", str(self._at_once)],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -325,7 +325,9 @@ class _KillTrial:
         while not until(registry.run(run_id)):
             with self._lock:  # another thread may be restarting the worker
                 if self._worker.poll() is not None:
-                    raise RlxError(f"rlx worker has ended: {self._log.read_text()[-2000:]}")
+                    raise RlxError(
+                        f"rlx resume --queued has ended: {self._log.read_text()[-2000:]}"
+                    )
             if stopwatch.look() > PATIENCE:
                 raise RlxError(f"{run_id} has not ended in {PATIENCE:.0f} s: {self._log}")
             time.sleep(0.1)

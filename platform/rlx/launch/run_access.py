@@ -1,5 +1,6 @@
 """Opens the registry of runs by its URL, converts its errors to those of rlx, and finds runs."""
 
+import json
 import os
 import re
 import signal
@@ -32,8 +33,10 @@ __all__ = [
     "get_run_exit_code",
     "is_spec_of_run",
     "list_group_runs",
+    "load_resolved_spec",
     "locate_run_folder",
     "open_registry",
+    "put_spec",
 ]
 
 KILLED = "its supervisor was gone"
@@ -185,3 +188,17 @@ def choose_run_exit_code(run: RunRecord, failures: Mapping[str, Mapping[str, Any
     if run.effective_status != "failed":
         return 1 if run.effective_status in ("stopped", "lost") else None
     return int(failures.get(run.id, {}).get("exit_code", 1))
+
+
+def put_spec(folder: RunFolder, spec: "ExperimentSpec") -> None:
+    """Writes atomically the experiment that ranks read."""
+    aside = folder.resolved_spec.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(spec.dump_resolved(), indent=2))
+    aside.replace(folder.resolved_spec)
+
+
+def load_resolved_spec(folder: RunFolder) -> "ExperimentSpec":
+    """Reads the experiment of a run."""
+    from rlx.spec import ExperimentSpec
+
+    return ExperimentSpec.from_record(json.loads(folder.resolved_spec.read_text()))

@@ -28,16 +28,13 @@ from rlx.descendants import adopt_orphans
 from rlx.errors import RlxError
 from rlx.home import ATTEMPT, REGISTRY, RunFolder
 from rlx.launch.attempt import Attempt, AttemptEnd, build_failed_end
-from rlx.launch.device_slots import build_cuda_environment, build_device_request
+from rlx.launch.devices import build_cuda_environment, build_device_request
 from rlx.launch.failures import describe_error, is_disk_full
-from rlx.launch.jobs import find_job_launcher, list_startable_statuses, restore_disk_reserve
-from rlx.launch.log_lines import stamp_output
-from rlx.launch.processes import this_machine
-from rlx.launch.run_access import is_spec_of_run, locate_run_folder
-from rlx.launch.signals import SigtermListener
-from rlx.launch.stored_spec import load_resolved_spec, put_spec
+from rlx.launch.launcher import find_job_launcher, list_startable_statuses, restore_disk_reserve
+from rlx.launch.processes import SigtermListener, stamp_output, this_machine
+from rlx.launch.run_access import is_spec_of_run, load_resolved_spec, locate_run_folder, put_spec
+from rlx.launch.start_stop import attempts_used
 from rlx.launch.submission import fail_unless_started
-from rlx.launch.takeover import attempts_used
 from rlx.record import TrackerThread, retry_registry_call
 from rlx.reporting import print_to_log
 from rlx.spec import ExperimentSpec, LocalLauncherSpec
@@ -58,7 +55,7 @@ from rlx_registry import (
 
 __all__ = ["main"]
 
-LOOK = 1.0
+DEVICE_POLL_INTERVAL = 1.0
 """Seconds between two checks for free devices."""
 
 T = TypeVar("T")
@@ -122,7 +119,7 @@ def _wait_for_start(
             print_to_log(f"{run_id} has another supervisor, process {run.pid}")
             return None
         orders.apply_request(run.request)
-        time.sleep(LOOK)
+        time.sleep(DEVICE_POLL_INTERVAL)
     forget_supervisor(folder)
     registry.transition(run_id, expect, "stopped", "stopped before it started")
     return None

@@ -26,7 +26,7 @@ from rlx.discovery import (
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.home import format_path, get_rlx_home, tracking_url
 from rlx.launch import (
-    LITTLE,
+    LOW_DISK_BYTES,
     DeviceShortage,
     Package,
     convert_to_rlx_error,
@@ -117,7 +117,7 @@ def require_disk_room(folder: Path) -> None:
 
 def _little_room(folder: Path) -> Iterator[Diagnostic]:
     free = free_bytes(folder)
-    if free < LITTLE:
+    if free < LOW_DISK_BYTES:
         message = f"{format_path(folder)} has {format_disk_space(free)} of free space left"
         help_ = "free some space, or set RLX_HOME to a folder on another disk"
         yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
@@ -429,9 +429,9 @@ def _describe_home(folder: Path) -> MachinePart:
     found = f"{format_path(folder)} cannot be written"
     if writable:
         found = f"{format_path(folder)}, {format_disk_space(free)} free"
-        found += ": little" if free < LITTLE else ""
+        found += ": little" if free < LOW_DISK_BYTES else ""
     fix = "set RLX_HOME to a folder with room"
-    return _build_required_part("RLX_HOME", writable and free >= LITTLE, found, fix)
+    return _build_required_part("RLX_HOME", writable and free >= LOW_DISK_BYTES, found, fix)
 
 
 def _describe_registry(url: str) -> MachinePart:
