@@ -55,9 +55,13 @@ def test_no_shipped_reward_pays_in_full_without_a_solution(name):
         assert paid is None
 
 
-@pytest.mark.parametrize("cls", [CountdownScore, CountdownVerify])
 @pytest.mark.parametrize(
-    "options", [{"allow_decimals": True}, {"numeric": "float64", "ops": "python"}]
+    ("cls", "options"),
+    [
+        (CountdownScore, {"allow_decimals": True}),
+        (CountdownVerify, {"allow_decimals": True}),
+        (CountdownScore, {"numeric": "float64", "ops": "python"}),
+    ],
 )
 def test_the_rules_that_warn_are_gamed(cls, options, monkeypatch):
     """The examples of the default rule, searched under the other."""
