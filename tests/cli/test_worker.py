@@ -15,7 +15,6 @@ from rlx_registry import (
     RESUMED,
     RESUMED_ON_DASHBOARD,
     Registry,
-    delete_run_records,
     record_supervisor,
 )
 
@@ -114,7 +113,7 @@ def test_a_user_who_resumes_a_run_gives_it_all_attempts_again(registry, reason):
 def test_a_run_that_is_removed_ends_no_worker(registry, monkeypatch, capsys):
     def remove_first(_registry, run, *_):
         assert registry.transition(run.id, {"queued"}, "stopped")
-        delete_run_records(registry, run.id)
+        registry.delete_run(run.id)
         return registry.run(run.id)
 
     monkeypatch.setattr(queue, "take_over_run", remove_first)
