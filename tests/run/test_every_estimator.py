@@ -15,11 +15,7 @@ def every(own_home):
     """The finished run, and its stored steps by the name of their phase."""
     home = own_home
     shutil.copy(SPEC, home.folder / "every.yaml")
-    sets = {"tracking.mlflow": "null", "tracking.pictures": "false"}
-    submitted = home.rlx("submit", "every.yaml", sets=sets)
-    assert submitted.returncode == 0, submitted.stderr
-    (listed,) = home.json("runs", "--name", "every-estimator")
-    run = home.run(listed["run"])
+    run = home.submit("every.yaml")
     with home.registry() as registry:
         phases = {
             registry.results.rollout_body(run.id, step).statistics["phase"]: step
