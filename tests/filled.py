@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rlx_registry import DeviceRequest, PluginRecord, Registry, RolloutIndex
+from rlx_registry import DeviceRequest, Registry, RolloutIndex
 
 __all__ = ["fill"]
 
@@ -33,10 +33,6 @@ def fill(registry: Registry, home: Path) -> None:
         registry.update_run(run.id, directory=home / "runs" / run.id)
     for run_id, group in (("2", "rlcr-seeds"), ("1", "rlcr-seeds"), ("1", ODD)):
         registry.join(run_id, group)
-    plugin = PluginRecord(
-        "one", "reward", "guest", "odd", "0.1", "guest:odd", "broken", ODD, 1_700_000_000.0
-    )
-    registry.machines.put_plugins("one", [plugin])
     registry.update_run("1", origins={"model.kind": "rlcr.yaml:3", "said": "default"})
     registry.update_run("1", steps_total=2, pid=7, phase="main", mlflow_run_id="m1")
     registry.transition("1", ["submitted"], "running")
@@ -49,7 +45,6 @@ def fill(registry: Registry, home: Path) -> None:
     )
     for target, seq in (("mlflow", 4), ("mlflow-files", 2), ("mlflow-end", 5)):
         registry.results.set_mirror_cursor("1", target, seq)
-    registry.notes.write("1", "as expected", ["paper", "baseline"])
     registry.update_run("1", step=2, mlflow_experiment_id="1", phase=None)
     registry.transition("1", ["running"], "finished")
     registry.transition("2", ["submitted"], "running")

@@ -252,8 +252,8 @@ def _import_libraries() -> None:
         import rlx.cli.failures
         import rlx.cli.verb_group
         import rlx.launch.attempt
-        import rlx.launch.mirroring
-        import rlx.launch.takeover
+        import rlx.launch.start_stop
+        import rlx.record.tracking
         from rlx.learner import join_ranks
         from rlx.record import Recorder
         from rlx.run import run_experiment

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from rlx.cli import main
 from rlx.home import RunFolder
-from rlx.launch.stored_spec import load_resolved_spec
+from rlx.launch.run_access import load_resolved_spec
 from rlx.learner import Ranks
 from rlx.record import Recorder
 from rlx.run import run_experiment
@@ -139,7 +139,7 @@ class Home:
             inside.enter_context(patch.dict(os.environ, environment))
             inside.enter_context(patch.object(sys, "path", [*self.paths, *sys.path]))
             inside.enter_context(contextlib.chdir(self.folder))
-            inside.enter_context(patch("rlx.launch.takeover.start_supervisor", train_run))
+            inside.enter_context(patch("rlx.launch.start_stop.start_supervisor", train_run))
             yield
 
 

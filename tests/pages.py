@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from rlx.record import find_mlflow_link
 from rlx_web import Access, create_app
 
 __all__ = ["OURS", "Page", "dashboard", "leaves"]
@@ -85,7 +86,9 @@ class Dashboard(TestClient):
 def dashboard(url: str, **access: Any) -> Dashboard:
     """A client of the dashboard of a registry, on this machine."""
     return Dashboard(
-        create_app(url, Access(**{"token": None, **access})), base_url=OURS, follow_redirects=False
+        create_app(url, Access(**{"token": None, **access}), find_mlflow_link),
+        base_url=OURS,
+        follow_redirects=False,
     )
 
 

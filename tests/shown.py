@@ -16,7 +16,7 @@ from rlx.record.rollouts import TOKEN_COLUMNS, Role, TrainedRows
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.text import replace_surrogates
-from rlx_registry import DeviceRequest, PluginRecord, Registry, models
+from rlx_registry import DeviceRequest, Registry, models
 
 __all__ = ["SILENT", "grown", "shown", "silence", "steps", "submit", "sure"]
 
@@ -212,16 +212,8 @@ def shown(registry: Registry, folder: Path, text: str = "plain") -> None:
         registry.results.add_event(run.id, text, text, {"payload": text}, level="warning")
         registry.results.add_checkpoint(run.id, 3, "checkpoints/3", 4096, "c" * 64)
         registry.results.add_artifact(run.id, "spec.json", text)
-    registry.notes.write("1", text, [text])
     registry.transition("1", ["running"], "finished", text)
     _lives_on(registry, "r-0002")
-    registry.machines.put_plugins(
-        text,
-        [
-            PluginRecord(text, "reward", text, f"{n} {text}", text, "a:b", state, text, 1.7e9)
-            for n, state in enumerate(("ok", "broken", "clash"))
-        ],
-    )
 
 
 def submit(

@@ -14,11 +14,11 @@ import gzip
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx_registry import Registry, RunRecord
 
@@ -52,10 +52,12 @@ METRICS = (
     "probe/",
 )
 """Prefixes of the metrics stored in the results."""
-CHANGES = {"run", "moved", "grouped", "evaluation", "metrics"}
-"""Kinds of journal changes stored in the results, besides "set"."""
+OWN = ("digest", "seed", "name", "spec", "yaml", "plugins", "code", "environment")
+"""Fields of a run that are stored in the results."""
+EVALUATION = ("step", "label", "suite", "n", "metrics", "payload")
+"""Fields of an evaluation."""
 COLUMNS = ("phase", "step", "steps_total")
-"""Columns of a "set" change stored in the results; others describe the machine."""
+"""Columns of a "set" line; others describe the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +279,11 @@ def is_evaluated(run: RunRecord, suite: Path) -> bool:
 def keep(group: str) -> None:
     """Stores the compact results of a group's runs; a run of two groups is stored once."""
     KEPT.mkdir(exist_ok=True)
-    for run in (run for recipe in GROUPS[group] for run in finished(group, recipe)):
-        journal = Path(run.directory or "") / "journal.jsonl"
-        if run.directory is None or not journal.exists():
-            sys.exit(f"{run.id} has no journal: what came of it cannot be kept")
-        lines = "".join(_small(journal)).encode()
-        kept_as(run).write_bytes(gzip.compress(lines, mtime=0))
+    runs = [run for recipe in GROUPS[group] for run in finished(group, recipe)]
+    with registry() as open_registry:
+        for run in runs:
+            lines = (json.dumps(e, separators=(",", ":")) for e in describe(open_registry, run))
+            kept_as(run).write_bytes(gzip.compress("\n".join(lines).encode() + b"\n", mtime=0))
 
 
 def kept_as(run: RunRecord) -> Path:
@@ -290,39 +291,59 @@ def kept_as(run: RunRecord) -> Path:
     return KEPT / f"{run.digest}-{run.seed}.jsonl.gz"
 
 
-def _small(journal: Path) -> Iterator[str]:
-    """The lines of a journal that tables and pictures need."""
-    with journal.open(encoding="utf-8") as lines:
-        for line in lines:
-            entry = json.loads(line)
-            own = entry["with"]
-            if entry["change"] == "metrics":
-                kept = {n: v for n, v in own["values"].items() if n.startswith(METRICS)}
-                entry["with"] = own = {**own, "values": kept} if kept else {}
-            elif entry["change"] == "set":
-                entry["with"] = own = {key: own[key] for key in COLUMNS if key in own}
-            elif entry["change"] not in CHANGES:
-                continue
-            if own:
-                yield json.dumps(entry, separators=(",", ":")) + "\n"
+def describe(known: Registry, run: RunRecord) -> Iterator[dict[str, Any]]:
+    """What tables and pictures need of a run, a line each."""
+    yield {"change": "run", "at": run.created, "with": {name: getattr(run, name) for name in OWN}}
+    for name in known.list_run_groups(run.id):
+        yield {"change": "grouped", "with": {"name": name}}
+    steps: dict[int, dict[str, float]] = {}
+    for name, points in known.results.metrics(run.id).items():
+        for step, value in points if name.startswith(METRICS) else ():
+            steps.setdefault(step, {})[name] = value
+    for step, values in sorted(steps.items()):
+        yield {"change": "metrics", "with": {"step": step, "values": values}}
+    for found in known.results.evaluations(run.id):
+        own = {name: getattr(found, name) for name in EVALUATION}
+        yield {"change": "evaluation", "with": own}
+    yield {"change": "set", "with": {"step": run.step, "steps_total": run.steps_total}}
 
 
 def bring_back() -> None:
-    """Imports stored runs into the registry of RLX_HOME unless it already has them."""
+    """Adds stored runs to the registry of RLX_HOME unless it already has them."""
     from rlx.home import get_rlx_home
 
-    texts = {file: gzip.decompress(file.read_bytes()) for file in KEPT.glob("*.jsonl.gz")}
-    by_time = sorted(
-        texts, key=lambda file: float(json.loads(texts[file].split(b"\n", 1)[0])["at"])
-    )
-    folders = [get_rlx_home() / "kept" / file.name.removesuffix(".jsonl.gz") for file in by_time]
-    for file, folder in zip(by_time, folders, strict=True):
-        folder.mkdir(parents=True, exist_ok=True)
-        journal = folder / "journal.jsonl"
-        if not journal.exists():  # an existing journal may be more complete
-            journal.write_bytes(texts[file])
-    if folders:
-        rlx("db", "import", *map(str, folders), quiet=True)
+    stored = [
+        [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+        for file in KEPT.glob("*.jsonl.gz")
+    ]
+    home = get_rlx_home()
+    home.mkdir(parents=True, exist_ok=True)
+    with Registry.open(f"sqlite:///{home}/registry.db") as known:
+        there = {(run.digest, run.seed) for run in known.runs() if run.status == "finished"}
+        for entries in sorted(stored, key=lambda entries: float(entries[0]["at"])):
+            own = entries[0]["with"]
+            if (own["digest"], own["seed"]) not in there:
+                with known.write_atomically():
+                    restore(known, entries)
+
+
+def restore(known: Registry, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Records a run from the lines that are stored of it."""
+    own = {name: entries[0]["with"][name] for name in OWN}
+    run, _ = known.submit(**own, again=True)
+    known.start(run.id, ["submitted"])
+    for entry in entries:
+        told = entry["with"]
+        match entry["change"]:
+            case "grouped":
+                known.join(run.id, told["name"])
+            case "metrics":
+                known.results.add_metrics(run.id, told["step"], told["values"], entry.get("at"))
+            case "evaluation":
+                known.results.add_evaluation(run.id, *(told[name] for name in EVALUATION))
+            case "set":
+                known.update_run(run.id, **{name: told[name] for name in COLUMNS if name in told})
+    known.transition(run.id, ["running"], "finished")
 
 
 if __name__ == "__main__":

@@ -364,7 +364,7 @@ def shown_mean(found: Any) -> str:
         return "–"
     if found.low is None:
         return f"{found.mean:.3f}"
-    return f"{found.mean:.3f} ± {(found.high - found.low) / 2:.3f}"
+    return f"{found.mean:.3f} ± {max(found.high - found.mean, found.mean - found.low):.3f}"
 
 
 def shown_gap(found: Any) -> str:

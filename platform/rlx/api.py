@@ -243,7 +243,7 @@ class Experiment:
         Args:
             again: run even if the same spec and seed have finished or are active; otherwise that
                 run is returned.
-            queue: leave the run to an `rlx worker`.
+            queue: leave the run to `rlx resume --queued`.
             rehearse: first send synthetic rollouts through the experiment, as `plan` does.
 
         Raises:

@@ -4,9 +4,10 @@ The command line shows a progress bar and prints the sentences; in Python they a
 """
 
 import logging
-from typing import Protocol
+from contextlib import suppress
+from typing import Protocol, TextIO
 
-__all__ = ["Report", "ShowProgress", "ignore_progress", "log_report"]
+__all__ = ["Report", "ShowProgress", "ignore_progress", "log_report", "print_to_log"]
 
 _LOG = logging.getLogger("rlx")
 
@@ -32,3 +33,13 @@ def ignore_progress(done: int, total: int | None = None, stage: str = "") -> Non
 def log_report(text: str, *, err: bool = False) -> None:
     """Logs a sentence with the logger `rlx`: as information, or as a warning."""
     _LOG.log(logging.WARNING if err else logging.INFO, text)
+
+
+def print_to_log(line: str, *, out: TextIO | None = None) -> None:
+    """Prints a line to the run's log.
+
+    Args:
+        out: the log, where stdout is something else.
+    """
+    with suppress(OSError):  # the log's disk may be full
+        print(line, file=out, flush=True)

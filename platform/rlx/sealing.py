@@ -11,7 +11,7 @@ from typing import Any
 
 from rlx.errors import RlxError
 from rlx.home import ATTEMPT
-from rlx_registry.rollout_files import sync_to_disk
+from rlx_registry import sync_to_disk
 
 __all__ = [
     "MANIFEST",

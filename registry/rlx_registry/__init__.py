@@ -1,7 +1,6 @@
 """An SQL registry of training runs: their status, metrics, events, evaluations and rollouts.
 
-The package does not import rlx. It imports Alembic only to create or upgrade a database, and
-pyarrow only to write or read a rollout file.
+The package does not import rlx, and imports pyarrow only to write or read a rollout file.
 
     with Registry.open("sqlite:///runs.db") as registry:
         run, created = registry.submit(digest=..., seed=0, name="rlcr", ...)

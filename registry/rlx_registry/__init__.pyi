@@ -5,21 +5,13 @@ from .errors import (
     DatabaseUnwritableError,
     DevicesBusyError,
     FencedError,
-    JournalError,
     NoTablesError,
     NotFoundError,
-    OldSchemaError,
     RegistryDatabaseError,
     SchemaError,
-    StoreError,
 )
-from .home_urls import find_folder_url, is_url, locate_cache, locate_working_folder
-from .idle_steps import IDLE_STEPS
-from .index_rows import INDEX_COLUMN, add_index_column
-from .journal_import import find_journal
-from .mlflow_links import MLFLOW_START_PAGE, MlflowLink, find_mlflow_charts, find_mlflow_link
 from .plugin_records import fill_plugin_options, find_changed_plugins
-from .queries import Curve, RolloutQuery
+from .queries import IDLE_STEPS, Curve, EvaluationFigures, RolloutQuery, RunFilter
 from .records import (
     ENDED,
     HEARTBEAT_LIMIT,
@@ -33,11 +25,8 @@ from .records import (
     DeviceRequest,
     EvaluationRecord,
     EventRecord,
-    ImportedRun,
     MetricRow,
-    PluginRecord,
     RolloutIndex,
-    RunNote,
     RunRecord,
     RunRow,
     StartedAttempt,
@@ -45,9 +34,8 @@ from .records import (
     StatusChange,
 )
 from .registry import BLOCKING, Registry
-from .removal import delete_rollout_records, delete_run_records
-from .rollout_files import read_body, read_trees, search_body_trees, write_body
-from .rollout_records import (
+from .rollout_files import (
+    INDEX_COLUMN,
     RewardRecord,
     RowRecord,
     ScoreRecord,
@@ -55,9 +43,13 @@ from .rollout_records import (
     TreeRecord,
     build_arrow_type,
     get_token_values,
+    read_body,
+    read_trees,
+    search_body_trees,
+    sync_to_disk,
+    write_body,
 )
-from .run_lists import EvaluationFigures, RunFilter
-from .stored_files import StoredFolder, fetch_missing_file
+from .sqlite import describe_lost_registry
 from .supervisors import (
     forget_supervisor,
     is_supervisor_alive,
@@ -72,7 +64,6 @@ __all__ = [
     "HEARTBEAT_LIMIT",
     "IDLE_STEPS",
     "INDEX_COLUMN",
-    "MLFLOW_START_PAGE",
     "RESUMED",
     "RESUMED_ON_DASHBOARD",
     "STATUSES",
@@ -92,14 +83,9 @@ __all__ = [
     "EvaluationRecord",
     "EventRecord",
     "FencedError",
-    "ImportedRun",
-    "JournalError",
     "MetricRow",
-    "MlflowLink",
     "NoTablesError",
     "NotFoundError",
-    "OldSchemaError",
-    "PluginRecord",
     "Registry",
     "RegistryDatabaseError",
     "RewardRecord",
@@ -107,7 +93,6 @@ __all__ = [
     "RolloutQuery",
     "RowRecord",
     "RunFilter",
-    "RunNote",
     "RunRecord",
     "RunRow",
     "SchemaError",
@@ -116,31 +101,20 @@ __all__ = [
     "StartedAttempt",
     "Status",
     "StatusChange",
-    "StoreError",
-    "StoredFolder",
     "TokenStream",
     "TreeRecord",
-    "add_index_column",
     "build_arrow_type",
-    "delete_rollout_records",
-    "delete_run_records",
-    "fetch_missing_file",
+    "describe_lost_registry",
     "fill_plugin_options",
     "find_changed_plugins",
-    "find_folder_url",
-    "find_journal",
-    "find_mlflow_charts",
-    "find_mlflow_link",
     "forget_supervisor",
     "get_token_values",
     "is_supervisor_alive",
     "is_supervisor_in_other_container",
-    "is_url",
-    "locate_cache",
-    "locate_working_folder",
     "read_body",
     "read_trees",
     "record_supervisor",
     "search_body_trees",
+    "sync_to_disk",
     "write_body",
 ]

@@ -7,16 +7,6 @@ from typing import Any
 from sqlalchemy import Dialect, Engine, Text, TypeDecorator
 
 from rlx_registry.errors import RegistryDatabaseError
-from rlx_registry.home_urls import find_folder_url, is_url, locate_folder
-
-__all__ = [
-    "AnyText",
-    "FolderPath",
-    "NotJsonError",
-    "decode_stored_json",
-    "encode_plain_json",
-    "set_base_folder",
-]
 
 
 class AnyText(TypeDecorator[str]):
@@ -43,9 +33,6 @@ class FolderPath(TypeDecorator[str]):
     The database and the folders below its base can so be moved and copied together. A folder that
     lies elsewhere, and one of a database without a base, is stored as an absolute path.
 
-    A folder of a home in an object store is stored as its URL, and found in the working folder that
-    stands for the home on this machine; see `home_urls`.
-
     Earlier versions stored every path as absolute. Of such a path, the last two parts are looked
     for below the base: a home that was moved or copied owns the folders in it.
     """
@@ -56,13 +43,13 @@ class FolderPath(TypeDecorator[str]):
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         base = _get_base_folder(dialect)
         if value is None or base is None or not Path(value).is_relative_to(base):
-            return value and (find_folder_url(value) or value)
+            return value
         return Path(value).relative_to(base).as_posix()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
         base = _get_base_folder(dialect)
-        if value is None or base is None or is_url(value):
-            return value and locate_folder(value)
+        if value is None or base is None:
+            return value
         recorded = base / value  # an absolute path replaces the base
         if recorded.is_relative_to(base):
             return str(recorded)
@@ -105,8 +92,7 @@ def decode_stored_json(stored: str) -> object:
         return json.loads(stored)
     except ValueError as error:
         raise RegistryDatabaseError(
-            f"the registry is damaged: a stored value is not JSON ({error}); `rlx db import` "
-            "restores runs from their folders into a new registry"
+            f"the registry is damaged: a stored value is not JSON ({error}); restore a backup of it"
         ) from error
 
 

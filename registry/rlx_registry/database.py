@@ -1,31 +1,93 @@
-"""Transactions on the registry database, and lookup of runs by id or name."""
+"""Transactions on the registry database, of either kind, and lookup of runs by id or name."""
 
 import copy
+import hashlib
 import re
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import Any, Literal, Protocol, Self
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, func, literal, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Table, func, literal, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from rlx_registry import models
-from rlx_registry.changes import RunChange, TransactionChanges, get_transaction_changes
-from rlx_registry.engine import select_backend
 from rlx_registry.errors import (
     AmbiguousNameError,
     DatabaseUnavailableError,
     FencedError,
     NotFoundError,
 )
-from rlx_registry.journal import JournalWriter
-from rlx_registry.snapshot import snapshot_run
-
-__all__ = ["Database", "format_run_id"]
+from rlx_registry.postgres import Postgres
+from rlx_registry.sqlite import Sqlite
 
 RUN_REFERENCE = re.compile(r"(?:r-)?([0-9]{1,15})")
+_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+class Backend(Protocol):
+    """An SQLite or PostgreSQL database; every method may raise `RegistryDatabaseError`."""
+
+    @property
+    def label(self) -> str: ...
+    def engine(self, mode: Literal["read", "write"]) -> Engine: ...
+    def prepare(self, *, create: bool) -> None: ...
+    def check(self, reader: Engine) -> None: ...
+    def hold_write_turn(self) -> AbstractContextManager[None]: ...
+    def translate_errors(self) -> AbstractContextManager[None]: ...
+
+
+def select_backend(url: str) -> Backend:
+    """Returns the backend for a URL without opening the database.
+
+    Raises:
+        DatabaseUnavailableError: the URL is malformed, or names another kind of database. The
+            message does not repeat text that may contain a password.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        subject = "the registry's URL" if "@" in url or "?" in url else repr(url)
+        raise DatabaseUnavailableError(
+            f"{subject} is not a database URL such as sqlite:///runs.db or "
+            "postgresql+psycopg://user@host/database"
+        ) from None
+    kind = parsed.get_backend_name()
+    if kind == "sqlite":
+        return Sqlite.from_url(parsed)
+    if kind == "postgresql":
+        return Postgres.from_url(parsed)
+    raise DatabaseUnavailableError(
+        f"registry databases are SQLite or PostgreSQL, not {parsed.drivername!r}"
+    )
+
+
+def build_insert_if_absent(connection: Connection, table: Table) -> Any:
+    """Returns an INSERT that skips rows already present."""
+    return _INSERTS[connection.dialect.name](table).on_conflict_do_nothing()
+
+
+def build_upsert(connection: Connection, table: Table) -> Any:
+    """Returns an INSERT that overwrites the row with the same primary key."""
+    return _build_upsert(connection.dialect.name, table)
+
+
+@cache  # making it costs more than running it
+def _build_upsert(dialect: str, table: Table) -> Any:
+    statement = _INSERTS[dialect](table)
+    fresh = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=fresh)
+
+
+def acquire_named_lock(connection: Connection, name: str) -> None:
+    """Holds a lock by name until the transaction ends; SQLite's writers are serialized anyway."""
+    if connection.dialect.name == "postgresql":
+        digest = hashlib.sha256(name.encode()).digest()
+        key = int.from_bytes(digest[:8], signed=True)
+        connection.execute(select(func.pg_advisory_xact_lock(key)))
 
 
 def format_run_id(key: int) -> str:
@@ -43,7 +105,6 @@ class Database:
         self.url = url
         self._backend = select_backend(url)
         self.fence: tuple[int, int] | None = None
-        self._journals = JournalWriter()
         self._joint = threading.local()
         with self._backend.translate_errors():
             if not read_only:
@@ -117,20 +178,7 @@ class Database:
             self._backend.hold_write_turn(),
             self._writer.begin() as connection,
         ):
-            found = connection.info["rlx"] = TransactionChanges()
             yield connection
-            _find_changed_folders(connection, found)
-        self._append_to_journals(found)
-
-    def _append_to_journals(self, found: TransactionChanges) -> None:
-        for key, changes in found.changes.items():
-            directory = found.directories[key]
-            if directory is not None:
-                self._journals.add(Path(directory), changes, partial(self._snapshot, key))
-
-    def _snapshot(self, key: int) -> Iterator[RunChange]:
-        with self.open_reader() as connection:
-            yield from snapshot_run(connection, key)
 
     @contextmanager
     def open_run_reader(self, run_id: str) -> Iterator[tuple[Connection, int]]:
@@ -158,11 +206,8 @@ def get_run_key(connection: Connection, run_id: str, *, lock: bool = False) -> i
     if match := RUN_REFERENCE.fullmatch(run_id):
         key = int(match[1])
         c = models.run.c
-        query = select(c.id, c.directory).where(c.id == _build_bigint_literal(key))
-        row = connection.execute(query.with_for_update() if lock else query).one_or_none()
-        if row is not None:
-            if lock:
-                get_transaction_changes(connection).directories[key] = row.directory
+        query = select(c.id).where(c.id == _build_bigint_literal(key))
+        if connection.scalar(query.with_for_update() if lock else query) is not None:
             return key
     raise _build_not_found_error(connection, run_id)
 
@@ -211,15 +256,6 @@ def find_key(connection: Connection, ref: str) -> int:
         names = ", ".join(format_run_id(key) for key in keys[:3]) + ("…" if len(keys) > 3 else "")
         raise AmbiguousNameError(f"several runs are named {ref!r}: {names}")
     return int(keys[0])
-
-
-def _find_changed_folders(connection: Connection, found: TransactionChanges) -> None:
-    """Adds the folders of runs that the transaction changed without having locked them."""
-    c = models.run.c
-    unknown = [key for key in found.changes if key not in found.directories]
-    if unknown:
-        rows = connection.execute(select(c.id, c.directory).where(c.id.in_(unknown)))
-        found.directories.update((row.id, row.directory) for row in rows)
 
 
 def _require_current_attempt(connection: Connection, key: int, own: int, attempt: int) -> None:

@@ -5,35 +5,16 @@
   - AmbiguousNameError            several runs have that name
   - FencedError                   a later attempt has taken over the run from this writer
   - DevicesBusyError              other runs hold too many of the requested devices
-  - SchemaError                   a newer version or another program wrote the database
+  - SchemaError                   another version or another program wrote the database
     - NoTablesError               it has no tables of a registry
-    - OldSchemaError              an earlier version wrote it, and it has not been upgraded yet
   - DatabaseUnavailableError      the database is missing, locked, read-only or unsupported
     - DatabaseUnwritableError     the file system is full or read-only
   - BodyError                     a rollout file is missing, damaged, or not the recorded one
-  - StoreError                    the object store that holds run folders cannot be used
-  - JournalError                  a run's journal is missing, or does not describe a run
 
 Methods raise ValueError and TypeError for invalid arguments.
 """
 
 from pathlib import Path
-
-__all__ = [
-    "AmbiguousNameError",
-    "BodyError",
-    "DatabaseUnavailableError",
-    "DatabaseUnwritableError",
-    "DevicesBusyError",
-    "FencedError",
-    "JournalError",
-    "NoTablesError",
-    "NotFoundError",
-    "OldSchemaError",
-    "RegistryDatabaseError",
-    "SchemaError",
-    "StoreError",
-]
 
 
 class RegistryDatabaseError(Exception):
@@ -64,10 +45,6 @@ class NoTablesError(SchemaError):
     """The database has no tables of a registry; opened for writing, it may get them."""
 
 
-class OldSchemaError(SchemaError):
-    """An earlier version made the database's tables; they can be upgraded."""
-
-
 class DatabaseUnavailableError(RegistryDatabaseError):
     """The database cannot be opened or written."""
 
@@ -88,11 +65,3 @@ class DatabaseUnwritableError(DatabaseUnavailableError):
 
 class BodyError(RegistryDatabaseError):
     """A rollout file is missing, damaged, or does not match its recorded digest."""
-
-
-class StoreError(RegistryDatabaseError):
-    """The object store with the copies of runs' folders cannot be reached, or refuses."""
-
-
-class JournalError(RegistryDatabaseError):
-    """A run cannot be restored from the journal in its folder."""

@@ -1,23 +1,19 @@
-"""Leases of a machine's devices, and the state of its plugins.
+"""Leases of a machine's devices.
 
 A run holds a device exactly as long as it is running, not lost, and at the attempt that took the
 device. Devices are therefore never released explicitly: rows of ended runs stay and are ignored.
 """
 
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 
 from sqlalchemy import Connection, and_, delete, insert, not_, select
 
 from rlx_registry import models
-from rlx_registry.database import Database, format_run_id
-from rlx_registry.engine import acquire_named_lock
+from rlx_registry.database import Database, acquire_named_lock, format_run_id
 from rlx_registry.errors import DevicesBusyError
-from rlx_registry.records import DeviceRecord, DeviceRequest, PluginRecord
+from rlx_registry.records import DeviceRecord, DeviceRequest
 from rlx_registry.states import change_run_status, is_lost
-
-__all__ = ["Machines", "claim_devices"]
 
 HOLDER = and_(
     models.run.c.id == models.device.c.run_id,
@@ -27,25 +23,10 @@ HOLDER = and_(
 
 
 class Machines:
-    """The plugins of machines as of their last check, and the devices held by runs."""
+    """The devices held by runs."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    def put_plugins(self, host: str, plugins: Collection[PluginRecord]) -> None:
-        """Replaces the recorded plugins of a machine by `plugins`."""
-        with self._database.open_writer() as connection:
-            connection.execute(delete(models.plugin).where(models.plugin.c.host == host))
-            if plugins:
-                connection.execute(insert(models.plugin), [asdict(one) for one in plugins])
-
-    def plugins(self, host: str | None = None) -> list[PluginRecord]:
-        """Returns the recorded plugins of one machine or of all, sorted by kind and name."""
-        c = models.plugin.c
-        query = select(models.plugin).order_by(c.host, c.kind, c.name, c.distribution)
-        with self._database.open_reader() as connection:
-            rows = connection.execute(query if host is None else query.where(c.host == host))
-            return [PluginRecord(**row._mapping) for row in rows]
 
     def devices(self, host: str | None = None) -> list[DeviceRecord]:
         """Returns the devices currently held, of one machine or of all, sorted by name.

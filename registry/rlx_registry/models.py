@@ -1,4 +1,4 @@
-"""The SQL tables after the newest migration.
+"""The SQL tables, how they are created, and the check of their revision.
 
 Every table has the prefix `rlx_`, because the registry may share a database. Every constraint has a
 name, because unnamed constraints cannot be altered later. Run ids are integers here and "r-0001"
@@ -12,16 +12,23 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Connection,
     Double,
     ForeignKey,
     Index,
     Integer,
     MetaData,
+    PrimaryKeyConstraint,
+    String,
     Table,
+    insert,
+    inspect,
+    text,
 )
 
 from rlx_registry.column_values import AnyText, FolderPath
-from rlx_registry.records import HEALTH, LABELS, REQUESTS, STATUSES
+from rlx_registry.errors import NoTablesError, SchemaError
+from rlx_registry.records import LABELS, REQUESTS, STATUSES
 
 metadata = MetaData(
     naming_convention={
@@ -33,6 +40,8 @@ metadata = MetaData(
     }
 )
 
+REVISION = "0006"
+"""The schema's revision, which a registry records of itself."""
 VERSION_TABLE = "rlx_alembic_version"
 
 
@@ -108,21 +117,6 @@ device = Table(
     Column("run_id", ForeignKey("rlx_run.id"), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("at", Double, nullable=False),
-)
-
-plugin = Table(
-    "rlx_plugin",
-    metadata,
-    Column("host", AnyText, primary_key=True),
-    Column("kind", AnyText, primary_key=True),
-    Column("distribution", AnyText, primary_key=True),
-    Column("name", AnyText, primary_key=True),
-    Column("version", AnyText, nullable=False),
-    Column("entry_point", AnyText, nullable=False),
-    Column("state", AnyText, nullable=False),
-    Column("message", AnyText, nullable=False),
-    Column("at", Double, nullable=False),
-    _build_choice_constraint("state", HEALTH),
 )
 
 event = Table(
@@ -240,6 +234,7 @@ grouped = Table(
     Index(None, "name"),
 )
 
+# Written by earlier versions alone; a run's rows are deleted with it.
 note = Table(
     "rlx_note",
     metadata,
@@ -256,3 +251,47 @@ mirror = Table(
     Column("target", AnyText, primary_key=True),
     Column("seq", BigInteger, nullable=False),
 )
+
+_version = Table(
+    VERSION_TABLE,
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+)
+"""As Alembic creates it, so that a later version can migrate with Alembic."""
+
+
+def create_tables(connection: Connection) -> None:
+    """Creates all tables in the transaction of `connection`."""
+    for tables in (metadata, _version.metadata):
+        tables.create_all(connection, checkfirst=False)
+    connection.execute(insert(_version).values(version_num=REVISION))
+
+
+def has_tables(connection: Connection, label: str) -> bool:
+    """Whether a database has the tables of a registry that this version can use.
+
+    Args:
+        label: the database's name in messages.
+
+    Raises:
+        SchemaError: another version wrote it, or its `rlx_` tables have no revision.
+    """
+    tables = inspect(connection).get_table_names()
+    if VERSION_TABLE not in tables:
+        if any(name.startswith("rlx_") for name in tables):
+            raise SchemaError(f"{label} has registry tables but no revision")
+        return False
+    found: str | None = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
+    if found != REVISION:
+        raise SchemaError(
+            f"registry {label} is at revision {found}, and this version of rlx uses {REVISION}: "
+            "read it with the version that wrote it, or set RLX_HOME to another folder"
+        )
+    return True
+
+
+def require_tables(connection: Connection, label: str) -> None:
+    """Raises NoTablesError, or SchemaError, unless this version can use the database."""
+    if not has_tables(connection, label):
+        raise NoTablesError(f"{label} is not a run registry: it has no registry tables")

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-__all__ = ["fill_plugin_options", "find_changed_plugins"]
-
 _CODE = ("distribution", "version", "sha256")
 
 RecordedPlugin = Mapping[str, Any]

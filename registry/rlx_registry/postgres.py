@@ -1,9 +1,7 @@
 """A registry in a PostgreSQL database, shared by the machines of a team.
 
 Writers of one run are serialized by a lock on its row, submissions of one experiment by an advisory
-lock; everything else is concurrent. Readers see one snapshot per transaction and cannot write. The
-tables are created in an empty database but only upgraded on request, because other machines may
-still write with the version that created them.
+lock; everything else is concurrent. Readers see one snapshot per transaction and cannot write.
 """
 
 import time
@@ -12,15 +10,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy import URL, Engine, create_engine, event, text
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NoSuchModuleError, StatementError
 
-from rlx_registry import schema
+from rlx_registry import models
 from rlx_registry.column_values import NotJsonError, encode_plain_json
 from rlx_registry.errors import DatabaseUnavailableError, RegistryDatabaseError
 from rlx_registry.records import HEARTBEAT_LIMIT
-
-__all__ = ["Postgres"]
 
 DRIVERS = ("postgresql", "postgresql+psycopg")
 LOCK_SECONDS = 15
@@ -29,7 +25,7 @@ SESSION = f"SET lock_timeout = '{LOCK_SECONDS}s'; SET idle_in_transaction_sessio
 LOCKED = "55P03"
 """The server's code for a lock that was not granted in time."""
 SCHEMA_LOCK = 0x726C78
-"""Key of the advisory lock for creating or upgrading the tables."""
+"""Key of the advisory lock for creating the tables."""
 CLOCKS = HEARTBEAT_LIMIT / 2
 """Largest difference in seconds between this machine's clock and the database's. Writers use their
 own clocks, so a reader whose clock is off by more would report living runs as lost."""
@@ -99,29 +95,32 @@ class Postgres:
 
         Raises:
             DatabaseUnavailableError: the server cannot be reached.
-            SchemaError: a newer version wrote the tables, or they are not a registry's.
+            SchemaError: another version wrote the tables, or they are not a registry's.
         """
-        engine = self.engine("read")
+        if not create:
+            return
+        engine = self.engine("write")
         try:
             with engine.connect() as connection:
-                found = schema.find_revision(connection, self.label)
+                if models.has_tables(connection, self.label):
+                    return
+            with engine.begin() as connection:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": SCHEMA_LOCK})
+                if not models.has_tables(connection, self.label):
+                    models.create_tables(connection)
         finally:
             engine.dispose()
-        if found is not None or not create:
-            return
-        with self._open_migration() as connection:
-            if schema.find_revision(connection, self.label) is None:
-                schema.create_schema(connection)
 
     def check(self, reader: Engine) -> None:
         """Checks that this version can use the database.
 
         Raises:
             DatabaseUnavailableError: the server's clock differs from this machine's.
-            SchemaError: the tables are missing or of another revision.
+            SchemaError: the tables are missing, or another version wrote them.
         """
         with reader.connect() as connection:
             now = float(connection.execute(text("SELECT extract(epoch FROM now())")).scalar_one())
+            models.require_tables(connection, self.label)
         ahead = time.time() - now
         if abs(ahead) > CLOCKS:
             way = "ahead of" if ahead > 0 else "behind"
@@ -129,18 +128,6 @@ class Postgres:
                 f"this machine's clock is {abs(ahead):.0f} s {way} that of registry {self.label}: "
                 "synchronize it, for example with NTP"
             )
-        remedy = f"back it up, then run: rlx db upgrade --registry '{self.label}'"
-        schema.check_schema_revision(reader, self.label, remedy)
-
-    def upgrade(self) -> tuple[str | None, str]:
-        """Upgrades the tables; returns the previous and the newest revision."""
-        with self._open_migration() as connection:
-            before = schema.find_revision(connection, self.label)
-            if before is None:
-                schema.create_schema(connection)
-            elif before != schema.REVISIONS[-1]:
-                schema.upgrade_schema(connection)
-        return before, schema.REVISIONS[-1]
 
     def hold_write_turn(self) -> AbstractContextManager[None]:
         """Does nothing: the server allows concurrent writers of different runs."""
@@ -168,13 +155,3 @@ class Postgres:
             raise RegistryDatabaseError(
                 f"registry {self.label} rejected the record: {error}"
             ) from error
-
-    @contextmanager
-    def _open_migration(self) -> Iterator[Connection]:
-        engine = self.engine("write")
-        try:
-            with engine.begin() as connection:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": SCHEMA_LOCK})
-                yield connection
-        finally:
-            engine.dispose()

@@ -1,40 +1,71 @@
-"""Queries for the dashboard: many runs at once, downsampled curves, and pages of rollouts.
+"""Queries for pages and lists: many runs at once, downsampled curves, and pages of rollouts.
 
 Every query is an index seek or an index range and loads no bulky columns by default, so the cost of
 a page hardly depends on the size of the registry.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, select, text, true
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, literal, or_, select, true
 
-from rlx_registry import models, schema
+from rlx_registry import models
 from rlx_registry.database import Database, format_run_id, get_run_keys
-from rlx_registry.idle_steps import count_idle_steps
-from rlx_registry.index_rows import INDEX_FIELDS
 from rlx_registry.records import (
     LIVING,
     EvaluationRecord,
     EventRecord,
     RolloutIndex,
+    RunRecord,
     RunRow,
     Status,
 )
-from rlx_registry.results import build_index_record
-from rlx_registry.states import has_status
-
-__all__ = ["EXACT", "Curve", "Queries", "RolloutQuery"]
+from rlx_registry.results import INDEX_FIELDS, build_index_record
+from rlx_registry.states import has_status, require_statuses
 
 EXACT = 600
 """Largest number of steps for which a curve is returned without downsampling."""
+
+IDLE_STEPS = 5
+"""Consecutive steps without a gradient after which a run and its pages say so."""
+GRADIENT, SILENT_GROUPS = "train/grad_norm", "rollout/zero_signal_"
+"""The metric of the gradient's norm, and the prefix of those of the share of groups without signal,
+by kind of turn."""
 
 Curve = list[tuple[int, float]]
 """(step, value), steps ascending."""
 
 _ROW = tuple(RunRow.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """Conditions that a run must meet, all of them; None and an empty set of statuses are none.
+
+    Attributes:
+        statuses: effective ones.
+        created_from: earliest time of its submission, inclusive.
+        created_before: latest, exclusive.
+    """
+
+    name: str | None = None
+    group: str | None = None
+    digest: str | None = None
+    statuses: Collection[str] = ()
+    created_from: float | None = None
+    created_before: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFigures:
+    """An evaluation in a list of runs; see `EvaluationRecord`."""
+
+    step: int
+    label: str
+    suite: str
+    metrics: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +129,6 @@ class Queries:
                 if at is not None:
                     found[called[of]][name] = (at, newest)
         return found
-
-    def specs(self, digests: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Returns the resolved experiment of every digest, that of its newest run."""
-        c = models.run.c
-        newest = select(func.max(c.id)).group_by(c.digest)
-        query = select(c.digest, c.spec)
-        if digests is not None:
-            newest = newest.where(c.digest.in_(list(digests)))
-        with self._database.open_reader() as connection:
-            return {
-                row.digest: row.spec for row in connection.execute(query.where(c.id.in_(newest)))
-            }
 
     def metric_names(self, run_id: str) -> list[str]:
         """Returns the names of a run's metrics, sorted."""
@@ -271,14 +290,6 @@ class Queries:
             found = {called[key]: step for key, step in rows if step is not None}
         return {one: found[one] for one in ids if one in found}
 
-    def turn_sizes(self, run_id: str, step: int) -> list[tuple[str, float | None, int]]:
-        """Returns kind of turn, weighted reward and length in tokens of every row of a step."""
-        c = models.rollout.c
-        query = select(c.turn, c.reward, c.n_tokens).order_by(c.row)
-        with self._database.open_run_reader(run_id) as (connection, key):
-            rows = connection.execute(query.where(c.run_id == key, c.step == step))
-            return [(turn, reward, tokens) for turn, reward, tokens in rows]
-
     def largest_advantages(self, run_id: str, step: int) -> dict[str, float]:
         """Returns the largest |advantage| of a step, by kind of turn."""
         c = models.rollout.c
@@ -288,22 +299,6 @@ class Queries:
             return {turn: float(value) for turn, value in rows}
 
     # The registry itself -----------------------------------------------------------------------
-
-    def describe_database(self) -> dict[str, str | int | None]:
-        """Returns the database's label, kind, revision, and size in bytes."""
-        with self._database.open_reader() as connection:
-            kind = connection.dialect.name
-            size = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
-            if kind == "postgresql":
-                size = "SELECT pg_database_size(current_database())"
-            found = connection.scalar(text(size))
-            at = schema.find_revision(connection, self._database.label)
-        return {
-            "label": self._database.label,
-            "kind": kind,
-            "revision": at,
-            "bytes": int(found or 0),
-        }
 
     def statuses(self) -> dict[Status, int]:
         """Returns the number of runs per effective status, without empty ones."""
@@ -326,18 +321,73 @@ class Queries:
             rows = connection.execute(query.order_by(c.id.desc()))
             return [RunRow(**{**row._mapping, "id": format_run_id(row.id)}) for row in rows]
 
-    def stored_bytes(self) -> dict[str, Mapping[str, int]]:
-        """Returns the recorded sizes, `{run: {"rollouts": bytes, "checkpoints": bytes}}`."""
-        found: dict[str, dict[str, int]] = {}
+
+class RunLists:
+    """Reads lists of runs: one query for all, and no bulky column.
+
+    The payload of an evaluation has every answer to it, so a list that read payloads would cost
+    seconds for a thousand runs.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def select(self, wanted: RunFilter, limit: int | None = None) -> list[RunRecord]:
+        """Returns the runs that meet a filter, newest first, and at most `limit` of them.
+
+        Raises:
+            ValueError: a status is unknown.
+        """
+        query = select(models.run).order_by(models.run.c.id.desc()).limit(limit)
         with self._database.open_reader() as connection:
-            for name, table in (
-                ("rollouts", models.rollout_step),
-                ("checkpoints", models.checkpoint),
-            ):
-                query = select(table.c.run_id, func.sum(table.c.bytes)).group_by(table.c.run_id)
-                for key, size in connection.execute(query):
-                    found.setdefault(format_run_id(key), {})[name] = int(size)
-        return dict(sorted(found.items()))
+            query = query.where(*_build_run_conditions(connection, wanted))
+            return [build_run_record(row) for row in connection.execute(query)]
+
+    def count(self, wanted: RunFilter) -> int:
+        """Returns how many runs meet a filter."""
+        query = select(func.count()).select_from(models.run)
+        with self._database.open_reader() as connection:
+            query = query.where(*_build_run_conditions(connection, wanted))
+            return int(connection.scalar(query) or 0)
+
+    def evaluation_figures(self, ids: Collection[str]) -> dict[str, list[EvaluationFigures]]:
+        """Returns the figures of the evaluations of some runs, by step."""
+        c = models.evaluation.c
+        # Not their time: it lies behind the payload, which SQLite would have to read through.
+        query = select(c.run_id, c.step, c.label, c.suite, c.metrics).order_by(c.run_id, c.step)
+        found: dict[str, list[EvaluationFigures]] = {one: [] for one in ids}
+        with self._database.open_reader() as connection:
+            called = get_run_keys(connection, ids)
+            for key, *fields in connection.execute(query.where(c.run_id.in_(list(called)))):
+                found[called[key]].append(EvaluationFigures(*fields))
+        return found
+
+    def groups(self, ids: Collection[str]) -> dict[str, list[str]]:
+        """Returns the groups of some runs, in the order in which the runs joined them."""
+        c = models.grouped.c
+        query = select(c.run_id, c.name).order_by(c.at, c.name)
+        found: dict[str, list[str]] = {one: [] for one in ids}
+        with self._database.open_reader() as connection:
+            called = get_run_keys(connection, ids)
+            for key, name in connection.execute(query.where(c.run_id.in_(list(called)))):
+                found[called[key]].append(name)
+        return found
+
+    def failures(self, ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Returns the payload of the last event "failed" of those of some runs that have one."""
+        c = models.event.c
+        query = select(c.run_id, c.payload).where(c.kind == "failed", c.payload.is_not(None))
+        with self._database.open_reader() as connection:
+            called = get_run_keys(connection, ids)
+            rows = connection.execute(query.where(c.run_id.in_(list(called))).order_by(c.id))
+            return {called[key]: payload for key, payload in rows}
+
+    def idle_steps(self, ids: Collection[str]) -> dict[str, int]:
+        """Returns `Queries.count_idle_steps` of some runs."""
+        with self._database.open_reader() as connection:
+            called = get_run_keys(connection, ids)
+            counts = count_idle_steps(connection, called)
+            return {called[key]: count for key, count in counts.items()}
 
 
 def _load_exact_curve(connection: Connection, of_one: ColumnElement[bool], width: int = 1) -> Curve:
@@ -395,3 +445,73 @@ def _build_rollout_conditions(
     if query.no_signal:
         silent = select(c.group).where(here).group_by(c.group)
         yield c.group.in_(silent.having(func.max(func.abs(c.advantage)) == 0))
+
+
+def _build_run_conditions(
+    connection: Connection, wanted: RunFilter
+) -> Iterator[ColumnElement[bool]]:
+    require_statuses(wanted.statuses)
+    c = models.run.c
+    if wanted.name is not None:
+        yield c.name == wanted.name
+    if wanted.digest is not None:
+        yield c.digest == wanted.digest
+    if wanted.group is not None:
+        own = models.grouped.c
+        yield c.id.in_(select(own.run_id).where(own.name == wanted.group))
+    if wanted.statuses:
+        yield has_status(connection, wanted.statuses, time.time())
+    if wanted.created_from is not None:
+        yield c.created >= wanted.created_from
+    if wanted.created_before is not None:
+        yield c.created < wanted.created_before
+
+
+def build_run_record(row: Row[Any]) -> RunRecord:
+    """Builds the record of a run from its row."""
+    fields = dict(row._mapping)
+    return RunRecord(**{**fields, "id": format_run_id(fields["id"])})
+
+
+def count_idle_steps(connection: Connection, keys: Collection[int]) -> dict[int, int]:
+    """Returns how many of each run's latest steps, without a gap, gave no gradient.
+
+    A step gave one if the norm of its gradient is not 0, or a group has a signal: the policy then
+    waits for its critic. A step without metrics could not be scored.
+
+    Args:
+        connection: to the registry.
+        keys: of the runs.
+    """
+    run, key, c = models.run.c, models.metric_key.c, models.metric.c
+    is_share = key.name.startswith(SILENT_GROUPS, autoescape=True)
+    own = and_(c.run_id == run.id, c.key_id == key.id)
+    learned = or_(and_(key.name == GRADIENT, c.value != 0), and_(is_share, c.value < 1))
+    # Seeks by run and metric; a join would scan every step of every run.
+    first, newest, last = (
+        select(c.step).where(own, *condition).order_by(order).limit(1).scalar_subquery()
+        for order, condition in ((c.step, ()), (c.step.desc(), ()), (c.step.desc(), (learned,)))
+    )
+    query = select(run.id, run.step, is_share, first, newest, last)
+    query = query.join_from(models.run, models.metric_key, true())
+    query = query.where(run.id.in_(list(keys)), or_(key.name == GRADIENT, is_share))
+    by_run: dict[int, list[tuple[int | None, bool, int, int, int | None]]] = {k: [] for k in keys}
+    for one, *figures in connection.execute(query):
+        by_run[one].append(tuple(figures))
+    return {one: _count_since_signal(metrics) for one, metrics in by_run.items()}
+
+
+def _count_since_signal(metrics: Collection[tuple[int | None, bool, int, int, int | None]]) -> int:
+    """Counts the steps after the last one with a gradient.
+
+    Args:
+        metrics: of one run: its step, and of each metric whether it is a share, its first and
+            newest step, and the last that shows a gradient.
+    """
+    shares = [(first, newest) for _, is_share, first, newest, _ in metrics if is_share and newest]
+    if not shares:
+        return 0
+    newest = max(step or 0 for step, *_ in metrics)
+    newest = max(newest, *(later for _, later in shares))
+    seen = [last for *_, last in metrics if last is not None]
+    return newest - (max(seen) if seen else min(earlier for earlier, _ in shares) - 1)

@@ -12,32 +12,6 @@ from typing import Any, Literal, get_args
 from rlx_registry.plugin_records import fill_plugin_options
 from rlx_registry.supervisors import is_supervisor_alive
 
-__all__ = [
-    "ENDED",
-    "HEARTBEAT_LIMIT",
-    "PREVIEW_LENGTH",
-    "RESUMED",
-    "RESUMED_ON_DASHBOARD",
-    "STATUSES",
-    "ArtifactRecord",
-    "BodyRecord",
-    "CheckpointRecord",
-    "DeviceRecord",
-    "DeviceRequest",
-    "EvaluationRecord",
-    "EventRecord",
-    "ImportedRun",
-    "MetricRow",
-    "PluginRecord",
-    "RolloutIndex",
-    "RunNote",
-    "RunRecord",
-    "RunRow",
-    "StartedAttempt",
-    "Status",
-    "StatusChange",
-]
-
 Status = Literal["queued", "submitted", "running", "finished", "failed", "stopped", "lost"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped", "lost"})
@@ -46,7 +20,6 @@ LIVING: frozenset[str] = frozenset({"submitted", "running"})
 """Statuses that hold only while the run sends heartbeats."""
 Request = Literal["stop", "kill"]
 REQUESTS: tuple[Request, ...] = get_args(Request)
-HEALTH = ("ok", "broken", "clash")
 LABELS = ("before", "after", "step")
 
 RESUMED = "resumed"
@@ -122,21 +95,6 @@ class RunRecord:
         heartbeat for `HEARTBEAT_LIMIT` seconds.
         """
         return _compute_effective_status(self)
-
-
-@dataclass(frozen=True, slots=True)
-class RunNote:
-    """What people wrote on a run.
-
-    Attributes:
-        note: text; empty if there is none.
-        tags: words, each once, in the order in which they were given.
-        at: when it was written last; None if never.
-    """
-
-    note: str = ""
-    tags: tuple[str, ...] = ()
-    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,43 +180,6 @@ class DeviceRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class PluginRecord:
-    """The result of a machine's last check of a plugin.
-
-    Attributes:
-        state: "ok", "broken" (it cannot be imported, or fails a conformance check) or "clash"
-            (another distribution has a plugin of that name).
-        message: the reason, or the number of checks passed; "" if it was only imported.
-    """
-
-    host: str
-    kind: str
-    distribution: str
-    name: str
-    version: str
-    entry_point: str
-    state: Literal["ok", "broken", "clash"]
-    message: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedRun:
-    """The result of importing a run from its folder's journal.
-
-    Attributes:
-        created: whether the run was created now; False if the registry already had it.
-        formerly: its id in the registry that wrote the journal.
-        left_out: descriptions of what could not be read from the journal.
-    """
-
-    run: RunRecord
-    created: bool
-    formerly: str
-    left_out: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class StatusChange:
     """One change of a run's status; `before` is None for the submission."""
 
@@ -283,7 +204,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One metric value as a mirror reads it. Rewriting a value gives it a new, larger `seq`."""
+    """One metric value as a tracker reads it. Rewriting a value gives it a new, larger `seq`."""
 
     seq: int
     name: str
@@ -318,7 +239,7 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRecord:
-    """A file to mirror. Adding a path again gives it a new, larger `seq`."""
+    """A file that trackers are sent. Adding a path again gives it a new, larger `seq`."""
 
     seq: int
     path: str

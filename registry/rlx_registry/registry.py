@@ -7,23 +7,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from rlx_registry import models
-from rlx_registry.changes import SETTABLE, record_change
-from rlx_registry.database import Database, find_key, format_run_id
-from rlx_registry.engine import acquire_named_lock, select_backend
-from rlx_registry.journal_import import import_journal, read_journal
+from rlx_registry.database import (
+    Database,
+    acquire_named_lock,
+    build_insert_if_absent,
+    find_key,
+    format_run_id,
+)
 from rlx_registry.machines import Machines, claim_devices
-from rlx_registry.notes import Notes
 from rlx_registry.plugin_records import find_changed_plugins
-from rlx_registry.queries import Queries
+from rlx_registry.queries import Queries, RunFilter, RunLists, build_run_record
 from rlx_registry.records import (
     LIVING,
     REQUESTS,
-    STATUSES,
     DeviceRequest,
-    ImportedRun,
     Request,
     RunRecord,
     StartedAttempt,
@@ -31,18 +31,20 @@ from rlx_registry.records import (
     StatusChange,
 )
 from rlx_registry.results import RunResults
-from rlx_registry.run_lists import RunFilter, RunLists, build_run_record
 from rlx_registry.states import (
     change_run_status,
-    has_status,
     is_as_seen,
     is_blocking,
+    require_ended,
     require_statuses,
+    write_status,
 )
 
-__all__ = ["BLOCKING", "Registry"]
-
-UPDATABLE = SETTABLE - {"request"}
+UPDATABLE = frozenset(
+    {"directory", "mlflow_run_id", "mlflow_experiment_id", "host", "pid", "phase", "step"}
+    | {"steps_total", "origins"}
+)
+"""Columns of a run that `Registry.update_run` sets."""
 BLOCKING: tuple[Status, ...] = ("finished", "queued", "submitted", "running")
 """Statuses of a run that need not be submitted again."""
 
@@ -60,14 +62,10 @@ class Registry:
         self.queries = Queries(database)
         self.lists = RunLists(database)
         self.machines = Machines(database)
-        self.notes = Notes(database)
 
     @classmethod
     def open(cls, url: str, *, create: bool = True, read_only: bool = False) -> Self:
         """Opens a registry; creates it if it does not exist, unless read-only.
-
-        An older SQLite file is backed up and upgraded. An older PostgreSQL database is refused,
-        because other machines may be using it: see `upgrade`.
 
         Args:
             url: `sqlite:///path` or `postgresql+psycopg://user@host/database`.
@@ -77,8 +75,7 @@ class Registry:
         Raises:
             DatabaseUnavailableError: there is no database (`create=False` or read-only), or it
                 cannot be opened.
-            SchemaError: it was written by a newer version, is not a registry, or is older and not
-                upgraded automatically.
+            SchemaError: another version wrote it, or it is not a registry.
         """
         return cls(Database(url, create=create, read_only=read_only))
 
@@ -125,22 +122,6 @@ class Registry:
     ) -> None:
         self.close()
 
-    @staticmethod
-    def upgrade(url: str) -> tuple[str | None, str]:
-        """Upgrades a registry to the newest revision; an SQLite file is backed up beside itself.
-
-        Returns:
-            The previous revision (None for a PostgreSQL database without a registry), and the
-            current one.
-
-        Raises:
-            DatabaseUnavailableError: there is no file, or the database cannot be opened.
-            SchemaError: it was written by a newer version, or is not a registry.
-        """
-        database = select_backend(url)
-        with database.translate_errors():
-            return database.upgrade()
-
     def submit(
         self,
         *,
@@ -183,30 +164,10 @@ class Registry:
                 insert(models.run).returning(c.id),
                 {**values, "status": status, "created": now},
             ).scalar_one()
-            first = {"before": None, "after": status, "reason": None, "attempt": 0}
-            record_change(connection, key, "moved", now, **first)
+            write_status(connection, key, before=None, after=status, attempt=0, at=now)
             return build_run_record(
                 connection.execute(select(models.run).where(c.id == key)).one()
             ), True
-
-    def import_run(self, folder: Path | str) -> ImportedRun:
-        """Restores a run from the journal in its folder, unless the registry already has it.
-
-        The run keeps its former id if that is free. Unreadable lines of the journal are left out.
-        If the journal ends with the run still running, the time of its last sign of life decides
-        whether the run counts as lost.
-
-        Raises:
-            JournalError: the folder has no journal, or the journal does not describe a run.
-        """
-        folder = Path(folder).absolute()
-        journal = read_journal(folder)
-        with self.database.open_writer() as connection:
-            key, created, refused = import_journal(connection, journal, folder)
-            query = select(models.run).where(models.run.c.id == key)
-            run = build_run_record(connection.execute(query).one())
-        left_out = (*journal.left_out, *refused)
-        return ImportedRun(run, created, format_run_id(journal.run.fields["id"]), left_out)
 
     def run(self, ref: str) -> RunRecord:
         """Returns a run by id, by "latest", or by a unique name.
@@ -240,11 +201,9 @@ class Registry:
 
         A group exists once it has a run. A run may belong to any number of groups.
         """
-        c = models.grouped.c
         with self.database.open_run_writer(run_id) as (connection, key):
-            there = select(c.run_id).where(c.run_id == key, c.name == group)
-            if connection.scalar(there) is None:
-                record_change(connection, key, "grouped", name=group)
+            row = {"run_id": key, "name": group, "at": time.time()}
+            connection.execute(build_insert_if_absent(connection, models.grouped), row)
 
     def groups(self) -> dict[str, list[str]]:
         """Returns the run ids of every group by its name, in the order in which they joined."""
@@ -276,7 +235,7 @@ class Registry:
             return
         plain = {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
         with self.database.open_run_writer(run_id) as (connection, key):
-            record_change(connection, key, "set", **plain)
+            connection.execute(update(models.run).where(models.run.c.id == key).values(plain))
 
     def transition(
         self,
@@ -332,29 +291,6 @@ class Registry:
             taken = () if devices is None else claim_devices(connection, key, attempt, devices)
             return StartedAttempt(attempt, taken)
 
-    def claim(
-        self, expect: Collection[str], to: Status = "submitted", reason: str | None = None
-    ) -> RunRecord | None:
-        """Claims the oldest run whose effective status is in `expect`, as `transition` does.
-
-        Any number of processes may claim at once: no two get the same run. A lost run can be
-        claimed by the status "lost".
-
-        Returns:
-            The claimed run; if it was moved to "running", its `attempt` is the fencing token.
-            None if no such run is left.
-        """
-        require_statuses([to, *expect])
-        c = models.run.c
-        with self.database.open_writer() as connection:
-            fitting = has_status(connection, expect, time.time())
-            oldest = select(c.id).where(fitting).order_by(c.id).limit(1)
-            key = connection.scalar(oldest.with_for_update(skip_locked=True))
-            if key is None:
-                return None
-            change_run_status(connection, key, STATUSES, to, reason)
-            return build_run_record(connection.execute(select(models.run).where(c.id == key)).one())
-
     def leave_request(self, run_id: str, request: Request) -> bool:
         """Leaves a request for a run's supervisor, in `RunRecord.request`.
 
@@ -375,7 +311,7 @@ class Registry:
             if status not in LIVING:
                 return False
             if current != "kill":
-                record_change(connection, key, "set", request=request)
+                connection.execute(update(models.run).where(c.id == key).values(request=request))
             return True
 
     def history(self, run_id: str) -> list[StatusChange]:
@@ -398,3 +334,27 @@ class Registry:
         with self.database.open_run_writer(run_id) as (connection, key):
             alive = update(models.run).where(c.id == key, c.status.in_(statuses))
             return connection.execute(alive.values(heartbeat=time.time())).rowcount == 1
+
+    def delete_run(self, run_id: str) -> None:
+        """Deletes every row of a run that has ended; its id is not used again.
+
+        Raises:
+            ValueError: the run has not ended.
+        """
+        with self.database.open_run_writer(run_id) as (connection, key):
+            require_ended(connection, key)
+            for table in reversed(models.metadata.sorted_tables):
+                if table is not models.run and "run_id" in table.c:
+                    connection.execute(delete(table).where(table.c.run_id == key))
+            connection.execute(delete(models.run).where(models.run.c.id == key))
+
+    def delete_rollouts(self, run_id: str) -> None:
+        """Deletes the index of a run's rollouts, and where their files are.
+
+        Raises:
+            ValueError: the run has not ended.
+        """
+        with self.database.open_run_writer(run_id) as (connection, key):
+            require_ended(connection, key)
+            for table in (models.rollout, models.rollout_step):
+                connection.execute(delete(table).where(table.c.run_id == key))

@@ -7,18 +7,18 @@ Only events are append-only.
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, delete, func, insert, select
 
 from rlx_registry import models
-from rlx_registry.changes import check_relative_path, get_transaction_changes, record_change
-from rlx_registry.database import Database
+from rlx_registry.database import Database, build_insert_if_absent, build_upsert
 from rlx_registry.errors import NotFoundError
-from rlx_registry.index_rows import INDEX_FIELDS, build_index_row, replace_non_finite
 from rlx_registry.records import (
     LABELS,
+    PREVIEW_LENGTH,
     ArtifactRecord,
     BodyRecord,
     CheckpointRecord,
@@ -28,10 +28,9 @@ from rlx_registry.records import (
     RolloutIndex,
 )
 
-__all__ = ["NONFINITE", "RunResults", "build_index_record"]
-
 NONFINITE = "health/nonfinite"
 """Metric that counts the non-finite values of a step."""
+INDEX_FIELDS = tuple(RolloutIndex.__dataclass_fields__)
 
 
 class RunResults:
@@ -59,13 +58,11 @@ class RunResults:
         if not finite:
             return
         with self._database.open_run_writer(run_id) as (connection, key):
-            record_change(
-                connection, key, "metrics", step=step, time=at, values=finite, missing=lost
-            )
+            _write_metric_rows(connection, {"run_id": key, "step": step, "at": at}, finite, lost)
             if lost:
                 message = f"step {step}: not finite: {', '.join(lost)}"
                 event = {"kind": "nonfinite", "level": "warning", "message": message}
-                record_change(connection, key, "event", at, **event, payload=None)
+                connection.execute(insert(models.event), {"run_id": key, "at": at, **event})
 
     def metrics(
         self, run_id: str, names: Iterable[str] | None = None, since: int | None = None
@@ -99,16 +96,17 @@ class RunResults:
             return [MetricRow(*row) for row in rows]
 
     def mirror_cursor(self, run_id: str, target: str) -> int:
-        """Returns the last `seq` that a mirror has copied; 0 before the first."""
+        """Returns the last `seq` that a tracker has been sent; 0 before the first."""
         table = models.mirror
         with self._database.open_run_reader(run_id) as (connection, key):
             query = select(table.c.seq).where(table.c.run_id == key, table.c.target == target)
             return int(connection.scalar(query) or 0)
 
     def set_mirror_cursor(self, run_id: str, target: str, seq: int) -> None:
-        """Stores the last `seq` that a mirror has copied."""
+        """Stores the last `seq` that a tracker has been sent."""
         with self._database.open_run_writer(run_id) as (connection, key):
-            record_change(connection, key, "mirrored", target=target, seq=seq)
+            row = {"run_id": key, "target": target, "seq": seq}
+            connection.execute(build_upsert(connection, models.mirror), row)
 
     # Events and evaluations --------------------------------------------------------------------
 
@@ -128,7 +126,7 @@ class RunResults:
             "payload": replace_non_finite(payload),
         }
         with self._database.open_run_writer(run_id) as (connection, key):
-            record_change(connection, key, "event", **row)
+            connection.execute(insert(models.event), {"run_id": key, "at": time.time(), **row})
 
     def events(self, run_id: str, after: int | None = None) -> list[EventRecord]:
         """Returns events in order; only those with an id above `after`, if given."""
@@ -158,7 +156,10 @@ class RunResults:
         row = {"step": step, "label": label, "suite": suite, "n": n}
         row |= {"metrics": replace_non_finite(metrics), "payload": replace_non_finite(payload)}
         with self._database.open_run_writer(run_id) as (connection, key):
-            record_change(connection, key, "evaluation", **row)
+            connection.execute(
+                build_upsert(connection, models.evaluation),
+                {"run_id": key, "at": time.time(), **row},
+            )
 
     def evaluations(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
         """Returns evaluations by step, then by time; of one suite or of all.
@@ -185,10 +186,9 @@ class RunResults:
             ValueError: the path is outside the run's directory.
         """
         with self._database.open_run_writer(run_id) as (connection, key):
-            place = _get_relative_path(connection, key, path)
-            record_change(
-                connection, key, "checkpoint", step=step, path=place, bytes=bytes, sha256=sha256
-            )
+            row = {"run_id": key, "at": time.time(), "step": step, "bytes": bytes, "sha256": sha256}
+            row["path"] = _get_relative_path(connection, key, path)
+            connection.execute(build_upsert(connection, models.checkpoint), row)
 
     def checkpoints(self, run_id: str) -> list[CheckpointRecord]:
         """Returns checkpoints by step."""
@@ -205,8 +205,10 @@ class RunResults:
             ValueError: the path is outside the run's directory.
         """
         with self._database.open_run_writer(run_id) as (connection, key):
-            row = {"path": _get_relative_path(connection, key, path), "kind": kind}
-            record_change(connection, key, "artifact", **row)
+            c, place = models.artifact.c, _get_relative_path(connection, key, path)
+            connection.execute(delete(models.artifact).where(c.run_id == key, c.path == place))
+            row = {"run_id": key, "path": place, "kind": kind, "at": time.time()}
+            connection.execute(insert(models.artifact), row)
 
     def artifacts(self, run_id: str) -> list[ArtifactRecord]:
         """Returns artifacts, most recently changed last."""
@@ -229,24 +231,23 @@ class RunResults:
         bytes: int,
         statistics: Mapping[str, Any],
         index: Sequence[RolloutIndex],
-        in_body: bool = False,
     ) -> None:
         """Records a step's rollouts: the path of their file, and one index row per trained row.
-
-        Args:
-            in_body: the file has the index as a column, as `add_index_column` adds it, so the
-                journal leaves it out.
 
         Raises:
             ValueError: a reward or an advantage is not finite (absent rewards are None), or the
                 path is outside the run's directory.
         """
-        rows = [build_index_row(item) for item in index]
+        rows = [_build_index_row(item) for item in index]
         body = {"sha256": sha256, "bytes": bytes, "statistics": replace_non_finite(statistics)}
-        body |= {"in_body": True} if in_body else {}
+        table = models.rollout
         with self._database.open_run_writer(run_id) as (connection, key):
-            body["path"] = _get_relative_path(connection, key, path)
-            record_change(connection, key, "rollouts", None, step=step, **body, index=rows)
+            place = {"run_id": key, "step": step}
+            body |= {**place, "at": time.time(), "path": _get_relative_path(connection, key, path)}
+            connection.execute(build_upsert(connection, models.rollout_step), body)
+            connection.execute(delete(table).where(table.c.run_id == key, table.c.step == step))
+            if rows:
+                connection.execute(insert(table), [{**row, **place} for row in rows])
 
     def rollout_steps(self, run_id: str) -> list[int]:
         """Returns the steps whose rollouts are recorded, ascending."""
@@ -285,6 +286,64 @@ def build_index_record(row: Row[Any]) -> RolloutIndex:
     return RolloutIndex(**fields)
 
 
+def replace_non_finite(value: Any) -> Any:
+    """Replaces non-finite numbers by None at any depth, because JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {str(key): replace_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_non_finite(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _build_index_row(item: RolloutIndex) -> dict[str, Any]:
+    row = dict(zip(INDEX_FIELDS, attrgetter(*INDEX_FIELDS)(item), strict=True))
+    for name in ("reward", "advantage"):
+        if row[name] is not None and not math.isfinite(row[name]):
+            raise ValueError(f"row {item.row}: {name} is {row[name]}")
+    row |= {name: replace_non_finite(row[name]) for name in ("rewards", "scores")}
+    row["preview"] = item.preview[:PREVIEW_LENGTH]
+    return row
+
+
+def _write_metric_rows(
+    connection: Connection,
+    place: Mapping[str, Any],
+    values: Mapping[str, float],
+    missing: Sequence[str],
+) -> None:
+    """Writes one step's values under new, larger `seq` numbers; deletes those that are missing.
+
+    Args:
+        place: run, step and time, which all rows have.
+    """
+    table, key = models.metric, place["run_id"]
+    ids = _find_metric_keys(connection, {*values, *missing})
+    newest = connection.scalar(select(func.max(table.c.seq)).where(table.c.run_id == key)) or 0
+    if missing:
+        gone = table.c.key_id.in_([ids[name] for name in missing])
+        same = (table.c.run_id == key, table.c.step == place["step"])
+        connection.execute(delete(table).where(*same, gone))
+    rows = [
+        {**place, "key_id": ids[name], "value": value, "seq": seq}
+        for seq, (name, value) in enumerate(values.items(), newest + 1)
+    ]
+    connection.execute(build_upsert(connection, table), rows)
+
+
+def _find_metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]:
+    """Returns the id of each metric name, inserting new names."""
+    table = models.metric_key
+    names = sorted(names)  # one order for all writers, so that two of them cannot deadlock
+    query = select(table.c.name, table.c.id).where(table.c.name.in_(names))
+    known = {row.name: row.id for row in connection.execute(query)}
+    if new := [{"name": name} for name in names if name not in known]:
+        connection.execute(build_insert_if_absent(connection, table), new)
+        known = {row.name: row.id for row in connection.execute(query)}
+    return known
+
+
 def _get_relative_path(connection: Connection, key: int, path: Path | str) -> str:
     """Returns a path relative to the run's directory.
 
@@ -293,8 +352,11 @@ def _get_relative_path(connection: Connection, key: int, path: Path | str) -> st
     """
     path = Path(path)
     if path.is_absolute():
-        directory = get_transaction_changes(connection).directories[key]
+        c = models.run.c
+        directory = connection.scalar(select(c.directory).where(c.id == key))
         if directory is None or not path.is_relative_to(directory):
             raise ValueError(f"{path} is not in the run's directory, {directory or 'not set yet'}")
         path = path.relative_to(directory)
-    return check_relative_path(str(PurePosixPath(path)))
+    if path == Path() or ".." in path.parts:
+        raise ValueError(f"{path} is not a path inside the run's directory")
+    return str(PurePosixPath(path))

@@ -7,16 +7,14 @@ with a write-ahead log, and readers use a separate read-only engine, which never
 
 import errno
 import fcntl
-import logging
 import os
 import random
 import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 from urllib.parse import quote
@@ -24,28 +22,31 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
-from rlx_registry import file_systems, schema
+from rlx_registry import models
 from rlx_registry.column_values import decode_stored_json, encode_plain_json, set_base_folder
 from rlx_registry.errors import (
     DatabaseUnavailableError,
     DatabaseUnwritableError,
     RegistryDatabaseError,
-    SchemaError,
 )
 
-__all__ = ["Sqlite"]
-
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-SMALLEST = 64 * 1024
+LOG_INDEX_BYTES = 64 * 1024
 """Free bytes below which SQLite cannot keep the index of its write-ahead log."""
-PATIENCE = 60.0
-"""Seconds that a process waits for others, to write the file or to prepare it."""
-BUSY = 15.0
+TURN_SECONDS = 60.0
+"""Seconds that a process waits for its turn to write."""
+BUSY_SECONDS = 15.0
 """Seconds that SQLite itself waits for another process's transaction."""
 HELP = "one of them may be frozen: find it with `fuser` on that file, and wake or end it"
-REMEDY = "opening it once for writing upgrades it"
+RUNS = "runs"
+"""Folder of the runs' files beside a registry, as `rlx.home` lays it out."""
+NETWORK_DISKS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gfs2"}
+    | {"ocfs2", "vboxsf", "fuse.sshfs", "fuse.glusterfs", "fuse.juicefs", "virtiofs"}
+)
+"""File systems that several machines may share, on which a write-ahead log is not safe."""
 
-Mode = Literal["read", "write", "migrate"]
+Mode = Literal["read", "write", "create"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,8 @@ class Sqlite:
         return str(self.path)
 
     def engine(self, mode: Mode) -> Engine:
-        """Returns an engine for reading, writing or migrating, without opening the file.
-
-        "migrate" is "write" without foreign keys, which SQLite must not check while migrations
-        rebuild tables, and may create the file.
-        """
-        query = {"mode": {"read": "ro", "write": "rw", "migrate": "rwc"}[mode], "uri": "true"}
+        """Returns an engine, without opening the file; "create" is "write" that may create it."""
+        query = {"mode": {"read": "ro", "write": "rw", "create": "rwc"}[mode], "uri": "true"}
         if mode == "read" and _is_archive(self.path):
             query["immutable"] = "1"
         url = URL.create("sqlite", database=f"file:{quote(str(self.path))}", query=query)
@@ -86,11 +83,12 @@ class Sqlite:
             url, json_serializer=encode_plain_json, json_deserializer=decode_stored_json
         )
         set_base_folder(engine, self.path.parent)
-        pragmas = [f"busy_timeout={BUSY * 1000:.0f}", "synchronous=NORMAL"]
-        if mode != "read" and _find_network_disk(self.path.parent):
-            pragmas[1] = "synchronous=FULL"  # NORMAL is safe with a write-ahead log alone
-        pragmas += ["foreign_keys=ON"] if mode == "write" else []
-        pragmas += ["query_only=ON"] if mode == "read" else []
+        pragmas = [f"busy_timeout={BUSY_SECONDS * 1000:.0f}"]
+        if mode == "read":
+            pragmas += ["query_only=ON"]
+        else:  # NORMAL is safe with a write-ahead log alone
+            safe = "NORMAL" if self._journal_mode == "wal" else "FULL"
+            pragmas += [f"synchronous={safe}", "foreign_keys=ON"]
 
         @event.listens_for(engine, "connect")
         def _apply_pragmas(dbapi: Any, _record: object) -> None:
@@ -105,51 +103,43 @@ class Sqlite:
         return engine
 
     def prepare(self, *, create: bool) -> None:
-        """Prepares the file for writing: creates it, sets its journal mode, and upgrades it.
+        """Creates the file and its tables, if `create` is true, and sets its journal mode.
 
-        A file that needs none of this is only read. Concurrent processes are serialized. A new file
-        is made aside and renamed. An older database is first backed up beside itself.
+        A file that needs neither is only read. Concurrent processes are serialized.
 
         Raises:
             DatabaseUnavailableError: there is no file and `create` is false, or it cannot be
                 opened or is locked; DatabaseUnwritableError if the file system is the reason.
-            SchemaError: a newer version wrote the file, or it is not a registry.
+            SchemaError: another version wrote the file, or it is not a registry.
         """
         if not create:
             self._require()
-        self._lock_file(make_folder=True).close()  # reports a file system that cannot be written
-        network = _find_network_disk(self.path.parent)
-        if network is not None:
-            _warn_of_network_disk(self.path, network)
-        if self._is_prepared():
+        self._open_lock(make_folder=True).close()  # reports a file system that cannot be written
+        if self.path.exists() and self._is_prepared():
             return
         with self.hold_write_turn():
-            if self.path.exists():
-                self._bring_up_to_date()
-            else:
-                self._create()
+            engine = self.engine("create")
+            try:
+                # The mode cannot change in a transaction, which every SQLAlchemy connection opens.
+                raw = engine.raw_connection()
+                raw.cursor().execute(f"PRAGMA journal_mode={self._journal_mode}")
+                raw.close()
+                with engine.begin() as connection:
+                    if not models.has_tables(connection, self.label):
+                        models.create_tables(connection)
+            finally:
+                engine.dispose()
 
     def check(self, reader: Engine) -> None:
-        """Checks the file's revision.
+        """Checks that this version can read the file.
 
         Raises:
             DatabaseUnavailableError: there is no file.
-            SchemaError: this version cannot read it.
+            SchemaError: another version wrote it, or it is not a registry.
         """
         self._require()
-        schema.check_schema_revision(reader, self.label, REMEDY)
-
-    def upgrade(self) -> tuple[str | None, str]:
-        """Upgrades the file; returns the previous and the newest revision."""
-        self._require()
-        engine = self.engine("read")
-        try:
-            with engine.connect() as connection:
-                before = schema.find_revision(connection, self.label)
-        finally:
-            engine.dispose()
-        self.prepare(create=False)
-        return before, schema.REVISIONS[-1]
+        with reader.connect() as connection:
+            models.require_tables(connection, self.label)
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -173,10 +163,10 @@ class Sqlite:
         longest would give up with "database is locked".
 
         Raises:
-            DatabaseUnavailableError: other processes have been writing for `PATIENCE` seconds.
+            DatabaseUnavailableError: other processes have been writing for `TURN_SECONDS`.
         """
-        end, pause = time.monotonic() + PATIENCE, 0.001
-        with self._lock_file() as lock:
+        end, pause = time.monotonic() + TURN_SECONDS, 0.001
+        with self._open_lock() as lock:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,8 +174,8 @@ class Sqlite:
                 except BlockingIOError:
                     if time.monotonic() > end:
                         raise DatabaseUnavailableError(
-                            f"registry {self.path}: locked by other writers for {PATIENCE:g} s; "
-                            + HELP
+                            f"registry {self.path}: locked by other writers for "
+                            f"{TURN_SECONDS:g} s; {HELP}"
                         ) from None
                 # Unseeded randomness: it only keeps waiters from polling in lockstep.
                 time.sleep(pause * random.uniform(0.5, 1.5))
@@ -196,40 +186,27 @@ class Sqlite:
                 # Closing does not release the lock if another thread has forked meanwhile.
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
+    @property
+    def _journal_mode(self) -> str:
+        """No write-ahead log on a network disk, which cannot share its index."""
+        return "delete" if _is_on_network_disk(self.path.parent) else "wal"
+
     def _require(self) -> None:
         if not self.path.exists():
-            raise DatabaseUnavailableError(f"there is no registry at {self.path}")
+            raise DatabaseUnavailableError(
+                f"there is no registry at {self.path}{describe_lost_registry(self.path)}"
+            )
 
     def _is_prepared(self) -> bool:
-        """Whether the file has the newest revision and the right journal mode."""
-        if not self.path.exists():
-            return False
         engine = self.engine("read")
         try:
             with engine.connect() as connection:
                 mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
-                revision = schema.find_revision(connection, self.label)
-        finally:
-            engine.dispose()
-        return revision == schema.REVISIONS[-1] and mode == self._choose_journal_mode()
-
-    def _create(self) -> None:
-        """Makes the file aside and renames it: whoever is killed meanwhile leaves no part of it."""
-        aside = replace(self, path=self.path.with_name(f"{self.path.name}.new"))
-        for end in ("", "-wal", "-shm", "-journal"):  # left by one who was
-            aside.path.with_name(aside.path.name + end).unlink(missing_ok=True)
-        aside._bring_up_to_date()
-        aside.path.rename(self.path)
-
-    def _bring_up_to_date(self) -> None:
-        engine = self.engine("migrate")
-        try:
-            self._set_journal_mode(engine)
-            self._migrate(engine)
+                return models.has_tables(connection, self.label) and mode == self._journal_mode
         finally:
             engine.dispose()
 
-    def _lock_file(self, *, make_folder: bool = False) -> TextIO:
+    def _open_lock(self, *, make_folder: bool = False) -> TextIO:
         path = self.path
         try:
             if make_folder:
@@ -240,36 +217,17 @@ class Sqlite:
                 raise DatabaseUnwritableError(path, error.errno, str(error.strerror)) from error
             raise DatabaseUnavailableError(f"cannot write registry {path}: {error}") from error
 
-    def _choose_journal_mode(self) -> str:
-        """No write-ahead log on a network disk, which cannot share its index."""
-        return "wal" if _find_network_disk(self.path.parent) is None else "delete"
 
-    def _set_journal_mode(self, engine: Engine) -> None:
-        # The mode cannot change in a transaction, which every SQLAlchemy connection opens.
-        raw = engine.raw_connection()
-        try:
-            raw.cursor().execute(f"PRAGMA journal_mode={self._choose_journal_mode()}")
-        finally:
-            raw.close()
-
-    def _migrate(self, engine: Engine) -> None:
-        with engine.connect() as connection:
-            revision = schema.find_revision(connection, self.label)
-        if revision == schema.REVISIONS[-1]:
-            return
-        if revision is None:
-            with engine.begin() as connection:
-                schema.create_schema(connection)
-            return
-        _back_up(engine, self.path.with_name(f"{self.path.name}-{revision}.bak"))
-        with engine.begin() as connection:
-            schema.upgrade_schema(connection)
-            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
-            if broken:
-                raise SchemaError(
-                    f"upgrading {self.path} would break {len(broken)} references; nothing was "
-                    "changed"
-                )
+def describe_lost_registry(path: Path) -> str:
+    """What to do about a missing file beside the folders of its runs; "" if there are none."""
+    with suppress(OSError):
+        if count := sum(1 for one in (path.parent / RUNS).iterdir() if one.is_dir()):
+            return (
+                f", and the {count} run folders in {path.parent / RUNS} are no copy of it: put "
+                f"back a backup of {path.name}, as `sqlite3 {path.name} '.backup FILE'` makes it; "
+                "without one, a run's trained model and files can be used, but not its records"
+            )
+    return ""
 
 
 def _is_archive(path: Path) -> bool:
@@ -281,45 +239,29 @@ def _is_archive(path: Path) -> bool:
     return not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
 
 
-def _find_network_disk(folder: Path) -> str | None:
-    try:
-        return file_systems.network_file_system(folder)
-    except OSError:
-        return None  # opening the file reports what is wrong with its folder
-
-
-@cache
-def _warn_of_network_disk(path: Path, network: str) -> None:
-    """Logs a warning about a network disk, once per process."""
-    logging.getLogger("rlx_registry").warning(
-        "registry %s is on a network disk (%s): it runs without a write-ahead log, which is "
-        "slower, and is only as safe as that disk's file locks; set RLX_HOME to a local disk, or "
-        "use a PostgreSQL database as the registry",
-        path,
-        network,
-    )
-
-
-def _back_up(engine: Engine, target: Path) -> None:
-    target.unlink(missing_ok=True)  # left by an upgrade that did not finish
-    raw = engine.raw_connection()
-    try:
-        raw.cursor().execute("VACUUM INTO ?", (str(target),))
-    finally:
-        raw.close()
+def _is_on_network_disk(folder: Path) -> bool:
+    """Whether a folder's file system is one of `NETWORK_DISKS`; local where nothing tells."""
+    with suppress(OSError):
+        device = folder.stat().st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            mount, _, disk = line.partition(" - ")
+            if mount.split()[2] == number:
+                return disk.split()[0] in NETWORK_DISKS
+    return False
 
 
 def _build_unavailable_error(path: Path, error: BaseException | None) -> DatabaseUnavailableError:
     """The registry's error for an SQLite error; distinguishes failures of the file system."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary result code
     unopened = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
-    if code == sqlite3.SQLITE_FULL or (unopened and _count_free_bytes(path) < SMALLEST):
+    if code == sqlite3.SQLITE_FULL or (unopened and _count_free_bytes(path) < LOG_INDEX_BYTES):
         return DatabaseUnwritableError(path, errno.ENOSPC, str(error))
     if code == sqlite3.SQLITE_READONLY or (unopened and not os.access(path.parent, os.W_OK)):
         return DatabaseUnwritableError(path, errno.EROFS, str(error))
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return DatabaseUnavailableError(
-            f"registry {path}: others have held it for {BUSY:g} s; {HELP}"
+            f"registry {path}: others have held it for {BUSY_SECONDS:g} s; {HELP}"
         )
     return DatabaseUnavailableError(f"registry {path}: {error}")
 
@@ -329,4 +271,4 @@ def _count_free_bytes(path: Path) -> int:
     try:
         return shutil.disk_usage(path.parent).free
     except OSError:
-        return SMALLEST
+        return LOG_INDEX_BYTES

@@ -1,23 +1,14 @@
 """Status changes of runs, and SQL conditions for effective statuses."""
 
+import time
 from collections.abc import Collection
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, not_, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, not_, or_, select, update
 
 from rlx_registry import models
-from rlx_registry.changes import record_change
 from rlx_registry.records import ENDED, HEARTBEAT_LIMIT, LIVING, STATUSES, RunRecord
 from rlx_registry.supervisors import is_supervisor_alive
-
-__all__ = [
-    "change_run_status",
-    "has_status",
-    "is_as_seen",
-    "is_blocking",
-    "is_lost",
-    "require_ended",
-    "require_statuses",
-]
 
 
 def require_statuses(names: Collection[str]) -> None:
@@ -43,9 +34,34 @@ def change_run_status(
     if before not in expect:
         return None
     attempt += to == "running"
-    row = {"before": before, "after": to, "reason": reason, "attempt": attempt}
-    record_change(connection, key, "moved", **row)
+    write_status(connection, key, before=before, after=to, reason=reason, attempt=attempt)
     return int(attempt)
+
+
+def write_status(
+    connection: Connection,
+    key: int,
+    *,
+    before: str | None,
+    after: str,
+    attempt: int,
+    reason: str | None = None,
+    at: float | None = None,
+) -> None:
+    """Sets the status of a locked run, with what follows from it, and adds it to the history."""
+    c, at = models.run.c, time.time() if at is None else at
+    values: dict[str, Any] = {"status": after, "reason": reason, "attempt": attempt}
+    values["ended"] = at if after in ENDED else None
+    if after in LIVING and before is not None:
+        values["heartbeat"] = at
+    if after == "running":
+        values["started"] = func.coalesce(c.started, at)
+    if after in ("queued", "submitted"):
+        # A request was meant for the previous supervisor, not for the next one.
+        values |= {"request": None, "host": None, "pid": None}
+    connection.execute(update(models.run).where(c.id == key).values(values))
+    row = {"run_id": key, "at": at, "before": before, "after": after}
+    connection.execute(insert(models.status_change), {**row, "reason": reason, "attempt": attempt})
 
 
 def is_as_seen(connection: Connection, key: int, seen: RunRecord) -> bool:

@@ -12,13 +12,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = [
-    "forget_supervisor",
-    "is_supervisor_alive",
-    "is_supervisor_in_other_container",
-    "record_supervisor",
-]
-
 _NAME = "supervisor.json"
 
 

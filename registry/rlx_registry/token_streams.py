@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-__all__ = ["STREAMS", "TokenStream"]
-
 Shape = Literal["[B, T]", "[B, S + 1]", "[B]"]
 
 

@@ -7,9 +7,9 @@ from urllib.parse import quote
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from patience import find_free_port
 
 from rlx.cli import main
-from rlx.record import ui_command
 from rlx.text import list_url_secrets, redact_passwords, redact_values
 
 ODD = "/ ?#%:;'\"\\$*{}[]<>|~^é€"
@@ -98,8 +98,11 @@ def test_a_command_that_fails_shows_no_password(url, folder, capsys, monkeypatch
     assert shown and MARK not in shown
 
 
-def test_mlflows_command_line_has_no_url(tmp_path):
-    url = FORMS["plain"]("s3/cr et")
-    command, environment = ui_command(url, tmp_path)
+def test_mlflows_command_line_has_no_url(monkeypatch, folder):
+    url, called = FORMS["plain"]("s3/cr et"), []
+    monkeypatch.setattr("os.execve", lambda _, *given: called.extend(given))
+    monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", url)
+    main(["web", "--mlflow", "--port", str(find_free_port())])
+    command, environment = called
     assert not any("cr et" in word for word in command)
     assert environment["MLFLOW_BACKEND_STORE_URI"] == url

@@ -8,17 +8,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import psutil
 import pytest
-from patience import wait_until
 from pydantic import BaseModel, Field
 
 from rlx.cli import main
-from rlx.cli.plugins.health import watch_plugin_health
 from rlx.cli.plugins.page import describe_type
 from rlx.discovery import list_installed_plugins
-from rlx.launch.processes import this_machine
-from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "deepspeed", "vllm", "mlflow", "sqlalchemy"}
@@ -94,49 +89,6 @@ def lines(capsys):
 
 
 # Looked at beside a dashboard ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("module", "says"),
-    [
-        (MODULE, ""),
-        ("import os; os._exit(0)", "it ended with code 0: at rlx-page-guest:"),
-        ("import time; time.sleep(600)", "it took more than 8 s"),
-    ],
-    ids=["fine", "ends the process", "never ends"],
-)
-def test_plugins_are_looked_at_in_a_process_of_their_own(
-    guest, module, says, tmp_path, monkeypatch, capfd
-):
-    (tmp_path / "page_guest.py").write_text(module)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
-    url = f"sqlite:///{tmp_path}/registry.db"
-    before = set(psutil.Process().children())
-    with watch_plugin_health(url, patience=8 if "sleep" in module else 60):
-        (child,) = set(psutil.Process().children()) - before
-        assert str(tmp_path) not in " ".join(child.cmdline()), "a URL may hold a password"
-        wait_until("it to end", lambda: not child.is_running())
-        heard = []
-
-        def hear():
-            heard.append(capfd.readouterr().err)
-            return says in "".join(heard)
-
-        wait_until(f"the words {says!r}", hear)
-    said = "".join(heard) + capfd.readouterr().err
-    assert says in said
-    assert bool(says) == said.startswith("warning: plugin health is not recorded")
-    if not says:
-        with Registry.open(url) as registry:
-            assert "rich" in {row.name for row in registry.machines.plugins(this_machine())}
-
-
-def test_nobody_looks_at_plugins_after_the_dashboard(tmp_path):
-    before = {*psutil.Process().children()}  # of other tests, such as a resource tracker
-    with watch_plugin_health(f"sqlite:///{tmp_path}/registry.db"):
-        (child,) = {*psutil.Process().children()} - before
-    assert not child.is_running()
 
 
 # The list, and a page ----------------------------------------------------------------------------

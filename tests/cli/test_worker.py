@@ -10,7 +10,7 @@ from shown import silence
 
 from rlx.cli import main
 from rlx.launch import is_abandoned, is_supervisor, queue, this_machine
-from rlx.launch.takeover import attempts_used, take_over_run
+from rlx.launch.start_stop import attempts_used, take_over_run
 from rlx_registry import (
     RESUMED,
     RESUMED_ON_DASHBOARD,
@@ -40,7 +40,7 @@ def registry(folder, queued):
 def left(registry, capsys):
     """Why the one run is left alone."""
     capsys.readouterr()
-    assert main(["worker", "--once"]) == 0
+    assert main(["resume", "--queued", "--once"]) == 0
     assert registry.run("r-0001").attempt == 0 or registry.run("r-0001").status != "running"
     return capsys.readouterr().err
 
@@ -96,7 +96,7 @@ def test_of_two_that_take_over_a_lost_run_one_gets_it(registry, monkeypatch):
     registry.update_run("r-0001", host="another", pid=7)
     silence(registry, "r-0001")
     lost = registry.run("r-0001")
-    monkeypatch.setattr("rlx.launch.takeover.start_supervisor", lambda *_: os.getpid())
+    monkeypatch.setattr("rlx.launch.start_stop.start_supervisor", lambda *_: os.getpid())
     assert take_over_run(registry, lost, registry.url, "taken over") == os.getpid()
     assert take_over_run(registry, lost, registry.url, "taken over") is None
     assert [change.reason for change in registry.history("r-0001")].count("taken over") == 1
@@ -118,7 +118,7 @@ def test_a_run_that_is_removed_ends_no_worker(registry, monkeypatch, capsys):
         return registry.run(run.id)
 
     monkeypatch.setattr(queue, "take_over_run", remove_first)
-    assert main(["worker", "--once"]) == 0
+    assert main(["resume", "--queued", "--once"]) == 0
     assert "r-0001 skipped: it has just been removed" in capsys.readouterr().err
 
 

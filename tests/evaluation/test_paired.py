@@ -6,7 +6,7 @@ from itertools import combinations
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from scipy import stats
 
 from rlx.evaluation.statistics import compute_paired_difference, compute_seed_mean, correct_p_values
@@ -14,7 +14,7 @@ from rlx.evaluation.statistics import compute_paired_difference, compute_seed_me
 numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
 
 
-@given(st.lists(numbers, min_size=2, max_size=9))
+@given(st.lists(numbers, min_size=3, max_size=9))
 def test_intervals_are_those_of_scipy(values):
     found = compute_seed_mean(values)
     assert found.mean == pytest.approx(np.mean(values), abs=1e-12)
@@ -24,22 +24,22 @@ def test_intervals_are_those_of_scipy(values):
         assert (found.low, found.high) == pytest.approx((low, high))
 
 
-def test_one_seed_has_no_interval():
+def test_one_or_two_seeds_have_no_interval():
     found = compute_seed_mean([0.25])
     assert (found.n, found.mean, found.std, found.low, found.high) == (1, 0.25, None, None, None)
+    found = compute_seed_mean([0.2, 0.4])
+    assert (found.low, found.high) == (None, None)
+    assert found.std == pytest.approx(math.sqrt(0.02))
+    assert compute_paired_difference({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.0}).over.low is None
     with pytest.raises(ValueError, match="no values"):
         compute_seed_mean([])
 
 
-@settings(max_examples=25)
-@given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=7))
-def test_p_is_that_of_scipys_exact_test(pairs):
-    one, other = ({seed: p[side] for seed, p in enumerate(pairs)} for side in (0, 1))
-    found = compute_paired_difference(one, other)
-    gaps = [a - b for a, b in pairs]
-    exact = stats.permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=np.inf)
-    assert found.p == pytest.approx(exact.pvalue, abs=1e-9)
-    assert found.over.mean == pytest.approx(math.fsum(gaps) / len(gaps), abs=1e-9)
+def test_no_interval_leaves_the_range_of_its_metric():
+    found = compute_seed_mean([0.01, 0.02, 0.2], (0.0, 1.0))
+    assert found.low == 0.0 < found.mean < found.high < 1.0
+    gap = compute_paired_difference({0: 1.0, 1: 1.0, 2: 0.2}, dict.fromkeys(range(3), 0.0), (-1, 1))
+    assert gap.over.high == 1
 
 
 def test_seeds_are_matched_by_number_and_only_shared_ones_count():

@@ -46,18 +46,15 @@ def test_tokens_of_a_step_are_those_of_its_trees(plan):
     assert all(made_up < at_most for made_up, at_most in [phase.tokens.sampled, phase.tokens.rows])
 
 
-def test_a_pool_has_its_memory_apart(plan):
-    def memory(*overrides):
-        return plan("rlcr", "runner.device=cuda", *overrides).phases[-1].memory
-
-    beside = memory("sampler={engine: vllm}")
-    pool = memory("sampler={engine: vllm, pool: {servers: 2, tensor_parallel: 2}}")
-    copy = "the sampler's copy"
-    assert pool.pool == {copy: beside.parts[copy] / 2}
-    assert not beside.pool
-    assert copy not in pool.parts
-    assert pool.stage_totals["sampling"] == beside.stage_totals["sampling"] - beside.parts[copy]
-    assert pool.stage_totals["update"] == beside.stage_totals["update"]
+def test_what_is_sampled_but_not_trained_on_is_in_the_budget(plan):
+    plain = plan("countdown").phases[0].tokens
+    (level,) = plain.levels
+    again = plan("countdown", "rollout.dynamic_sampling={max_batches: 3}").phases[0].tokens
+    assert again.sampled == (plain.sampled[0], 3 * plain.sampled[1])
+    greedy = plan("countdown", "estimator={name: remax}").phases[0].tokens
+    assert greedy.sampled[1] == plain.sampled[1] + level.openings * level.at_most
+    assert greedy.sampled[0] == pytest.approx(plain.sampled[0] + level.openings * level.made_up)
+    assert again.shared == greedy.shared == plain.shared
 
 
 def test_memory_follows_the_runner(plan):

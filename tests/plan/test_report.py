@@ -1,12 +1,15 @@
 """What a plan says is what the engine computes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlx.discovery import resolve_plugins
 from rlx.plan import check_file
+from rlx.plan.findings import check_trial
 from rlx.plan.stand_ins import load_plan_problems, load_speech
 from rlx.plan.trial import run_trial
 from rlx.recipe import build_recipe
@@ -130,3 +133,22 @@ def test_streams_are_made_up_only_where_something_asks(plan):
     token = asked.rows[0].tokens[0]
     assert token.reward == pytest.approx(-0.001 * token.kl)
     assert token.value is not None and token.target is not None
+
+
+def test_credit_that_no_update_could_use_is_found(trial):
+    train = trial.train
+
+    def find(**changes):
+        return [(f.severity, f.path, f.kind) for f in check_trial(replace(trial, **changes))]
+
+    assert find() == []
+    fault = [("error", ("estimator",), "plugin")]
+    for wrong in (train.advantages * torch.nan, train.advantages + ~train.mask):
+        assert find(train=replace(train, advantages=wrong)) == fault
+    lost = replace(train.placed, lost=train.placed.lost + 1)
+    lossy = find(train=replace(train, placed=lost))
+    assert lossy == [("warning", ("credit", "on_missing_turn"), "conflict")]
+    assert find(train=None, stopped="turn 1 has no token") == [
+        ("error", ("credit", "on_missing_turn"), "conflict")
+    ]
+    assert find(rewards=None, stopped="nothing") == [("error", ("rewards",), "conflict")]

@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from rlx_registry import BodyError, read_body, read_trees, search_body_trees, write_body
-from rlx_registry.rollout_files import GROUP
+from rlx_registry.rollout_files import ROW_GROUP_BYTES
 
 TABLE = pyarrow.table({"row": [0, 1], "advantage": pyarrow.array([0.1, -0.1], pyarrow.float32())})
 
@@ -35,7 +35,7 @@ def test_few_trees_of_a_large_body_are_read_without_the_others(tmp_path):
     assert found[1]["values"] == numbers[31].as_py()
     groups = parquet.ParquetFile(tmp_path / "b.parquet").metadata
     assert max(groups.row_group(i).num_rows for i in range(groups.num_row_groups)) * each * 8 <= (
-        GROUP + each * 8
+        ROW_GROUP_BYTES + each * 8
     )
 
 

@@ -1,7 +1,6 @@
-"""An SQLite file: schema, upgrades, odd places, light imports."""
+"""An SQLite file: schema, odd places, light imports."""
 
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -11,11 +10,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from many import processes
 from schemas import structure
-from sqlalchemy import create_engine
 
 from rlx_registry import (
     DatabaseUnavailableError,
@@ -23,7 +19,6 @@ from rlx_registry import (
     RegistryDatabaseError,
     SchemaError,
     models,
-    schema,
     sqlite,
 )
 
@@ -51,104 +46,44 @@ def query(path, sql):
         raw.close()
 
 
-def test_migrations_make_the_tables_that_a_new_registry_has(path, tmp_path):
-    Registry.open(url(path)).close()
-    migrated = create_engine(url(tmp_path / "migrated.db"))
-    with migrated.begin() as connection:
-        schema.upgrade_schema(connection)
-    migrated.dispose()
-    described, made = structure(url(path)), structure(url(tmp_path / "migrated.db"))
-    assert len(made) > 20
-    assert made == described
-    of_version = f"SELECT sql FROM sqlite_master WHERE name = '{models.VERSION_TABLE}'"
-    new, old = (query(p, of_version)[0][0].split() for p in (path, tmp_path / "migrated.db"))
-    assert new == old, "the table that tells the revision"
-    newest = f"SELECT version_num FROM {models.VERSION_TABLE}"
-    assert query(path, newest) == query(tmp_path / "migrated.db", newest)
-
-
-def test_the_code_knows_every_revision():
-    config = Config()
-    config.set_main_option("script_location", str(schema.MIGRATIONS))
-    script = ScriptDirectory.from_config(config)
-    assert tuple(r.revision for r in script.walk_revisions())[::-1] == schema.REVISIONS
-
-
 @pytest.fixture
-def future(tmp_path, monkeypatch):
-    """A later version of the code, with one more migration."""
-
-    def travel():
-        folder = tmp_path / "migrations"
-        shutil.copytree(schema.MIGRATIONS, folder)
-        (folder / "versions" / "9999_later.py").write_text(
-            "import sqlalchemy as sa\nfrom alembic import op\n"
-            f"revision = '9999'\ndown_revision = {schema.REVISIONS[-1]!r}\n"
-            "def upgrade():\n"
-            "    with op.batch_alter_table('rlx_run', recreate='always') as batch:\n"
-            "        batch.add_column(sa.Column('lease_owner', sa.Text()))\n"
-        )
-        monkeypatch.setattr(schema, "MIGRATIONS", folder)
-        monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "9999"))
-
-    return travel
-
-
-def test_an_older_database_is_copied_and_upgraded(path, future):
-    with Registry.open(url(path)) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
-        registry.results.add_metrics("1", 1, {"loss": 0.5})
-    future()
-    with pytest.raises(SchemaError, match="opening it once for writing upgrades it"):
-        Registry.open(url(path), read_only=True)
+def other_version(path, monkeypatch):
+    """A registry of another version of the code."""
     Registry.open(url(path)).close()
-    assert query(path, "SELECT lease_owner FROM rlx_run") == [(None,)]
-    assert query(path, "SELECT value FROM rlx_metric") == [(0.5,)]
-    backup = path.with_name(f"registry.db-{schema.REVISIONS[-2]}.bak")
-    assert query(backup, "SELECT digest FROM rlx_run") == [("d",)]
+    query(path, f"UPDATE {models.VERSION_TABLE} SET version_num = '0042'")
+    return path
 
 
-def test_a_newer_database_is_refused_and_left_alone(path, future, monkeypatch):
-    with monkeypatch.context():
-        future()
-        Registry.open(url(path)).close()
-    monkeypatch.undo()
-    before = structure(url(path))
+def test_another_versions_database_is_refused_and_left_alone(other_version):
+    before = structure(url(other_version))
     for read_only in (False, True):
-        with pytest.raises(SchemaError, match="at revision 9999, which a newer version of rlx"):
-            Registry.open(url(path), read_only=read_only)
-    assert structure(url(path)) == before
+        with pytest.raises(SchemaError, match="at revision 0042, and this version of rlx uses"):
+            Registry.open(url(other_version), read_only=read_only)
+    assert structure(url(other_version)) == before
 
 
-def test_a_failed_upgrade_leaves_the_database_as_it_was(path, future):
-    Registry.open(url(path)).close()
-    before = structure(url(path))
-    future()
-    later = schema.MIGRATIONS / "versions" / "9999_later.py"
-    later.write_text(later.read_text() + "    raise ValueError('half way')\n")
-    with pytest.raises(ValueError, match="half way"):
-        Registry.open(url(path))
-    assert structure(url(path)) == before
-    here = query(path, "SELECT version_num FROM rlx_alembic_version")
-    assert here == [(schema.REVISIONS[-2],)]  # the last is the one that failed
-
-
-def test_one_that_is_interrupted_while_it_is_made_leaves_no_part_of_it(path, monkeypatch):
-    """A reader would take that for somebody else's database."""
-
+def test_one_that_is_interrupted_while_it_is_made_is_made_by_the_next(path, monkeypatch):
     def interrupt(connection):
         connection.exec_driver_sql("CREATE TABLE half (a)")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("rlx_registry.schema.create_schema", interrupt)
+        patched.setattr(models, "create_tables", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            Registry.open(f"sqlite:///{path}")
-    assert not path.exists()
-    Registry.open(f"sqlite:///{path}").close()
-    with Registry.open(f"sqlite:///{path}", read_only=True) as registry:
+            Registry.open(url(path))
+    assert query(path, "SELECT name FROM sqlite_master") == []
+    Registry.open(url(path)).close()
+    with Registry.open(url(path), read_only=True) as registry:
         assert registry.runs() == []
-    assert not list(path.parent.glob("*.new*"))
+
+
+def test_a_lost_registry_names_the_way_back(path):
+    for name in ("r-0001", "r-0002"):
+        (path.parent / "runs" / name).mkdir(parents=True)
+    with pytest.raises(
+        DatabaseUnavailableError, match=r"the 2 run folders in .* a backup of registry\.db, as"
+    ):
+        Registry.open(url(path), read_only=True)
 
 
 def test_somebody_elses_tables_are_left_alone(path):
@@ -227,7 +162,7 @@ def test_a_flipped_bit_in_a_value_is_a_damaged_registry(path):
     raw.close()
     with (
         Registry.open(url(path), read_only=True) as registry,
-        pytest.raises(RegistryDatabaseError, match=r"is damaged: .* `rlx db import` restores"),
+        pytest.raises(RegistryDatabaseError, match=r"is damaged: .* restore a backup"),
     ):
         registry.run("1")
 
@@ -244,7 +179,7 @@ def test_write_ahead_log_and_foreign_keys_are_on(path):
 def test_a_writer_that_never_has_its_turn_says_so(path, monkeypatch):
     with Registry.open(url(path)) as one, Registry.open(url(path)) as other:
         one.submit(digest="d", seed=0, **SUBMISSION)
-        monkeypatch.setattr(sqlite, "PATIENCE", 0.1)
+        monkeypatch.setattr(sqlite, "TURN_SECONDS", 0.1)
         with (
             one.database.open_writer(),
             pytest.raises(DatabaseUnavailableError, match=r"locked by other writers for 0\.1 s"),
@@ -282,7 +217,7 @@ def frozen_writer(url):
 
 
 def test_a_frozen_writer_stops_readers_never_and_writers_not_for_ever(path, monkeypatch):
-    monkeypatch.setattr(sqlite, "PATIENCE", 0.5)
+    monkeypatch.setattr(sqlite, "TURN_SECONDS", 0.5)
     with Registry.open(url(path)) as registry:
         registry.submit(digest="d", seed=0, **SUBMISSION)
     with frozen_writer(url(path)):
@@ -296,16 +231,6 @@ def test_a_frozen_writer_stops_readers_never_and_writers_not_for_ever(path, monk
     with Registry.open(url(path)) as registry:
         registry.update_run("1", step=1)
         assert registry.run("1").step == 1
-
-
-def test_a_registry_that_must_be_upgraded_is_not_waited_for_without_limit(path, monkeypatch):
-    with Registry.open(url(path)) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
-    monkeypatch.setattr(sqlite, "PATIENCE", 0.5)
-    with frozen_writer(url(path)):
-        monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "9999"))
-        with pytest.raises(DatabaseUnavailableError, match=r"locked by other writers for 0\.5 s"):
-            Registry.open(url(path))
 
 
 def test_importing_and_reading_stay_light(path):

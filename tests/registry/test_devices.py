@@ -125,7 +125,9 @@ url, begin, folder = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 names = ("gpu:0", "gpu:1", "gpu:2")
 with Registry.open(url) as registry:
     time.sleep(max(0, begin - time.time()))
-    while run := registry.claim(["queued"]):
+    for run in reversed(registry.runs(status="queued")):
+        if not registry.transition(run.id, {"queued"}, "submitted"):
+            continue  # another process was faster
         count = 1 + int(run.seed) % 2
         while True:
             try:

@@ -225,21 +225,11 @@ def test_a_queued_run_waits_as_long_as_it_must(registry):
     assert registry.runs(status="lost") == []
     assert submit(registry) == (registry.run(run.id), False)
     assert not registry.heartbeat(run.id)
-    assert registry.claim(["submitted", "lost"]) is None
-    claimed = registry.claim(["queued"], reason="claimed")
-    assert (claimed.id, claimed.status, claimed.attempt) == (run.id, "submitted", 0)
-    assert (claimed.effective_status, claimed.reason) == ("submitted", "claimed")
-    assert registry.claim(["queued"]) is None
+    assert registry.transition(run.id, {"queued"}, "submitted", "its turn")
+    begun = registry.run(run.id)
+    assert (begun.effective_status, begun.attempt, begun.reason) == ("submitted", 0, "its turn")
+    assert not registry.transition(run.id, {"queued"}, "submitted")
     assert [c.after for c in registry.history(run.id)] == ["queued", "submitted"]
-
-
-def test_a_lost_run_that_is_claimed_is_alive(registry):
-    run, _ = submit(registry)
-    registry.start(run.id, ["submitted"])
-    silence(registry, run.id, 121)
-    claimed = registry.claim(["queued", "lost"])
-    assert (claimed.status, claimed.effective_status, claimed.attempt) == (*["submitted"] * 2, 1)
-    assert registry.claim(["queued", "lost"]) is None
 
 
 def test_going_back_to_the_queue_forgets_the_supervisor(registry):
@@ -256,7 +246,7 @@ def test_going_back_to_the_queue_forgets_the_supervisor(registry):
 def test_a_supervisor_can_be_asked(registry):
     run, _ = submit(registry, queue=True)
     assert not registry.leave_request(run.id, "stop")  # nobody hears it
-    registry.claim(["queued"])
+    registry.transition(run.id, {"queued"}, "submitted")
     assert registry.leave_request(run.id, "stop")
     registry.start(run.id, ["submitted"])
     assert registry.run(run.id).request == "stop"

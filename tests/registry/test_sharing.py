@@ -67,35 +67,6 @@ def test_concurrent_writers_wait_their_turn_and_one_wins_the_transition(blank):
         assert len({row.seq for row in rows}) == len(rows) == 125
 
 
-CLAIM = """
-import sys, time
-from rlx_registry import Registry
-url, start = sys.argv[1], float(sys.argv[2])
-with Registry.open(url) as registry:
-    time.sleep(max(0, start - time.time()))
-    while run := registry.claim(["submitted", "lost"], "running", "claimed"):
-        registry.as_writer(run.id, run.attempt).results.add_metrics(run.id, 1, {"loss": 0.5})
-        print(run.id, run.status, run.attempt)
-"""
-
-
-def test_every_waiting_run_is_claimed_by_one_process(url):
-    with Registry.open(url) as registry:
-        for seed in range(30):
-            registry.submit(digest="d", seed=seed, **SUBMISSION)
-        registry.transition("30", ["submitted"], "running")
-        registry.transition("29", ["submitted"], "stopped")
-        registry.transition("28", ["submitted"], "running")
-        registry.transition("28", ["running"], "lost")
-        found = processes(CLAIM, [(url, time.time() + 1.0)] * 4)
-        claimed = sorted(run for words in found for run in words[::3])
-        assert claimed == [f"r-{i:04d}" for i in range(1, 29)]
-        assert {status for words in found for status in words[1::3]} == {"running"}
-        assert [registry.run(run).attempt for run in claimed] == [1] * 27 + [2]
-        assert registry.claim(["submitted"]) is None
-        assert registry.claim(["stopped"], "running").id == "r-0029"
-
-
 def test_threads_share_a_registry(blank):
     with Registry.open(blank) as registry, ThreadPoolExecutor(4) as pool:
         registry.submit(digest="d", seed=0, **SUBMISSION)

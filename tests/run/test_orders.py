@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from rlx.launch.signals import SigtermListener
+from rlx.launch.processes import SigtermListener
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from patience import LIMIT
 
-from rlx.launch.disk import RESERVE
+from rlx.launch.failures import RESERVE_BYTES
 from rlx_registry import read_body
 
 UP = "import sys; from rlx.cli import main; print('up', flush=True); sys.exit(main())"
@@ -130,7 +130,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_the_reason(home, mount):
     root = disk.seen / "home" / "runs" / "r-0001"
     home.until((root / "rollouts" / "step_000002.parquet").exists, "the run to train")
     home.until((disk.seen / "home" / "mlartifacts").exists, "the mirror to begin")
-    assert (root / "reserve").stat().st_size == RESERVE
+    assert (root / "reserve").stat().st_size == RESERVE_BYTES
     disk.fill()
 
     code, _, err = said(following)

@@ -34,7 +34,7 @@ def test_a_run_is_stopped_and_goes_on_through_its_page(own_home):
 
     click(client, run_id, "resume")
     assert home.run(run_id).status == "queued"
-    worked = home.rlx("worker", "--once")
+    worked = home.rlx("resume", "--queued", "--once")
     assert worked.returncode == 0, worked.stderr
     assert (home.run(run_id).status, home.run(run_id).step) == ("finished", 63)
     history = client.twin(f"/runs/{run_id}")["history"]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlx.home import RunFolder
-from rlx.launch.leftovers import open_temporary_folder
+from rlx.launch.processes import open_temporary_folder
 
 OPEN = """
 import os, sys
 from pathlib import Path
 from rlx.home import RunFolder
-from rlx.launch.leftovers import open_temporary_folder
+from rlx.launch.processes import open_temporary_folder
 with open_temporary_folder(RunFolder(Path(sys.argv[1]))) as variables:
     (Path(variables["TMPDIR"]) / "something").touch()
     print(variables["TMPDIR"], flush=True)

@@ -50,7 +50,7 @@ def test_a_second_run_waits_for_the_device_of_the_first(place):
     place.until(lambda: place.run(second).status == "finished", "the second to have its turn")
     assert place.run(queued).status == "queued"
 
-    worked = place.rlx("worker", "--once")
+    worked = place.rlx("resume", "--queued", "--once")
     assert worked.returncode == 0, worked.stderr
     assert f"{queued} queued  seed 2: taken from the queue" in worked.stdout
     assert place.run(queued).status == "finished"
@@ -79,7 +79,7 @@ def test_a_run_that_has_ended_frees_its_slot_while_mlflow_hangs(place):
     with serve_hanging("drip") as server:
         mirror = {"tracking.mlflow": server.url, "phases.0.steps": 1, "phases.1.steps": 1}
         first, second = (submit(place, "--queue", seed=seed, **mirror) for seed in (6, 7))
-        with place.begin("worker", "--once") as worker:
+        with place.begin("resume", "--queued", "--once") as worker:
             place.until(lambda: place.run(second).status != "queued", "the second to be taken")
             ended = place.run(first)
             assert ended.status == "finished"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlx.record.mlflow_tags import flat_params, legal_key
+from rlx.record.mlflow_tracker import flatten_params, make_legal_key
 
 pytestmark = [
     # MLflow's own, under SQLAlchemy 2.1.
@@ -36,11 +36,11 @@ def test_pictures_are_drawn_when_asked_for_and_recorded(finished, home, mlflow):
 def test_mlflow_holds_exactly_what_the_registry_holds(finished, home, mlflow):
     mirrored = mlflow.get_run(finished.record.mlflow_run_id)
     assert mirrored.info.status == "FINISHED"
-    assert mirrored.data.params == flat_params(finished.record.settings)
+    assert mirrored.data.params == flatten_params(finished.record.settings)
     assert mirrored.data.tags["rlx.run_id"] == finished.id
     with home.registry() as registry:
         series = {
-            legal_key(n): points for n, points in registry.results.metrics(finished.id).items()
+            make_legal_key(n): points for n, points in registry.results.metrics(finished.id).items()
         }
     assert set(mirrored.data.metrics) == set(series)
     for name, points in series.items():

@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import SkipTest
 
-import numpy as np
 import pytest
-from numpy.testing import assert_allclose
 
 sys.path.insert(0, str(Path(__file__).parent))  # other processes inherit it
 
@@ -16,10 +14,14 @@ import gamed_rewards as gamed
 
 from rlx.discovery import list_installed_plugins, load_plugin
 from rlx.testing import reward_checks
-from rlx.testing.adversary import search_adversarial_texts
-from rlx.testing.gaming import report_adversarial_texts
-from rlx.testing.mutation import MUTATIONS, list_pieces, list_seed_texts, mutate_text
-from rlx.testing.piece_policy import PiecePolicy, compute_policy_gradient
+from rlx.testing.adversary import (
+    MUTATIONS,
+    list_pieces,
+    list_seed_texts,
+    mutate_text,
+    report_adversarial_texts,
+    search_adversarial_texts,
+)
 from rlx.testing.promise import build_subject_plugin
 from rlx_plugins.countdown import CountdownArithmetic, CountdownScore, CountdownVerify
 
@@ -53,8 +55,14 @@ def test_no_shipped_reward_pays_in_full_without_a_solution(name):
         assert paid is None
 
 
-@pytest.mark.parametrize("cls", [CountdownScore, CountdownVerify])
-@pytest.mark.parametrize("options", [{"allow_decimals": True}, {"numeric": "float64"}])
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (CountdownScore, {"allow_decimals": True}),
+        (CountdownVerify, {"allow_decimals": True}),
+        (CountdownScore, {"numeric": "float64", "ops": "python"}),
+    ],
+)
 def test_the_rules_that_warn_are_gamed(cls, options, monkeypatch):
     """The examples of the default rule, searched under the other."""
     defaults = tuple(e for e in cls.examples if not e.options)
@@ -104,14 +112,6 @@ def test_mutation_climbs():
     best = report.finds[0]
     assert best.origin in MUTATIONS
     assert best.text.count("1") >= 2 * max(text.count("1") for text in given)
-
-
-def test_the_policy_is_trained_to_be_paid(monkeypatch):
-    monkeypatch.setattr("rlx.testing.adversary._SHARE_OF_POLICY", 0.98)
-    report = search_adversarial_texts(gamed.ByGreatNumber(), budget=6000, enough=10_000)
-    drawn = [find for find in report.closest if find.origin == "policy"]
-    assert drawn
-    assert drawn[0].score >= 12 / 60  # twelve draws, of which few begin as a 1
 
 
 def test_the_same_seed_finds_the_same():
@@ -173,31 +173,3 @@ def test_every_mutation_changes_some_text(name):
     text, origin = mutate_text("", ["a"], pieces, random.Random(0))
     assert isinstance(text, str)
     assert origin in MUTATIONS
-
-
-def test_the_policy_gradient_is_that_of_the_expected_reward():
-    rng = np.random.default_rng(0)
-    pieces, length, ends = 3, 2, 2
-    policy = PiecePolicy(rng.normal(size=(length, pieces)), rng.normal(size=(pieces + 1, pieces)))
-    every = np.array([(a, b) for a in range(pieces) for b in range(pieces)])
-    worth = rng.normal(size=len(every))
-    worth[every[:, 0] == ends] = worth[every[:, 0] == ends][0]  # an ended text is one text
-
-    def expected(by_position):
-        shares = PiecePolicy(by_position, policy.by_previous).compute_probabilities(every)
-        chosen = np.take_along_axis(shares, every[..., None], axis=-1)[..., 0]
-        return float(chosen.prod(axis=1) @ worth)
-
-    numeric = np.zeros((length, pieces))
-    for place in np.ndindex(length, pieces):
-        step = np.zeros((length, pieces))
-        step[place] = 1e-6
-        numeric[place] = (
-            expected(policy.by_position + step) - expected(policy.by_position - step)
-        ) / 2e-6
-    choices = policy.sample_choices(400_000, rng)
-    rewards = worth[choices[:, 0] * pieces + choices[:, 1]]
-    gradient = compute_policy_gradient(
-        policy.compute_probabilities(choices), choices, rewards, ends
-    )
-    assert_allclose(gradient.sum(axis=0), numeric, atol=0.01)

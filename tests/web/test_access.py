@@ -24,7 +24,6 @@ PAGES = [
     "/runs/r-0001/rollouts/3/0",
     "/compare?run=r-0001&run=r-0002",
     "/compare",
-    "/system",
 ]
 ANSWERS = [
     *PAGES, "/.json", "/runs/r-0001.json", "/live.json", "/runs/1/live.json",
@@ -150,9 +149,9 @@ def test_a_visit_with_the_token_leaves_a_cookie_and_takes_it_out_of_the_address(
 
 def test_what_else_is_in_the_cookies_changes_nothing(guarded):
     for odd in ("a/b=1", 'x={"a":1}', "foo[bar]=1", "rlx_token_9=other", "="):
-        assert guarded.get("/system", headers={"Cookie": odd}).status_code == 401
+        assert guarded.get("/compare", headers={"Cookie": odd}).status_code == 401
         good = {"Cookie": f"{odd}; rlx_token_8711={TOKEN}"}
-        assert guarded.get("/system", headers=good).status_code == 200
+        assert guarded.get("/compare", headers=good).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -177,8 +176,8 @@ def test_numbers_beyond_all_registries_are_not_found(plain, number):
 
 
 def test_the_head_of_a_page_is_there(plain):
-    whole = plain.get("/system")
-    head = plain.request("HEAD", "/system")
+    whole = plain.get("/compare")
+    head = plain.request("HEAD", "/compare")
     assert (head.status_code, head.content) == (whole.status_code, b"")
 
 
@@ -231,18 +230,17 @@ def inputs(page):
     return found
 
 
-@pytest.mark.parametrize("action", ["stop", "resume"])
 @pytest.mark.parametrize(
     "body",
     [b"", b"write=", b"write=wrong", b"other=1", b"\xff\x00=\xfe", b"write=\xe9", b"write=%ff%00"],
 )
-def test_a_form_without_the_secret_of_this_process_writes_nothing(empty, registry, action, body):
-    run = submit(registry, status="running" if action == "stop" else "failed")
+def test_a_form_without_the_secret_of_this_process_writes_nothing(empty, registry, body):
+    run = submit(registry, status="running")
     before = registry.run(run)
     secret = Access(TOKEN).write
     for content in (body, f"write={secret}".encode()):
         headers = {"content-type": "application/x-www-form-urlencoded"}
-        response = empty.post(f"/runs/{run}/{action}", content=content, headers=headers)
+        response = empty.post(f"/runs/{run}/stop", content=content, headers=headers)
         assert response.status_code == 403, content
     assert registry.run(run) == before
 
@@ -251,11 +249,11 @@ def test_only_post_writes(empty, registry):
     run = submit(registry, status="running")
     sent = form(empty, run, "stop")
     for method in ("GET", "PUT", "PATCH", "DELETE", "HEAD"):
-        for path in (f"/runs/{run}/stop", f"/runs/{run}/resume"):
-            assert empty.request(method, path, params=sent).status_code in (404, 405), method
+        path = f"/runs/{run}/stop"
+        assert empty.request(method, path, params=sent).status_code in (404, 405), method
     assert empty.get(f"/runs/{run}/stop", params=sent).status_code == 405
     assert registry.run(run).request is None
-    for path in ("/", "/runs/1", "/system", "/live.json"):
+    for path in ("/", "/runs/1", "/live.json"):
         for method in ("POST", "PUT", "PATCH", "DELETE"):
             assert empty.request(method, path, data=sent).status_code == 405
 
@@ -292,43 +290,6 @@ def test_where_nothing_runs_there_is_nothing_to_stop(empty, registry):
 
 def form_of_another(client, registry):
     return form(client, submit(registry, status="running", digest="e"), "stop")
-
-
-@pytest.mark.parametrize("status", ["failed", "stopped", "lost"])
-def test_what_ended_badly_is_put_into_the_queue(empty, registry, status):
-    run = submit(registry, status="running" if status == "lost" else status)
-    if status == "lost":
-        silence(registry, run)
-    response = empty.post(f"/runs/{run}/resume", data=form(empty, run, "resume"))
-    assert (response.status_code, response.headers["location"]) == (303, f"/runs/{run}")
-    record = registry.run(run)
-    assert (record.status, record.reason) == ("queued", "requested on the dashboard")
-    assert record.request is None
-    assert registry.history(run)[-1].after == "queued"
-    assert "waits for" in empty.page(f"/runs/{run}").text
-
-
-def test_no_worker_resumes_a_job(empty, registry, tmp_path):
-    run = submit(registry, status="stopped")
-    folder = tmp_path / "job"
-    folder.mkdir()
-    registry.update_run(run, directory=folder)
-    data = form(empty, run, "resume")
-    (folder / "job.json").write_text('{"job": "7"}')
-    response = empty.post(f"/runs/{run}/resume", data=data)
-    assert response.status_code == 409
-    assert f"use rlx resume {run}" in response.text
-    assert registry.run(run).status == "stopped"
-    assert f"/runs/{run}/resume" not in empty.page(f"/runs/{run}").text
-
-
-@pytest.mark.parametrize("status", ["finished", "running", "submitted", "queued"])
-def test_nothing_else_is(empty, registry, status):
-    run = submit(registry, status=status)
-    response = empty.post(f"/runs/{run}/resume", data=form_of_another(empty, registry))
-    assert response.status_code == 409
-    assert "cannot be resumed" in response.text
-    assert registry.run(run).status == status
 
 
 def test_a_form_is_small(empty, registry):

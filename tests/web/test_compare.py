@@ -151,19 +151,6 @@ def test_groups_are_their_runs_and_what_is_too_much_is_said(empty, registry):
     assert "the first 6 named are left out" in empty.page("/compare?run=rlcr").text
 
 
-def test_diagrams_of_every_run(plain):
-    data = plain.twin("/compare?run=1&run=2")
-    (suite,) = data["suites"]
-    assert [(d["label"], d["run"], d["when"]) for d in suite["drawn"]] == [
-        ("A", "r-0001", "after"),
-        ("A", "r-0002", "after"),
-    ]
-    page = plain.page("/compare?run=1&run=2")
-    assert page.values("class").count("reliability") == 3, "two, and the risk at every coverage"
-    # Risk 0.25 at half, 0.375 at all: across 192 from 30, up 168 from 176.
-    assert page.values("points") == ["126.0,134.0 222.0,113.0 "] * 2
-
-
 def test_more_recipes_than_letters(empty, registry):
     for n in range(24):
         spec_of(

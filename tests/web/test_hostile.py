@@ -35,7 +35,6 @@ PAGES = [
     "/runs/r-0001/rollouts/3/3",
     "/runs/r-0001/rollouts/3/6",
     "/compare?run=r-0001&run=r-0002",
-    "/system",
 ]
 POLLED = ["/live.json", "/runs/2/live.json", "/runs/1/sections.json"]
 NEVER = {"Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn"}
@@ -106,7 +105,6 @@ def test_the_twins_give_the_text_back(hostile):
     tree = twins["/runs/r-0001/rollouts/3"]["trees"][0]
     assert tree["rows"][0]["said"][0]["text"] == f"first {sure(text)}"
     assert twins["/runs/r-0001/rollouts/3/0"]["lines"][3]["text"] == f"{sure(text)}\n"
-    assert twins["/system"]["plugins"][0]["message"] in kept
 
 
 def test_what_is_polled_is_inert_json(hostile):

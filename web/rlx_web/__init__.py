@@ -1,7 +1,7 @@
 """The web dashboard: server-rendered pages over a registry, each also available as JSON.
 
-It accesses runs only through `rlx_registry`, and writes only requests to stop or resume a run
-and notes on it. Model output is always rendered as text, never as HTML.
+It accesses runs only through `rlx_registry`, and writes only requests to stop a run. Model output
+is always rendered as text, never as HTML.
 
     uvicorn.run(create_app("sqlite:///runs.db", Access("a random token")), host="127.0.0.1")
 """

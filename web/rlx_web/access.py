@@ -20,8 +20,6 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["LOOPBACK", "Access", "AccessGuard"]
-
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 COOKIE = "rlx_token"
 HEADERS = {

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, quote
@@ -17,7 +17,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 
 from rlx_registry import (
-    RESUMED_ON_DASHBOARD,
     AmbiguousNameError,
     NotFoundError,
     Registry,
@@ -25,39 +24,30 @@ from rlx_registry import (
     RolloutQuery,
 )
 from rlx_web.access import HEADERS, Access, AccessGuard
-from rlx_web.memo import Memo
-from rlx_web.notes import NoteError, parse_note, parse_tags
-from rlx_web.pages.columns import ColumnError
 from rlx_web.pages.compare import build_comparison_page
 from rlx_web.pages.credit import build_credit_page
 from rlx_web.pages.files import build_log_page, open_download
 from rlx_web.pages.rollouts import build_rollouts_page, nearest_step
 from rlx_web.pages.run import (
-    RESUMABLE,
+    FindLink,
     build_run_curves,
     build_run_page,
-    is_job,
     live_run,
     run_sections,
 )
 from rlx_web.pages.runs import build_run_list_page, live_runs
-from rlx_web.pages.system import build_system_page
 from rlx_web.text import templates
 
-__all__ = ["create_app"]
-
 HERE = Path(__file__).parent
-LONGEST = 2**31 - 1
+LARGEST_NUMBER = 2**31 - 1
 """The largest step or row number that a registry can store."""
-BODY = 4096
+FORM_BYTES = 4096
 """Maximum size of a form in bytes."""
-NOTE_BODY = 65536
-"""Maximum size of the form of a note, whose characters take up to twelve bytes."""
 
 Text = Annotated[str, Query(max_length=200)]
 Name = Annotated[str, Query(max_length=2000)]
 Page = Annotated[int, Query(ge=1, le=100_000)]
-Step = Annotated[int, Query(ge=0, le=LONGEST)]
+Step = Annotated[int, Query(ge=0, le=LARGEST_NUMBER)]
 Offset = Annotated[int, Query(ge=0, le=2**53)]
 View = Callable[..., dict[str, Any]]
 
@@ -77,15 +67,16 @@ class _Number(Convertor[int]):
 register_url_convertor("number", _Number())
 
 
-def create_app(registry_url: str, access: Access) -> FastAPI:
+def create_app(registry_url: str, access: Access, find_link: FindLink = lambda _: None) -> FastAPI:
     """Returns the dashboard application of one registry, which need not exist yet.
 
-    Every request opens the database for reading, so it may be created, upgraded or moved while the
-    dashboard runs. While it cannot be read, pages explain why with status 503. Only three forms
-    write: they request a run to stop, requeue a run, and replace a run's note and tags.
+    Every request opens the database for reading, so it may be created or moved while the dashboard
+    runs. While it cannot be read, pages explain why with status 503. Only one form writes: it
+    requests a run to stop.
 
     Args:
         access: accepted requests.
+        find_link: returns the page of a tracker that shows some runs; None if there is none.
     """
     app = FastAPI(title="rlx", docs_url=None, redoc_url=None, version="1")
     app.mount("/static", StaticFiles(directory=HERE / "static"))
@@ -98,8 +89,8 @@ def create_app(registry_url: str, access: Access) -> FastAPI:
 
     opened = Annotated[Registry, Depends(open_request_registry)]
     both = _PageAndJson(app, access)
-    _add_lists(both, opened)
-    _add_runs(both, opened)
+    _add_lists(both, opened, find_link)
+    _add_runs(both, opened, find_link)
     _add_polled_routes(app, opened)
     _add_requests(app, registry_url, access)
     for error in (RegistryDatabaseError, Refusal, RequestValidationError):
@@ -135,32 +126,20 @@ class _PageAndJson:
         return add_view
 
 
-def _add_lists(both: _PageAndJson, opened: Any) -> None:
+def _add_lists(both: _PageAndJson, opened: Any, find_link: FindLink) -> None:
     @both("/", "runs.html")
-    def _serve_run_list(
-        registry: opened,
-        q: Text = "",
-        page: Page = 1,
-        column: Annotated[list[Text], Query(max_length=60)] = [],  # noqa: B006
-    ) -> dict[str, Any]:
-        try:
-            return build_run_list_page(registry, q, page, [one for one in column if one])
-        except ColumnError as error:
-            raise HTTPException(422, str(error)) from error
+    def _serve_run_list(registry: opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
+        return build_run_list_page(registry, q, page)
 
     @both("/compare", "compare.html")
     def _serve_comparison(
         registry: opened,
         run: Annotated[list[Text], Query()] = [],  # noqa: B006
     ) -> dict[str, Any]:
-        return build_comparison_page(registry, [ref for ref in run if ref])
-
-    @both("/system", "system.html")
-    def _serve_system(registry: opened) -> dict[str, Any]:
-        return build_system_page(registry)
+        return build_comparison_page(registry, [ref for ref in run if ref], find_link)
 
 
-def _add_runs(both: _PageAndJson, opened: Any) -> None:
+def _add_runs(both: _PageAndJson, opened: Any, find_link: FindLink) -> None:
     @both("/runs/{ref}/rollouts/{step:number}/{row:number}", "credit.html")
     def _serve_credit(
         registry: opened,
@@ -197,7 +176,7 @@ def _add_runs(both: _PageAndJson, opened: Any) -> None:
 
     @both("/runs/{ref}", "run.html")
     def _serve_run(registry: opened, ref: str) -> dict[str, Any]:
-        return build_run_page(registry, ref)
+        return build_run_page(registry, ref, find_link)
 
 
 def _parse_rollout_query(
@@ -234,29 +213,26 @@ def _parse_number_field(name: str, text: str) -> float | None:
 
 
 def _check_row_numbers(*numbers: int) -> None:
-    """Responds with 404 if a step or row number exceeds `LONGEST`."""
-    if any(number > LONGEST for number in numbers):
+    """Responds with 404 if a step or row number exceeds `LARGEST_NUMBER`."""
+    if any(number > LARGEST_NUMBER for number in numbers):
         raise HTTPException(404, "there is no such step or row")
 
 
 def _add_polled_routes(app: FastAPI, opened: Any) -> None:
-    """Adds the routes that pages poll; clients share cached responses."""
-    memo = Memo()
+    """Adds the routes that pages poll, and files."""
 
     @app.get("/live.json", response_class=JSONResponse)
     def _serve_live_runs(registry: opened) -> Response:
-        return _wrap_json_text(memo("runs", lambda: _dump_json(live_runs(registry))))
+        return _build_json_response(live_runs(registry))
 
     @app.get("/runs/{ref}/live.json", response_class=JSONResponse)
     def _serve_live_run(
         registry: opened,
         ref: str,
         after: Annotated[int, Query(ge=0, le=2**53)] = 0,
-        event: Annotated[int, Query(ge=0, le=LONGEST)] = 0,
+        event: Annotated[int, Query(ge=0, le=LARGEST_NUMBER)] = 0,
     ) -> Response:
-        return _wrap_json_text(
-            memo((ref, after, event), lambda: _dump_json(live_run(registry, ref, after, event)))
-        )
+        return _build_json_response(live_run(registry, ref, after, event))
 
     @app.get("/runs/{ref}/sections.json", response_class=JSONResponse)
     def _serve_sections(registry: opened, ref: str) -> Response:
@@ -270,10 +246,7 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
         x: Literal["step", "tokens", "time"] = "step",
         smooth: bool = False,
     ) -> Response:
-        key = (ref, x, smooth, *name)
-        return _wrap_json_text(
-            memo(key, lambda: _dump_json(build_run_curves(registry, ref, name, x, smooth)))
-        )
+        return _build_json_response(build_run_curves(registry, ref, name, x, smooth))
 
     @app.get("/runs/{ref}/files/{path:path}", response_class=StreamingResponse)
     def _serve_file(registry: opened, ref: str, path: str) -> Response:
@@ -284,44 +257,24 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
         return StreamingResponse(file.read_chunks(), headers=headers, media_type=kind)
 
     @app.get("/runs/{ref}/rollouts", response_class=RedirectResponse, status_code=303)
-    def _serve_nearest_step(registry: opened, ref: str, step: Step = LONGEST) -> Response:
+    def _serve_nearest_step(registry: opened, ref: str, step: Step = LARGEST_NUMBER) -> Response:
         at = nearest_step(registry, ref, step)
         return RedirectResponse(f"/runs/{registry.run(ref).id}/rollouts/{at}", 303)
 
 
 def _add_requests(app: FastAPI, url: str, access: Access) -> None:
-    def _read_write_form(limit: int) -> Callable[[Request], Awaitable[dict[str, str]]]:
-        async def read_form(request: Request) -> dict[str, str]:
-            content = b""
-            try:
-                async for part in request.stream():
-                    content += part
-                    if len(content) > limit:
-                        raise HTTPException(413, "the form is too large")
-            except ClientDisconnect as error:  # nobody reads the response, but the log stays clean
-                raise HTTPException(400, "the form is incomplete") from error
-            fields = {n: v[0] for n, v in parse_qs(content.decode("ascii", "replace")).items()}
-            access.require_write(fields.get("write", ""))
-            return fields
-
-        return read_form
-
-    ours = [Depends(_read_write_form(BODY))]
-    note_form = Depends(_read_write_form(NOTE_BODY))
-
-    @app.post("/runs/{ref}/note", status_code=303)
-    def _write_note(ref: str, form: Annotated[dict[str, str], note_form]) -> Response:
-        """Replaces the run's note and tags."""
+    async def _check_form(request: Request) -> None:
+        content = b""
         try:
-            note, tags = parse_note(form.get("note", "")), parse_tags(form.get("tags", ""))
-        except NoteError as error:
-            raise HTTPException(422, str(error)) from error
-        with Registry.open(url, create=False) as registry:
-            record = registry.run(ref)
-            registry.notes.write(record.id, note, tags)
-        return RedirectResponse(f"/runs/{record.id}", 303)
+            async for part in request.stream():
+                content += part
+                if len(content) > FORM_BYTES:
+                    raise HTTPException(413, "the form is too large")
+        except ClientDisconnect as error:  # nobody reads the response, but the log stays clean
+            raise HTTPException(400, "the form is incomplete") from error
+        access.require_write(parse_qs(content.decode("ascii", "replace")).get("write", [""])[0])
 
-    @app.post("/runs/{ref}/stop", dependencies=ours, status_code=303)
+    @app.post("/runs/{ref}/stop", dependencies=[Depends(_check_form)], status_code=303)
     def _stop_run(ref: str) -> Response:
         """Requests the run's supervisor to write a checkpoint and stop."""
         with Registry.open(url, create=False) as registry:
@@ -331,27 +284,9 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
                 raise HTTPException(409, f"{record.id} is {record.effective_status}, not running")
         return RedirectResponse(f"/runs/{record.id}", 303)
 
-    @app.post("/runs/{ref}/resume", dependencies=ours, status_code=303)
-    def _requeue_run(ref: str) -> Response:
-        """Queues the run, so that a worker resumes it from its newest checkpoint."""
-        with Registry.open(url, create=False) as registry:
-            record = registry.run(ref)
-            status = record.effective_status
-            if is_job(record):  # whose old job would decide its status
-                raise HTTPException(409, f"{record.id} was a job: use rlx resume {record.id}")
-            if status not in RESUMABLE or not registry.transition(
-                record.id, {record.status}, "queued", RESUMED_ON_DASHBOARD
-            ):
-                raise HTTPException(409, f"{record.id} is {status}: it cannot be resumed")
-        return RedirectResponse(f"/runs/{record.id}", 303)
-
 
 def _build_json_response(data: dict[str, Any], status: int = 200) -> Response:
-    return _wrap_json_text(_dump_json(data), status)
-
-
-def _wrap_json_text(content: str, status: int = 200) -> Response:
-    return Response(content, status, media_type="application/json")
+    return Response(_dump_json(data), status, media_type="application/json")
 
 
 def _dump_json(data: dict[str, Any]) -> str:

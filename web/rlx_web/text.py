@@ -10,8 +10,6 @@ from typing import Any
 
 from fastapi.templating import Jinja2Templates
 
-__all__ = ["render_visible_text", "templates"]
-
 SHADES = 8
 LONGEST = 400
 """Characters of a value shown in a table."""

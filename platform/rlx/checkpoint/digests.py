@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from rlx.sealing import CheckpointError, ComputeDigests, compute_digests, list_files
-from rlx_registry.rollout_files import sync_to_disk
+from rlx_registry import sync_to_disk
 
 if TYPE_CHECKING:
     from rlx.learner import Ranks

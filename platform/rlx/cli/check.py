@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -22,17 +22,15 @@ from rlx.cli.options import (
 )
 from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
-from rlx.errors import RegistryError, SpecError
-from rlx.home import get_rlx_home, tracking_url
+from rlx.errors import SpecError
 from rlx.launch import (
     VICTIMS,
     KillResult,
-    get_mlflow_uri,
     locate_run_folder,
     open_registry,
 )
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, OldSchemaError, Registry, RunRecord
+from rlx_registry import ENDED
 
 if TYPE_CHECKING:
     from rlx.results import AuditReport, IdentityTally, Violation
@@ -48,7 +46,7 @@ MACHINE_SIGNS = {"ok": "✓", "broken": "✗", "absent": "–"}
 @click.option("--seed", default=0, type=int, help="Seed of the times of the kills.")
 @click.option("--keep", is_flag=True, help="Keep the folder with the killed runs.")
 @overrides_option()
-@click.option("--repair", is_flag=True, help="Complete the registry and MLflow.")
+@click.option("--repair", is_flag=True, help="Send MLflow what it missed.")
 @json_option
 @registry_option
 @click.pass_context
@@ -79,9 +77,9 @@ def check(
     uninterrupted run. The runs are in a new registry, or in that of --registry. The exit code is 1
     if a number differs or a run does not finish.
 
-    With --repair: brings the registry to the newest schema, and sends MLflow the records that it
-    missed of each RUN, or of every run that has ended. The exit code is 4 if MLflow cannot be
-    reached; the registry keeps all records until then.
+    With --repair: sends MLflow the records that it missed of each RUN, or of every run that has
+    ended; a missing store is created first. The exit code is 4 if MLflow cannot be reached; the
+    registry keeps all records until then.
     """
     if repair:
         if kills is not None:
@@ -263,78 +261,34 @@ def _show_kill_table(done: Sequence[KillResult]) -> None:
 
 
 def _repair_records(runs: Sequence[str], url: str) -> int:
-    try:
-        with open_registry(url):  # read-only: creates no registry
-            pass
-    except RegistryError as error:
-        if not isinstance(error.__cause__, OldSchemaError):
-            raise
-        before, after = Registry.upgrade(tracking_url(url))
-        print_text(f"upgraded the registry from revision {before} to {after}")
-    with open_registry(url, read_only=False) as registry:
-        named = list({run.id: run for run in map(registry.run, runs)}.values())
+    """Sends trackers what they lack; one that is unreachable holds up no other."""
+    from rlx.record import RunSender, TrackerUnavailableError, open_trackers
+
+    with open_registry(url) as reading:  # read-only: creates no registry
+        named = list({run.id: run for run in map(reading.run, runs)}.values())
+    failures: dict[str, TrackerUnavailableError] = {}
+    sent = 0
+    with open_registry(url, read_only=False) as registry, open_progress("sending", "runs") as show:
         for run in named:
-            if get_mlflow_uri(run) is None:
-                raise SpecError(f"{run.id} has no mirror: its spec says `tracking.mlflow: null`")
-        candidates = named or [r for r in reversed(registry.runs()) if r.effective_status in ENDED]
-        stores: dict[str, list[RunRecord]] = {}
-        for run in candidates:
-            if uri := get_mlflow_uri(run):
-                stores.setdefault(tracking_url(uri), []).append(run)
-        _send_to_every_mlflow(registry, stores, every_run=bool(named))
-    return 0
-
-
-def _send_to_every_mlflow(
-    registry: Registry, stores: Mapping[str, list[RunRecord]], *, every_run: bool
-) -> None:
-    """Sends runs to their MLflow; if one MLflow is unreachable, the others are still sent theirs.
-
-    Args:
-        registry: open for writing.
-        stores: runs by tracking URI.
-        every_run: send every run; otherwise only those that MLflow lacks in part or at all.
-
-    Raises:
-        MirrorUnavailableError: the first failure, after all other MLflows were sent their runs.
-    """
-    from rlx.record import MirrorUnavailableError
-
-    failures: list[MirrorUnavailableError] = []
-    sent = total = 0
-    with open_progress("sending to MLflow", "runs") as show:
-        for uri, runs in stores.items():
+            if not open_trackers(registry, run):
+                raise SpecError(f"{run.id} has no tracker: its spec says `tracking.mlflow: null`")
+        found = named or [r for r in reversed(registry.runs()) if r.effective_status in ENDED]
+        pairs = [(run, tracker) for run in found for tracker in open_trackers(registry, run)]
+        for number, (run, tracker) in enumerate(pairs):
+            show(number, len(pairs))
+            if tracker.label in failures:  # it is not asked again
+                continue
+            sender = RunSender(registry, run.id, tracker)
             try:
-                behind = _prepare_runs(registry, uri, runs, every_run)
-                total += len(behind)
-                for run in behind:
-                    show(sent, total)
-                    _send_run(registry, uri, run)
+                if named or sender.is_behind or not tracker.has_run(run):
+                    points = sender.catch_up()
+                    plural = "" if points == 1 else "s"
+                    print_text(f"{run.id}: {points} point{plural} sent to MLflow")
                     sent += 1
-            except MirrorUnavailableError as error:
-                failures.append(error)
+            except TrackerUnavailableError as error:
+                failures[tracker.label] = error
     if failures:
-        raise failures[0]
+        raise next(iter(failures.values()))
     if not sent:
         print_text("MLflow is up to date")
-
-
-def _prepare_runs(
-    registry: Registry, uri: str, runs: list[RunRecord], every_run: bool
-) -> list[RunRecord]:
-    """Creates MLflow's store if need be; returns the runs that MLflow must be sent."""
-    from rlx.record import MirrorClient, ensure_store, is_mirror_behind
-
-    if remade := ensure_store(uri):
-        print_text(f"warning: {remade}", err=True)
-    if every_run:
-        return runs
-    known = MirrorClient(uri).list_run_ids()  # it may have lost its store
-    return [r for r in runs if r.mlflow_run_id not in known or is_mirror_behind(registry, r)]
-
-
-def _send_run(registry: Registry, uri: str, run: RunRecord) -> None:
-    from rlx.record import MlflowMirror
-
-    sent = MlflowMirror(registry, run.id, uri, get_rlx_home() / "mlartifacts").catch_up()
-    print_text(f"{run.id}: {sent} point{'' if sent == 1 else 's'} sent to MLflow")
+    return 0

@@ -16,6 +16,7 @@ from rlx.launch import (
     locate_run_folder,
     open_registry,
     reconcile_job,
+    run_queue,
     stop_run,
 )
 from rlx.plan import check_file, run_preflight_checks
@@ -28,19 +29,43 @@ RESUMABLE = ("failed", "stopped", "lost", "queued")
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run", required=False, shell_complete=complete_run)
 @registry_option
 @overrides_option("PATH=VALUE", "Override a value of `runner` or `tracking`; can be repeated.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
+@click.option("--queued", is_flag=True, help="Run queued runs, and take over lost ones.")
+@click.option("--at-once", default=1, type=click.IntRange(1), help="With --queued: runs at a time.")
+@click.option("--once", is_flag=True, help="With --queued: exit when nothing is left to do.")
 @label_refusal("resumed")
-def resume(run: str, url: str, overrides: tuple[str, ...], detach: bool, quiet: bool) -> int:
+def resume(
+    run: str | None,
+    url: str,
+    overrides: tuple[str, ...],
+    detach: bool,
+    quiet: bool,
+    queued: bool,
+    at_once: int,
+    once: bool,
+) -> int:
     """Resume RUN, which failed, was stopped or is lost, from its newest checkpoint.
 
     Without a checkpoint, RUN starts over and records the same results again. Settings that affect
     results cannot be changed; the number of ranks, their devices and their engine can.
+
+    With --queued, run what `rlx submit --queue` left, oldest first, and take over lost runs. Any
+    number of such processes may share a registry, on any number of machines that share the run
+    folders. Runs survive them, since each has its own supervisor.
     """
     url = tracking_url(url)
+    if queued:
+        if run is not None or overrides or detach or quiet:
+            raise SpecError("--queued takes every run that waits: only --at-once and --once fit")
+        with open_registry(url, read_only=False) as registry:
+            run_queue(registry, url, at_once, once=once, report=print_text)
+        return 0
+    if run is None:
+        raise SpecError("name the run, or use --queued for all that wait")
     with open_registry(url) as reading:
         found = reconcile_job(reading, reading.run(run))
     if is_half_made(found) or found.directory is None:

@@ -291,7 +291,8 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
 
 def _draw_pictures(ref: str, url: str) -> int:
     """Draws the plots of a run; returns 1 if it has nothing to draw yet."""
-    from rlx.launch import locate_run_folder, update_mlflow_mirror
+    from rlx.launch import locate_run_folder
+    from rlx.record import update_trackers
     from rlx.run import draw_run_pictures
 
     with open_registry(url) as reading:  # read-only: creates no registry
@@ -303,7 +304,7 @@ def _draw_pictures(ref: str, url: str) -> int:
         if not drawn:
             print_text(f"{run.id} has no records to draw yet", err=True)
             return 1
-        update_mlflow_mirror(registry, registry.run(run.id))
+        update_trackers(registry, registry.run(run.id))
     return 0
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option("--again", is_flag=True, help="Run even if the same spec and seed already ran.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
-@click.option("--queue", is_flag=True, help="Leave the run to an `rlx worker`, and return.")
+@click.option("--queue", is_flag=True, help="Leave the run to `rlx resume --queued`.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the run's id.")
 @click.option("--no-rehearsal", is_flag=True, help="Skip the trial on synthetic rollouts.")
 @click.option("--seeds", metavar="0..4", help="Submit a run per seed.")
@@ -195,7 +195,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     where = os.path.relpath(locate_run_folder(run).root)
     look = f"rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
     if run.status == "queued" and not is_job(run):
-        look = f"rlx worker, here or on a machine that shares this folder   ·   rlx stop {run.id}"
+        look = f"rlx resume --queued, here or where this folder is shared   ·   rlx stop {run.id}"
     job = read_job_id(locate_run_folder(run))
     print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
@@ -203,7 +203,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")
-        + f"  {'queued ' if 'worker' in look else 'watch  '} {look}"
+        + f"  {'queued ' if '--queued' in look else 'watch  '} {look}"
     )
 
 

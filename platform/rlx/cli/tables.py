@@ -13,9 +13,10 @@ from rich.text import Text
 from rlx.cli.console import build_table, open_console
 from rlx.launch import locate_run_folder
 from rlx.probe import GRID, MeanInterval, RecordedProbe, agreement_line, compute_agreement
+from rlx.record import find_mlflow_link
 from rlx.spec import SuiteSpec
 from rlx.text import escape_unprintable
-from rlx_registry import IDLE_STEPS, EvaluationRecord, Registry, RunRecord, find_mlflow_link
+from rlx_registry import IDLE_STEPS, EvaluationRecord, Registry, RunRecord
 
 WARM_START_LOSS = "warm_start/loss"
 SUMMARY_ROWS = (

@@ -23,9 +23,7 @@ VERBS = {
     "probe": ("evaluate:probe", "Measure how much a model's answers depend on its reasoning."),
     "score": ("score:score", "Score a file of responses with any reward."),
     "stop": ("resume:stop", "Stop a run; its records stay."),
-    "resume": ("resume:resume", "Resume a run from its newest checkpoint."),
-    "worker": ("worker:worker", "Run queued runs; take over lost runs."),
-    "db": ("db:db", "Upgrade the registry; restore lost runs."),
+    "resume": ("resume:resume", "Resume a run from its newest checkpoint; run what is queued."),
     "check": ("check:check", "Check this machine, a run's records, or resuming; repair."),
     "rm": ("runs:remove", "Remove runs that have ended, or parts of them."),
     "export": ("export:export", "Write a run's model in the Hugging Face layout."),
@@ -43,6 +41,7 @@ FORMER_VERBS = {
     "show": "validate --values",
     "sync": "check --repair",
     "verify-resume": "check --kills",
+    "worker": "resume --queued",
 }
 """Verbs of earlier versions, and what does their work now."""
 

@@ -1,5 +1,6 @@
 """`rlx web`: serves the dashboard, or the UI of MLflow."""
 
+import errno
 import os
 import re
 import secrets
@@ -16,11 +17,10 @@ import click
 
 from rlx.cli.options import Command, complete_run, registry_option
 from rlx.cli.output import print_text
-from rlx.errors import RlxError, SpecError
-from rlx.launch import create_missing_registry, get_mlflow_uri, open_registry
+from rlx.errors import EnvironmentFault, RlxError, SpecError
+from rlx.launch import create_missing_registry, open_registry
 from rlx.spec import TrackingSpec
 from rlx.text import escape_unprintable
-from rlx_registry import MLFLOW_START_PAGE, find_mlflow_charts, find_mlflow_link
 
 DASHBOARD_PORT, MLFLOW_PORT = 8711, 5000
 RUNS_SEARCHED = 50
@@ -117,16 +117,15 @@ def web(runs: tuple[str, ...], mlflow: bool, uri: str | None, url: str, **option
     """Serve the dashboard: runs, rollouts, and per-token credit.
 
     Every reader needs the token, a random one by default: open the printed address once. The
-    dashboard is read-only except for three requests: stop a run, queue it again, and write a note
-    on it. A missing SQLite registry is created. Traffic is not encrypted: use a reverse proxy on an
-    untrusted network.
+    dashboard is read-only except for the request to stop a run. A missing SQLite registry is
+    created. Traffic is not encrypted: use a reverse proxy on an untrusted network.
 
     With --mlflow, the printed address opens MLflow's page of the named RUN or the comparison of
-    several, and without names the curves of the newest run's experiment. MLflow clients send
-    MLFLOW_TRACKING_TOKEN.
+    several, and without names the curves of the newest run's experiment. MLflow itself has no
+    token: everyone who can connect to its port can read, change and delete its runs.
     """
     if mlflow:
-        serve_mlflow(runs, uri, url, options)
+        serve_mlflow(runs, uri, url, options["host"], options["port"] or MLFLOW_PORT)
     if runs:
         raise SpecError("name runs with --mlflow; the dashboard shows every run")
     return serve_dashboard(url, options)
@@ -181,55 +180,55 @@ def serve_dashboard(url: str, options: Mapping[str, Any]) -> int:
     """Serves the dashboard until Ctrl-C. A missing SQLite registry is created."""
     import uvicorn
 
-    from rlx.cli.plugins import watch_plugin_health
     from rlx.home import tracking_url
-    from rlx.record import require_free_port
+    from rlx.record import find_mlflow_link
     from rlx_web import Access, create_app
-    from rlx_web.warm import warm_up_pages
 
     address = choose_address(DASHBOARD_PORT, **options)
     create_missing_registry(url)
     with open_registry(url):
         pass
     require_free_port(address.host, address.port)
-    address.print_link("dashboard", "can read every rollout, and stop and resume runs")
-    app = create_app(tracking_url(url), Access(address.token, address.names))
-    warm_up_pages()
+    address.print_link("dashboard", "can read every rollout, and stop runs")
+    app = create_app(tracking_url(url), Access(address.token, address.names), find_mlflow_link)
     config = uvicorn.Config(
         app, host=address.host, port=address.port, log_level="warning", lifespan="off",
         server_header=False,
     )  # fmt: skip
-    # `uvicorn.run` would exit with 3 on an early interrupt
-    with suppress(KeyboardInterrupt), watch_plugin_health(url):
+    with suppress(KeyboardInterrupt):  # `uvicorn.run` would exit with 3 on an early interrupt
         uvicorn.Server(config).run()
     return 130  # only Ctrl-C ends it without an error
 
 
 def serve_mlflow(
-    runs: tuple[str, ...], uri: str | None, url: str, options: Mapping[str, Any]
+    runs: tuple[str, ...], uri: str | None, url: str, host: str, port: int
 ) -> NoReturn:
     """Replaces this process by MLflow's server; the printed address opens the page of `runs`."""
     from rlx.home import format_path, get_rlx_home, tracking_url
-    from rlx.record import ensure_store, require_free_port, ui_command
-    from rlx_web.mlflow_app import MLFLOW_APP, export_mlflow_access
+    from rlx.record import MLFLOW_ENVIRONMENT, prepare_store
 
-    address = choose_address(MLFLOW_PORT, **options)
     page, own_uri = _find_named_page(runs, url) if runs else (None, None)
     store = tracking_url(uri or own_uri or TrackingSpec().mlflow or "")
     page = page or _find_newest_page(store, url)
     path = Path(store.removeprefix("sqlite:///").partition("?")[0])
     if store.startswith("sqlite:///") and not path.exists():
         raise SpecError(f"there is no MLflow store at {format_path(path)} yet: run something")
-    if made := ensure_store(store):  # a store that was moved needs its new place
-        print_text(f"warning: {made}", err=True)
-    require_free_port(address.host, address.port)
-    command, environment = ui_command(
-        store, get_rlx_home() / "mlartifacts", address.host, address.port
+    prepare_store(store)  # a store that was moved needs its new place
+    require_free_port(host, port)
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+    command += ["--host", host, "--port", str(port)]
+    command += ["--artifacts-destination", str(get_rlx_home() / "mlartifacts")]
+    # Without jobs, fourteen processes and two gigabytes become two processes and half a gigabyte.
+    small = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": store}
+    shown = f"[{host}]" if ":" in host else host
+    print_text(f"MLflow on http://{shown}:{port}/{page}  (Ctrl-C to stop)", err=True)
+    print_text(
+        f"warning: MLflow has no token: everyone who can connect to port {port}, such as every "
+        "user of this machine, can read, change and delete its runs",
+        err=True,
     )
-    address.print_link("MLflow", "can read, change and delete every run in MLflow", page)
     sys.stdout.flush()
-    access = export_mlflow_access(address.token, address.names, address.port)
-    os.execve(command[0], [*command, "--app-name", MLFLOW_APP], {**environment, **access})
+    os.execve(command[0], command, {**MLFLOW_ENVIRONMENT, **os.environ, **small})
 
 
 def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
@@ -238,6 +237,7 @@ def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
     Raises:
         SpecError: a name is unknown, or the runs are in no store that can be served here.
     """
+    from rlx.record import find_mlflow_link
     from rlx.results import find_named_runs
 
     with open_registry(url) as registry:
@@ -254,6 +254,7 @@ def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
 def _find_newest_page(store: str, url: str) -> str:
     """Returns the charts of the newest run in a store, or the list of MLflow's experiments."""
     from rlx.home import tracking_url
+    from rlx.record import MLFLOW_START_PAGE, find_mlflow_charts, get_mlflow_uri
 
     with suppress(RlxError), open_registry(url) as registry:
         for run in registry.runs(limit=RUNS_SEARCHED):
@@ -261,3 +262,25 @@ def _find_newest_page(store: str, url: str) -> str:
             if run.mlflow_run_id is not None and uri and tracking_url(uri) == store:
                 return find_mlflow_charts(run)
     return MLFLOW_START_PAGE
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Checks that a server could listen there.
+
+    Raises:
+        EnvironmentFault: the port is taken or not permitted, or `host` is not this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As servers do: a port with connections in TIME_WAIT counts as free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        why = "is in use" if taken else f"cannot be used: {error.strerror}"
+        raise EnvironmentFault(
+            f"port {port} on {host} {why}; choose another with --port"
+        ) from error

@@ -6,7 +6,7 @@ global state or needs a display.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,10 @@ def style_axes(axes: Any) -> None:
     axes.tick_params(colors=FAINT, labelcolor=INK, length=3)
 
 
+def _set_panel_title(axes: Any, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10, color=INK, fontweight="bold")
+
+
 def save_figure(drawn: Any, path: Path) -> tuple[Path, Path]:
     """Writes a figure as `.png` and `.svg`, which replace the suffix of `path`."""
     from matplotlib import rc_context
@@ -86,12 +90,21 @@ def draw_reliability_diagram(
     Returns:
         The two files.
     """
-    drawn = build_figure(9.6, 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
-    axes = drawn.subplots(2, 2, sharex=True, sharey="row", height_ratios=(4.4, 1))
-    columns = (("Before training", before, ORANGE), ("After training", after, BLUE))
-    for column, (title, calibration, colour) in enumerate(columns):
-        draw_reliability(axes[0][column], calibration, colour, title)
-        draw_counts(axes[1][column], calibration, colour)
+    columns = {"Before training": (before, ORANGE), "After training": (after, BLUE)}
+    return _draw_reliability_columns(columns, path)
+
+
+def _draw_reliability_columns(
+    columns: Mapping[str, tuple[Calibration, str]], path: Path
+) -> tuple[Path, Path]:
+    """Draws accuracy against stated confidence with Wilson bars, and counts, a column per title."""
+    drawn = build_figure(4.8 * len(columns), 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
+    axes = drawn.subplots(
+        2, len(columns), sharex=True, sharey="row", height_ratios=(4.4, 1), squeeze=False
+    )
+    for column, (title, (calibration, colour)) in enumerate(columns.items()):
+        _draw_reliability(axes[0][column], calibration, colour, title)
+        _draw_counts(axes[1][column], calibration, colour)
     axes[0][0].set_ylabel("accuracy", color=INK)
     axes[1][0].set_ylabel("share", color=INK)
     return save_figure(drawn, path)
@@ -162,9 +175,9 @@ def render_reliability_text(calibration: Calibration, *, width: int = 80) -> "Te
 # Helpers -----------------------------------------------------------------------------------------
 
 
-def draw_reliability(axes: Any, calibration: Calibration, colour: str, title: str) -> None:
+def _draw_reliability(axes: Any, calibration: Calibration, colour: str, title: str) -> None:
     """Draws the accuracy of each bin, with its Wilson interval, against its mean confidence."""
-    held = _list_used_bins(calibration)
+    held: list[Any] = [b for b in calibration.bins if b.n]
     x = [b.confidence for b in held]
     y = [b.accuracy for b in held]
     low = [b.accuracy - b.accuracy_low for b in held]
@@ -185,7 +198,7 @@ def draw_reliability(axes: Any, calibration: Calibration, colour: str, title: st
     )
 
 
-def draw_counts(axes: Any, calibration: Calibration, colour: str) -> None:
+def _draw_counts(axes: Any, calibration: Calibration, colour: str) -> None:
     """Draws the histogram of the bins, with counts above the bars."""
     style_axes(axes)
     for b in calibration.bins:
@@ -216,7 +229,7 @@ def _draw_training_curve(axes: Any, name: str, curve: Curve) -> None:
         axes.plot(steps, _running_mean(values, len(values) // 20), color=BLUE, linewidth=1.7)
     if len(values) <= 12:
         axes.plot(steps, values, "o", color=BLUE, markersize=3.5)
-    axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
+    _set_panel_title(axes, name)
     axes.tick_params(labelsize=8)
 
 
@@ -238,10 +251,6 @@ def _render_accuracy_bar(accuracy: float, confidence: float, cells: int) -> "Tex
     text = Text(bar.ljust(cells), style="blue")
     at = min(cells - 1, int(confidence * cells))
     return Text.assemble(text[:at], ("┃", "bold yellow"), text[at + 1 :])
-
-
-def _list_used_bins(calibration: Calibration) -> list[Any]:
-    return [b for b in calibration.bins if b.n]
 
 
 def _format_headline(c: Calibration) -> str:
@@ -293,9 +302,8 @@ def draw_suite(
     scaled = [name for name, found in figures.items() if found["scaling"] is not None]
     made: list[Path] = []
     if stated:
-        made += _draw_suite_reliability(
-            {n: figures[n] for n in stated}, colours, folder / "reliability"
-        )
+        columns = {n: (Calibration.from_json(figures[n]), colours[n]) for n in stated}
+        made += _draw_reliability_columns(columns, folder / "reliability")
         made += _draw_confidence_histograms({n: answers[n] for n in stated}, folder / "confidence")
         made += _draw_risk_coverage({n: answers[n] for n in stated}, folder / "risk_coverage")
     if scaled:
@@ -304,39 +312,19 @@ def draw_suite(
     return made
 
 
-def _draw_suite_reliability(
-    figures: Mapping[str, Mapping[str, Any]], colours: Mapping[str, str], path: Path
-) -> tuple[Path, Path]:
-    """Draws accuracy against stated confidence with Wilson bars, and counts, a column per set."""
-    drawn = build_figure(4.8 * len(figures), 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
-    axes = drawn.subplots(
-        2, len(figures), sharex=True, sharey="row", height_ratios=(4.4, 1), squeeze=False
-    )
-    for column, (name, found) in enumerate(figures.items()):
-        calibration = Calibration.from_json(found)
-        draw_reliability(axes[0][column], calibration, colours[name], name)
-        draw_counts(axes[1][column], calibration, colours[name])
-    axes[0][0].set_ylabel("accuracy", color=INK)
-    axes[1][0].set_ylabel("share", color=INK)
-    return save_figure(drawn, path)
-
-
 def _draw_confidence_histograms(
     answers: Mapping[str, Sequence[ScoredAnswer]], path: Path
 ) -> tuple[Path, Path]:
     """Draws confidence histograms, correct answers above the axis and wrong ones below."""
-    drawn, panels = _build_panel_row(len(answers))
+    drawn, panels = _build_panel_row(answers, "stated confidence")
     edges = np.arange(11) / 10
-    for axes, (name, own) in zip(panels, answers.items(), strict=True):
-        style_axes(axes)
+    for axes, own in zip(panels, answers.values(), strict=True):
         pairs = np.array([[np.nan_to_num(a.confidences[0]), a.correct] for a in own])
         for label, colour, sign in ((1, BLUE, 1), (0, ORANGE, -1)):
             counts, _ = np.histogram(pairs[pairs[:, 1] == label, 0], bins=edges)
             axes.bar(edges[:-1] + 0.05, sign * counts / len(own), width=0.09, color=colour)
         axes.axhline(0, color=FAINT, linewidth=0.8)
         axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):.2g}")
-        axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
-        axes.set_xlabel("stated confidence", color=INK)
     panels[0].set_ylabel("share: wrong below, right above", color=INK)
     return save_figure(drawn, path)
 
@@ -345,9 +333,8 @@ def _draw_risk_coverage(
     answers: Mapping[str, Sequence[ScoredAnswer]], path: Path
 ) -> tuple[Path, Path]:
     """Draws the risk-coverage curve, with the best possible order and a random one."""
-    drawn, panels = _build_panel_row(len(answers))
-    for axes, (name, own) in zip(panels, answers.items(), strict=True):
-        style_axes(axes)
+    drawn, panels = _build_panel_row(answers, "coverage")
+    for axes, own in zip(panels, answers.values(), strict=True):
         correct = np.array([a.correct for a in own], dtype=np.float64)
         confidence = np.array([a.confidences[0] for a in own])
         coverage = np.arange(1, len(own) + 1) / len(own)
@@ -358,8 +345,6 @@ def _draw_risk_coverage(
         axes.plot(coverage, best, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), label="best")
         axes.axhline(1 - correct.mean(), color=ORANGE, linewidth=1, label="random order")
         axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
-        axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
-        axes.set_xlabel("coverage", color=INK)
     panels[0].set_ylabel("risk: share of wrong answers", color=INK)
     panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
     return save_figure(drawn, path)
@@ -367,31 +352,34 @@ def _draw_risk_coverage(
 
 def _draw_answer_scaling(found: Mapping[str, AnswerScaling], path: Path) -> tuple[Path, Path]:
     """Draws accuracy against the number of answers, one line per selection rule."""
-    drawn, panels = _build_panel_row(len(found))
+    drawn, panels = _build_panel_row(found, "answers per problem")
     rules = (
         ("pass_at", "oracle"),
         ("most_confident", "most confident"),
         ("weighted", "vote by confidence"),
         ("majority", "vote"),
     )
-    for axes, (name, scaling) in zip(panels, found.items(), strict=True):
-        style_axes(axes)
+    for axes, scaling in zip(panels, found.values(), strict=True):
         for (rule, label), colour in zip(rules, SERIES, strict=False):
             if (values := getattr(scaling, rule)) is not None:
                 axes.plot(scaling.k, values, "o-", color=colour, markersize=3.5, label=label)
         axes.set_xscale("log", base=2)
         axes.set_xticks(scaling.k, [str(k) for k in scaling.k])
         axes.set_ylim(-0.02, 1.02)
-        axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
-        axes.set_xlabel("answers per problem", color=INK)
     panels[0].set_ylabel("accuracy of the selected answer", color=INK)
     panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
     return save_figure(drawn, path)
 
 
-def _build_panel_row(count: int) -> tuple[Any, list[Any]]:
-    drawn = build_figure(WIDTH * count + 0.4, 3.4, w_pad=0.1, h_pad=0.1)
-    return drawn, list(drawn.subplots(1, count, sharey=True, squeeze=False)[0])
+def _build_panel_row(titles: Collection[str], label: str) -> tuple[Any, list[Any]]:
+    """A figure with one panel per title, and the same label below each."""
+    drawn = build_figure(WIDTH * len(titles) + 0.4, 3.4, w_pad=0.1, h_pad=0.1)
+    panels = list(drawn.subplots(1, len(titles), sharey=True, squeeze=False)[0])
+    for axes, title in zip(panels, titles, strict=True):
+        style_axes(axes)
+        _set_panel_title(axes, title)
+        axes.set_xlabel(label, color=INK)
+    return drawn, panels
 
 
 PICTURE_DRAWS = 200
@@ -459,7 +447,7 @@ def draw_accuracy_and_ece(
         for number, (label, moments) in enumerate(sets.items()):
             aside = APART * (number - (len(sets) - 1) / 2) * max(moment.step for moment in there)
             _draw_metric_line(one, name, label, moments, SERIES[number % len(SERIES)], aside)
-        one.set_title(title, loc="left", fontsize=10, color=INK, fontweight="bold")
+        _set_panel_title(one, title)
         one.set_xlabel("step", color=INK)
         one.set_ylim(-0.02, 1.02 if name == "accuracy" else None)
     axes[0].legend(frameon=False, fontsize=8, labelcolor=INK)
@@ -549,7 +537,7 @@ def draw_distributions(
         for axes, name in zip(row, ("rewards", "lengths"), strict=True):
             style_axes(axes)
             label = "reward" if name == "rewards" else "tokens"
-            axes.set_title(f"{kind}: {label}", loc="left", fontsize=10, color=INK, weight="bold")
+            _set_panel_title(axes, f"{kind}: {label}")
             _draw_histograms(axes, [(s.step, list(getattr(s, name))) for s in spreads])
     drawn.supxlabel("step", color=INK, fontsize=10)
     return save_figure(drawn, path)

@@ -18,7 +18,14 @@ TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 LEAST_DEFINED = 0.9
 """Minimum share of resamples in which a metric must be defined to get an interval."""
 
+LEAST_SEEDS = 3
+"""Minimum number of seeds for an interval: of two, Student's is 12.7 standard errors wide on either
+side, and yet says nothing about the third."""
+
 Index = NDArray[np.intp]
+Floats = NDArray[np.float64]
+Range = tuple[float, float]
+UNLIMITED: Range = (-math.inf, math.inf)
 
 
 def compute_bootstrap_intervals(
@@ -96,7 +103,8 @@ class SeedMean:
         n: number of seeds.
         mean: mean over seeds.
         std: sample standard deviation (n - 1); None for one seed.
-        low, high: 95 % interval by Student's t; None for one seed.
+        low, high: 95 % interval by Student's t, cut off at the range of the metric; None for fewer
+            than `LEAST_SEEDS`.
     """
 
     n: int
@@ -120,8 +128,12 @@ class SeedDifference:
     p: float
 
 
-def compute_seed_mean(values: Sequence[float]) -> SeedMean:
+def compute_seed_mean(values: Sequence[float], within: Range = UNLIMITED) -> SeedMean:
     """Mean, standard deviation and 95 % interval over independent runs.
+
+    Args:
+        values: value of the metric in each run.
+        within: smallest and largest value that the metric can have.
 
     Raises:
         ValueError: `values` is empty.
@@ -132,22 +144,23 @@ def compute_seed_mean(values: Sequence[float]) -> SeedMean:
     if not values:
         raise ValueError("no values")
     n, mean = len(values), math.fsum(values) / len(values)
-    if n == 1:
-        return SeedMean(1, mean, None, None, None)
+    std = float(np.std(values, ddof=1)) if n > 1 else None
+    if std is None or n < LEAST_SEEDS:
+        return SeedMean(n, mean, std, None, None)
     from scipy.stats import t
 
-    std = float(np.std(values, ddof=1))
-    half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * std / math.sqrt(n)
-    return SeedMean(n, mean, std, mean - half, mean + half)
+    half = float(t.ppf(TAILS[1], n - 1)) * std / math.sqrt(n)
+    return SeedMean(n, mean, std, max(mean - half, within[0]), min(mean + half, within[1]))
 
 
 def compute_paired_difference(
-    one: Mapping[int, float], other: Mapping[int, float]
+    one: Mapping[int, float], other: Mapping[int, float], within: Range = UNLIMITED
 ) -> SeedDifference | None:
     """Compares two recipes over their common seeds.
 
     Args:
         one, other: values of a metric by seed.
+        within: smallest and largest value that a difference can have.
 
     Returns:
         `one` minus `other`; None if they share no seed.
@@ -159,10 +172,11 @@ def compute_paired_difference(
     if not shared:
         return None
     gaps = np.array([one[seed] - other[seed] for seed in shared])
-    return SeedDifference(compute_seed_mean(gaps.tolist()), compute_permutation_p_value(gaps))
+    over = compute_seed_mean(gaps.tolist(), within)
+    return SeedDifference(over, compute_permutation_p_value(gaps))
 
 
-def compute_permutation_p_value(gaps: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
+def compute_permutation_p_value(gaps: Floats) -> float:
     """Two-sided p-value of the paired permutation test that the mean difference is 0.
 
     Args:
@@ -219,7 +233,6 @@ SAME = 0.9
 """Minimum share of the smaller set's problems in the other set; a few may have been dropped."""
 
 Values = Mapping[str, Sequence[float]]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

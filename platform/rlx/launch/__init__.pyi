@@ -1,24 +1,32 @@
-from .device_slots import build_device_request, gpus_here
 from .devices import (
     DeviceShortage,
+    build_device_request,
     diagnose_devices,
+    gpus_here,
     list_device_names,
     query_nvidia_driver,
     torch_build,
 )
-from .disk import LITTLE, format_disk_space, free_bytes, hold_reserve
-from .failures import convert_to_rlx_error
-from .jobs import cancel_job, read_job_id, reconcile_job
+from .failures import (
+    LOW_DISK_BYTES,
+    convert_to_rlx_error,
+    format_disk_space,
+    free_bytes,
+    hold_reserve,
+)
 from .launcher import (
     JobLauncher,
     Launcher,
     LocalLauncher,
     build_torchrun_command,
+    cancel_job,
     open_launcher,
+    read_job_id,
+    reconcile_job,
 )
-from .mirroring import get_mlflow_uri, update_mlflow_mirror
 from .packages import Package, list_packages
 from .processes import (
+    delay_interrupts,
     has_lost_supervisor,
     is_abandoned,
     is_half_made,
@@ -47,9 +55,18 @@ from .run_access import (
     locate_run_folder,
     open_registry,
 )
-from .signals import delay_interrupts
 from .slurm import SlurmLauncher
-from .start import find_finished_runs, start_experiment, stop_run
+from .start_stop import (
+    attempts_used,
+    continue_run,
+    find_finished_runs,
+    launch_run,
+    start_experiment,
+    start_job,
+    stop_run,
+    take_over_run,
+    watch_run,
+)
 from .submission import (
     child_environment,
     collect_code_version,
@@ -58,13 +75,11 @@ from .submission import (
     registry_url,
     submit_run,
 )
-from .takeover import attempts_used, continue_run, launch_run, start_job, take_over_run
-from .watch import watch_run
 
 __all__ = [
     "BROKEN_OFF",
     "KILLED",
-    "LITTLE",
+    "LOW_DISK_BYTES",
     "RUN_LIKE",
     "VICTIMS",
     "DeviceShortage",
@@ -96,7 +111,6 @@ __all__ = [
     "find_runs",
     "format_disk_space",
     "free_bytes",
-    "get_mlflow_uri",
     "get_registry_url",
     "get_run_exit_code",
     "gpus_here",
@@ -131,6 +145,5 @@ __all__ = [
     "take_over_run",
     "this_machine",
     "torch_build",
-    "update_mlflow_mirror",
     "watch_run",
 ]

@@ -1,10 +1,9 @@
-"""Finds the CUDA devices that a run could use on this machine, without importing torch.
-
-`torch_build` and `query_nvidia_driver` inspect the machine; the other functions depend only on
-their arguments.
+"""Finds the CUDA devices that a run could use on this machine, without importing torch, and chooses
+those that a run requests, so that runs can wait for them.
 """
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -14,18 +13,28 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rlx.errors import EnvironmentFault
+from rlx.launch.launcher import open_launcher
+from rlx.launch.processes import this_machine
+from rlx.spec import ExperimentSpec
+from rlx_registry import DeviceRequest
+
 __all__ = [
+    "DEVICES",
     "DeviceShortage",
     "NvidiaDriver",
     "TorchBuild",
+    "build_cuda_environment",
+    "build_device_request",
     "diagnose_devices",
+    "gpus_here",
     "list_device_names",
     "list_device_tokens",
     "query_nvidia_driver",
     "torch_build",
 ]
 
-PATIENCE = 20.0
+NVIDIA_SMI_TIMEOUT = 20.0
 """Timeout of nvidia-smi in seconds; it is slow while the driver is asleep."""
 
 _GPU = re.compile(r"^GPU (\d+): (.*?) \(UUID: (\S+)\)", re.MULTILINE)
@@ -110,11 +119,11 @@ def _run_command(*command: str) -> tuple[int, str]:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=PATIENCE,
+            timeout=NVIDIA_SMI_TIMEOUT,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return 1, f"no answer in {PATIENCE:.0f} s"
+        return 1, f"no answer in {NVIDIA_SMI_TIMEOUT:.0f} s"
     except OSError as error:
         return 1, str(error.strerror)
     return done.returncode, done.stdout.strip()
@@ -241,3 +250,61 @@ def _get_first_line(text: str) -> str:
 def _format_device_counts(names: Sequence[str]) -> str:
     counts = {name: names.count(name) for name in names}
     return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "no device"
+
+
+DEVICES = "RLX_DEVICES"
+"""Environment variable that lists this machine's devices, such as "cuda:0,cuda:1" or "cpu:0,cpu:1".
+If it is unset, they are the visible CUDA devices, and runs on the CPU do not queue."""
+
+
+def gpus_here(spec: ExperimentSpec) -> int:
+    """Number of GPUs on the supervisor's machine for a run on GPUs; 0 if a job
+    system chooses the machine.
+
+    Raises:
+        EnvironmentFault: the launcher cannot say so here.
+    """
+    return open_launcher(spec.runner, spec.sampler).count_ranks_here()
+
+
+def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
+    """The device request that a run makes to the registry; None if it need not queue.
+
+    rlx does not manage devices on other machines; Slurm manages those of its nodes.
+
+    Raises:
+        EnvironmentFault: this machine has fewer devices than the run takes.
+    """
+    runner = spec.runner
+    ranks = open_launcher(runner, spec.sampler).count_ranks_here()
+    listed = _list_devices() if ranks else []
+    on_cuda = runner.device != "cpu" and any(name.startswith("cuda:") for name in listed)
+    kind = "cuda:" if on_cuda or runner.device == "cuda" else "cpu:"
+    names = tuple(name for name in listed if name.startswith(kind))
+    if not names:
+        return None  # the ranks report a missing device themselves
+    if len(names) < ranks:
+        raise EnvironmentFault(
+            f"the experiment has {ranks} ranks, each with a device of its own, but this machine "
+            f"has {len(names)}: {', '.join(names)}"
+        )
+    return DeviceRequest(this_machine(), names, ranks)
+
+
+def build_cuda_environment(taken: Sequence[str]) -> dict[str, str]:
+    """Environment variables that make only the allocated CUDA devices visible to a program."""
+    names = [name.removeprefix("cuda:") for name in taken if name.startswith("cuda:")]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
+
+
+def _list_devices() -> list[str]:
+    configured = os.environ.get(DEVICES)
+    if configured is not None:
+        return [name.strip() for name in configured.split(",") if name.strip()]
+    driver = query_nvidia_driver()
+    if driver is None or not driver.works:
+        return []
+    return [
+        f"cuda:{t}"
+        for t in list_device_tokens(driver.listing or "", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    ]

@@ -1,4 +1,5 @@
-"""Converts exceptions into errors for the user: which ones the machine caused, and how to fix them.
+"""Failures of runs for the user: what the machine caused and how to fix it, and the space on disk
+that lets a run record that the disk is full.
 
 A full disk can surface as an OSError, as an SQLite error, or only in the message of a native
 library. The user sees the same error and exit code in each case.
@@ -8,6 +9,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import traceback
@@ -20,20 +22,54 @@ from typing import Any
 import rlx_registry
 from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError
 from rlx.home import RunFolder, get_rlx_home
-from rlx.launch.disk import RESERVE, format_disk_space, free_bytes
 from rlx.out_of_memory import is_out_of_memory
 from rlx.text import escape_unprintable, redact_passwords
 
 __all__ = [
+    "LOW_DISK_BYTES",
+    "RESERVE_BYTES",
     "convert_to_rlx_error",
     "describe_error",
     "describe_signal",
+    "format_disk_space",
+    "free_bytes",
+    "hold_reserve",
     "is_disk_full",
     "is_learner_out_of_memory",
     "is_registry_away",
     "write_failure",
     "write_failure_reason",
 ]
+
+RESERVE_BYTES = 2 * 1024**2
+"""Bytes that a run reserves on disk: far more than its final records need."""
+LOW_DISK_BYTES = 200 * 1024**2
+"""rlx warns if fewer bytes than this are free."""
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes on the file system of `path`, which need not exist yet."""
+    path = path.absolute()
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    return shutil.disk_usage(there).free
+
+
+def format_disk_space(count: int) -> str:
+    """Formats a number of bytes in MB or GB."""
+    amount = count / 1024**2
+    return f"{amount / 1024:.0f} GB" if amount >= 10 * 1024 else f"{amount:.0f} MB"
+
+
+def hold_reserve(path: Path) -> None:
+    """Writes a file of `RESERVE_BYTES` bytes; deleting it frees the space.
+
+    Raises:
+        OSError: the disk has too little space, or the file cannot be written.
+    """
+    with path.open("wb") as file:
+        file.write(os.urandom(RESERVE_BYTES))  # some file systems store zeros without using space
+        os.fsync(file.fileno())
+
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -188,7 +224,7 @@ def _describe_full_disk(refusal: _Refusal) -> str:
         return (
             f"disk quota exceeded in {folder}: free some space, or set RLX_HOME to another folder"
         )
-    if refusal.path is None and free > RESERVE:
+    if refusal.path is None and free > RESERVE_BYTES:
         return "disk full while writing output: free some space on that disk"
     return (
         f"disk full: {folder} has {format_disk_space(free)} left; free some space, or set "

@@ -1,5 +1,14 @@
-"""How the ranks of a run are started: one interface for every `runner.launcher`."""
+"""How the ranks of a run are started: one interface for every `runner.launcher`; and runs whose
+supervisor a job system starts.
 
+A job is the usual supervisor, on a machine that the job system chooses. While a job is pending, its
+run is "queued". A job system may requeue a job when a machine fails or a user asks for it: the run
+is then queued again and resumes from its checkpoint.
+"""
+
+import json
+import os
+import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,19 +16,31 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlx.discovery import import_implementation
-from rlx.home import RunFolder
-from rlx.launch.ports import find_free_port
+from rlx.errors import EnvironmentFault, PluginError
+from rlx.home import REGISTRY, RunFolder
+from rlx.launch.failures import hold_reserve
+from rlx.launch.network import find_free_port
+from rlx.launch.run_access import load_resolved_spec
+from rlx.launch.submission import child_environment
 from rlx.plugin import SamplerPlugin
 from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.spec.reading import Diagnostic
-from rlx_registry import Status
+from rlx_registry import DatabaseUnwritableError, Registry, RunRecord, Status
 
 __all__ = [
     "JobLauncher",
     "Launcher",
     "LocalLauncher",
     "build_torchrun_command",
+    "cancel_job",
+    "find_job_launcher",
+    "leave_job",
+    "list_startable_statuses",
     "open_launcher",
+    "read_job_id",
+    "reconcile_job",
+    "restore_disk_reserve",
+    "submit_job",
 ]
 
 
@@ -147,3 +168,143 @@ def build_torchrun_command(
     """The torchrun command for one machine's ranks; `place` holds its rendezvous options."""
     command = [sys.executable, "-m", "torch.distributed.run", *place]
     return [*command, f"--nproc-per-node={ranks}", "-m", "rlx.launch.rank", str(folder), run_id]
+
+
+JOB_SCRIPT = """\
+#!/bin/sh
+# Run {run} of rlx, as submitted to {title}.
+exec {python} -m rlx.launch.supervisor {run}
+"""
+
+
+def find_job_launcher(runner: RunnerSpec) -> JobLauncher | None:
+    """Returns the launcher of a run whose supervisor a job system starts; None for other runs.
+
+    Raises:
+        PluginError: its implementation cannot be imported, or is no `JobLauncher`.
+    """
+    if not runner.launcher.submits_jobs:
+        return None
+    launcher = open_launcher(runner)
+    if not isinstance(launcher, JobLauncher):
+        raise PluginError(
+            f"launcher plugin {runner.launcher.kind!r} submits jobs, and its implementation "
+            f"{runner.launcher.implementation} is no rlx.launch.JobLauncher"
+        )
+    return launcher
+
+
+def submit_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
+    """Submits a queued run as a job, whose id is written to the run's folder.
+
+    Raises:
+        EnvironmentFault: the job system is not installed here, or rejects the job.
+    """
+    folder = RunFolder(Path(run.directory or ""))
+    spec = load_resolved_spec(folder)
+    launcher = find_job_launcher(spec.runner)
+    assert launcher is not None
+    script = folder.root / "job.sh"
+    script.write_text(
+        JOB_SCRIPT.format(run=run.id, title=launcher.title, python=shlex.quote(sys.executable))
+    )
+    script.chmod(0o755)
+    environment = {**child_environment(), REGISTRY: registry_url}
+    job = launcher.submit(spec, folder, run.id, script, environment)
+    aside = folder.job.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps({"job": job}))
+    aside.replace(folder.job)
+    message = f"submitted to {launcher.title} as job {job}"
+    registry.results.add_event(run.id, spec.runner.launcher.kind, message, {"job": job})
+
+
+def cancel_job(folder: RunFolder) -> None:
+    """Cancels a run's job, pending or running; does nothing if the run has no job.
+
+    Raises:
+        EnvironmentFault: the job system is not installed here, does not answer, or refuses.
+    """
+    job = read_job_id(folder)
+    launcher = None if job is None else find_job_launcher(load_resolved_spec(folder).runner)
+    if job is None or launcher is None:
+        return
+    folder.job.unlink(missing_ok=True)  # first: the job's state must not count any more
+    try:
+        launcher.cancel(job)
+    except EnvironmentFault:
+        folder.job.write_text(json.dumps({"job": job}))
+        raise
+
+
+def leave_job(registry: Registry, run: RunRecord, folder: RunFolder) -> None:
+    """Cancels the job of a run that goes on elsewhere; if its job system is gone, an event says so.
+
+    The job may then still be there. It finds that the run has another supervisor, and ends.
+    """
+    try:
+        cancel_job(folder)
+    except EnvironmentFault as fault:
+        folder.job.unlink(missing_ok=True)
+        message = f"the run's earlier job could not be cancelled: {fault}"
+        registry.results.add_event(run.id, "warning", message, level="warning")
+
+
+def reconcile_job(registry: Registry, run: RunRecord) -> RunRecord:
+    """Updates a run from the state of its job, if the job could not record it itself.
+
+    A run without a job is returned unchanged, and so is any run if the job system does not answer.
+
+    Args:
+        registry: may be read-only; it is reopened for writing if there is something to record.
+        run: as the registry has it.
+    """
+    if run.directory is None or run.status not in ("queued", "running", "lost"):
+        return run
+    folder = RunFolder(Path(run.directory))
+    job = read_job_id(folder)
+    launcher = None if job is None else find_job_launcher(load_resolved_spec(folder).runner)
+    if job is None or launcher is None:
+        return run
+    change = launcher.find_status(job, run.status)
+    if change is None:
+        return run
+    status, reason = change
+    try:
+        with Registry.open(registry.url) as writing:
+            if writing.transition(run.id, {run.status}, status, reason) and status != "queued":
+                folder.reserve.unlink(missing_ok=True)
+            return writing.run(run.id)
+    except DatabaseUnwritableError:  # without write access, return the run as recorded
+        return run
+
+
+def list_startable_statuses(runner: RunnerSpec, run: RunRecord) -> set[Status]:
+    """Statuses from which a supervisor may start its run.
+
+    A requeued job finds its run as the previous supervisor left it. That one may have been killed
+    with its machine or stopped by the job system, but not by a user's request.
+    """
+    launcher = find_job_launcher(runner)
+    if launcher is None:
+        return {"submitted"}
+    if not launcher.count_restarts():
+        return {"queued"}
+    found: set[Status] = {"queued", "running", "lost"}
+    if run.request is None and run.attempt:
+        found.add("stopped")
+    return found
+
+
+def restore_disk_reserve(runner: RunnerSpec, folder: RunFolder) -> None:
+    """Recreates the disk reserve that the job's previous supervisor deleted on exit."""
+    launcher = find_job_launcher(runner)
+    if launcher is not None and launcher.count_restarts():
+        hold_reserve(folder.reserve)
+
+
+def read_job_id(folder: RunFolder) -> str | None:
+    """The id of a run's latest job; None if it has none."""
+    try:
+        return str(json.loads(folder.job.read_text())["job"])
+    except FileNotFoundError:
+        return None

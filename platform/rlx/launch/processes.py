@@ -1,14 +1,35 @@
-"""Finds the processes of a run by their command lines."""
+"""The processes of a run on this machine: finds them by their command lines, takes signals that
+request a stop, stamps the lines that they print, and removes the temporary files of the dead.
 
+The ranks that a process starts share a temporary folder. Its name is a mark of the run and the id
+of that process, and the names of their semaphores and folders in shared memory contain it, too. The
+process removes all of these when its ranks have ended, and those of earlier processes of the run
+before it starts any. Another one may still be at work here: that of an attempt which lost its
+connection, or of another node on the same machine.
+"""
+
+import hashlib
+import io
+import multiprocessing
+import os
+import re
+import shutil
+import signal
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import current_thread, main_thread
+from types import FrameType
+from typing import Any, TextIO
 
 import psutil
 
 from rlx.home import RunFolder
+from rlx.text import format_timestamp
 from rlx_registry import (
     HEARTBEAT_LIMIT,
     RunRecord,
@@ -17,6 +38,9 @@ from rlx_registry import (
 )
 
 __all__ = [
+    "TIMESTAMP",
+    "SigtermListener",
+    "delay_interrupts",
     "has_ended",
     "has_lost_supervisor",
     "is_abandoned",
@@ -26,13 +50,17 @@ __all__ = [
     "is_supervised",
     "is_supervisor",
     "list_live_ranks",
+    "name_semaphores",
+    "open_temporary_folder",
+    "remove_temporary_folder",
+    "stamp_output",
     "this_machine",
 ]
 
 _RANK = "rlx.launch.rank"
 """Module on the command lines of ranks, and of a torchrun that starts them."""
-_LOOKS = 200
-_PAUSE = 0.01
+_COMMAND_LOOKS = 200
+_COMMAND_PAUSE = 0.01
 """Looks at a process without a command line, and seconds between them."""
 
 
@@ -112,9 +140,9 @@ def is_supervisor(pid: int, run_id: str) -> bool:
     """
     try:
         process = psutil.Process(pid)
-        command, looks = process.cmdline(), _LOOKS
+        command, looks = process.cmdline(), _COMMAND_LOOKS
         while not command and looks:
-            time.sleep(_PAUSE)
+            time.sleep(_COMMAND_PAUSE)
             command, looks = process.cmdline(), looks - 1
     except psutil.Error:
         return False
@@ -146,3 +174,159 @@ def list_live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int
                 continue
             if supervisor in (None, int(process.environ().get("RLX_SUPERVISOR", 0))):
                 yield process.pid
+
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals by which a user, a system or a terminal ends a command."""
+
+
+class SigtermListener:
+    """Listens for SIGTERM: the first one requests a stop, the second a kill.
+
+    Attributes:
+        stop: the ranks should write a checkpoint and exit.
+        kill: the ranks should exit without a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.kill = False
+        self._count = 0
+        signal.signal(signal.SIGTERM, self._handle_signal)
+
+    def _handle_signal(self, *_: object) -> None:
+        self._count += 1  # counts signals only, not requests through the registry
+        self.kill |= self._count > 1
+        self.stop = True
+
+    def apply_request(self, request: str | None) -> None:
+        """Applies a request from the registry, which may come from another machine."""
+        self.kill |= request == "kill"
+        self.stop |= request is not None
+
+
+@contextmanager
+def delay_interrupts() -> Iterator[None]:
+    """Delays interrupts to the end of the block, so that a recorded run is also started.
+
+    Signals reach the main thread; in another thread nothing has to be delayed.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    put_off: list[int] = []
+
+    def remember_signal(number: int, _: FrameType | None) -> None:
+        put_off.append(number)
+
+    before = {number: signal.signal(number, remember_signal) for number in ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for late in put_off:
+        signal.raise_signal(late)
+
+
+_SHARED_MEMORY = Path("/dev/shm")
+_FOLDER_NAME = re.compile(r"rlx-[0-9a-f]{10}-\d+-\w{8}")
+"""Names of temporary folders."""
+
+
+@contextmanager
+def open_temporary_folder(run: RunFolder) -> Iterator[dict[str, str]]:
+    """Makes a temporary folder for the ranks of an attempt, and sweeps up after them.
+
+    It is no folder of the run's, because sockets need short paths and local disks are faster.
+
+    Yields:
+        The environment variables that make the ranks use it.
+    """
+    _remove_abandoned(run)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_build_mark(run)}{os.getpid()}-"))
+    try:
+        yield {"TMPDIR": str(folder)}
+    finally:
+        _remove_leftovers(folder.name)
+        _remove_abandoned(run)  # of peers on this machine that were killed meanwhile
+
+
+def name_semaphores() -> None:
+    """Names the semaphores of this process, and of those that it starts, like its folder."""
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config["semprefix"] = f"/{Path(tempfile.gettempdir()).name}"
+
+
+def remove_temporary_folder() -> None:
+    """Removes the temporary folder of this rank, whose supervisor is no longer there to do so."""
+    folder = Path(tempfile.gettempdir())
+    if _FOLDER_NAME.fullmatch(folder.name):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(run: RunFolder) -> None:
+    for name in _find_names(run):
+        if has_ended(int(name.split("-")[2])):
+            _remove_leftovers(name)
+
+
+def _find_names(run: RunFolder) -> set[str]:
+    """Names of the temporary folders of the run of which this machine still has something."""
+    name = re.compile(rf"{_build_mark(run)}\d+-\w{{8}}")
+    return {
+        found[0] for path in _find_leftovers(_build_mark(run)) if (found := name.search(path.name))
+    }
+
+
+def _find_leftovers(name: str) -> Iterator[Path]:
+    """Files and folders whose names contain `name`."""
+    for place in (Path(tempfile.gettempdir()), _SHARED_MEMORY):
+        yield from place.glob(f"*{name}*")
+
+
+def _remove_leftovers(name: str) -> None:
+    """Removes a temporary folder and what is named by it, of processes that have ended."""
+    for path in _find_leftovers(name):
+        with suppress(OSError):  # another user's, or gone
+            if path.lstat().st_uid != os.getuid():
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+
+
+def _build_mark(run: RunFolder) -> str:
+    return f"rlx-{hashlib.sha256(os.fsencode(run.root)).hexdigest()[:10]}-"
+
+
+TIMESTAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
+"""Pattern of what `stamp_output` puts before a line."""
+
+
+def stamp_output() -> None:
+    """Has this process print the time before each line of stdout and stderr.
+
+    What other programs and libraries in C write to the same file has none.
+    """
+    sys.stdout, sys.stderr = _StampedStream(sys.stdout), _StampedStream(sys.stderr)
+
+
+class _StampedStream(io.TextIOWrapper):
+    """Writes whole lines, so that those of several processes do not mix."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(
+            stream.buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
+        self._begins = True
+
+    def write(self, text: str) -> int:
+        """Writes a text, and the time before each line that begins in it."""
+        stamped = []
+        for line in io.StringIO(text, newline="\n"):
+            stamped += [f"{format_timestamp()}  {line}" if self._begins else line]
+            self._begins = line.endswith("\n")
+        super().write("".join(stamped))
+        return len(text)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from rlx.errors import EnvironmentFault, RlxError
-from rlx.launch.device_slots import build_device_request
-from rlx.launch.jobs import reconcile_job
+from rlx.launch.devices import build_device_request
+from rlx.launch.launcher import reconcile_job
 from rlx.launch.processes import (
     has_lost_supervisor,
     is_job,
@@ -14,9 +14,8 @@ from rlx.launch.processes import (
     is_supervisor,
     this_machine,
 )
-from rlx.launch.run_access import find_runs, is_spec_of_run, locate_run_folder
-from rlx.launch.stored_spec import load_resolved_spec
-from rlx.launch.takeover import attempts_used, take_over_run
+from rlx.launch.run_access import find_runs, is_spec_of_run, load_resolved_spec, locate_run_folder
+from rlx.launch.start_stop import attempts_used, take_over_run
 from rlx.reporting import Report, log_report
 from rlx.spec import ExperimentSpec
 from rlx.stopwatch import Stopwatch

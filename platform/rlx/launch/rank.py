@@ -46,7 +46,7 @@ def main(folder: str, run_id: str) -> int:
 
 
 def _name_semaphores() -> None:
-    from rlx.launch.leftovers import name_semaphores
+    from rlx.launch.processes import name_semaphores
 
     name_semaphores()
 
@@ -70,7 +70,7 @@ def _exit_without_supervisor(supervisor: int) -> None:
     """Ends this rank once its supervisor is gone: ranks must not train on unobserved."""
     import psutil
 
-    from rlx.launch.leftovers import remove_temporary_folder
+    from rlx.launch.processes import remove_temporary_folder
 
     try:
         process = psutil.Process(supervisor)
@@ -128,7 +128,7 @@ def _show_activity(folder: Path, what: str) -> None:
 
 def _run_rank(folder: Path, run_id: str) -> None:
     from rlx.home import ATTEMPT, REGISTRY, RunFolder
-    from rlx.launch.stored_spec import load_resolved_spec
+    from rlx.launch.run_access import load_resolved_spec
 
     paths = RunFolder(folder)
     keep_compiled_kernels()
@@ -161,7 +161,7 @@ def _run_rank(folder: Path, run_id: str) -> None:
 
 
 if __name__ == "__main__":
-    from rlx.launch.log_lines import stamp_output
+    from rlx.launch.processes import stamp_output
 
     stamp_output()
     sys.exit(main(*sys.argv[1:]))

@@ -23,12 +23,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.failures import describe_signal, write_failure, write_failure_reason
-from rlx.launch.log_lines import stamp_output
-from rlx.launch.mirroring import print_to_log
+from rlx.launch.processes import stamp_output
 from rlx.launch.rank_processes import LauncherInput
 from rlx.launch.ray_launcher import require_cluster
 from rlx.launch.ray_rank import RankActor, RankPlace, RankState
-from rlx.launch.stored_spec import load_resolved_spec
+from rlx.launch.run_access import load_resolved_spec
+from rlx.reporting import print_to_log
 from rlx.run import ProgressFile
 from rlx.spec import ExperimentSpec, RayLauncherSpec
 

@@ -19,9 +19,8 @@ import ray
 
 from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
-from rlx.launch.leftovers import open_temporary_folder
-from rlx.launch.ports import find_free_port
-from rlx.launch.slurm_node import find_network_interface
+from rlx.launch.network import find_free_port, find_network_interface
+from rlx.launch.processes import open_temporary_folder
 
 __all__ = ["RankActor", "RankPlace", "RankState"]
 

@@ -5,16 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlx.errors import SpecError
-from rlx.home import RunFolder, get_rlx_home, tracking_url
-from rlx.launch.mirroring import get_mlflow_uri
+from rlx.home import RunFolder, get_rlx_home
 from rlx.launch.run_access import KILLED
-from rlx.record import MirrorClient
+from rlx.record import get_mlflow_uri, open_trackers
 from rlx_registry import (
     ENDED,
     Registry,
     RunRecord,
-    delete_rollout_records,
-    delete_run_records,
 )
 
 __all__ = ["Removal", "plan_removal", "remove_run_data"]
@@ -79,7 +76,7 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
     """Removes what `plan_removal` listed: first from MLflow, then from the registry, then files.
 
     Raises:
-        MirrorUnavailableError: MLflow cannot be reached; nothing has been removed.
+        TrackerUnavailableError: MLflow cannot be reached; nothing has been removed.
         SpecError: the run has been started again.
         OSError: a file cannot be removed.
     """
@@ -88,15 +85,13 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
         raise SpecError(f"{run.id} has been started again: nothing of it was removed")
     if run.status not in ENDED and not _record_loss(registry, run):
         raise SpecError(f"{run.id} has been started again: nothing of it was removed")
-    uri, mlflow = get_mlflow_uri(run), run.mlflow_run_id if removal.whole else None
-    if mlflow is not None and uri is not None:
-        client = MirrorClient(tracking_url(uri))
-        if client.find(mlflow) is not None:
-            client.discard(mlflow)
+    if removal.mlflow is not None:
+        for tracker in open_trackers(registry, run):
+            tracker.discard(run)
     if removal.whole:
-        delete_run_records(registry, run.id)
+        registry.delete_run(run.id)
     elif removal.rollouts:
-        delete_rollout_records(registry, run.id)
+        registry.delete_rollouts(run.id)
     for path in removal.files:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -17,10 +17,9 @@ from typing import NamedTuple
 import psutil
 
 from rlx.errors import RlxError, SpecError
-from rlx.launch.mirroring import get_mlflow_uri
 from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
-from rlx.record import MlflowMirror, find_run_differences, is_mirror_behind
+from rlx.record import RunSender, find_run_differences, open_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.run import read_progress
 from rlx.stopwatch import Stopwatch
@@ -61,7 +60,7 @@ class ResumeTrialReport:
 
     Attributes:
         kills: one per killed run, in the order in which the runs were planned.
-        unequal: number of runs whose points in MLflow differ from the registry's.
+        unequal: number of runs of which MLflow lacks records.
     """
 
     kills: tuple[KillResult, ...]
@@ -159,7 +158,7 @@ class _KillTrial:
     def _begin_worker(self) -> "subprocess.Popen[bytes]":
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [*RLX, "worker", "--runs", str(self._at_once)],
+                [*RLX, "resume", "--queued", "--at-once", str(self._at_once)],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -249,26 +248,18 @@ class _KillTrial:
         return KillResult(run_id, victim, moment, work, found)
 
     def compare_with_mlflow(self) -> int:
-        """Sends MLflow what it has missed, and compares its points with the registry's.
-
-        Returns:
-            Number of runs whose points differ.
-        """
+        """Sends MLflow what it has missed; returns the number of runs that it still lacks."""
         with self._registry() as registry:
-            runs = [run for run in map(registry.run, self._runs) if get_mlflow_uri(run)]
+            runs = [registry.run(run_id) for run_id in self._runs]
+            pairs = [(run.id, one) for run in runs for one in open_trackers(registry, run)]
+            senders = [RunSender(registry, *pair) for pair in pairs]
             for run in runs:  # supervisors may still be telling MLflow the end of their runs
                 self._wait(registry, run.id, lambda run: not _has_supervisor(run))
-            behind = sum(is_mirror_behind(registry, registry.run(run.id)) for run in runs)
+            behind = sum(sender.is_behind for sender in senders)
             self._call_rlx("check", "--repair")
-            unequal = 0
-            for run in runs:
-                uri = (get_mlflow_uri(run) or "").replace("{home}", str(self._home))
-                found = list(MlflowMirror(registry, run.id, uri, None).find_differences())
-                unequal += bool(found)
-                for difference in found[:3]:
-                    self._report(f"{run.id}: {difference}")
+            unequal = sum(sender.is_behind for sender in senders)
         self._report(
-            f"MLflow has the registry's points of {len(runs) - unequal} of {len(runs)} runs "
+            f"MLflow has all records of {len(senders) - unequal} of {len(senders)} runs "
             f"({behind} completed by `rlx check --repair`)"
         )
         return unequal
@@ -334,7 +325,9 @@ class _KillTrial:
         while not until(registry.run(run_id)):
             with self._lock:  # another thread may be restarting the worker
                 if self._worker.poll() is not None:
-                    raise RlxError(f"rlx worker has ended: {self._log.read_text()[-2000:]}")
+                    raise RlxError(
+                        f"rlx resume --queued has ended: {self._log.read_text()[-2000:]}"
+                    )
             if stopwatch.look() > PATIENCE:
                 raise RlxError(f"{run_id} has not ended in {PATIENCE:.0f} s: {self._log}")
             time.sleep(0.1)

@@ -1,5 +1,6 @@
 """Opens the registry of runs by its URL, converts its errors to those of rlx, and finds runs."""
 
+import json
 import os
 import re
 import signal
@@ -32,8 +33,10 @@ __all__ = [
     "get_run_exit_code",
     "is_spec_of_run",
     "list_group_runs",
+    "load_resolved_spec",
     "locate_run_folder",
     "open_registry",
+    "put_spec",
 ]
 
 KILLED = "its supervisor was gone"
@@ -53,8 +56,6 @@ def get_registry_url(url: str | None = None) -> str:
 def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
     """Opens the registry; converts its errors to rlx errors with the right exit code.
 
-    An SQLite file of an earlier version is backed up beside itself and upgraded, also for reading.
-
     Raises:
         SpecError: there is no registry, or a named run does not exist.
         EnvironmentFault: its file system is full or read-only.
@@ -62,24 +63,14 @@ def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
     """
     try:
         target = _prepare_registry_file(tracking_url(url), read_only)
-        with _open_upgraded_registry(target, read_only) as registry:
+        with Registry.open(target, read_only=read_only) as registry:
             yield registry
+    except rlx_registry.NoTablesError as error:
+        if target.startswith("sqlite:///"):  # somebody else's file
+            raise convert_to_rlx_error(error) or error from error
+        raise rlx.errors.SpecError(f"{error}; submit an experiment first") from error
     except rlx_registry.RegistryDatabaseError as error:
         raise convert_to_rlx_error(error) or error from error
-
-
-def _open_upgraded_registry(url: str, read_only: bool) -> Registry:
-    try:
-        return Registry.open(url, read_only=read_only)
-    except rlx_registry.NoTablesError as error:
-        if url.startswith("sqlite:///"):  # somebody else's file
-            raise
-        raise rlx.errors.SpecError(f"{error}; submit an experiment first") from error
-    except rlx_registry.OldSchemaError:
-        if not url.startswith("sqlite:///"):  # other machines may use it: `rlx db upgrade`
-            raise
-        Registry.upgrade(url)
-        return Registry.open(url, read_only=read_only)
 
 
 def create_missing_registry(url: str) -> None:
@@ -101,6 +92,8 @@ def _prepare_registry_file(url: str, read_only: bool) -> str:
         return url
     path = Path(unquote(url.removeprefix("sqlite:///")))
     if read_only and not path.exists():
+        if lost := rlx_registry.describe_lost_registry(path):
+            raise rlx.errors.SpecError(f"there is no registry of runs at {format_path(path)}{lost}")
         raise rlx.errors.SpecError(
             f"there is no registry of runs at {format_path(path)} yet: submit an experiment "
             "first, or name another folder with RLX_HOME"
@@ -195,3 +188,17 @@ def choose_run_exit_code(run: RunRecord, failures: Mapping[str, Mapping[str, Any
     if run.effective_status != "failed":
         return 1 if run.effective_status in ("stopped", "lost") else None
     return int(failures.get(run.id, {}).get("exit_code", 1))
+
+
+def put_spec(folder: RunFolder, spec: "ExperimentSpec") -> None:
+    """Writes atomically the experiment that ranks read."""
+    aside = folder.resolved_spec.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(spec.dump_resolved(), indent=2))
+    aside.replace(folder.resolved_spec)
+
+
+def load_resolved_spec(folder: RunFolder) -> "ExperimentSpec":
+    """Reads the experiment of a run."""
+    from rlx.spec import ExperimentSpec
+
+    return ExperimentSpec.from_record(json.loads(folder.resolved_spec.read_text()))

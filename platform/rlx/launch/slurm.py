@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.launcher import JobLauncher
-from rlx.launch.ports import find_free_port
+from rlx.launch.network import find_free_port
 from rlx.spec import ExperimentSpec, SlurmLauncherSpec
 from rlx.text import escape_unprintable
 from rlx_registry import Status

@@ -14,17 +14,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
 from rlx.launch.failures import write_failure_reason
 from rlx.launch.launcher import build_torchrun_command
-from rlx.launch.leftovers import open_temporary_folder
-from rlx.launch.log_lines import stamp_output
+from rlx.launch.network import find_network_interface
+from rlx.launch.processes import open_temporary_folder, stamp_output
 from rlx.launch.rank_processes import LauncherInput
 
-__all__ = ["find_network_interface", "main"]
+__all__ = ["main"]
 
 POLL_INTERVAL = 0.25
 """Seconds between two polls of torchrun."""
@@ -82,20 +80,6 @@ def _run_torchrun(
     if code is None:
         return 1
     return code if code >= 0 else 128 - code
-
-
-def find_network_interface(address: str) -> str | None:
-    """The network interface through which this machine reaches an address."""
-    family, kind, protocol, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as one:
-        one.connect(target)  # sends nothing
-        mine = one.getsockname()[0]
-    named = {
-        each.address.split("%")[0]: name
-        for name, found in psutil.net_if_addrs().items()
-        for each in found
-    }
-    return named.get(mine)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,10 @@ import rlx
 from rlx.checkpoint import copy_origin, pin_checkpoint
 from rlx.discovery import ExperimentPlugins
 from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
-from rlx.launch.disk import hold_reserve
-from rlx.launch.failures import convert_to_rlx_error, describe_error
+from rlx.launch.failures import convert_to_rlx_error, describe_error, hold_reserve
 from rlx.launch.processes import has_ended, this_machine
+from rlx.launch.run_access import put_spec
 from rlx.launch.run_vocabulary import choose_run_vocabulary
-from rlx.launch.stored_spec import put_spec
 from rlx.model import Vocabulary
 from rlx.sources import source_digest
 from rlx.spec import TrackingSpec

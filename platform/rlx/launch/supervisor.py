@@ -28,18 +28,15 @@ from rlx.descendants import adopt_orphans
 from rlx.errors import RlxError
 from rlx.home import ATTEMPT, REGISTRY, RunFolder
 from rlx.launch.attempt import Attempt, AttemptEnd, build_failed_end
-from rlx.launch.device_slots import build_cuda_environment, build_device_request
+from rlx.launch.devices import build_cuda_environment, build_device_request
 from rlx.launch.failures import describe_error, is_disk_full
-from rlx.launch.jobs import find_job_launcher, list_startable_statuses, restore_disk_reserve
-from rlx.launch.log_lines import stamp_output
-from rlx.launch.mirroring import MirrorThread, print_to_log
-from rlx.launch.processes import this_machine
-from rlx.launch.run_access import is_spec_of_run, locate_run_folder
-from rlx.launch.signals import SigtermListener
-from rlx.launch.stored_spec import load_resolved_spec, put_spec
+from rlx.launch.launcher import find_job_launcher, list_startable_statuses, restore_disk_reserve
+from rlx.launch.processes import SigtermListener, stamp_output, this_machine
+from rlx.launch.run_access import is_spec_of_run, load_resolved_spec, locate_run_folder, put_spec
+from rlx.launch.start_stop import attempts_used
 from rlx.launch.submission import fail_unless_started
-from rlx.launch.takeover import attempts_used
-from rlx.record import retry_registry_call
+from rlx.record import TrackerThread, retry_registry_call
+from rlx.reporting import print_to_log
 from rlx.spec import ExperimentSpec, LocalLauncherSpec
 from rlx.text import redact_passwords
 from rlx_registry import (
@@ -58,7 +55,7 @@ from rlx_registry import (
 
 __all__ = ["main"]
 
-LOOK = 1.0
+DEVICE_POLL_INTERVAL = 1.0
 """Seconds between two checks for free devices."""
 
 T = TypeVar("T")
@@ -122,7 +119,7 @@ def _wait_for_start(
             print_to_log(f"{run_id} has another supervisor, process {run.pid}")
             return None
         orders.apply_request(run.request)
-        time.sleep(LOOK)
+        time.sleep(DEVICE_POLL_INTERVAL)
     forget_supervisor(folder)
     registry.transition(run_id, expect, "stopped", "stopped before it started")
     return None
@@ -167,23 +164,22 @@ class _Supervisor:
         self._write(lambda: writer.update_run(self._run_id, pid=os.getpid(), host=this_machine()))
         if not self._spec.runner.launcher.submits_jobs:
             record_supervisor(self._folder.root, os.getpid())
-        mirror = MirrorThread(
+        trackers = TrackerThread(
             self._registry.url,
             self._run_id,
-            self._spec.tracking.mlflow,
             lambda: self._folder.has_room,
         )
         try:
             writer, end = self._run_attempts(writer, started)
             self._record_end(writer, end)  # once the CPU time of all processes is known
         except BaseException as error:
-            mirror.leave()
+            trackers.leave()
             if not isinstance(error, FencedError):
                 raise
             print_to_log(f"exiting: {error}")
             return 1
-        if behind := mirror.end():
-            self._record_event(self._registry, "mirror_behind", behind, level="warning")
+        if behind := trackers.end():
+            self._record_event(self._registry, "tracker_behind", behind, level="warning")
         if retry_registry_call(lambda: self._registry.run(self._run_id)).status in ENDED:
             self._folder.reserve.unlink(missing_ok=True)  # else it has been resumed since
         return 0 if end.status == "finished" else 1

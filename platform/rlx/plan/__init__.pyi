@@ -14,7 +14,7 @@ from .memory import (
 )
 from .model_shape import ModelShape, estimate_checkpoint_bytes, load_model_shape
 from .page import render_plan_page
-from .rehearsal import rehearse_experiment, run_phase_trial, run_rehearsal_checks
+from .rehearsal import rehearse_experiment, run_rehearsal_checks
 from .report import PhaseReport, PlanReport, build_plan, convert_to_json, select_example_rows
 from .row_accounts import RowAccount, load_phase_spec, load_run_speech, stored_accounts
 from .stand_ins import load_plan_problems, load_speech
@@ -59,7 +59,6 @@ __all__ = [
     "rehearse_experiment",
     "render_plan_page",
     "require_showable_texts",
-    "run_phase_trial",
     "run_preflight_checks",
     "run_rehearsal_checks",
     "run_trial",

@@ -239,6 +239,8 @@ def _find_phase_errors(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagn
 
 
 # Recovery --------------------------------------------------------------------------------------
+
+
 _PLACEHOLDERS: Mapping[str, Any] = {
     "name": "name",
     "model": {"kind": "tiny"},

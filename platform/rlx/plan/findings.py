@@ -17,6 +17,13 @@ from rlx.spec.reading import Diagnostic, build_error, build_warning, format_key_
 from rlx.text import escape_unprintable, pluralize_noun
 from rlx.train_batch import TrainBatch
 
+_TRAILING_TAG = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
+"""A tag at the end of a template, declared as a span or not: rewards look for such tags too."""
+_QUOTED = 160
+"""Characters of a response that a message quotes."""
+_TOLD = 300
+"""Maximum characters of a plugin's own message."""
+
 
 def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
     """Yields errors and warnings about one phase.
@@ -25,9 +32,9 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
     """
     plan, stand_ins = trial.recipe.plan, bool(trial.note)
     for number, level in enumerate(plan.levels):
-        yield from check_turn_level(trial, level, is_first=number == 0)
+        yield from _check_turn(trial, level, is_first=number == 0)
     if plan.talk is not None:
-        yield from check_trial_environment(trial, plan.talk, stand_ins=stand_ins)
+        yield from _check_trial_environment(trial, plan.talk, stand_ins=stand_ins)
     for reward in trial.recipe.rewards:
         yield from _check_trial_reward(trial, reward, stand_ins)
     if trial.train is None or trial.rewards is None:
@@ -47,6 +54,8 @@ def _build_stop_diagnostic(trial: PlanTrial) -> Diagnostic:
 
 
 # Rewards -----------------------------------------------------------------------------------------
+
+
 def _check_trial_reward(
     trial: PlanTrial, reward: NamedReward, stand_ins: bool
 ) -> Iterator[Diagnostic]:
@@ -90,10 +99,10 @@ def _build_reward_diagnostic(
     stand_ins: bool,
 ) -> Diagnostic:
     segment = trial.trees[place[0]].segments[place[1]]
-    fault = build_plugin_fault(
+    fault = _build_plugin_fault(
         f"reward plugin {reward.use.plugin!r} (rewards.{reward.scope}.{reward.name})",
         entry.reason or "it returned nothing",
-        f"its input: {format_quote(segment.text)}",
+        f"its input: {_quote_text(segment.text)}",
         path=path,
         handled="continue without the score",
         lenient=reward.use.on_error != "fail",
@@ -103,6 +112,8 @@ def _build_reward_diagnostic(
 
 
 # Credit ------------------------------------------------------------------------------------------
+
+
 def _check_trial_mask(
     trial: PlanTrial, train: TrainBatch, rewards: CreditInputs
 ) -> Iterator[Diagnostic]:
@@ -182,15 +193,10 @@ def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
         )
 
 
-TRAILING = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
-"""A tag at the end of a template, declared as a span or not: rewards look for such tags too."""
-SHOWN = 160
-"""Characters of a response that a message quotes."""
-LONGEST = 300
-"""Maximum characters of a plugin's own message."""
+# Turns -------------------------------------------------------------------------------------------
 
 
-def check_turn_level(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterator[Diagnostic]:
+def _check_turn(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterator[Diagnostic]:
     """Yields findings about one kind of turn."""
     path: KeyPath = ("rollout", level.kind)
     turns = [s for tree in trial.trees for s in tree.segments if _is_level_turn(trial, level, s)]
@@ -220,7 +226,7 @@ def _check_template_tags(
 ) -> Iterator[Diagnostic]:
     """Reports span tags that the template opens without closing, or closes without opening."""
     label = format_key_path(path)
-    last = TRAILING.search(template)
+    last = _TRAILING_TAG.search(template)
     for name in dict.fromkeys((*spans, *((last[1],) if last else ()))):
         opened, closed = template.count(f"<{name}>"), template.count(f"</{name}>")
         if opened > closed and not (is_first and name == "think"):
@@ -258,7 +264,9 @@ def _check_token_limit(
 
 
 # Environments ----------------------------------------------------------------------------------
-def check_trial_environment(
+
+
+def _check_trial_environment(
     trial: PlanTrial, talk: EnvironmentPlan, *, stand_ins: bool
 ) -> Iterator[Diagnostic]:
     """Yields findings about rollouts with an environment, its own failures first."""
@@ -284,11 +292,11 @@ def _build_environment_diagnostic(trial: PlanTrial, stand_ins: bool) -> Diagnost
     name = use.environment.plugin if isinstance(use, EnvironmentRolloutSpec) else ""
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
-    plugin_input = f"its input: turn {segment.turn}: {format_quote(segment.text)}"
+    plugin_input = f"its input: turn {segment.turn}: {_quote_text(segment.text)}"
     if segment.author == "prompt":
         problem = trial.trees[tree].problem.id
-        plugin_input = f"its input: the start of problem {problem}: {format_quote(segment.text)}"
-    return build_plugin_fault(
+        plugin_input = f"its input: the start of problem {problem}: {_quote_text(segment.text)}"
+    return _build_plugin_fault(
         f"environment plugin {name!r}",
         why,
         plugin_input,
@@ -348,12 +356,14 @@ def _count_rollouts(trial: PlanTrial) -> int:
 
 
 # Plugins that fail --------------------------------------------------------------------------------
-def format_quote(text: str) -> str:
+
+
+def _quote_text(text: str) -> str:
     """Quotes the beginning of untrusted text."""
-    return repr(text[:SHOWN]) + ("…" if len(text) > SHOWN else "")
+    return repr(text[:_QUOTED]) + ("…" if len(text) > _QUOTED else "")
 
 
-def build_plugin_fault(
+def _build_plugin_fault(
     who: str,
     why: str,
     plugin_input: str,
@@ -378,7 +388,7 @@ def build_plugin_fault(
     on = "a placeholder problem" if stand_ins else "a synthetic response"
     return Diagnostic(
         kind="plugin",
-        message=f"{who} failed on {on}: {escape_unprintable(why.splitlines()[0][:LONGEST])}",
+        message=f"{who} failed on {on}: {escape_unprintable(why.splitlines()[0][:_TOLD])}",
         path=path,
         notes=(plugin_input, "a run would continue, as `on_error` is set" if lenient else ends),
         severity="warning" if lenient or stand_ins else "error",

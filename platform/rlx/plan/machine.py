@@ -26,7 +26,7 @@ from rlx.discovery import (
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.home import format_path, get_rlx_home, tracking_url
 from rlx.launch import (
-    LITTLE,
+    LOW_DISK_BYTES,
     DeviceShortage,
     Package,
     convert_to_rlx_error,
@@ -117,7 +117,7 @@ def require_disk_room(folder: Path) -> None:
 
 def _little_room(folder: Path) -> Iterator[Diagnostic]:
     free = free_bytes(folder)
-    if free < LITTLE:
+    if free < LOW_DISK_BYTES:
         message = f"{format_path(folder)} has {format_disk_space(free)} of free space left"
         help_ = "free some space, or set RLX_HOME to a folder on another disk"
         yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
@@ -147,6 +147,8 @@ def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]
 
 
 # Requirements of the spec ---------------------------------------------------------------------
+
+
 def find_cuda_lack(wanted: int) -> DeviceShortage | None:
     """Why a run here would not find `wanted` CUDA devices; None if it would.
 
@@ -311,8 +313,10 @@ def _first_line(error: Exception) -> str:
     return message.splitlines()[0].removesuffix(".")
 
 
+# What this machine has (`rlx doctor`) -----------------------------------------------------------
+
 State = Literal["ok", "broken", "absent"]
-NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "datasets")
+_NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "datasets")
 """Packages that have their own line; the others share one."""
 
 
@@ -349,11 +353,33 @@ def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
     Args:
         registry_url: URL of the registry to look for.
     """
-    yield from _check_system()
-    yield from _check_torch()
-    yield from _check_packages()
-    yield from _check_record_stores(registry_url)
-    yield from _check_installed_plugins()
+    wanted, found = metadata("rlx")["Requires-Python"], platform.python_version()
+    fits = SpecifierSet(wanted).contains(found, prereleases=True)
+    yield _build_required_part("Python", fits, found, f"install Python {wanted}")
+    yield _build_required_part(
+        "platform", os.name == "posix", platform.platform(), "run rlx on Linux"
+    )
+    known = list_packages()
+    yield _describe_package(known["torch"])
+    if known["torch"].installed is not None:
+        yield from _describe_gpus()
+    yield from (_describe_package(known[name]) for name in _NAMED)
+    yield _describe_package(vllm_package())
+    others = [p for p in known.values() if not p.extra and p.name not in (*_NAMED, "torch")]
+    wrong = [p for p in others if not p.fits]
+    found = ", ".join(f"{p.name} {p.installed or 'missing'}" for p in wrong)
+    fix = " ".join(["pip install", *(f"'{p.name}{p.range}'" for p in wrong)])
+    all_fit = f"{len(others)}, all within the tested ranges"
+    yield _build_required_part("other packages", not wrong, found or all_fit, fix)
+    yield _describe_home(get_rlx_home())
+    yield _describe_registry(registry_url)
+    yield _describe_mlflow_store(get_rlx_home() / "mlflow.db")
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    found = "used for files that are not on this machine"
+    if offline:
+        found = "offline: HF_HUB_OFFLINE is set, only files on this machine are used"
+    yield MachinePart("model hub", "ok", found)
+    yield from _describe_plugins()
 
 
 def _build_required_part(name: str, sound: bool, found: str, fix: str) -> MachinePart:
@@ -363,71 +389,26 @@ def _build_required_part(name: str, sound: bool, found: str, fix: str) -> Machin
     )
 
 
-# The machine -----------------------------------------------------------------------------------
-def _check_system() -> Iterator[MachinePart]:
-    wanted = metadata("rlx")["Requires-Python"]
-    found = platform.python_version()
-    fits = SpecifierSet(wanted).contains(found, prereleases=True)
-    yield _build_required_part("Python", fits, found, f"install Python {wanted}")
-    posix = os.name == "posix"
-    yield _build_required_part("platform", posix, platform.platform(), "run rlx on Linux")
-    yield MachinePart("threads", "ok", f"{os.cpu_count()} cores; {_describe_wait_policy()}")
-
-
-def _describe_wait_policy() -> str:
-    """Describes how idle OpenMP threads wait; spinning threads slow down other processes."""
-    policy = os.environ.get("OMP_WAIT_POLICY")
-    return f"OMP_WAIT_POLICY {policy or 'unset'}; runs set it to PASSIVE"
-
-
-def _check_torch() -> Iterator[MachinePart]:
-    torch = list_packages()["torch"]
-    yield _describe_package(torch)
-    if torch.installed is None:
+def _describe_gpus() -> Iterator[MachinePart]:
+    """Describes the GPUs that torch sees; torch is imported only where there is a driver."""
+    if (lack := find_cuda_lack(1)) is not None:
+        yield MachinePart("CUDA", "absent", f"no device: {lack.found}", f"for a GPU: {lack.help}")
         return
-    lack = find_cuda_lack(1)
-    if lack is None:
-        yield from _check_gpus(torch)
-    else:
-        yield _describe_no_gpu(lack)
-        yield MachinePart("NCCL", "absent", "not needed without a GPU")
-
-
-def _describe_no_gpu(lack: DeviceShortage) -> MachinePart:
-    return MachinePart("CUDA", "absent", f"no device: {lack.found}", f"for a GPU: {lack.help}")
-
-
-def _check_gpus(package: Package) -> Iterator[MachinePart]:
-    """Checks the GPUs that torch sees; torch is imported only where there is a driver."""
     import torch
 
     if not torch.cuda.is_available():
         fix = "for the cause, run `python -c 'import torch; torch.cuda.init()'`"
-        yield MachinePart("CUDA", "broken", f"torch {package.installed} finds no device", fix)
+        yield MachinePart("CUDA", "broken", f"torch {torch.__version__} finds no device", fix)
         return
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         memory = f"{properties.total_memory / 1024**3:.0f} GiB"
         found = f"{properties.name}, {memory}, capability {properties.major}.{properties.minor}"
         yield MachinePart(f"CUDA {number}", "ok", found)
-    nccl = torch.distributed.is_nccl_available()
-    version = ".".join(map(str, torch.cuda.nccl.version())) if nccl else "none"
-    fix = "" if nccl else "install a torch build with NCCL"
-    yield MachinePart("NCCL", "ok" if nccl else "broken", version, fix)
-
-
-# Packages --------------------------------------------------------------------------------------
-def _check_packages() -> Iterator[MachinePart]:
-    known = list_packages()
-    yield from (_describe_package(known[name]) for name in NAMED)
-    yield _describe_package(vllm_package())
-    others = [p for p in known.values() if not p.extra and p.name not in (*NAMED, "torch")]
-    wrong = [p for p in others if not p.fits]
-    found = f"{len(others)}, all within the tested ranges"
-    if wrong:
-        found = ", ".join(f"{p.name} {p.installed or 'missing'}" for p in wrong)
-    fix = " ".join(["pip install", *(f"'{p.name}{p.range}'" for p in wrong)])
-    yield _build_required_part("other packages", not wrong, found, fix)
+    if torch.distributed.is_nccl_available():
+        yield MachinePart("NCCL", "ok", ".".join(map(str, torch.cuda.nccl.version())))
+    else:
+        yield MachinePart("NCCL", "broken", "none", "install a torch build with NCCL")
 
 
 def _describe_package(package: Package) -> MachinePart:
@@ -441,41 +422,24 @@ def _describe_package(package: Package) -> MachinePart:
     return MachinePart(package.name, "broken", found, package.command, needed)
 
 
-# Storage ------------------------------------------------------------------------------
-def _check_record_stores(registry_url: str) -> Iterator[MachinePart]:
-    folder = get_rlx_home()
+def _describe_home(folder: Path) -> MachinePart:
     free = free_bytes(folder)
-    writable = _is_writable(folder)
-    found = f"{format_path(folder)}, {format_disk_space(free)} free"
-    if not writable:
-        found = f"{format_path(folder)} cannot be written"
-    elif free < LITTLE:
-        found += ": little"
-    yield _build_required_part(
-        "RLX_HOME", writable and free >= LITTLE, found, "set RLX_HOME to a folder with room"
-    )
-    yield _check_registry(registry_url)
-    yield _check_mlflow_store()
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    how = "offline: HF_HUB_OFFLINE is set, only files on this machine are used"
-    yield MachinePart(
-        "model hub", "ok", how if offline else "used for files that are not on this machine"
-    )
-
-
-def _is_writable(folder: Path) -> bool:
-    """Returns whether `folder` is writable or could be created, without creating it."""
     there = next(f for f in (folder, *folder.parents) if f.exists())
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    found = f"{format_path(folder)} cannot be written"
+    if writable:
+        found = f"{format_path(folder)}, {format_disk_space(free)} free"
+        found += ": little" if free < LOW_DISK_BYTES else ""
+    fix = "set RLX_HOME to a folder with room"
+    return _build_required_part("RLX_HOME", writable and free >= LOW_DISK_BYTES, found, fix)
 
 
-def _check_registry(url: str) -> MachinePart:
+def _describe_registry(url: str) -> MachinePart:
     try:
         path = Path(tracking_url(url).removeprefix("sqlite:///"))
         if tracking_url(url).startswith("sqlite:///") and not path.exists():
-            return MachinePart(
-                "registry", "absent", f"none yet at {format_path(path)}; `rlx submit` creates it"
-            )
+            found = f"none yet at {format_path(path)}; `rlx submit` creates it"
+            return MachinePart("registry", "absent", found)
         with open_registry(url) as registry:
             count = len(registry.runs())
             where = format_path(path) if path.exists() else registry.label
@@ -486,35 +450,26 @@ def _check_registry(url: str) -> MachinePart:
     return MachinePart("registry", "ok", f"{where}, {runs}", required=True)
 
 
-def _check_mlflow_store() -> MachinePart:
-    path = get_rlx_home() / "mlflow.db"
+def _describe_mlflow_store(path: Path) -> MachinePart:
     if not path.exists():
-        return MachinePart(
-            "MLflow store", "absent", f"none yet at {format_path(path)}; runs create it"
-        )
-    return MachinePart(
-        "MLflow store", "ok", f"{format_path(path)}, {format_disk_space(path.stat().st_size)}"
-    )
+        found = f"none yet at {format_path(path)}; runs create it"
+        return MachinePart("MLflow store", "absent", found)
+    found = f"{format_path(path)}, {format_disk_space(path.stat().st_size)}"
+    return MachinePart("MLflow store", "ok", found)
 
 
-# Plugins ---------------------------------------------------------------------------------------
-def _check_installed_plugins() -> Iterator[MachinePart]:
+def _describe_plugins() -> Iterator[MachinePart]:
     """Yields one part for all working plugins, and one for each broken plugin.
 
     Only the plugins that rlx ships are required; others affect only the experiments that use them.
     """
-    offered = list_installed_plugins()
-    broken = []
+    offered, broken = list_installed_plugins(), []
     for found in offered:
         try:
             load_plugin(found.kind, found.name)
         except PluginFault as error:
-            first = error.diagnostic.message
             fix = f"rlx plugins show {found.name} --traceback"
-            broken.append(
-                MachinePart(
-                    f"{found.kind} plugin", "broken", first, fix, found.distribution == "rlx"
-                )
-            )
+            name, own = f"{found.kind} plugin", found.distribution == "rlx"
+            broken.append(MachinePart(name, "broken", error.diagnostic.message, fix, own))
     yield MachinePart("plugins", "ok", f"{len(offered) - len(broken)} installed and working")
     yield from broken

@@ -81,7 +81,7 @@ def run_rehearsal_checks(
     rehearsed: dict[tuple[str, ...], tuple[Diagnostic, ...]] = {}
     warnings = []
     for read, plugins in experiments:
-        settings = list_trial_settings(read.spec)
+        settings = _list_trial_settings(read.spec)
         if settings not in rehearsed:
             rehearsed[settings] = tuple(_list_warnings(read, plugins, elsewhere))
         warnings.append(rehearsed[settings])
@@ -119,8 +119,8 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
     try:
         speech = load_speech(spec, plugins)
         with RewardPool(workers=1, memory_mb=spec.runner.reward_memory_mb) as pool:
-            for phases in group_equal_phases(spec):
-                trial = run_phase_trial(spec.resolve_phase_spec(phases[0]), speech, pool)
+            for phases in _group_equal_phases(spec):
+                trial = _run_phase_trial(spec.resolve_phase_spec(phases[0]), speech, pool)
                 trials.append(PhaseTrial(tuple(phases), trial))
                 findings = list(check_trial(trial))
                 found += [(phase, finding) for phase in phases for finding in findings]
@@ -170,14 +170,14 @@ def _locate_findings(
         yield locate_diagnostic(finding, read.document)
 
 
-PROMPTS = 3
-MANY_ROWS = 128
+_PROMPTS = 3
+_MANY_ROWS_PER_PROMPT = 128
 """With at least this many rows per prompt, a trial uses only two prompts."""
 _UNUSED = {"name", "seed", "phases", "optimizer", "runner", "tracking"}
 """Sections that do not change what a trial finds."""
 
 
-def group_equal_phases(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
+def _group_equal_phases(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
     """Groups phases that share everything from rollouts to loss."""
     groups: dict[str, list[PhaseSpec]] = {}
     for phase in spec.phases:
@@ -186,14 +186,14 @@ def group_equal_phases(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
     return list(groups.values())
 
 
-def list_trial_settings(spec: ExperimentSpec) -> tuple[str, ...]:
+def _list_trial_settings(spec: ExperimentSpec) -> tuple[str, ...]:
     """Returns what the trials of an experiment depend on: experiments with equal settings, such as
     those of several seeds or learning rates, need only one rehearsal."""
     phases = (spec.resolve_phase_spec(phase) for phase in spec.phases)
     return tuple(dict.fromkeys(phase.model_dump_json(exclude=_UNUSED) for phase in phases))
 
 
-def run_phase_trial(spec: ExperimentSpec, speech: PlanSpeech, pool: RewardPool) -> PlanTrial:
+def _run_phase_trial(spec: ExperimentSpec, speech: PlanSpeech, pool: RewardPool) -> PlanTrial:
     """Runs the trial of one phase on its first few problems, however many a step has.
 
     Args:
@@ -205,6 +205,6 @@ def run_phase_trial(spec: ExperimentSpec, speech: PlanSpeech, pool: RewardPool) 
         SpecError, PluginError, EnvironmentFault: as `load_plan_problems` and `run_trial`.
     """
     recipe = build_recipe(spec)
-    wanted = PROMPTS if recipe.plan.rows_per_prompt < MANY_ROWS else PROMPTS - 1
+    wanted = _PROMPTS if recipe.plan.rows_per_prompt < _MANY_ROWS_PER_PROMPT else _PROMPTS - 1
     problems = load_plan_problems(spec, recipe.task, min(wanted, spec.rollout.prompts_per_step))
     return run_trial(recipe, problems, speech, pool)

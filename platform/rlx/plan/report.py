@@ -292,6 +292,8 @@ def _convert_dataclass_fields(value: Any) -> dict[str, Any]:
 
 
 # Building the report -----------------------------------------------------------------------------
+
+
 def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> PlanReport:
     """Runs synthetic rollouts of every phase through the experiment's own code.
 

@@ -1,8 +1,14 @@
-"""Synthetic responses, and sampling sessions that return them: with and without an environment."""
+"""Synthetic responses, and sampling sessions that return them: with and without an environment.
+
+A group that is large enough contains a good response, a poor one, one without tags, one that ran
+out of tokens, and two identical ones: the cases that training meets with any model. If a task has a
+script for its warm start, the turns of an environment come from it, so that the environment
+receives the kind of turns that it will receive from the model.
+"""
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,12 +30,12 @@ from rlx.spec import ExperimentSpec, TurnSpec
 Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
 ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
 """Roles of a group's first responses; the remaining ones are good or poor."""
-DRAWS = 24
+_DRAWS = 24
 """Demonstrations to try when looking for a good or a poor one."""
-TRUTHS = re.compile(r"answer|truth|solution|label|target|gold", re.IGNORECASE)
-TAG = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
-ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-CONFIDENCE = re.compile(r"<confidence>.*?</confidence>", re.DOTALL)
+_TRUTHS = re.compile(r"answer|truth|solution|label|target|gold", re.IGNORECASE)
+_TAG_LINES = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_CONFIDENCE = re.compile(r"<confidence>.*?</confidence>", re.DOTALL)
 
 
 def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
@@ -42,11 +48,14 @@ def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
     for name, value in fields.items():
         if isinstance(value, Mapping):
             found += [(False, text) for text in find_right_answers(value)]
-        elif TRUTHS.search(name):
+        elif _TRUTHS.search(name):
             values = value if isinstance(value, list | tuple) else [value]
             texts = [str(v) for v in values if isinstance(v, str | int | float)]
             found += [("solution" in name.lower(), s.rpartition("####")[2].strip()) for s in texts]
     return [text for _, text in sorted(found, key=lambda pair: not pair[0]) if text]
+
+
+# Texts -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +80,22 @@ class ResponseAuthor:
         """Returns the responses below one context, one per seed.
 
         Args:
-            problem: the problem.
             level: level of the turn, from 0.
-            seeds: one per response.
             number: number of the context; with one response per context, every other one is poor.
         """
         turn = self.plan.levels[level].turn
         tenths = random.Random(seeds[0]).sample(range(1, 10), 9)
         written: list[Completion] = []
         for place, seed in enumerate(seeds):
-            at = place if len(seeds) > 1 else number % 2
-            role: Role = ROLES[at] if at < len(ROLES) else "any"
+            role = _get_role(place if len(seeds) > 1 else number % 2)
             if role == "twin":
                 written.append(written[0])
                 continue
             confidence = f"0.{tenths[place % len(tenths)]}"
             text = self.write_response_text(problem, level, seed, role, confidence)
             if role == "untagged":
-                text = TAG.sub("\n", text).strip() or text
-            written.append(self.completion(text, turn, cut=role == "cut", seed=seed))
+                text = _TAG_LINES.sub("\n", text).strip() or text
+            written.append(self.end_response(text, turn, cut=role == "cut", seed=seed))
         return tuple(written)
 
     def write_response_text(
@@ -98,7 +104,6 @@ class ResponseAuthor:
         """Returns a matching demonstration of the task, otherwise the turn's spans filled in.
 
         Args:
-            problem: the problem.
             number: number of the turn, from 0.
             seed: selects the demonstration.
             role: the wanted kind of response; the caller removes tags or truncates.
@@ -109,26 +114,25 @@ class ResponseAuthor:
         answers = number == self.plan.answer_level or talk is not None
         known = find_right_answers(problem.fields) if answers else []
         poor = role == "poor"
-        spans = _fill_declared_spans(turn, known, poor, confidence)
-        demonstrations = self._demonstrations(problem, number, seed)
+        right = known[0] if known else "42"
+        answer = _alter_answer(right) if poor else right
+        spans = _fill_spans(turn, answer, confidence)
+        demonstrations = self._list_demonstrations(problem, number, seed)
         loose = role == "any" or not known
         text = next((t for t in demonstrations if loose or _is_right(t, known) != poor), None)
         if text is None:
-            answer = _alter_answer(known[0]) if known and poor else (known or ["42"])[0]
             bare = answer if answers else confidence
-            return fit_to_vocabulary(
-                self.speech, "\n".join(_format_tagged_span(*pair) for pair in spans) or bare
-            )
-        text = CONFIDENCE.sub(f"<confidence>{confidence}</confidence>", text)
+            return fit_to_vocabulary(self.speech, "\n".join(spans.values()) or bare)
+        text = _CONFIDENCE.sub(f"<confidence>{confidence}</confidence>", text)
         whole = fit_to_vocabulary(self.speech, _add_missing_spans(text, spans))
         return whole if len(self.speech.encode(whole)) < turn.max_new_tokens else text
 
-    def _demonstrations(self, problem: Problem, number: int, seed: int) -> Iterator[str]:
+    def _list_demonstrations(self, problem: Problem, number: int, seed: int) -> Iterator[str]:
         """Yields the task's demonstrations of this turn, good and poor, without duplicates."""
         if not getattr(self.task, "demonstrates", True):
             return
         seen = set()
-        for draw in range(DRAWS):
+        for draw in range(_DRAWS):
             try:
                 worked = self.task.demonstration(problem, derive_seed(seed, draw))
                 turns = self.schedule.arrange_demonstration(worked.turns)
@@ -138,53 +142,42 @@ class ResponseAuthor:
                 seen.add(turns[number])
                 yield turns[number]
 
-    def completion(self, text: str, turn: TurnSpec, *, cut: bool, seed: int) -> Completion:
+    def end_response(self, text: str, turn: TurnSpec, *, cut: bool, seed: int) -> Completion:
         """Encodes a text, ended as the turn's settings would end it, or cut in the middle."""
         stops = [at + len(stop) for stop in turn.stop if (at := text.find(stop)) >= 0]
         ids = self.speech.encode(text[: min(stops)] if stops else text)
         if not stops:
             ids = (*ids, self.speech.end_ids[0])
         budget = min(turn.max_new_tokens, max(1, len(ids) // 2)) if cut else turn.max_new_tokens
-        is_whole = len(ids) <= budget
-        rng = random.Random(seed)
-        kept = ids[:budget]
+        rng, kept = random.Random(seed), ids[:budget]
         logprobs = tuple(-rng.expovariate(3.0) for _ in kept)
-        return Completion(kept, logprobs, "stop" if is_whole else "length")
+        return Completion(kept, logprobs, "stop" if len(ids) <= budget else "length")
 
 
-def _fill_declared_spans(
-    turn: TurnSpec, known: Sequence[str], poor: bool, confidence: str
-) -> list[tuple[str, str]]:
-    """Fills every span that a turn declares with placeholder content."""
-    right = known[0] if known else "42"
-    answer = _alter_answer(right) if poor else right
+def _get_role(place: int) -> Role:
+    return ROLES[place] if place < len(ROLES) else "any"
+
+
+def _fill_spans(turn: TurnSpec, answer: str, confidence: str) -> dict[str, str]:
+    """Fills every span that a turn declares: its text with tags, by its name."""
     contents = dict.fromkeys(turn.spans, f"Let me see: {answer}")
     stated = [name for name in turn.spans if name not in ("think", "analysis", "confidence")]
     contents |= dict.fromkeys(stated[-1:], answer)
     contents |= {name: confidence for name in turn.spans if name == "confidence"}
-    return list(contents.items())
+    return {name: f"<{name}>{text}</{name}>" for name, text in contents.items()}
 
 
-def _format_tagged_span(name: str, text: str) -> str:
-    return f"<{name}>{text}</{name}>"
-
-
-def _add_missing_spans(text: str, spans: Sequence[tuple[str, str]]) -> str:
+def _add_missing_spans(text: str, spans: Mapping[str, str]) -> str:
     """Adds the missing spans to `text`: before the first span that it has, otherwise at the end."""
-    has = [f"</{name}>" in text for name, _ in spans]
-    first = has.index(True) if True in has else 0
-    before = [_format_tagged_span(*span) for span in spans[:first]]
-    behind = [
-        _format_tagged_span(*s)
-        for s, there in zip(spans[first:], has[first:], strict=True)
-        if not there
-    ]
-    return "\n".join([*before, text, *behind])
+    has = [f"</{name}>" in text for name in spans]
+    first, filled = has.index(True) if True in has else 0, list(spans.values())
+    behind = [s for s, there in zip(filled[first:], has[first:], strict=True) if not there]
+    return "\n".join([*filled[:first], text, *behind])
 
 
 def _is_right(text: str, known: Sequence[str]) -> bool:
     """Whether a response gives a right answer, looking at its last answer block if it has one."""
-    blocks = ANSWER.findall(text)
+    blocks = _ANSWER.findall(text)
     return blocks[-1].strip() in known if blocks else any(answer in text for answer in known)
 
 
@@ -194,6 +187,9 @@ def _alter_answer(answer: str) -> str:
         return str(int(answer) + 1)
     except ValueError:
         return f"{answer}+1" if any(map(str.isdigit, answer)) else f"not {answer}"
+
+
+# Without an environment --------------------------------------------------------------------------
 
 
 class FakeSession:
@@ -234,6 +230,9 @@ class FakeSession:
         return groups
 
 
+# With an environment -----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class ScriptedPolicy:
     """The scripted policy of a task. Failures are reported as the task's."""
@@ -248,14 +247,12 @@ class ScriptedPolicy:
         Raises:
             PluginError: the task fails.
         """
-        name = spec.task.plugin
+        policy, seed = cls(spec.task.plugin, task), derive_seed(spec.seed, "warm start")
         try:
-            task.lesson(0, derive_seed(spec.seed, "warm start"))
+            policy._blame("lesson 0", lambda: task.lesson(0, seed))
         except NotImplementedError:
             return None
-        except Exception as error:
-            raise PluginError(_describe_task_failure(name, "lesson 0", error)) from error
-        return cls(name, task)
+        return policy
 
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
@@ -265,16 +262,20 @@ class ScriptedPolicy:
         Raises:
             PluginError: the task fails.
         """
+        what = f"`act`, turn {len(turns) + 1} of problem {problem.id}"
+        text: str = self._blame(what, lambda: self.task.act(problem, turns, observations, seed))
+        return text
+
+    def _blame(self, what: str, call: Callable[[], Any]) -> Any:
         try:
-            return self.task.act(problem, turns, observations, seed)
+            return call()
+        except NotImplementedError:
+            raise
         except Exception as error:
-            what = f"`act`, turn {len(turns) + 1} of problem {problem.id}"
-            raise PluginError(_describe_task_failure(self.name, what, error)) from error
-
-
-def _describe_task_failure(name: str, what: str, error: Exception) -> str:
-    why = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"task plugin {name!r} failed on {what}: {type(error).__name__}: {why}"
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise PluginError(
+                f"task plugin {self.name!r} failed on {what}: {type(error).__name__}: {why}"
+            ) from error
 
 
 @dataclass(slots=True)
@@ -345,9 +346,7 @@ class Rehearsal:
 
     def _build_actor(self, game: int, player: int, seeds: Sequence[int]) -> _Actor:
         tree, place = divmod(game, self._talk.count)
-        at = place if self._talk.count > 1 else tree % 2
-        role: Role = ROLES[at] if at < len(ROLES) else "any"
-        of = game
+        role, of = _get_role(place if self._talk.count > 1 else tree % 2), game
         if role == "twin":  # repeats the first response
             role, of = ROLES[0], tree * self._talk.count
         seed = derive_seed(seeds[of], "rehearsal", *([player] if player else []))
@@ -361,7 +360,7 @@ class Rehearsal:
         self._live = [waiting[seed] for request in requests for seed in request.seeds]
         actors = iter(self._live)
         return [
-            tuple(self._turn(next(actors), seed, sampling) for seed in request.seeds)
+            tuple(self._take_turn(next(actors), seed, sampling) for seed in request.seeds)
             for request in requests
         ]
 
@@ -382,23 +381,20 @@ class Rehearsal:
                     reader.observations.append(text)
         return steps
 
-    def _turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
-        number = len(actor.turns) + 1
-        text = self._text(actor)
-        actor.turns.append(text)
-        if actor.role == "untagged" and number <= self._talk.max_turns:
-            bare = TAGS.sub("", text)
-            text = fit_to_vocabulary(self._author.speech, bare) if bare.strip() else text
-        cut = actor.role == "cut" and number == 1
-        return self._author.completion(text, sampling, cut=cut, seed=seed)
-
-    def _text(self, actor: _Actor) -> str:
+    def _take_turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
+        number, speech = len(actor.turns), self._author.speech
         if self._script is not None:
             text = self._script.act(actor.problem, actor.turns, actor.observations, actor.seed)
-            return fit_to_vocabulary(self._author.speech, text)
-        number = len(actor.turns)
-        drawn = derive_seed(actor.seed, number)
-        confidence = f"0.{random.Random(drawn).randint(1, 9)}"
-        return self._author.write_response_text(
-            actor.problem, number, drawn, actor.role, confidence
-        )
+            text = fit_to_vocabulary(speech, text)
+        else:
+            drawn = derive_seed(actor.seed, number)
+            confidence = f"0.{random.Random(drawn).randint(1, 9)}"
+            text = self._author.write_response_text(
+                actor.problem, number, drawn, actor.role, confidence
+            )
+        actor.turns.append(text)
+        if actor.role == "untagged" and number < self._talk.max_turns:
+            bare = TAGS.sub("", text)
+            text = fit_to_vocabulary(speech, bare) if bare.strip() else text
+        cut = actor.role == "cut" and number == 0
+        return self._author.end_response(text, sampling, cut=cut, seed=seed)

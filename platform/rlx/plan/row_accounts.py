@@ -281,6 +281,8 @@ def _list_row_rewards(row: BatchRow, tree: RolloutTree, table: RewardTable) -> l
 
 
 # Rewards by name -------------------------------------------------------------------------------
+
+
 def place_named_rewards(
     rows: Sequence[BatchRow],
     trees: Sequence[RolloutTree],

@@ -1,10 +1,10 @@
-"""Placeholders for a tokenizer or task data that are not on this machine."""
+"""What stands in for a tokenizer or for problems that are not on this machine."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import PluginError, SpecError
@@ -13,8 +13,7 @@ from rlx.rollout import Dialogue, TurnPrompt
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, TinyModelSpec
 
-if TYPE_CHECKING:
-    from rlx.model import Vocabulary
+TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
 
 
 class EncodingDialogue(Dialogue, Protocol):
@@ -36,21 +35,18 @@ class EncodingDialogue(Dialogue, Protocol):
 
 
 # Tokenizers --------------------------------------------------------------------------------------
-PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
+
+_PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
 """Short words with the space before them, single digits, single signs: roughly how large byte-level
-vocabularies split a text.
-"""
-CONTROL = re.compile(r"<(?=\|\w+\|>)")
-TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
-POINTS = re.compile(r"(?<=[0-9])(?=\.)|(?<=\.)(?=[0-9])")
-DIGITS = re.compile(r"(?<=\d)(?=\d)")
+vocabularies split a text."""
+_CONTROL = re.compile(r"<(?=\|\w+\|>)")
 
 
 class StandInDialogue:
-    """A dialogue for a model whose tokenizer is not on this machine.
+    """A dialogue whose vocabulary is the pieces of the texts that it has encoded.
 
     It keeps the contract of `rlx.model.dialogue`: the same text always gives the same tokens, and
-    turns open and close with control tokens. New text extends its vocabulary.
+    turns open and close with control tokens.
 
     Args:
         chat: turns have headers, as in chat templates; otherwise they follow as plain text.
@@ -58,25 +54,25 @@ class StandInDialogue:
 
     def __init__(self, *, chat: bool) -> None:
         self._chat = chat
-        self._pieces: list[str] = []
         self._ids: dict[str, int] = {}
-        self._end = self.encode("<|im_end|>" if chat else "<|endoftext|>")
-        self.end_ids = self._end
+        self._pieces: list[str] = []
+        self.end_ids = self.encode("<|im_end|>" if chat else "<|endoftext|>")
 
     def open(self, text: str, system: str = "") -> tuple[int, ...]:
         """System message and text, then the header of the first turn."""
         if not self._chat:
             return self.encode(f"{system}\n\n{text}" if system else text)
-        before = _format_chat_message("system", system) if system else ""
-        return self.encode(f"{before}{_format_chat_message('user', text)}<|im_start|>assistant\n")
+        before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+        return self.encode(before + self._write_user_message(text))
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
         """The text and the next turn's header, after closing the previous turn if it is open."""
-        closing = () if after and after[-1] in self.end_ids else self._end
-        message = (
-            f"\n{_format_chat_message('user', text)}<|im_start|>assistant\n" if self._chat else text
-        )
+        closing = () if after and after[-1] in self.end_ids else self.end_ids
+        message = f"\n{self._write_user_message(text)}" if self._chat else text
         return (*closing, *self.encode(message))
+
+    def _write_user_message(self, text: str) -> str:
+        return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
     def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
         """Encodes the text with control token names broken up, as a reply or inline."""
@@ -85,33 +81,24 @@ class StandInDialogue:
 
     def break_control_tokens(self, text: str) -> str:
         """Inserts a space into names of control tokens."""
-        return CONTROL.sub("< ", text)
+        return _CONTROL.sub("< ", text)
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """Text without the end token, and the text's length after every token."""
-        closed = bool(token_ids) and token_ids[-1] in self.end_ids
         pieces = [self.piece(token) for token in token_ids]
-        if closed:
+        if token_ids and token_ids[-1] in self.end_ids:
             pieces[-1] = ""
         return "".join(pieces), tuple(accumulate(map(len, pieces)))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Encodes a text; new pieces become part of the vocabulary."""
-        return tuple(map(self._id, PIECE.findall(text)))
+        ids = tuple(self._ids.setdefault(one, len(self._ids)) for one in _PIECE.findall(text))
+        self._pieces = list(self._ids)
+        return ids
 
     def piece(self, token: int) -> str:
         """The text of a token."""
         return self._pieces[token]
-
-    def _id(self, piece: str) -> int:
-        if piece not in self._ids:
-            self._ids[piece] = len(self._pieces)
-            self._pieces.append(piece)
-        return self._ids[piece]
-
-
-def _format_chat_message(role: str, text: str) -> str:
-    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,72 +122,65 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
     Raises:
         SpecError, EnvironmentFault: the tokenizer is here but cannot be used.
     """
-    from rlx.model import build_vocabulary_dialogue, load_local_dialogue
-
-    if isinstance(spec.model, TinyModelSpec):
-        vocabulary, note = _load_vocabulary(spec, spec.model, plugins)
-        return PlanSpeech(build_vocabulary_dialogue(vocabulary), len(vocabulary), note)
-    dialogue = load_local_dialogue(spec.model)
-    if dialogue is not None:
-        return PlanSpeech(dialogue, None, "")
-    model = spec.model
-    note = (
-        f"model.path: the tokenizer of {model.path!r} is not on this machine; words, digits and "
-        "signs stand in for its tokens, so token counts are estimates"
+    from rlx.model import (
+        Vocabulary,
+        build_vocabulary_dialogue,
+        choose_vocabulary,
+        load_local_dialogue,
+        load_vocabulary,
     )
-    return PlanSpeech(StandInDialogue(chat=model.chat_template), None, note)
 
-
-def _load_vocabulary(
-    spec: ExperimentSpec, model: TinyModelSpec, plugins: ExperimentPlugins
-) -> "tuple[Vocabulary, str]":
-    """The tokenizer of a tiny model, or one that stands in where its texts are missing."""
-    from rlx.model import Vocabulary, choose_vocabulary, load_vocabulary
-
+    model, note = spec.model, ""
+    if not isinstance(model, TinyModelSpec):
+        if (dialogue := load_local_dialogue(model)) is not None:
+            return PlanSpeech(dialogue, None, "")
+        note = (
+            f"model.path: the tokenizer of {model.path!r} is not on this machine; words, digits "
+            "and signs stand in for its tokens, so token counts are estimates"
+        )
+        return PlanSpeech(StandInDialogue(chat=model.chat_template), None, note)
     try:
-        return choose_vocabulary(spec, plugins), ""
+        vocabulary = choose_vocabulary(spec, plugins)
     except (OSError, ImportError, ValueError) as error:  # the plan of the problems reports it
         if model.tokenizer is None:
-            return load_vocabulary(model), ""
-        note = f"model.tokenizer: it is trained on texts that are missing ({_first_line(error)})"
-        return Vocabulary.build_bytes(), f"{note}; bytes stand in, so token counts are estimates"
+            vocabulary = load_vocabulary(model)
+        else:
+            vocabulary = Vocabulary.build_bytes()
+            note = (
+                "model.tokenizer: it is trained on texts that are missing "
+                f"({_first_line(error)}); bytes stand in, so token counts are estimates"
+            )
+    return PlanSpeech(build_vocabulary_dialogue(vocabulary), len(vocabulary), note)
 
 
 def fit_to_vocabulary(speech: EncodingDialogue, text: str) -> str:
     """Reduces `text` to what the vocabulary can encode: no unknown signs, digits one by one."""
-    if _can_encode(speech, text):
+
+    def is_known(part: str) -> bool:
+        try:
+            speech.encode(part)
+        except SpecError:
+            return False
+        return True
+
+    if is_known(text):
         return text
-    encodable = (
-        p if _can_encode(speech, p) else _keep_known_characters(speech, p) for p in TAGS.split(text)
+    known = "".join(
+        part if is_known(part) else "".join(filter(is_known, part)).strip(" ")
+        for part in TAGS.split(text)
     )
-    known = "".join(encodable)
-    for apart in (DIGITS, POINTS):
-        if not _can_encode(speech, known):
-            known = apart.sub(" ", known)
+    for between in (r"(?<=\d)(?=\d)", r"(?<=[0-9])(?=\.)|(?<=\.)(?=[0-9])"):
+        if not is_known(known):
+            known = re.sub(between, " ", known)
     return known
 
 
-def _keep_known_characters(speech: EncodingDialogue, text: str) -> str:
-    return "".join(c for c in text if _can_encode(speech, c)).strip(" ")
-
-
-def _can_encode(speech: EncodingDialogue, text: str) -> bool:
-    try:
-        speech.encode(text)
-    except SpecError:
-        return False
-    return True
-
-
 # Problems ----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class PlanProblems:
-    """Problems to plan with.
-
-    Attributes:
-        problems: the task's problems, or placeholders.
-        note: what replaces them and why; "" if they are the task's own.
-    """
+    """The task's problems, or placeholders; `note` is what replaces them and why, or ""."""
 
     problems: tuple[Problem, ...]
     note: str = ""
@@ -217,7 +197,12 @@ def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProb
     try:
         return PlanProblems(tuple(task.problem("train", i, seed) for i in range(count)))
     except (OSError, ImportError) as error:
-        return _stand_ins(task, count, seed, _first_line(error))
+        note = f"task: its data are not on this machine ({_first_line(error)})"
+        if isinstance(task, StandsIn) and task.stand_ins:
+            problems = tuple(task.stand_in(i, seed) for i in range(count))
+            return PlanProblems(problems, f"{note}; {task.stand_ins} stand in")
+        problems = tuple(_make_up_problem(task, number) for number in range(count))
+        return PlanProblems(problems, f"{note}; problems that rlx made up stand in")
     except ValueError as error:
         raise SpecError(f"task: {_first_line(error)}") from error
     except Exception as error:
@@ -225,26 +210,15 @@ def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProb
         raise PluginError(f"task plugin {spec.task.plugin!r} failed on problem 0: {why}") from error
 
 
-def _stand_ins(task: Task, count: int, seed: int, why: str) -> PlanProblems:
-    note = f"task: its data are not on this machine ({why})"
-    if isinstance(task, StandsIn) and task.stand_ins:
-        problems = tuple(task.stand_in(i, seed) for i in range(count))
-        return PlanProblems(problems, f"{note}; {task.stand_ins} stand in")
-    return PlanProblems(
-        tuple(_build_generic_problem(task, number) for number in range(count)),
-        f"{note}; problems that rlx made up stand in",
-    )
-
-
-def _build_generic_problem(task: Task, number: int) -> Problem:
-    """A sum, with the field names that the task's options set."""
+def _make_up_problem(task: Task, number: int) -> Problem:
+    """A product, with the field names that the task's options set."""
     question, answer = f"{number + 6} * 7 = ?", str((number + 6) * 7)
     named = getattr(task, "fields", None)
-    names = list(named) if isinstance(named, Mapping) else ["question", "answer"]
-    fields: dict[str, Any] = {n: answer if _is_truth(n) else question for n in names}
-    template = getattr(task, "prompt", "{question}")
+    truths = re.compile("answer|truth|solution|target|label", re.IGNORECASE)
+    names = named if isinstance(named, Mapping) else ("question", "answer")
+    fields = {name: answer if truths.search(name) else question for name in names}
     try:
-        prompt = str(template).format(**fields)
+        prompt = str(getattr(task, "prompt", "{question}")).format(**fields)
     except (LookupError, ValueError):
         prompt = question
     return Problem(
@@ -253,10 +227,6 @@ def _build_generic_problem(task: Task, number: int) -> Problem:
         fields=fields,
         allow_control_tokens=getattr(task, "allow_control_tokens", False) is True,
     )
-
-
-def _is_truth(name: str) -> bool:
-    return any(word in name.lower() for word in ("answer", "truth", "solution", "target", "label"))
 
 
 def _first_line(error: Exception) -> str:

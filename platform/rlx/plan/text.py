@@ -42,9 +42,9 @@ def build_summary_table(title: str, *heads: str) -> Table:
 SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
 NEGATIVE = ("", "red", "bold red", "bold white on red")
 POSITIVE = ("", "blue", "bold blue", "bold white on blue")
-PROMPT = 400
+_SHOWN_PROMPT = 400
 """Characters of a prompt to show."""
-NARROW = 100
+_NARROW_TERMINAL = 100
 """Below this terminal width, token tables omit columns that are shown elsewhere."""
 
 
@@ -162,6 +162,8 @@ def _show_phase(phase: PhaseReport, row_numbers: Sequence[int], console: Console
 
 
 # Rows --------------------------------------------------------------------------------------------
+
+
 def show_rows(rows: Sequence[RowAccount], row_numbers: Sequence[int], console: Console) -> None:
     """Prints rows token by token; colours are relative to all `rows` of the same level."""
     by_number = {row.row: row for row in rows}
@@ -184,8 +186,8 @@ def _show_prompt(row: RowAccount, console: Console) -> None:
         console.print()
         text = Text.assemble((f"prompt {row.tree}", "bold"))
         text.append(f"  {escape_unprintable(row.problem)}  {prompt.tokens} tokens  ")
-        text.append(escape_unprintable(prompt.text[:PROMPT].replace("\n", "⏎")), "cyan")
-        text.append("…" if len(prompt.text) > PROMPT else "")
+        text.append(escape_unprintable(prompt.text[:_SHOWN_PROMPT].replace("\n", "⏎")), "cyan")
+        text.append("…" if len(prompt.text) > _SHOWN_PROMPT else "")
         console.print(text)
 
 
@@ -234,7 +236,7 @@ def _select_heat_style(value: float, scale: float) -> str:
 
 def _build_token_table(row: RowAccount, scale: float, width: int) -> Table:
     names = list(dict.fromkeys(name for t in row.tokens for name in t.placed))
-    narrow = width < NARROW
+    narrow = width < _NARROW_TERMINAL
     apart = 52 + sum(max(8, len(name) + 2) for name in names) <= width
     optional = [
         (head, field)
@@ -290,6 +292,8 @@ def _format_table_number(value: float | None) -> str:
 
 
 # All rows together -----------------------------------------------------------------------------
+
+
 def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Console) -> None:
     """Prints group statistics of the prompts shown, and one line about the others."""
     trees = {row.tree for row in phase.rows if row.row in row_numbers}

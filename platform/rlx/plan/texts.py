@@ -20,7 +20,7 @@ from rlx.plugin import Demonstration, Plugin, Task
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec, build_refusal, did_you_mean, locate_diagnostic
 
-FEW, MANY = 16, 256
+_CHECKED_BY_VALIDATE, _CHECKED_BY_SUBMIT = 16, 256
 """Problems of each set that `rlx validate` and `rlx submit` check."""
 _OF_ENVIRONMENT = "rollout.environment: "
 _TAG = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>")
@@ -64,14 +64,15 @@ def _find_faults(
     spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
 ) -> Iterator[TextFault]:
     yield from _check_span_names(spec, plugins.task)
-    most = MANY if thorough else FEW
+    most = _CHECKED_BY_SUBMIT if thorough else _CHECKED_BY_VALIDATE
     if isinstance(spec.model, TinyModelSpec):
         sources = list_text_sources(spec, plugins)
-        for sample in (most, MANY):  # a tokenizer that was chosen by few texts may be another
+        # A tokenizer that was chosen by few texts may be another.
+        for sample in (most, _CHECKED_BY_SUBMIT):
             dialogue = build_vocabulary_dialogue(choose_vocabulary(spec, plugins, sample))
             longest = spec.model.max_position
             found = list(find_text_faults(sources, dialogue, longest, most))
-            if not found or sample == MANY:
+            if not found or sample == _CHECKED_BY_SUBMIT:
                 yield from found
                 return
     elif thorough:
@@ -105,7 +106,7 @@ def _list_demonstrations(task: Plugin, seed: int) -> Iterator[Demonstration]:
     if not isinstance(task, Task) or not getattr(task, "demonstrates", True):
         return
     with suppress(Exception):  # the experiment may need none; those that it needs are checked below
-        for number in range(FEW):
+        for number in range(_CHECKED_BY_VALIDATE):
             found = task.demonstration(task.problem("train", number, seed), seed)
             if isinstance(found, Demonstration):
                 yield found

@@ -26,7 +26,7 @@ from rlx.text import pluralize_noun
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
 from rlx_registry import STREAMS, TokenStream
 
-MOST_ROWS = 512
+_ROWS_PER_PROMPT = 512
 """Rows per prompt above which a trial samples smaller groups than the experiment."""
 Place = tuple[int, int]
 """(tree, segment)."""
@@ -165,7 +165,7 @@ def run_trial(
 def _limit_rows(plan: RolloutPlan) -> RolloutPlan:
     """Returns a plan with smaller groups where a tree would have too many rows for a trial."""
     most = max(level.count for level in plan.levels)
-    while plan.rows_per_prompt > MOST_ROWS and most > 2:
+    while plan.rows_per_prompt > _ROWS_PER_PROMPT and most > 2:
         most //= 2
         plan = plan.copy_with_siblings(most)
     return plan

@@ -1,7 +1,7 @@
-"""Record runs in the SQL registry, store rollouts as Parquet, and mirror metrics to MLflow.
+"""Record runs in the SQL registry, store rollouts as Parquet, and send runs to trackers.
 
 Input: rollouts, rewards, metrics, probes and evaluations from the training loop. Output: registry
-rows, Parquet files and MLflow runs, and functions that read the recorded values back.
+rows, Parquet files and runs in MLflow, and functions that read the recorded values back.
 """
 
 import lazy_loader

@@ -1,32 +1,49 @@
 from .differences import find_run_differences
-from .mirror import MlflowMirror, is_mirror_behind
-from .mlflow_client import MirrorClient, MirrorUnavailableError
-from .mlflow_store import ensure_store
-from .mlflow_ui import require_free_port, ui_command
+from .mlflow_tracker import (
+    MLFLOW_ENVIRONMENT,
+    MLFLOW_START_PAGE,
+    find_mlflow_charts,
+    find_mlflow_link,
+    get_mlflow_uri,
+    prepare_store,
+)
 from .probes import StoredPoint, probe_table, read_probe, recorded_probes
 from .recorder import Recorder
 from .retry import retry_registry_call
 from .rollout_reader import StoredStep, read_step
 from .rollouts import Role, TrainedRows, get_stored_score_name
+from .tracking import (
+    RunSender,
+    Tracker,
+    TrackerThread,
+    TrackerUnavailableError,
+    open_trackers,
+    update_trackers,
+)
 
 __all__ = [
-    "MirrorClient",
-    "MirrorUnavailableError",
-    "MlflowMirror",
+    "MLFLOW_ENVIRONMENT",
+    "MLFLOW_START_PAGE",
     "Recorder",
     "Role",
+    "RunSender",
     "StoredPoint",
     "StoredStep",
+    "Tracker",
+    "TrackerThread",
+    "TrackerUnavailableError",
     "TrainedRows",
-    "ensure_store",
+    "find_mlflow_charts",
+    "find_mlflow_link",
     "find_run_differences",
+    "get_mlflow_uri",
     "get_stored_score_name",
-    "is_mirror_behind",
+    "open_trackers",
+    "prepare_store",
     "probe_table",
     "read_probe",
     "read_step",
     "recorded_probes",
-    "require_free_port",
     "retry_registry_call",
-    "ui_command",
+    "update_trackers",
 ]

@@ -16,7 +16,7 @@ from rlx.record.retry import retry_registry_call
 from rlx.record.rollouts import Role, TrainedRows, add_piece_column, rollout_index, rollout_table
 from rlx.reward import RewardTable
 from rlx.rollout import Pieces, RolloutTree
-from rlx_registry import Registry, add_index_column, write_body
+from rlx_registry import Registry, write_body
 
 __all__ = ["Recorder"]
 
@@ -75,11 +75,10 @@ class Recorder:
         """
 
         def write_rollouts() -> dict[str, Any]:
-            index = rollout_index(trees, table, rows)
             whole = add_piece_column(rollout_table(trees, table, rows, roles), trees, pieces)
-            sha256, size = write_body(path, add_index_column(whole, index))
+            sha256, size = write_body(path, whole)
             body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
-            return {**body, "index": index, "in_body": True}
+            return {**body, "index": rollout_index(trees, table, rows)}
 
         self.finish_step()
         write = write_rollouts if self._keeps_rollouts(step) else None

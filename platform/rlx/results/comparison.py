@@ -4,6 +4,7 @@ which two runs or experiment files differ.
 Only evaluations with the same settings are averaged.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -423,12 +424,14 @@ def _build_comparison_rows(recipes: Sequence[ComparedRecipe]) -> Iterable[Compar
         for metric in METRICS:
             seeds = [recipe.values.get((suite, metric), {}) for recipe in recipes]
             if any(seeds):
-                yield ComparisonRow(
-                    suite,
-                    metric,
-                    tuple(compute_seed_mean(list(s.values())) if s else None for s in seeds),
-                    (None, *(compute_paired_difference(s, seeds[0]) for s in seeds[1:])),
-                )
+                largest = math.inf if metric == "nll" else 1.0
+                means = [
+                    compute_seed_mean([*s.values()], (0.0, largest)) if s else None for s in seeds
+                ]
+                gaps = [
+                    compute_paired_difference(s, seeds[0], (-largest, largest)) for s in seeds[1:]
+                ]
+                yield ComparisonRow(suite, metric, tuple(means), (None, *gaps))
 
 
 def _compare_recipes_by_problem(

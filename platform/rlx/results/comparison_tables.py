@@ -1,6 +1,7 @@
 """Renders a comparison as tables, Markdown and JSON."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -132,7 +133,10 @@ def _problem_table(found: Comparison, pairs: SuiteDifferences) -> Table:
 
 
 def list_comparison_notes(found: Comparison) -> list[str]:
-    notes = ["± is half the 95 % interval of Student's t over seeds."]
+    notes = [
+        "± is half the 95 % interval of Student's t over seeds; [ ] is the interval where it ends "
+        "at the limit of the metric. Two seeds have none."
+    ]
     if len(found.recipes) > 1:
         notes.append(
             "Differences are seed by seed, over the seeds that both have; p is the exact paired "
@@ -162,15 +166,22 @@ def _format_spec_value(value: Any) -> str:
 def _format_seed_mean(mean: SeedMean | None) -> str:
     if mean is None:
         return "–"
-    half = "" if mean.high is None else f" ± {mean.high - mean.mean:.3f}"
-    return f"{mean.mean:.3f}{half}"
+    return f"{mean.mean:.3f}{_format_interval(mean)}"
 
 
 def _format_seed_difference(gap: SeedDifference | None, p: float | None) -> str:
     if gap is None or p is None:
         return "–"
-    half = "" if gap.over.high is None else f" ± {gap.over.high - gap.over.mean:.3f}"
-    return f"{gap.over.mean:+.3f}{half} (p {p:.2g})"
+    return f"{gap.over.mean:+.3f}{_format_interval(gap.over, '+')} (p {p:.2g})"
+
+
+def _format_interval(mean: SeedMean, sign: str = "") -> str:
+    if mean.low is None or mean.high is None:
+        return ""
+    half = mean.high - mean.mean
+    if math.isclose(half, mean.mean - mean.low, abs_tol=1e-9):
+        return f" ± {half:.3f}"
+    return f" [{mean.low:{sign}.3f}, {mean.high:{sign}.3f}]"
 
 
 def _problem_gap(gap: ProblemDifference | None, p: float | None) -> str:

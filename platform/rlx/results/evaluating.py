@@ -31,12 +31,11 @@ from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    update_mlflow_mirror,
 )
 from rlx.model import Policy, build_policy, compute_model_fingerprint
 from rlx.plan import check_read_spec, validate_document
 from rlx.recipe import Recipe, build_environment_host, build_recipe
-from rlx.record import Recorder
+from rlx.record import Recorder, update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.results.models import TrainedModel, open_target, resolve_single_device
 from rlx.results.requests import EvaluationRequest, check_sections
@@ -178,7 +177,7 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
         for path in made:
             registry.results.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, locate_run_folder(run))
-        update_mlflow_mirror(registry, run, report)
+        update_trackers(registry, run, report)
     return folder
 
 

@@ -12,7 +12,6 @@ from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
-    update_mlflow_mirror,
 )
 from rlx.model import build_policy
 from rlx.plan import check_read_spec, validate_document
@@ -26,7 +25,7 @@ from rlx.probe import (
     settings_of,
 )
 from rlx.recipe import build_recipe
-from rlx.record import Recorder, probe_table
+from rlx.record import Recorder, probe_table, update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.results.models import TrainedModel, open_target, resolve_single_device
 from rlx.results.requests import ProbeRequest, check_sections
@@ -176,7 +175,7 @@ def _record_new_probes(
         recorder = Recorder(registry, run.id, keep_bodies=True)
         record_probe_results(recorder, new, found.result, "after", path)
         draw_probes(registry, run.id, folder)
-        update_mlflow_mirror(registry, run, report)
+        update_trackers(registry, run, report)
     return [one.suite for one in new]
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 
-from rlx.home import RunFolder
+from rlx.home import RunFolder, locate_cache
 from rlx.learner import Ranks
 from rlx.model import MatmulChoice, choose_matmul
-from rlx_registry import locate_cache
 
 __all__ = ["keep_matmul"]
 

@@ -21,10 +21,10 @@ from rlx.spec import (
 )
 from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
 
-MOST_ROWS = 10**6
+_MOST_ROWS = 10**6
 """Rows that one step may sample: all of them are in memory at once, and each is a row of the
 registry."""
-HELD_OUT = "held_out"
+_HELD_OUT = "held_out"
 """Name of the task's own held-out set, which every experiment has."""
 _AnyReward = TurnReward | GlobalReward
 
@@ -35,16 +35,18 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     yield from _check_sizes(spec)
     yield from _check_repeated_spans(spec)
     yield from _check_reward_settings(spec)
-    yield from find_loss_contradictions(spec)
+    yield from _find_loss_contradictions(spec)
     yield from _check_probe_settings(spec)
     yield from _check_kl_horizon(spec)
     yield from _check_rank_counts(spec)
     yield from _check_position_budget(spec)
-    yield from check_engine_settings(spec)
-    yield from check_self_play(spec)
+    yield from _check_engine_settings(spec)
+    yield from _check_self_play(spec)
 
 
 # Sizes -----------------------------------------------------------------------------------------
+
+
 def _check_sizes(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if spec.steps > LARGEST:
         yield build_error(
@@ -62,12 +64,12 @@ def _check_sizes(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 "a part would have no prompt",
                 against=("rollout", "prompts_per_step"),
             )
-    if spec.rollout.rows_per_step > MOST_ROWS:
+    if spec.rollout.rows_per_step > _MOST_ROWS:
         keys = (level.count_key.removeprefix("rollout.") for level in spec.rollout.list_levels())
         counts = ", ".join(("prompts_per_step", *keys))
         yield build_error(
             ("rollout", "prompts_per_step"),
-            f"rollout has {spec.rollout.rows_per_step} rows per step, and at most {MOST_ROWS} are "
+            f"rollout has {spec.rollout.rows_per_step} rows per step, and at most {_MOST_ROWS} are "
             "possible",
             f"lower one of {counts}",
             against=("rollout",),
@@ -85,6 +87,8 @@ def _check_repeated_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 
 # Rewards ---------------------------------------------------------------------------------------
+
+
 def _check_reward_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     turn, whole = spec.rewards.turn, spec.rewards.global_
     if not turn and not whole:
@@ -137,10 +141,10 @@ def _check_reward_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             )
     yield from _check_reward_cycles(all_rewards)
     yield from _check_evaluation_judge(spec)
-    if HELD_OUT in spec.evaluation.variants:
+    if _HELD_OUT in spec.evaluation.variants:
         yield build_error(
-            ("evaluation", "variants", HELD_OUT),
-            f"evaluation.variants.{HELD_OUT} has the name of the task's own held-out set",
+            ("evaluation", "variants", _HELD_OUT),
+            f"evaluation.variants.{_HELD_OUT} has the name of the task's own held-out set",
             "choose another name",
         )
 
@@ -262,7 +266,9 @@ def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
-# The rest --------------------------------------------------------------------------------------
+# Probe, KL, ranks and positions -------------------------------------------------------------------
+
+
 def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if spec.probe is None:
         return
@@ -370,7 +376,10 @@ def _check_position_budget(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
-def find_loss_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+# Loss ---------------------------------------------------------------------------------------------
+
+
+def _find_loss_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields contradictions between `loss` and the other sections."""
     yield from _check_entropy_bonus(spec)
     yield from _check_expected_score(spec)
@@ -468,7 +477,10 @@ def _check_loss_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
-def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+# Sampler ------------------------------------------------------------------------------------------
+
+
+def _check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields settings that the engine would silently change, or cannot honor on the CPU."""
     sampler = spec.sampler
     if spec.runner.device == "cpu" and sampler.needs_gpu:
@@ -491,7 +503,10 @@ def check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             )
 
 
-def check_self_play(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+# Self-play ----------------------------------------------------------------------------------------
+
+
+def _check_self_play(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields settings of the rollout that self-play cannot have."""
     rollout = spec.rollout
     if not isinstance(rollout, EnvironmentRolloutSpec) or rollout.self_play is None:
@@ -508,6 +523,9 @@ def check_self_play(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 "drop one of them",
                 against=("rollout", "self_play"),
             )
+
+
+# What is valid, and probably unintended -----------------------------------------------------------
 
 
 def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:

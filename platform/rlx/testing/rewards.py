@@ -19,7 +19,7 @@ from unittest import SkipTest
 from rlx.plugin import Example, Plugin, Sample, Score
 from rlx.reward import JobOutcome, RewardJob
 from rlx.spec import TurnReward
-from rlx.testing.gaming import report_adversarial_texts
+from rlx.testing.adversary import report_adversarial_texts
 from rlx.testing.processes import score_jobs
 from rlx.testing.promise import (
     PromiseCheck,

@@ -1,16 +1,13 @@
-"""What only a server has: schemas that stay until told, passwords, clocks, lost connections."""
+"""What only a server has: passwords, clocks, lost connections, locks."""
 
 import time
 import traceback
 
 import pytest
-from click.testing import CliRunner
 from postgres import PASSWORD
-from schemas import load, structure
 from sqlalchemy import create_engine, text
 
-from rlx.cli.verb_group import rlx_command
-from rlx_registry import DatabaseUnavailableError, Registry, SchemaError, schema
+from rlx_registry import DatabaseUnavailableError, Registry, SchemaError
 from rlx_registry import postgres as backend
 
 SUBMISSION = {
@@ -26,50 +23,6 @@ def database(postgres):
 @pytest.fixture
 def url(postgres, database):
     return postgres.url(database)
-
-
-@pytest.mark.parametrize("revision", schema.REVISIONS[:-1])
-def test_an_older_database_is_refused_until_it_is_upgraded(url, revision):
-    load(url, revision)
-    before = structure(url)
-    for read_only in (False, True):
-        with pytest.raises(SchemaError, match="rlx db upgrade --registry 'postgresql") as told:
-            Registry.open(url, read_only=read_only)
-    assert PASSWORD not in str(told.value)
-    assert structure(url) == before
-
-    said = CliRunner().invoke(rlx_command, ["db", "upgrade", "--registry", url])
-    newest = schema.REVISIONS[-1]
-    wanted = f"upgraded the registry from revision {revision} to {newest}\n"
-    assert (said.output, said.exit_code) == (wanted, 0)
-
-
-def test_upgrading_twice_is_nothing_to_do(blank):
-    Registry.open(blank).close()
-    assert Registry.upgrade(blank) == (schema.REVISIONS[-1],) * 2
-
-
-def test_a_failed_upgrade_changes_nothing(url, tmp_path, monkeypatch):
-    Registry.open(url).close()
-    before = structure(url)
-    versions = tmp_path / "versions"
-    versions.mkdir()
-    for file in ("env.py", "script.py.mako", *(f"versions/{n.name}" for n in versions_of())):
-        (tmp_path / file).write_text((schema.MIGRATIONS / file).read_text())
-    (versions / "9999_later.py").write_text(
-        "from alembic import op\n"
-        f"revision = '9999'\ndown_revision = {schema.REVISIONS[-1]!r}\n"
-        "def upgrade():\n    op.drop_table('rlx_mirror')\n    raise ValueError('half way')\n"
-    )
-    monkeypatch.setattr(schema, "MIGRATIONS", tmp_path)
-    monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "9999"))
-    with pytest.raises(ValueError, match="half way"):
-        Registry.upgrade(url)
-    assert structure(url) == before
-
-
-def versions_of():
-    return sorted((schema.MIGRATIONS / "versions").glob("0*.py"))
 
 
 def test_a_database_without_a_registry_is_refused_to_readers(url):

@@ -271,13 +271,3 @@ def test_a_token_and_a_range_of_tokens_have_addresses(visit, real):
     assert boxes == [f"t{n}" for n in range(3, 8)]
     page.get_by_role("link", name="after →").click()
     page.wait_for_url("**tokens=8-*")
-
-
-def test_the_system_page(visit, real):
-    page = visit(real)
-    page.goto("/system")
-    text = page.locator("main").inner_text()
-    for said in ("registry.db", "finished", "free of", "No run has a supervisor now."):
-        assert said in text, said
-    page.get_by_text("The largest").click()
-    expect(page.get_by_role("link", name=RLCR, exact=True)).to_be_visible()

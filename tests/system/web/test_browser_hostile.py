@@ -29,7 +29,6 @@ PAGES = (
     "/runs/r-0001/rollouts/3",
     "/runs/r-0001/rollouts/3/0",
     "/compare?run=r-0001&run=r-0002",
-    "/system",
 )
 # Names of elements and of their attributes, in order: classes too, but for the pointer's.
 SHAPE = """() => [...document.querySelectorAll("*")].map((e) => {

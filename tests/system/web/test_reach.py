@@ -16,7 +16,6 @@ PAGES = {
     "probe": "/runs/r-0004",
     "compare": "/compare?run=rlcr&run=r-0004",
     "log": "/runs/r-0001/log",
-    "system": "/system",
 }
 CONTROLS = "main a[href], header a[href], button, input:not([type=hidden]), select, summary"
 WITHOUT_NAME = (

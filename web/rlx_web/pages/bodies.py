@@ -10,22 +10,10 @@ from rlx_registry import (
     Registry,
     RewardRecord,
     RunRecord,
-    StoreError,
     TreeRecord,
-    fetch_missing_file,
     read_trees,
     search_body_trees,
 )
-
-__all__ = [
-    "Trees",
-    "build_reward_cells",
-    "find_player",
-    "find_trees_with_text",
-    "list_messages_between",
-    "list_path_segments",
-    "load_tree_records",
-]
 
 T = TypeVar("T")
 Trees = Mapping[int, TreeRecord]
@@ -62,9 +50,8 @@ def _read_rollout_body(
     if record.directory is None:
         return None, f"{record.id} has no folder"
     try:
-        fetch_missing_file(record.directory, body.path)
         return read(Path(record.directory) / body.path, body.sha256), None
-    except (BodyError, StoreError, OSError) as error:
+    except BodyError as error:
         return None, str(error)
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx_registry import EvaluationRecord, Registry, RunRecord, find_mlflow_link
+from rlx_registry import EvaluationRecord, Registry, RunRecord
 from rlx_web.pages.run import (
+    FIGURES,
+    FindLink,
     build_run_summary,
+    build_tracker_link,
     flatten_metrics,
     get_metric_interval,
     list_leaf_values,
@@ -13,32 +16,14 @@ from rlx_web.pages.run import (
 from rlx_web.pages.runs import compute_mean_cell
 from rlx_web.pages.sections import build_metric_sections
 
-__all__ = ["MOST", "build_comparison_page"]
-
-MOST = 24
+COMPARED_RUNS = 24
 """Maximum number of runs compared at once."""
 NOT_COMPARED = ("name", "seed")
-METRICS = (
-    "accuracy",
-    "mean_confidence",
-    "brier",
-    "brier_recalibrated",
-    "nll",
-    "auroc",
-    "auroc_one_bit",
-    "aurc",
-    "ece",
-    "ece_debiased",
-    "ece_mass",
-    "stratum_brier",
-    "stratum_auroc",
-    "within_auroc",
-    "alike_share",
-)
-"""Metrics shown in the tables, for every suite that has them."""
 
 
-def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, Any]:
+def build_comparison_page(
+    registry: Registry, refs: Sequence[str], find_link: FindLink
+) -> dict[str, Any]:
     """Compares runs; runs that differ only in their seeds form one recipe.
 
     Metrics are those after training, from the newest run of each seed that has them.
@@ -47,7 +32,7 @@ def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, 
         refs: run ids, or names of groups or experiments, which stand for all their runs.
     """
     every = _select_named_runs(registry, refs)
-    records = every[-MOST:]
+    records = every[-COMPARED_RUNS:]
     recipes: dict[str, list[RunRecord]] = {}
     for record in records:
         recipes.setdefault(record.digest, []).append(record)
@@ -64,12 +49,11 @@ def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, 
         }
         for n, (digest, some) in enumerate(recipes.items())
     ]
-    link = find_mlflow_link(records)
     return {
         "refs": list(refs),
-        "mlflow": link and {"url": link.url, "store": link.store},
+        "tracker": build_tracker_link(records, find_link),
         "recipes": labelled,
-        "left_out": [run.id for run in every[:-MOST]],
+        "left_out": [run.id for run in every[:-COMPARED_RUNS]],
         "without": [run.id for run in records if not evaluations[run.id]],
         "spec": _find_spec_differences([some[0] for some in recipes.values()]),
         "sections": [
@@ -128,18 +112,6 @@ def _build_suite_tables(
             "rows": _build_metric_rows(
                 [_select_seed_evaluations(some, suite, evaluations) for some in recipes]
             ),
-            "drawn": [
-                {
-                    "label": _format_recipe_label(n),
-                    "run": r.id,
-                    "when": e.label,
-                    "bins": e.metrics.get("bins"),
-                    "risk_coverage": e.metrics.get("risk_coverage"),
-                }
-                for n, some in enumerate(recipes)
-                for r in some
-                if (e := evaluations[r.id].get(suite)) is not None
-            ],
         }
         for suite in suites
     ]
@@ -156,7 +128,7 @@ def _select_seed_evaluations(
 def _build_metric_rows(cells: Sequence[Sequence[EvaluationRecord]]) -> list[dict[str, Any]]:
     """One row per metric and one cell per recipe: over seeds, or one run with its own interval."""
     rows = []
-    for metric in METRICS:
+    for metric in FIGURES:
         row = [_build_metric_cell(some, metric) for some in cells]
         if any(cell["n"] for cell in row):
             rows.append({"metric": metric, "cells": row})

@@ -24,8 +24,6 @@ from rlx_web.pages.bodies import (
 )
 from rlx_web.pages.run import build_run_summary, list_leaf_values
 
-__all__ = ["CHANNELS", "build_credit_page"]
-
 CHANNELS = {
     "advantage": "advantages",
     **{s.title: s.stored_name for s in STREAMS.values() if s.title and s.shape != "[B]"},

@@ -15,20 +15,7 @@ from rlx_registry import (
     NotFoundError,
     Registry,
     RunRecord,
-    StoredFolder,
-    StoreError,
-    fetch_missing_file,
 )
-
-__all__ = [
-    "LOG",
-    "RunFile",
-    "build_log_page",
-    "list_run_files",
-    "open_download",
-    "read_run_progress",
-    "tail_log",
-]
 
 LOG = "run.log"
 PROGRESS = "progress.json"
@@ -72,7 +59,6 @@ def open_download(registry: Registry, ref: str, path: str) -> RunFile:
     record = registry.run(ref)
     if path != LOG and path not in {a.path for a in registry.results.artifacts(record.id)}:
         raise NotFoundError(f"{record.id} has no artifact {path}")
-    _fetch_file(record, path)
     try:
         return _open_plain_file(record, path)
     except OSError as error:
@@ -107,7 +93,6 @@ def build_log_page(
         "end": after or 0,
         "size": 0,
     }
-    _fetch_file(record, LOG)
     with suppress(OSError), _plain_file(record, LOG) as file:
         end = file.size if before is None else min(before, file.size)
         start = max(0, end - LOG_BYTES) if after is None else min(after, end)
@@ -147,18 +132,7 @@ def read_run_progress(record: RunRecord) -> dict[str, Any] | None:
     return None
 
 
-def _fetch_file(record: RunRecord, path: str) -> None:
-    """Fetches a file that is missing here from the object store of its home, if there is one."""
-    if record.directory is not None:
-        with suppress(StoreError, OSError):  # it is missing then
-            if path == LOG and (stored := StoredFolder.find(record.directory)):
-                stored.fetch()  # it grows
-            else:
-                fetch_missing_file(record.directory, path)
-
-
 def _find_file_size(record: RunRecord, path: str) -> int | None:
-    _fetch_file(record, path)
     try:
         with _plain_file(record, path) as file:
             return file.size

@@ -16,8 +16,6 @@ from rlx_web.pages.bodies import (
 )
 from rlx_web.pages.run import build_run_summary
 
-__all__ = ["build_rollouts_page", "find_reward_range", "nearest_step"]
-
 SCREEN = 4
 """Prompts per page."""
 OTHERS = 60

@@ -1,10 +1,10 @@
 """The run page: status, curves by section, evaluations, events, and the experiment."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlx_registry import (
     ENDED,
@@ -13,29 +13,10 @@ from rlx_registry import (
     EvaluationRecord,
     Registry,
     RunRecord,
-    find_mlflow_link,
 )
-from rlx_web.notes import NOTE_LIMITS
-from rlx_web.pages.distributions import build_distributions
 from rlx_web.pages.files import list_run_files, read_run_progress, tail_log
 from rlx_web.pages.runs import STRIP
 from rlx_web.pages.sections import build_metric_sections
-
-__all__ = [
-    "FIGURES",
-    "ORDER",
-    "RESUMABLE",
-    "build_run_curves",
-    "build_run_page",
-    "build_run_summary",
-    "evaluation_tables",
-    "flatten_metrics",
-    "get_metric_interval",
-    "is_job",
-    "list_leaf_values",
-    "live_run",
-    "run_sections",
-]
 
 FIGURES = {
     "accuracy": "Accuracy",
@@ -67,7 +48,19 @@ NEWS = 2000
 """Maximum number of metric values returned per poll."""
 
 
-def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
+class TrackerLink(Protocol):
+    """A page of a tracker; `store` is what a command must serve first, None if it is served."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def store(self) -> str | None: ...
+
+
+FindLink = Callable[[Sequence[RunRecord]], TrackerLink | None]
+
+
+def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[str, Any]:
     """The data of a run's page: status, charts, evaluations, probes, events, spec, commands."""
     record = registry.run(ref)
     evaluations = registry.queries.evaluation_figures(record.id)
@@ -76,8 +69,6 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         **run_sections(registry, record.id),
-        "note": asdict(registry.notes.read(record.id)),
-        "note_limits": NOTE_LIMITS,
         "latest": _find_latest_values(registry, record.id),
         "seq": registry.queries.last_seq(record.id),
         "evaluations": evaluation_tables(evaluations),
@@ -87,7 +78,6 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
         "figures": FIGURES,
         "history": [asdict(change) for change in registry.history(record.id)],
         "rollout_steps": _summarize_steps(steps),
-        "distributions": build_distributions(registry, record.id, steps),
         "checkpoints": [asdict(c) for c in registry.results.checkpoints(record.id)],
         "artifacts": [asdict(a) for a in registry.results.artifacts(record.id)],
         "files": list_run_files(registry, record),
@@ -101,8 +91,7 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
         "values": _list_spec_values(record),
         "yaml": record.yaml,
         "commands": _build_run_commands(record),
-        "is_job": is_job(record),
-        "mlflow": _build_mlflow_link(record),
+        "tracker": build_tracker_link([record], find_link),
     }
 
 
@@ -301,11 +290,6 @@ def _summarize_steps(steps: Sequence[int]) -> dict[str, int] | None:
     return {"first": steps[0], "last": steps[-1], "count": len(steps)} if steps else None
 
 
-def is_job(record: RunRecord) -> bool:
-    """Whether a job system has the run, which a waiting worker does not resume."""
-    return record.directory is not None and (Path(record.directory) / "job.json").exists()
-
-
 def _build_run_commands(record: RunRecord) -> dict[str, str]:
     """Shell commands for this run."""
     resolved = Path(record.directory or ".") / "spec.json"
@@ -313,17 +297,17 @@ def _build_run_commands(record: RunRecord) -> dict[str, str]:
         "reproduce": f"rlx submit {shlex.quote(str(resolved))} --again",
         "follow": f"rlx logs {record.id} -f",
         "rescore": f"rlx rescore {record.id}",
-        "draw plots": f"rlx status {record.id} --pictures",
+        "draw plots": f"rlx pictures {record.id}",
         **({"resume": f"rlx resume {record.id}"} if record.effective_status in RESUMABLE else {}),
     }
 
 
-def _build_mlflow_link(record: RunRecord) -> dict[str, Any] | None:
-    """The run in MLflow: its page, and the store that `rlx web --mlflow` must serve."""
-    link = find_mlflow_link([record])
-    if link is None:
-        return None
-    return {"run": record.mlflow_run_id, "url": link.url, "store": link.store}
+def build_tracker_link(
+    records: Sequence[RunRecord], find_link: FindLink
+) -> dict[str, str | None] | None:
+    """The page of a tracker that shows some runs, and the store that it is served from."""
+    link = find_link(records)
+    return None if link is None else {"url": link.url, "store": link.store}
 
 
 def _list_spec_values(record: RunRecord) -> list[dict[str, Any]]:

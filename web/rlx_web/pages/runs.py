@@ -1,126 +1,83 @@
 """The list of runs, grouped by experiment, with means and intervals over seeds."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
-from rlx_registry import ENDED, Registry, RunNote, RunRow
-from rlx_web.pages.columns import (
-    Column,
-    find_varied_paths,
-    list_offered_columns,
-    select_columns,
-)
-from rlx_web.pages.filters import RunLabels, find_matching_runs, list_config_values
-
-__all__ = [
-    "HEADLINES",
-    "STRIP",
-    "build_row_summary",
-    "build_run_list_page",
-    "compute_mean_cell",
-    "live_runs",
-]
+from rlx_registry import ENDED, Registry, RunRow
 
 HEADLINES = ("rewards/accuracy/mean", "rewards/exact_match/mean", "train/reward_answer")
 """Headline metrics of a run in order of preference; the first available one is shown."""
-
-FIGURES = ("accuracy", "brier", "ece")
+FIGURES = {"accuracy": "Accuracy", "brier": "Brier", "ece": "ECE"}
+"""Figures of the held-out evaluation, shown where a run has them, with their titles."""
 HELD_OUT = {name: f"eval/held_out/{name}" for name in FIGURES}
-SCREEN = 30
-"""Experiments per page."""
-POINTS = 48
-LATE = ("train/reward", "train/loss")
+EXPERIMENTS_PER_PAGE = 30
+SPARKLINE_POINTS = 48
+FALLBACKS = ("train/reward", "train/loss")
+"""Metrics shown instead of a headline."""
 STRIP = tuple(name for name in RunRow.__dataclass_fields__ if name != "directory")
+"""Fields of a run's status line."""
 
 
-def build_run_list_page(
-    registry: Registry, text: str, page: int, asked: Sequence[str] = ()
-) -> dict[str, Any]:
-    """One page of experiments, newest first, each with its runs and the chosen columns.
+def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, Any]:
+    """One page of experiments, newest first, each with its runs.
 
     Args:
-        text: filter; see `find_matching_runs`.
+        text: filter: every word occurs in a run's id, name, digest, status, machine or groups, or
+            is one of `status:running`, `seed:3`, `name:rlcr`, `group:seeds`.
         page: from 1.
-        asked: ids of columns, in order; see `Column`. If empty, the usual ones.
-
-    Raises:
-        ColumnError: there is no such column.
     """
-    labels = _find_run_labels(registry)
-    rows = find_matching_runs(registry, registry.queries.run_rows(), labels, text)
+    joined: dict[str, list[str]] = {}
+    for name, members in registry.groups().items():
+        for member in members:
+            joined.setdefault(member, []).append(name)
+    rows = [
+        row
+        for row in registry.queries.run_rows()
+        if _matches_words(row, joined.get(row.id, ()), text.lower().split())
+    ]
     groups: dict[tuple[str, str], list[RunRow]] = {}
     for row in rows:
         groups.setdefault((row.name, row.digest), []).append(row)
-    pages = max(1, math.ceil(len(groups) / SCREEN))
+    pages = max(1, math.ceil(len(groups) / EXPERIMENTS_PER_PAGE))
     page = min(page, pages)
-    visible = list(groups.values())[(page - 1) * SCREEN : page * SCREEN]
-    config = {
-        digest: dict(list_config_values(spec))
-        for digest, spec in registry.queries.specs({group[0].digest for group in visible}).items()
-    }
-    varied = find_varied_paths(
-        ({group[0].name, *_join_groups(group, labels)}, config[group[0].digest])
-        for group in visible
-    )
-    notes = [labels[row.id].note for group in visible for row in group if row.id in labels]
-    columns = select_columns(asked, varied, any(n.tags for n in notes), any(n.note for n in notes))
-    metrics = [column.name for column in columns if column.kind == "metric"]
+    first = (page - 1) * EXPERIMENTS_PER_PAGE
+    visible = list(groups.values())[first : first + EXPERIMENTS_PER_PAGE]
     values = registry.queries.last_values(
         [row.id for group in visible for row in group],
-        [*HELD_OUT.values(), *HEADLINES, *LATE, *metrics],
+        [*HELD_OUT.values(), *HEADLINES, *FALLBACKS],
     )
+    shown = {name for found in values.values() for name in found}
     return {
         "filter": text,
         "groups": [
-            _build_experiment_group(registry, group, values, metrics)
-            | {"joined": _join_groups(group, labels)}
-            | _build_group_labels(group, labels)
-            | {"config": _select_config(columns, config[group[0].digest])}
+            _build_experiment_group(registry, group, values)
+            | {"joined": sorted({name for row in group for name in joined.get(row.id, ())})}
             for group in visible
         ],
         "page": page,
         "pages": pages,
         "total": len(rows),
-        "columns": [asdict(column) | {"is_number": column.is_number} for column in columns],
-        "offered": [asdict(column) for column in list_offered_columns(columns, varied)],
-        "asked": list(asked),
-        "config_paths": sorted({path for values in config.values() for path in values}),
-        "metric_names": registry.queries.metric_names(visible[0][0].id) if visible else [],
+        "figures": {name: title for name, title in FIGURES.items() if HELD_OUT[name] in shown},
     }
 
 
-def _find_run_labels(registry: Registry) -> dict[str, RunLabels]:
-    """The groups and notes of the runs that have any."""
-    joined: dict[str, list[str]] = {}
-    for name, members in registry.groups().items():
-        for member in members:
-            joined.setdefault(member, []).append(name)
-    notes = registry.notes.read_all()
-    return {
-        run: RunLabels(tuple(joined.get(run, ())), notes.get(run, RunNote()))
-        for run in {*joined, *notes}
-    }
-
-
-def _join_groups(group: Sequence[RunRow], labels: Mapping[str, RunLabels]) -> list[str]:
-    return sorted({name for row in group if row.id in labels for name in labels[row.id].groups})
-
-
-def _build_group_labels(group: Sequence[RunRow], labels: Mapping[str, RunLabels]) -> dict[str, Any]:
-    """The notes and tags of a group's runs, and every tag once."""
-    notes = {row.id: labels[row.id].note for row in group if row.id in labels}
-    return {
-        "notes": {run: {"note": n.note, "tags": list(n.tags)} for run, n in notes.items()},
-        "tags": list(dict.fromkeys(tag for n in notes.values() for tag in n.tags)),
-    }
-
-
-def _select_config(columns: Sequence[Column], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {c.name: values.get(c.name) for c in columns if c.kind == "config"}
+def _matches_words(row: RunRow, groups: Sequence[str], words: Sequence[str]) -> bool:
+    status = row.effective_status
+    fields = {
+        "status": [status], "seed": [str(row.seed)], "name": [row.name], "group": groups,
+    }  # fmt: skip
+    everything = " ".join((row.id, row.name, row.digest, status, row.host or "", *groups)).lower()
+    for word in words:
+        key, colon, value = word.partition(":")
+        if colon and key in fields:
+            if value not in (one.lower() for one in fields[key]):
+                return False
+        elif word not in everything:
+            return False
+    return True
 
 
 def live_runs(registry: Registry) -> dict[str, Any]:
@@ -159,7 +116,6 @@ def _build_experiment_group(
     registry: Registry,
     group: Sequence[RunRow],
     values: Mapping[str, Mapping[str, tuple[int, float]]],
-    metrics: Sequence[str],
 ) -> dict[str, Any]:
     newest: dict[int, RunRow] = {}
     for row in group:  # newest first
@@ -185,24 +141,8 @@ def _build_experiment_group(
         "open": len(group) > 1 and any(row.effective_status not in ENDED for row in group),
         "figures": folded,
         "headline": _find_headline_curve(registry, group, values),
-        "metrics": {
-            name: compute_mean_cell(
-                [values[r.id][name][1] for r in newest.values() if name in values[r.id]]
-            )
-            for name in metrics
-        },
-        "runs": [
-            build_row_summary(row)
-            | {"figures": reached[row.id], "duration": _compute_duration(row)}
-            | {"metrics": {name: values[row.id].get(name) for name in metrics}}
-            for row in group
-        ],
+        "runs": [build_row_summary(row) | {"figures": reached[row.id]} for row in group],
     }
-
-
-def _compute_duration(row: RunRow) -> float | None:
-    """Seconds since a run first started, until it ended; None before."""
-    return None if row.started is None else (row.ended or time.time()) - row.started
 
 
 def _get_held_out_figures(
@@ -222,9 +162,9 @@ def _find_headline_curve(
 ) -> dict[str, Any] | None:
     """The headline curve of the newest run that has one."""
     for row in group:
-        for name in (*HEADLINES, *LATE):
+        for name in (*HEADLINES, *FALLBACKS):
             if name in values[row.id]:
-                points = registry.queries.curves(row.id, [name], POINTS)[name]
+                points = registry.queries.curves(row.id, [name], SPARKLINE_POINTS)[name]
                 value = values[row.id][name][1]
                 return {"name": name, "run": row.id, "value": value, "points": points}
     return None

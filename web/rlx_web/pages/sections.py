@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Chart", "Section", "build_metric_sections"]
-
 
 @dataclass(frozen=True, slots=True)
 class Chart:

@@ -15,27 +15,6 @@ for (const box of document.querySelectorAll("[data-all]"))
     for (const one of box.closest("tbody").querySelectorAll('input[name="run"]')) one.checked = box.checked;
   });
 
-// The choice of columns: moved by buttons, and kept for the next visit.
-for (const button of document.querySelectorAll("[data-move]")) {
-  button.hidden = false;
-  button.addEventListener("click", () => {
-    const item = button.closest("li");
-    button.dataset.move < 0 ? item.previousElementSibling?.before(item) : item.nextElementSibling?.after(item);
-    button.focus();
-  });
-}
-
-const KEPT = "rlx-columns", here = new URL(location);
-const columns = here.searchParams.getAll("column").filter(Boolean);
-if (here.searchParams.has("usual")) {
-  localStorage.removeItem(KEPT);
-} else if (columns.length) {
-  localStorage.setItem(KEPT, JSON.stringify(columns));
-} else if (localStorage.getItem(KEPT)) {
-  for (const id of JSON.parse(localStorage.getItem(KEPT))) here.searchParams.append("column", id);
-  location.replace(here);
-}
-
 const total = document.getElementById("total");
 let counted = new URLSearchParams(location.search).get("q") ? null : Number(total.dataset.total);
 

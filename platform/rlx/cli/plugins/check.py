@@ -60,7 +60,6 @@ def run_conformance_checks(
     options: Sequence[str],
     *,
     as_json: bool,
-    record: str | None = None,
 ) -> int:
     """Checks a plugin, or every plugin of a distribution, and prints the results.
 
@@ -69,7 +68,6 @@ def run_conformance_checks(
         kind: check only plugins of this kind.
         options: "key=value" each; only if a single plugin is checked.
         as_json: print JSON instead of lines.
-        record: URL of the registry to store the results in; None stores nothing.
 
     Returns:
         The exit code: 0 when every promise holds, 3 when one is broken.
@@ -89,10 +87,6 @@ def run_conformance_checks(
                 title = f"{found.name}  ({found.kind}, {found.source})"
                 print_text(("\n" if number else "") + escape_unprintable(title))
             entries.append(_check_plugin_promises(found, values, aloud=not as_json))
-            if record is not None:
-                from rlx.cli.plugins.health import record_promises
-
-                record_promises(record, found, entries[-1])
     if as_json:
         print_json(entries)
     codes = [entry["exit_code"] for entry in entries if entry["exit_code"]]

@@ -6,7 +6,7 @@ from typing import cast
 
 import click
 
-from rlx.cli.options import complete_plugin, json_option, registry_option
+from rlx.cli.options import complete_plugin, json_option
 from rlx.cli.output import print_json, print_text
 from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
 from rlx.cli.plugins.scaffold import KINDS, write_plugin_scaffold
@@ -86,11 +86,7 @@ def show(name: str, as_json: bool, full: bool) -> None:
     help="Option to check the plugin with, its value as in YAML; can be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result of every promise as JSON.")
-@click.option("--record", is_flag=True, help="Store the results in the registry.")
-@registry_option
-def check(
-    what: str, kind: str | None, options: tuple[str, ...], as_json: bool, record: bool, url: str
-) -> int:
+def check(what: str, kind: str | None, options: tuple[str, ...], as_json: bool) -> int:
     """Check the promises of a plugin and the examples that it ships.
 
     NAME is an installed plugin, or `distribution:name`. PATH is a wheel, or the folder of a
@@ -98,9 +94,7 @@ def check(
     """
     from rlx.cli.plugins.check import run_conformance_checks
 
-    return run_conformance_checks(
-        what, kind, options, as_json=as_json, record=url if record else None
-    )
+    return run_conformance_checks(what, kind, options, as_json=as_json)
 
 
 @plugins.command("new")

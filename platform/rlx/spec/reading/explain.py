@@ -1,34 +1,283 @@
-"""Translates Pydantic validation errors into diagnostics for authors of YAML."""
+"""Translates Pydantic validation errors into diagnostics for authors of YAML.
+
+Pydantic locates an error in its schema, where the selected member of a union is a step of its own.
+`resolve_error_location` converts such a location to the path that the author of the file sees.
+"""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+from typing_extensions import TypeAliasType
 
-from rlx.plugin import PLUGIN_FAULT
-from rlx.spec.base import KeyPath, list_yaml_keys
+from rlx.plugin import PLUGIN_FAULT, PluginSection
+from rlx.spec.base import LARGEST, KeyPath, list_yaml_keys
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
     build_error,
     did_you_mean,
     format_key_path,
 )
-from rlx.spec.reading.schema_paths import (
-    ErrorLocation,
-    list_choices,
-    resolve_error_location,
-)
-from rlx.spec.reading.suggestions import (
-    SELECTORS,
-    describe_value,
-    suggest_fixes,
-    suggest_section,
-)
 
-__all__ = ["explain_validation_error", "unknown_key"]
+Discriminator = str | PluginSection[Any] | None
+"""The key that selects the member of a union; or the section whose model is chosen by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLocation:
+    """Location of an error and the type expected there.
+
+    Attributes:
+        path: path in the YAML.
+        expected: the type annotation at the path; None if the model does not define it.
+        discriminator: the key that selects the member if `expected` is a discriminated union.
+        union: path of the last union without a discriminator on the way, or None.
+        family: members of the last discriminated union on the way, by tag.
+        tags: names that `discriminator` may have.
+    """
+
+    path: KeyPath
+    expected: Any
+    discriminator: str | None = None
+    union: KeyPath | None = None
+    family: Mapping[str, type[BaseModel]] | None = None
+    tags: tuple[str, ...] = ()
+
+
+def map_union_tags(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
+    """Returns the members of a discriminated union by discriminator value."""
+    return {
+        tag: member
+        for member in get_args(union) or (union,)
+        for tag in get_args(member.model_fields[discriminator].annotation)
+    }
+
+
+def list_choices(expected: Any) -> tuple[str, ...]:
+    """Returns the names that a type allows: the string values of its literals."""
+    expected, _ = _unwrap_type(expected, None)
+    if get_origin(expected) is Literal:
+        return tuple(value for value in get_args(expected) if isinstance(value, str))
+    if _is_union(expected):
+        return tuple(name for member in get_args(expected) for name in list_choices(member))
+    return ()
+
+
+def resolve_error_location(
+    model: type[BaseModel], location: Sequence[str | int], data: Any
+) -> ErrorLocation:
+    """Follows a Pydantic error location down from `model`.
+
+    Args:
+        model: the model that was validated.
+        location: `error["loc"]`.
+        data: the validated data; resolves steps that the model does not define.
+    """
+    expected, discriminator = _unwrap_type(model, None)
+    path: KeyPath = ()
+    union: KeyPath | None = None
+    family: Mapping[str, type[BaseModel]] | None = None
+    for step in location:
+        if isinstance(discriminator, str):
+            family = map_union_tags(expected, discriminator)
+            expected, discriminator = _unwrap_type(family.get(str(step)), None)
+            continue
+        if _is_union(expected):
+            union = path
+            members = get_args(expected)
+            named = (m for m in members if step in (getattr(m, "__name__", None), str(m)))
+            expected = next(named, None)
+            continue
+        below = _get_child_type(expected, step)
+        if below is None and (step == "[key]" or not _has_data_at(data, path, step)):
+            continue
+        path = (*path, step)
+        expected, discriminator = below or (None, None)
+        if isinstance(discriminator, PluginSection):
+            selected = discriminator.get_model(_get_data_at(data, path))
+            if selected is not None:
+                family, expected, discriminator = discriminator.list_imported(), selected, None
+    if isinstance(discriminator, PluginSection):
+        names = discriminator.list_names()
+        return ErrorLocation(path, expected, discriminator.key, union, family, names)
+    names = tuple(map_union_tags(expected, discriminator)) if discriminator else ()
+    return ErrorLocation(path, expected, discriminator, union, family, names)
+
+
+def is_left_out_by_null(model: type[BaseModel], path: KeyPath, data: Any) -> bool:
+    """Whether null can only mean that there is no value at a path: it accepts none, or is unknown.
+
+    It does not leave out a required key, nor an option of a plugin, which may have a meaning for
+    null.
+
+    Args:
+        model: the model of the whole data.
+        path: of the value, not the root.
+        data: selects the members of unions.
+    """
+    expected, discriminator = _unwrap_type(model, None)
+    for end, step in enumerate(path[:-1], 1):
+        below = _get_child_type(expected, step)
+        if below is None:
+            return False
+        expected, discriminator = below
+        here = _get_data_at(data, path[:end])
+        if isinstance(discriminator, PluginSection):
+            expected = discriminator.get_model(here)
+        elif discriminator and isinstance(here, dict):
+            expected = map_union_tags(expected, discriminator).get(here.get(discriminator, ""))
+    if isinstance(expected, type) and issubclass(expected, BaseModel):
+        fields = {f.alias or name: f for name, f in expected.model_fields.items()}
+        if path[-1] not in fields:
+            return expected.model_config.get("extra") == "forbid"
+        own = fields[str(path[-1])]
+        return not own.is_required() and not _accepts_null(own.annotation)
+    origin = get_origin(expected)
+    is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
+    return is_mapping and not _accepts_null(get_args(expected)[1])
+
+
+def _accepts_null(expected: Any) -> bool:
+    while isinstance(expected, TypeAliasType) or get_origin(expected) is Annotated:
+        is_alias = isinstance(expected, TypeAliasType)
+        expected = expected.__value__ if is_alias else get_args(expected)[0]
+    return expected is Any or (_is_union(expected) and types.NoneType in get_args(expected))
+
+
+def _get_child_type(expected: Any, step: str | int) -> tuple[Any, Discriminator] | None:
+    """Returns the type one step down and its discriminator; None if the type does not define it."""
+    if isinstance(expected, type) and issubclass(expected, BaseModel):
+        for name, field in expected.model_fields.items():
+            if step in (name, field.alias):
+                return _unwrap_type(field.annotation, field)
+        return None
+    arguments = get_args(expected)
+    origin = get_origin(expected)
+    if not isinstance(origin, type) or not arguments:
+        return None
+    if issubclass(origin, Mapping) and step != "[key]":
+        return _unwrap_type(arguments[1], None)
+    if isinstance(step, int) and issubclass(origin, Sequence | set | frozenset):
+        fixed = origin is tuple and arguments[-1] is not Ellipsis
+        member = arguments[min(step, len(arguments) - 1)] if fixed else arguments[0]
+        return _unwrap_type(member, None)
+    return None
+
+
+def _has_data_at(data: Any, path: KeyPath, step: str | int) -> bool:
+    return _get_data_at(data, (*path, step)) is not _NOWHERE
+
+
+def _get_data_at(data: Any, path: KeyPath) -> Any:
+    for key in path:
+        try:
+            data = data[key]
+        except (LookupError, TypeError):
+            return _NOWHERE
+    return data
+
+
+_NOWHERE = object()
+
+
+def _is_union(expected: Any) -> bool:
+    return get_origin(expected) in (Union, types.UnionType)
+
+
+def _unwrap_type(expected: Any, field: FieldInfo | None) -> tuple[Any, Discriminator]:
+    """Strips aliases, `Annotated` and `| None`; returns the rest and its discriminator."""
+    discriminator: Any = field.discriminator if field is not None else None
+    for one in field.metadata if field is not None else ():
+        if isinstance(one, PluginSection):
+            discriminator = one
+    while True:
+        if isinstance(expected, TypeAliasType):
+            expected = expected.__value__
+        elif get_origin(expected) is Annotated:
+            found: list[Any] = [
+                m.discriminator for m in expected.__metadata__ if isinstance(m, FieldInfo)
+            ]
+            found += [m for m in expected.__metadata__ if isinstance(m, PluginSection)]
+            discriminator = next((d for d in found if d), discriminator)
+            expected = get_args(expected)[0]
+        elif _is_union(expected) and types.NoneType in get_args(expected):
+            members = tuple(m for m in get_args(expected) if m is not types.NoneType)
+            expected = Union[members]  # noqa: UP007  (members are known only here)
+        else:
+            known = isinstance(discriminator, str | PluginSection)
+            return expected, discriminator if known else None
+
+
+SELECTORS = frozenset({"engine", "kind", "name", "plugin", "strategy", "type"})
+"""Keys that select what their section is."""
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?")
+_WORD = re.compile(r"[\w-]+")
+
+
+def describe_value(value: Any) -> str:
+    """Describes a value for an error message: `text 'x'`, `3`, `a list`."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f"text {_shorten_value_text(value)!r}"
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    return _shorten_value_text(str(value))
+
+
+def _shorten_value_text(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def suggest_fixes(value: Any, names: Sequence[str], kind: str) -> tuple[str, ...]:
+    """Suggests how to mend a value that is not of the expected kind.
+
+    Args:
+        value: as written.
+        names: names that are allowed instead.
+        kind: Pydantic's type of the error.
+    """
+    if value is None:
+        return ("give it a value, or drop the key",)
+    if isinstance(value, str) and (near := did_you_mean(value, names)):
+        return (f"did you mean '{near}'?",)
+    if isinstance(value, str) and value.startswith("${"):
+        return ("values are not taken from the environment: use --set",)
+    if isinstance(value, str) and kind.startswith(("int_", "float_")) and _NUMBER.fullmatch(value):
+        return (f"write it without quotes: {value}",)
+    if isinstance(value, str) and kind.startswith(("tuple_", "list_")):
+        parts = [part.strip() for part in value.split(",")]
+        written = (part if _WORD.fullmatch(part) else repr(part) for part in parts)
+        return (f"write it as a list: [{', '.join(written)}]",)
+    if kind.startswith("int_") and isinstance(value, float) and value.is_integer():
+        if abs(value) > LARGEST:
+            return (f"write it in digits; counts are at most {LARGEST}",)
+        return (f"write {int(value)}",)
+    if kind.startswith("string_") and isinstance(value, int | float) and value is not None:
+        return (f'put it in quotes: "{describe_value(value)}"',)
+    if kind.startswith("bool_") and str(value).lower() in ("yes", "no", "on", "off", "0", "1"):
+        return ("only true and false are booleans in YAML 1.2",)
+    return ()
+
+
+def suggest_section(path: KeyPath, section: Any, value: str) -> tuple[str, ...]:
+    """Suggests the section that a bare name was meant to be, such as `estimator: {name: grpo}`."""
+    known = list_yaml_keys(section) if isinstance(section, type) else ()
+    selectors = [key for key in known if key in SELECTORS]
+    if len(selectors) != 1:
+        return ()
+    return (f"write it as `{path[-1]}: {{{selectors[0]}: {_shorten_value_text(value)}}}`",)
+
 
 _KINDS = {
     "int": "a whole number",

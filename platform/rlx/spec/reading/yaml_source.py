@@ -8,7 +8,7 @@ several documents.
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from rlx.errors import SpecError
 from rlx.spec.base import KeyPath
 from rlx.spec.reading.diagnostics import Diagnostic, SourceLocation, build_refusal, format_key_path
 from rlx.text import escape_unprintable
-
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "YamlDocument", "parse_yaml_document", "read_text"]
 
 MAX_BYTES = 262_144
 MAX_DEPTH = 32
@@ -311,3 +309,58 @@ class _DocumentReader:
         name = escape_unprintable(self.text[index])
         message = f"the character {name} is not allowed in YAML; write it as an escape in quotes"
         self.faults.append(Diagnostic(kind="syntax", message=message, position=position))
+
+
+def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnostic:
+    """Returns the diagnostic with its location in the file; None if the file has no such key."""
+    path = diagnostic.path
+    if path not in document.values and diagnostic.against:
+        path = diagnostic.against if diagnostic.against in document.values else path
+    position = document.locate(path, key=diagnostic.kind == "unknown_key")
+    position = diagnostic.position or position
+    helps = diagnostic.helps
+    is_of_base = position is not None and position.file in dict(document.bases)
+    if is_of_base and diagnostic.kind == "unknown_key" and not diagnostic.meant:
+        name = format_key_path(path)
+        helps += (f"null for '{name}' in {escape_unprintable(document.file)} leaves it out",)
+    if position is not None and diagnostic.kind == "value" and _is_bare_tilde(position):
+        helps = ("in YAML, ~ is null: put a path in quotes, such as '~/models/mine'",)
+    return replace(diagnostic, position=position, helps=helps)
+
+
+def _is_bare_tilde(position: SourceLocation) -> bool:
+    start = position.column - 1
+    return position.text[start : start + position.width] == "~"
+
+
+def relocate_phase_fault(fault: Diagnostic, path: KeyPath, phase: Mapping[str, Any]) -> Diagnostic:
+    """Moves a fault of a phase's own spec to the entry of the phase's `set` that causes it.
+
+    Args:
+        fault: located in the phase's spec.
+        path: path of the phase.
+        phase: the phase as written.
+    """
+    settings = phase.get("set") or {}
+    name = phase.get("name")
+    where = _find_phase_setting(fault.path, settings) or _find_phase_setting(
+        fault.against, settings
+    )
+    named = f"phase '{name}'" in fault.message
+    message = fault.message if named else f"{fault.message} (phase '{name}')"
+    return replace(fault, path=(*path, *where), against=(), meant="", message=message)
+
+
+def _find_phase_setting(path: KeyPath, settings: Mapping[str, Any]) -> KeyPath:
+    """Returns the `set` entry that shares the longest prefix with `path`; empty if none does."""
+
+    def count_shared_keys(key: str) -> int:
+        count = 0
+        for mine, theirs in zip(key.split("."), map(str, path), strict=False):
+            if mine != theirs:
+                break
+            count += 1
+        return count
+
+    best = max(settings, key=count_shared_keys, default="")
+    return ("set", best) if best and count_shared_keys(best) else ()

@@ -1,0 +1,366 @@
+"""Starts an experiment as a recorded run, resumes, watches and stops runs."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rlx.checkpoint import pin_checkpoint
+from rlx.discovery import ExperimentPlugins
+from rlx.errors import SpecError
+from rlx.home import RunFolder
+from rlx.launch.failures import hold_reserve
+from rlx.launch.launcher import cancel_job, leave_job, reconcile_job, submit_job
+from rlx.launch.processes import (
+    delay_interrupts,
+    has_lost_supervisor,
+    is_abandoned,
+    is_job,
+    is_supervisor,
+    list_live_ranks,
+    this_machine,
+)
+from rlx.launch.run_access import (
+    BROKEN_OFF,
+    KILLED,
+    end_orphaned_run,
+    load_resolved_spec,
+    locate_run_folder,
+    open_registry,
+    put_spec,
+)
+from rlx.launch.submission import fail_unless_started, registry_url, start_supervisor, submit_run
+from rlx.reporting import Report, log_report
+from rlx.run import Progress, read_progress
+from rlx.spec import ExperimentSpec
+from rlx.spec.reading import LoadedSpec
+from rlx_registry import (
+    ENDED,
+    RESUMED,
+    RESUMED_ON_DASHBOARD,
+    Registry,
+    RunRecord,
+    Status,
+    find_changed_plugins,
+    forget_supervisor,
+)
+
+__all__ = [
+    "attempts_used",
+    "continue_run",
+    "find_finished_runs",
+    "launch_run",
+    "start_experiment",
+    "start_job",
+    "stop_run",
+    "take_over_run",
+    "watch_run",
+]
+
+
+def find_finished_runs(
+    url: str, experiments: Sequence[tuple[LoadedSpec, ExperimentPlugins]]
+) -> list[RunRecord | None]:
+    """Finds for each experiment the newest finished run that is the same, before any check of it.
+
+    Args:
+        url: of the registry; it may not exist yet.
+        experiments: each with its plugins.
+
+    Returns:
+        The runs; None where there is none, or where it cannot be known, such as for a checkpoint
+        to start from that is missing.
+    """
+    try:
+        with open_registry(url) as registry:
+            return [_find_finished_run(registry, *experiment) for experiment in experiments]
+    except SpecError:  # the submission itself reports it
+        return [None for _ in experiments]
+
+
+def _find_finished_run(
+    registry: Registry, read: LoadedSpec, plugins: ExperimentPlugins
+) -> RunRecord | None:
+    spec = pin_checkpoint(registry, read).spec
+    digest, records = plugins.compute_digest(spec), plugins.list_records()
+    tokenizer = getattr(spec.model, "tokenizer", None)
+    for run in registry.runs(digest=digest, name=spec.name, status="finished"):
+        # null and a closed vocabulary have one digest, but only null fits every task.
+        same = run.seed == spec.seed and run.spec["model"].get("tokenizer") == tokenizer
+        if same and not find_changed_plugins(records, run.plugins):
+            return run
+    return None
+
+
+def start_experiment(
+    registry: Registry,
+    read: LoadedSpec,
+    plugins: ExperimentPlugins,
+    *,
+    again: bool,
+    queue: bool,
+) -> tuple[RunRecord, bool]:
+    """Records a run and starts its supervisor, or submits its job.
+
+    Args:
+        registry: the experiment's, open for writing.
+        read: the experiment.
+        plugins: its plugins.
+        again: run even if an identical run has finished or is active.
+        queue: leave the run to any worker.
+
+    Returns:
+        The run, and whether it is new.
+
+    Raises:
+        InvalidSpec: the checkpoint to start from is missing, damaged, or of another model.
+    """
+    job = read.spec.runner.launcher.submits_jobs
+    run, created = submit_run(registry, read, plugins, again=again, queue=queue or job)
+    if not created and _is_over(registry, run):
+        run, created = submit_run(registry, read, plugins, again=again, queue=queue or job)
+    if created and (job or not queue):
+        launch_run(registry, run, registry_url(read))
+    return run, created
+
+
+def _is_over(registry: Registry, run: RunRecord) -> bool:
+    """Returns whether a run has ended; records it as lost if its supervisor died silently."""
+    run = reconcile_job(registry, run)
+    if run.status in ("failed", "stopped", "lost"):
+        return True
+    reason = BROKEN_OFF if run.status == "queued" else KILLED
+    return is_abandoned(run) and end_orphaned_run(registry, run, "lost", reason)
+
+
+def stop_run(registry: Registry, run_id: str, *, report: Report = log_report) -> None:
+    """Stops a run between two steps, with a checkpoint; a second call stops it immediately.
+
+    Args:
+        registry: open for writing.
+        run_id: the run.
+        report: called with what was done.
+
+    Raises:
+        SpecError: the run is not running.
+    """
+    found = reconcile_job(registry, registry.run(run_id))
+    if found.status in ENDED and found.status != "lost":
+        raise SpecError(f"{found.id} is not running: it is {found.status}")
+    if found.status == "running" and not is_abandoned(found):
+        _request_run_stop(registry, found, report)
+        return
+    # A supervisor that has not begun yet sees the changed status and exits.
+    why = KILLED if found.status in ("running", "lost") else "it had not begun"
+    if not end_orphaned_run(registry, found, "stopped", why):
+        stop_run(registry, run_id, report=report)  # it has begun, or ended, in the meantime
+        return
+    if found.directory is not None:
+        cancel_job(locate_run_folder(found))
+    report(f"{found.id}: {why}; marked as stopped", err=True)
+
+
+def _request_run_stop(registry: Registry, run: RunRecord, report: Report) -> None:
+    """Leaves a request for the run's supervisor; on this machine a signal delivers it at once.
+
+    The supervisor of another user, or in another container, finds the request itself.
+    """
+    again = run.request is not None
+    if not registry.leave_request(run.id, "kill" if again else "stop"):
+        stop_run(registry, run.id, report=report)  # it has ended, or is queued again
+        return
+    is_here = run.host in (None, this_machine())
+    if is_here and run.pid is not None and is_supervisor(run.pid, run.id):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(run.pid, signal.SIGTERM)
+    if again:
+        report(f"{run.id}: asked to stop immediately, without a checkpoint")
+    else:
+        report(f"{run.id}: asked to stop (repeat to stop it immediately)")
+
+
+BY_HAND = {RESUMED, RESUMED_ON_DASHBOARD}
+
+
+def attempts_used(registry: Registry, run_id: str) -> int:
+    """Number of attempts since a run was submitted, or last resumed by a user."""
+    changes = registry.history(run_id)
+    before = [change.attempt for change in changes if change.reason in BY_HAND]
+    return changes[-1].attempt - (before[-1] if before else 0)
+
+
+def launch_run(registry: Registry, run: RunRecord, registry_url: str) -> None:
+    """Starts the supervisor of a new run here, or submits a queued run as a job."""
+    with fail_unless_started(registry, run.id):
+        if run.status == "queued":
+            submit_job(registry, run, registry_url)
+        else:
+            registry.update_run(
+                run.id, pid=start_supervisor(run, registry_url), host=this_machine()
+            )
+
+
+def start_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
+    """Submits a run as a job if it needs one: it was just recorded here, the process that has
+    recorded it was killed, or its job was lost. Does nothing for a run that is no job.
+
+    Raises:
+        EnvironmentFault: the job system is not installed here, or rejects the job; the run stays
+            queued, and may be submitted later.
+    """
+    folder = locate_run_folder(run)
+    if not load_resolved_spec(folder).runner.launcher.submits_jobs:
+        return
+    run = reconcile_job(registry, run)
+    is_ours = run.pid is None or (run.pid == os.getpid() and run.host == this_machine())
+    if run.status == "lost":
+        continue_run(registry, run, registry_url, None)
+    elif run.status == "queued" and not is_job(run) and (is_ours or has_lost_supervisor(run)):
+        registry.update_run(run.id, pid=os.getpid(), host=this_machine())
+        submit_job(registry, run, registry_url)
+
+
+def continue_run(
+    registry: Registry, run: RunRecord, registry_url: str, changed: ExperimentSpec | None
+) -> bool:
+    """Resumes a run where its launcher puts it: on this machine, or as a job.
+
+    Args:
+        changed: the experiment with other ranks, devices or engine; None if it is unchanged.
+
+    Returns:
+        False if the run has been taken over or ended elsewhere in the meantime.
+    """
+    folder = locate_run_folder(run)
+    spec = changed or load_resolved_spec(folder)
+    if not spec.runner.launcher.submits_jobs:
+        return take_over_run(registry, run, registry_url, RESUMED, changed) is not None
+    with delay_interrupts():
+        if not _claim_run(registry, run, folder, "queued", RESUMED):
+            return False
+        with fail_unless_started(registry, run.id):
+            leave_job(registry, run, folder)  # whose state must not count any more
+            if changed is not None:
+                put_spec(folder, changed)
+            hold_reserve(folder.reserve)
+            submit_job(registry, run, registry_url)
+    return True
+
+
+def take_over_run(
+    registry: Registry,
+    run: RunRecord,
+    registry_url: str,
+    reason: str,
+    changed: ExperimentSpec | None = None,
+) -> int | None:
+    """Starts a supervisor for a run on this machine.
+
+    Returns:
+        Its process id; None if the run has been taken over or ended elsewhere in the meantime.
+    """
+    folder = locate_run_folder(run)
+    with delay_interrupts():
+        if not _claim_run(registry, run, folder, "submitted", reason):
+            return None
+        return _start_claimed_run(registry, run, folder, registry_url, changed)
+
+
+def _claim_run(
+    registry: Registry, run: RunRecord, folder: RunFolder, status: Status, reason: str
+) -> bool:
+    """Moves a run to a status, unless something has happened to it since it was read.
+
+    The earlier supervisor is forgotten before others see the new status, in which the next one
+    would be taken for dead until it has started.
+    """
+    with registry.write_atomically():
+        claimed = registry.transition(run.id, {run.status}, status, reason, seen=run)
+        if claimed:
+            forget_supervisor(folder.root)
+    return claimed
+
+
+def _start_claimed_run(
+    registry: Registry,
+    run: RunRecord,
+    folder: RunFolder,
+    registry_url: str,
+    changed: ExperimentSpec | None,
+) -> int:
+    with fail_unless_started(registry, run.id):
+        for pid in list_live_ranks(folder.root):  # left by a supervisor that was killed
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        leave_job(registry, run, folder)
+        if changed is not None:
+            put_spec(folder, changed)
+        hold_reserve(folder.reserve)
+        pid = start_supervisor(run, registry_url)
+        registry.update_run(run.id, pid=pid, host=this_machine())
+    return pid
+
+
+LOOK_INTERVAL = 0.3
+"""Seconds between two looks at a run that is watched."""
+JOB_QUERY_INTERVAL = 3.0
+"""Seconds between two queries of Slurm for a run that is a Slurm job."""
+
+
+def watch_run(
+    run_id: str,
+    url: str,
+    *,
+    show: Callable[[Progress], None] = lambda stage: None,
+    timeout: float | None = None,
+) -> RunRecord:
+    """Waits until a run has ended; records it as lost if its supervisor was killed on this machine.
+
+    Args:
+        run_id: the run.
+        url: URL of the registry.
+        show: called with what the run is doing.
+        timeout: longest wait, in seconds; None waits as long as the run takes.
+
+    Raises:
+        TimeoutError: the run has not ended in time; it goes on.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    run = _wait_for_end(run_id, url, show, until)
+    while has_lost_supervisor(run):
+        run = _record_lost_run(run, url)
+        if run.status not in ENDED:  # another process took the run over, and it continues
+            run = _wait_for_end(run_id, url, show, until)
+    return run
+
+
+def _wait_for_end(
+    run_id: str, url: str, show: Callable[[Progress], None], until: float | None
+) -> RunRecord:
+    last_query = time.monotonic()
+    with open_registry(url) as registry:
+        while True:
+            run = registry.run(run_id)
+            if time.monotonic() - last_query > JOB_QUERY_INTERVAL:
+                run, last_query = reconcile_job(registry, run), time.monotonic()
+            stage = read_progress(RunFolder(Path(run.directory or "")).progress)
+            if stage is not None:
+                show(stage)
+            if run.effective_status in ENDED:
+                return run
+            if is_abandoned(run) and registry.run(run_id).status == run.status:
+                return run  # and it did not end in between
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"{run_id} has not ended: it is {run.effective_status}")
+            time.sleep(LOOK_INTERVAL)
+
+
+def _record_lost_run(run: RunRecord, url: str) -> RunRecord:
+    """Records a run as lost, since its dead supervisor cannot."""
+    ended = "was killed" if run.status == "running" else "ended before the run had begun"
+    reason = f"its supervisor, process {run.pid}, {ended}"
+    with open_registry(url, read_only=False) as registry:
+        end_orphaned_run(registry, run, "lost", reason)
+        return registry.run(run.id)

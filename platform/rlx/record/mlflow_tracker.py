@@ -1,0 +1,456 @@
+"""MLflow as a tracker: one MLflow run for each run of the registry, the links to it, and its UI.
+
+* A value that is sent twice is stored once: its time comes from the registry, and MLflow drops a
+  metric whose key, step, time and value it already has.
+* MLflow cannot change a value. If a resumed run repeats a step with another value, its MLflow run
+  is deleted, and a new one receives everything.
+* A run is found by its tags, even after a crash before its id reached the registry. A duplicate,
+  which a lost response may cause, is deleted.
+
+MLflow itself is imported only when something is sent, because that takes seconds.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import cached_property
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from rlx.record.tracking import TrackedRun, TrackerUnavailableError
+from rlx.text import escape_unprintable, redact_passwords, redact_values
+from rlx_registry import EvaluationRecord, MetricRow, Registry, RegistryDatabaseError, RunRecord
+
+STATUSES = {
+    "queued": "SCHEDULED",
+    "submitted": "RUNNING",
+    "running": "RUNNING",
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "lost": "FAILED",
+    "stopped": "KILLED",
+}
+MLFLOW_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the sender retries
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+"""Keeps MLflow quiet and quick to give up; the user's own values win."""
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Has MLflow show the runs of an experiment first, not traces."""
+PARAM_LIMIT, KEY_LIMIT, TAG_LIMIT = 6000, 250, 5000
+"""Maximum characters of a parameter, a key and a tag, all within MLflow's limits."""
+NOT_VARIED = ("name", "seed", "tracking")
+"""Sections that have tags of their own, or do not affect results."""
+ARTIFACTS = "mlartifacts"
+"""Folder of the artifacts, beside an SQLite store."""
+MODE = {"workflowType": "machine_learning"}
+"""MLflow's UI starts in the mode for traces, which shows no training runs; links name the other."""
+MLFLOW_START_PAGE = f"#/experiments?{urlencode(MODE)}"
+"""The list of MLflow's experiments."""
+LOCAL_SERVER = "http://127.0.0.1:5000"
+"""Where `rlx web --mlflow` serves a store by default."""
+COMPARED_RUNS = 24
+"""Maximum number of runs that one page compares."""
+
+
+class MlflowTracker:
+    """One run in MLflow; see `rlx.record.tracking.Tracker`.
+
+    Args:
+        registry: open for writing; it keeps the ids of MLflow's run and experiment.
+        uri: MLflow's tracking URI: `sqlite:///path`, or `http://host:port`.
+        artifacts: folder with one subfolder of artifacts for each experiment of an SQLite store.
+    """
+
+    name = "mlflow"
+
+    def __init__(self, registry: Registry, uri: str, artifacts: Path) -> None:
+        self.label = f"MLflow at {redact_passwords(uri)}"
+        self._registry, self._uri, self._artifacts = registry, uri, artifacts
+        self._run_id, self._id = "", ""
+        for name, value in MLFLOW_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        self._keys: frozenset[str] = frozenset()
+        self._points: dict[str, dict[int, set[tuple[int, float]]]] = {}
+
+    def start(self, run: TrackedRun) -> bool:
+        """Finds or creates the run; sends parameters, tags, status and the experiment."""
+        from mlflow.entities import Param
+
+        record = run.record
+        with self._convert_errors():
+            experiment, found = self._find_or_create(record)
+            self._run_id, self._id = record.id, str(found.info.run_id)
+            self._keys, self._points = frozenset(found.data.metrics), {}
+            if (self._id, experiment) != (record.mlflow_run_id, record.mlflow_experiment_id):
+                self._registry.update_run(
+                    record.id, mlflow_run_id=self._id, mlflow_experiment_id=experiment
+                )
+            params = [Param(k, v[:PARAM_LIMIT]) for k, v in flatten_params(record.settings).items()]
+            self._client.log_batch(self._id, params=params, synchronous=True)
+            self._write_tags(build_tags(run))
+            self._client.log_text(self._id, redact_passwords(record.yaml), "spec.yaml")
+            resolved = json.dumps(redact_values(record.settings), indent=2)
+            self._client.log_text(self._id, resolved, "spec.resolved.json")
+            self._set_status(record)
+        return not self._keys
+
+    def add_metrics(self, rows: Sequence[MetricRow]) -> bool:
+        """Adds values; False if MLflow has others at the same steps."""
+        from mlflow.entities import Metric
+
+        points = [(make_legal_key(r.name), round(r.at * 1000), r) for r in rows]
+        with self._convert_errors():
+            for key, at, row in points:
+                there = self._read_points(key).get(row.step)
+                if there and (at, row.value) not in there:
+                    self._client.delete_run(self._id)
+                    self._registry.update_run(self._run_id, mlflow_run_id=None)
+                    return False
+            metrics = [Metric(key, row.value, at, row.step) for key, at, row in points]
+            self._client.log_batch(self._id, metrics=metrics, synchronous=True)
+        return True
+
+    def finish(self, run: TrackedRun, files: Sequence[tuple[Path, str]]) -> None:
+        """Uploads files, and sends the tags and the status of the end."""
+        missing = ", ".join(path for file, path in files if not file.exists())
+        with self._convert_errors():
+            for file, path in files:
+                if file.exists():
+                    inside = Path(path).parent.as_posix()
+                    place = None if inside == "." else inside
+                    self._client.log_artifact(self._id, str(file), place)
+            more = {"rlx.missing_artifacts": missing[:TAG_LIMIT]} if missing else {}
+            self._write_tags(build_tags(run) | more)
+            self._set_status(run.record)
+
+    def has_run(self, run: RunRecord) -> bool:
+        """Whether MLflow has the run, in its trash too."""
+        with self._convert_errors():
+            return self._get_run(run.mlflow_run_id) is not None
+
+    def discard(self, run: RunRecord) -> None:
+        """Moves the run to MLflow's trash."""
+        with self._convert_errors():
+            found = self._get_run(run.mlflow_run_id)
+            if found is not None and found.info.lifecycle_stage != "deleted":
+                self._client.delete_run(run.mlflow_run_id)
+
+    @cached_property
+    def _client(self) -> Any:
+        """MLflow's client, which keeps no global state, unlike its fluent interface."""
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        from mlflow import MlflowClient
+
+        prepare_store(self._uri)
+        return MlflowClient(tracking_uri=self._uri)
+
+    def _find_or_create(self, record: RunRecord) -> tuple[str, Any]:
+        """Returns the id of the run's experiment, and the run, whose duplicates are deleted."""
+        known = self._get_run(record.mlflow_run_id)
+        if known is not None and known.info.lifecycle_stage == "deleted":
+            experiment = self._client.get_experiment(known.info.experiment_id)
+            if experiment.lifecycle_stage == "deleted":
+                self._client.restore_experiment(experiment.experiment_id)
+            self._client.restore_run(record.mlflow_run_id)
+        place = self._find_experiment(record) if known is None else str(known.info.experiment_id)
+        tags = build_identity_tags(record)
+        wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        if known is None and not self._client.search_runs([place], wanted):
+            name = f"{record.name} seed {record.seed} ({record.id})"
+            began = round((record.started or record.created) * 1000)
+            self._client.create_run(place, began, tags, name)
+        # Search even after creating: a request whose response was lost was sent twice.
+        same = sorted(self._client.search_runs([place], wanted), key=lambda run: run.info.run_id)
+        kept = same[0] if known is None else known
+        for other in same:
+            if other.info.run_id != kept.info.run_id:
+                self._client.delete_run(other.info.run_id)
+        return place, kept
+
+    def _find_experiment(self, record: RunRecord) -> str:
+        from mlflow.exceptions import MlflowException
+
+        name = (record.spec.get("tracking") or {}).get("experiment") or record.name
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            is_file = self._uri.startswith("sqlite:")
+            place = (self._artifacts.absolute() / name).as_uri() if is_file else None
+            try:
+                return str(self._client.create_experiment(name, place, EXPERIMENT_TAGS))
+            except MlflowException:  # another run may just have created it
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        if found.lifecycle_stage == "deleted":
+            self._client.restore_experiment(found.experiment_id)
+        return str(found.experiment_id)
+
+    def _get_run(self, mlflow_run_id: str | None) -> Any:
+        """The run, also from the trash; None if there is none."""
+        client = self._client
+        from mlflow.exceptions import MlflowException
+
+        if mlflow_run_id is None:
+            return None
+        try:
+            return client.get_run(mlflow_run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+
+    def _read_points(self, key: str) -> dict[int, set[tuple[int, float]]]:
+        """Time and value of the points that MLflow had of a metric at the start, by step."""
+        if key not in self._points:
+            steps = self._points[key] = {}
+            for point in (
+                self._client.get_metric_history(self._id, key) if key in self._keys else ()
+            ):
+                steps.setdefault(point.step, set()).add((point.timestamp, point.value))
+        return self._points[key]
+
+    def _write_tags(self, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        pairs = [RunTag(name, value) for name, value in tags.items()]
+        self._client.log_batch(self._id, tags=pairs, synchronous=True)
+
+    def _set_status(self, record: RunRecord) -> None:
+        """Sets the status explicitly; MLflow alone would show a killed run as running forever."""
+        status = STATUSES[record.effective_status]
+        if status in ("SCHEDULED", "RUNNING"):
+            self._client.update_run(self._id, status=status)
+        else:
+            ended = record.ended or record.heartbeat or time.time()
+            self._client.set_terminated(self._id, status, round(ended * 1000))
+
+    @contextmanager
+    def _convert_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RegistryDatabaseError:
+            raise
+        # MLflow passes on any exception of its server, its database and their libraries.
+        except Exception as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            message = redact_passwords(f"MLflow at {self._uri}: {first}", self._uri)
+            raise TrackerUnavailableError(escape_unprintable(message)) from error
+
+
+def get_mlflow_uri(run: RunRecord) -> str | None:
+    """Returns the URI of MLflow in a run's experiment, in which `{home}` is not filled in."""
+    uri: str | None = (run.spec.get("tracking") or {}).get("mlflow")
+    return uri
+
+
+# Parameters and tags ---------------------------------------------------------------------------
+
+
+def flatten_params(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Flattens a resolved spec: keys joined by dots, lists by index, values as in JSON.
+
+    Empty lists and mappings are kept as values, and keys that MLflow cannot tell apart are
+    numbered, so that none disappears.
+
+    Example:
+        >>> flatten_params({"a": {"b": [1, None], "c": []}, "d": "x"})
+        {'a.b.0': '1', 'a.b.1': 'null', 'a.c': '[]', 'd': 'x'}
+    """
+    found: dict[str, str] = {}
+    for path, value in _iterate_leaves("", spec):
+        key = make_legal_key(path)
+        numbered = (f"{key[: KEY_LIMIT - 8]}:{number}" for number in count(2))
+        name = next(name for name in chain([key], numbered) if name not in found)
+        found[name] = redact_passwords(value)
+    return found
+
+
+def _iterate_leaves(path: str, node: Any) -> Iterator[tuple[str, str]]:
+    items = dict(enumerate(node)) if isinstance(node, list | tuple) else node
+    if isinstance(items, Mapping) and items:
+        for key, value in items.items():
+            yield from _iterate_leaves(f"{path}.{key}" if path else str(key), value)
+    else:
+        yield path, node if isinstance(node, str) else json.dumps(node)
+
+
+def make_legal_key(name: str) -> str:
+    """Converts a metric or parameter name to one that MLflow accepts: `pass@8` to `pass_at_8`.
+
+    Example:
+        >>> make_legal_key("eval//pass@8 (%)")
+        'eval/pass_at_8 ___'
+    """
+    plain = re.sub(r"[^A-Za-z0-9_\-./ :]", "_", name.replace("@", "_at_"))
+    parts = [part for part in plain.split("/") if part not in ("", ".", "..")]
+    return "/".join(parts)[:KEY_LIMIT] or "_"
+
+
+def build_identity_tags(run: RunRecord) -> dict[str, str]:
+    """Tags that identify a run, even if several registries share one MLflow server."""
+    return {
+        "rlx.run_id": run.id,
+        "rlx.spec_digest": run.digest,
+        "rlx.seed": str(run.seed),
+        "rlx.created": repr(run.created),
+    }
+
+
+def build_tags(run: TrackedRun) -> dict[str, str]:
+    """All tags of a run, its description and the values that the command line set among them."""
+    from rlx.spec.reading import list_leaf_values
+
+    record, origins = run.record, run.record.origins or {}
+    varied = {
+        make_legal_key(f"rlx.varied.{path}"): redact_passwords(
+            value if isinstance(value, str) else json.dumps(value)
+        )
+        for path, value in list_leaf_values(record.settings)
+        if origins.get(path) in ("--set", "--set (auto)")
+        and path.partition(".")[0] not in NOT_VARIED
+    }
+    params = flatten_params(record.settings)
+    optional = {
+        "rlx.group": ", ".join(run.groups),
+        "rlx.version": str(record.code.get("version") or ""),
+        "rlx.cut_params": ", ".join(k for k, v in params.items() if len(v) > PARAM_LIMIT),
+        "rlx.reason": record.reason or "",
+        "mlflow.source.git.commit": str(record.code.get("commit") or ""),
+    }
+    tags = {
+        **build_identity_tags(record),
+        **varied,
+        "rlx.recipe": record.name,
+        "rlx.status": record.effective_status,
+        "rlx.attempt": str(record.attempt),
+        "mlflow.source.name": "rlx",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.note.content": _describe_run(record, run.evaluations),
+        **{name: value for name, value in optional.items() if value},
+    }
+    return {name: value[:TAG_LIMIT] for name, value in tags.items()}
+
+
+def _describe_run(run: RunRecord, evaluations: Sequence[EvaluationRecord]) -> str:
+    """The run's description in Markdown, with a before/after table of each suite that fits."""
+    lines = [
+        f"**{run.name}**, seed {run.seed}: rlx run `{run.id}`, spec `{run.digest}`.",
+        f"The registry holds the full record: `rlx status {run.id}`, `rlx samples {run.id}`.",
+    ]
+    for suite in dict.fromkeys(e.suite for e in evaluations):
+        named = {e.label: e.metrics for e in evaluations if e.suite == suite}
+        ends = [named.get("before", {}), named.get("after", {})]
+        table = ["", f"| {suite} | before | after |", "| --- | ---: | ---: |"]
+        for name in dict.fromkeys(chain(*ends)):
+            values = [end.get(name) for end in ends]
+            if any(isinstance(value, int | float) for value in values):
+                cells = [f"{v:.4g}" if isinstance(v, int | float) else "" for v in values]
+                table.append(f"| {name} | {' | '.join(cells)} |")
+        lines += table if len("\n".join([*lines, *table])) <= TAG_LIMIT else ()
+    return "\n".join(lines)
+
+
+# The store and links to it ---------------------------------------------------------------------
+
+
+def prepare_store(uri: str) -> None:
+    """Creates an SQLite store that does not exist, whole or not at all; other URIs need nothing.
+
+    MLflow creates a store by many migrations, and cannot go on with one whose creation was
+    interrupted. In a store that was moved or copied with its artifacts, their absolute locations
+    are corrected, so that it does not write into the folder that it was copied from.
+
+    Raises:
+        TrackerUnavailableError: the store cannot be written.
+    """
+    scheme, _, place = uri.partition(":///")
+    path = Path(place.partition("?")[0])
+    if scheme != "sqlite":
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+            aside = path.with_name(f"{path.name}.making")
+            aside.unlink(missing_ok=True)  # of a process that was killed
+            SqlAlchemyStore(f"sqlite:///{aside}", str(path.parent / ARTIFACTS)).engine.dispose()
+            aside.replace(path)
+            # MLflow keeps a process's connections, even those to a file that has been replaced.
+            SqlAlchemyStore(uri, str(path.parent / ARTIFACTS)).engine.dispose()
+        elif path.with_name(ARTIFACTS).is_dir():
+            try:
+                _correct_locations(path)
+            except sqlite3.Error as error:
+                raise TrackerUnavailableError(f"MLflow's store {path}: {error}") from error
+
+
+def _correct_locations(path: Path) -> None:
+    root = path.absolute().with_name(ARTIFACTS).as_uri()
+    with closing(sqlite3.connect(path, timeout=30)) as store, store:
+        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+            inside = f"substr({column}, instr({column}, '/{ARTIFACTS}/') + {len(ARTIFACTS) + 1})"
+            store.execute(
+                f"UPDATE {table} SET {column} = ? || {inside} "
+                f"WHERE {column} LIKE 'file:///%/{ARTIFACTS}/%' AND instr({column}, ?) != 1",
+                (root, f"{root}/"),
+            )
+
+
+class MlflowLink(NamedTuple):
+    """A page of MLflow's UI: its whole address, its fragment, and the URI of its store.
+
+    `rlx web --mlflow` must serve the store first, unless it is None.
+    """
+
+    url: str
+    page: str
+    store: str | None
+
+
+def find_mlflow_link(runs: Sequence[RunRecord]) -> MlflowLink | None:
+    """Returns the page that shows these runs; None if MLflow has none of them.
+
+    One run has a page of its own, several are compared, and more than `COMPARED_RUNS` are among the
+    charts of their experiment. Runs of another MLflow than the first one's are left out.
+    """
+    sent = [run for run in runs if run.mlflow_run_id is not None and get_mlflow_uri(run)]
+    if not sent:
+        return None
+    uri = str(get_mlflow_uri(sent[0]))
+    page = _find_page([run for run in sent if get_mlflow_uri(run) == uri])
+    if uri.startswith(("http://", "https://")):
+        return MlflowLink(f"{uri.rstrip('/')}/{page}", page, None)
+    return MlflowLink(f"{LOCAL_SERVER}/{page}", page, uri)
+
+
+def find_mlflow_charts(run: RunRecord) -> str:
+    """Returns the page with the charts of all runs of a run's MLflow experiment."""
+    query = urlencode({**MODE, "compareRunsMode": "CHART"})
+    return f"#/experiments/{run.mlflow_experiment_id}/runs?{query}"
+
+
+def _find_page(runs: Sequence[RunRecord]) -> str:
+    if len(runs) > COMPARED_RUNS:
+        return find_mlflow_charts(runs[-1])
+    if len(runs) == 1:
+        path = f"experiments/{runs[0].mlflow_experiment_id}/runs/{runs[0].mlflow_run_id}"
+        return f"#/{path}?{urlencode(MODE)}"
+    ids = [run.mlflow_run_id for run in runs]
+    experiments = list(dict.fromkeys(run.mlflow_experiment_id for run in runs))
+    lists = {"runs": ids, "experiments": experiments}
+    query = {name: json.dumps(some, separators=(",", ":")) for name, some in lists.items()}
+    return f"#/compare-runs?{urlencode({**query, **MODE})}"

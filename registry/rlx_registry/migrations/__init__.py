@@ -1,1 +1,0 @@
-"""Alembic's environment and the revisions, oldest first in `versions/`."""

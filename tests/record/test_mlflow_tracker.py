@@ -1,0 +1,324 @@
+"""MLflow as a tracker: a real store in a file, as a run and `rlx check --repair` use it."""
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rlx.record import find_mlflow_link, prepare_store
+from rlx.record.mlflow_tracker import MlflowTracker, flatten_params, make_legal_key
+from rlx.record.tracking import RunSender, TrackerUnavailableError
+from rlx_registry import Registry
+
+# MLflow's own, under SQLAlchemy 2.1.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+SPEC = {
+    "name": "rlcr",
+    "seed": 0,
+    "model": {"kind": "tiny", "warm_start": None, "betas": [0.9, 0.95]},
+    "phases": [{"name": "answers", "steps": 2, "set": {}}],
+    "task": {"plugin": "countdown", "prompt": "x" * 7000},
+    "tracking": {"registry": "postgresql://ann:s3cret@db/rlx"},
+}
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    """A store without runs; making one takes seconds, so it is made once and copied."""
+    store = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    prepare_store(f"sqlite:///{store}")
+    return store
+
+
+@pytest.fixture
+def registry(tmp_path):
+    with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
+        yield registry
+
+
+@pytest.fixture
+def uri(tmp_path, empty_store):
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture
+def mlflow(uri):
+    from mlflow import MlflowClient
+
+    return MlflowClient(uri)
+
+
+def submit(registry, tmp_path, seed=0):
+    run, _ = registry.submit(
+        digest="0123456789abcdef", seed=seed, name="rlcr", spec=SPEC, yaml="name: rlcr\n",
+        plugins=[], code={"commit": "abc123"}, environment={},
+    )  # fmt: skip
+    directory = tmp_path / run.id
+    directory.mkdir()
+    registry.update_run(run.id, directory=directory)
+    registry.transition(run.id, ["submitted"], "running")
+    return run.id
+
+
+@pytest.fixture
+def run_id(registry, tmp_path):
+    return submit(registry, tmp_path)
+
+
+@pytest.fixture
+def begin(registry, uri, tmp_path):
+    """Makes senders, each as in another process."""
+    return lambda run_id: RunSender(
+        registry, run_id, MlflowTracker(registry, uri, tmp_path / "artifacts")
+    )
+
+
+def history(mlflow, registry, run_id, key):
+    found = mlflow.get_metric_history(registry.run(run_id).mlflow_run_id, key)
+    return [(m.step, m.value) for m in found]
+
+
+def only_run(mlflow):
+    experiment = mlflow.get_experiment_by_name("rlcr")
+    (run,) = mlflow.search_runs([experiment.experiment_id])
+    return run
+
+
+def test_a_run_has_parameters_tags_metrics_spec_and_pictures(
+    begin, mlflow, registry, run_id, tmp_path
+):
+    for step in range(3):
+        values = {"train/loss": step / 2, "eval/pass@8": 0.5}
+        registry.results.add_metrics(run_id, step, values, at=1e9 + step)
+    assert begin(run_id).send() == 6
+    run = only_run(mlflow)
+    assert registry.run(run_id).mlflow_run_id == run.info.run_id
+    assert registry.run(run_id).mlflow_experiment_id == run.info.experiment_id
+    assert run.info.status == "RUNNING"
+    assert run.data.params["model.betas.1"] == "0.95"
+    assert run.data.params["model.warm_start"] == "null"
+    assert run.data.params["phases.0.set"] == "{}"
+    assert len(run.data.params["task.prompt"]) == 6000
+    assert run.data.params["tracking.registry"] == "postgresql://ann:***@db/rlx"
+    tags = run.data.tags
+    assert (tags["rlx.run_id"], tags["rlx.spec_digest"]) == (run_id, "0123456789abcdef")
+    assert (tags["rlx.seed"], tags["mlflow.source.git.commit"]) == ("0", "abc123")
+    assert tags["rlx.cut_params"] == "task.prompt"
+    assert history(mlflow, registry, run_id, "train/loss") == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    (first, *_) = mlflow.get_metric_history(run.info.run_id, "eval/pass_at_8")
+    assert first.timestamp == 1_000_000_000_000
+
+    (tmp_path / run_id / "plots").mkdir()
+    (tmp_path / run_id / "plots/curve.svg").write_text("<svg/>")
+    for path in ("plots/curve.svg", "gone.txt"):
+        registry.results.add_artifact(run_id, path, "picture")
+    figures = {"accuracy": 0.4, "ece": None}
+    registry.results.add_evaluation(run_id, 0, "before", "test", 600, figures)
+    registry.transition(run_id, ["running"], "stopped", "because")
+    begin(run_id).catch_up()
+    run = only_run(mlflow)
+    assert run.info.status == "KILLED"
+    assert run.info.end_time == round(registry.run(run_id).ended * 1000)
+    tags = run.data.tags
+    assert (tags["rlx.status"], tags["rlx.reason"]) == ("stopped", "because")
+    assert "| accuracy | 0.4 |  |" in tags["mlflow.note.content"]
+    assert tags["rlx.missing_artifacts"] == "gone.txt"
+    stored = Path(mlflow.download_artifacts(run.info.run_id, "plots/curve.svg", str(tmp_path)))
+    assert stored.read_text() == "<svg/>"
+    folder = Path(run.info.artifact_uri.removeprefix("file://"))
+    assert folder.is_relative_to(tmp_path / "artifacts" / "rlcr")
+    assert {file.name for file in folder.glob("spec*")} == {"spec.yaml", "spec.resolved.json"}
+    assert not any("s3cret" in file.read_text() for file in folder.rglob("spec*"))
+
+
+def test_a_crash_before_the_registry_heard_of_the_run_leaves_one_run(
+    begin, mlflow, registry, run_id, monkeypatch
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "update_run", lambda *_, **__: 1 / 0)
+        with pytest.raises(TrackerUnavailableError):
+            begin(run_id).send()
+    begin(run_id).send()
+    assert registry.run(run_id).mlflow_run_id == only_run(mlflow).info.run_id
+
+
+def test_a_repeated_step_with_another_value_makes_the_run_anew(begin, mlflow, registry, run_id):
+    for step in (1, 2):
+        registry.results.add_metrics(run_id, step, {"train/loss": float(step)})
+    begin(run_id).send()
+    before = only_run(mlflow).info.run_id
+    registry.results.set_mirror_cursor(run_id, "mlflow", 0)
+    assert begin(run_id).send() == 2  # equal values: the same points
+    assert (only_run(mlflow).info.run_id, len(history(mlflow, registry, run_id, "train/loss"))) == (
+        before, 2,
+    )  # fmt: skip
+    registry.results.add_metrics(run_id, 2, {"train/loss": 9.0})
+    begin(run_id).send()
+    assert only_run(mlflow).info.run_id != before
+    assert history(mlflow, registry, run_id, "train/loss") == [(1, 1.0), (2, 9.0)]
+
+
+@pytest.mark.parametrize("binned", ["run", "experiment"])
+def test_what_was_deleted_in_the_ui_comes_back(begin, mlflow, registry, run_id, binned):
+    begin(run_id).send()
+    run = registry.run(run_id)
+    if binned == "run":
+        mlflow.delete_run(run.mlflow_run_id)
+    else:
+        mlflow.delete_experiment(run.mlflow_experiment_id)
+    registry.results.add_metrics(run_id, 1, {"train/loss": 1.0})
+    assert begin(run_id).send() == 1
+    assert history(mlflow, registry, run_id, "train/loss") == [(1, 1.0)]
+    assert only_run(mlflow).info.lifecycle_stage == "active"
+
+
+def test_a_store_that_was_lost_is_sent_everything_again(registry, run_id, tmp_path, empty_store):
+    from mlflow import MlflowClient
+
+    registry.results.add_metrics(run_id, 1, {"train/loss": 1.0})
+    for name in ("one", "other"):
+        shutil.copy(empty_store, tmp_path / f"{name}.db")
+        uri = f"sqlite:///{tmp_path}/{name}.db"
+        tracker = MlflowTracker(registry, uri, tmp_path / "artifacts")
+        assert tracker.has_run(registry.run(run_id)) is False
+        assert RunSender(registry, run_id, tracker).send() == 1
+        assert tracker.has_run(registry.run(run_id))
+    assert history(MlflowClient(uri), registry, run_id, "train/loss") == [(1, 1.0)]
+    tracker.discard(registry.run(run_id))
+    tracker.discard(registry.run(run_id))
+    assert MlflowClient(uri).get_run(registry.run(run_id).mlflow_run_id).info.lifecycle_stage == (
+        "deleted"
+    )
+
+
+def test_the_same_run_id_of_another_registry_is_another_run(begin, run_id, uri, mlflow, tmp_path):
+    begin(run_id).send()
+    other = tmp_path / "other"
+    other.mkdir()
+    with Registry.open(f"sqlite:///{other}/registry.db") as registry:
+        assert submit(registry, other) == run_id
+        RunSender(registry, run_id, MlflowTracker(registry, uri, other / "artifacts")).send()
+    experiment = mlflow.get_experiment_by_name("rlcr")
+    assert len(mlflow.search_runs([experiment.experiment_id])) == 2
+
+
+def test_what_cannot_be_reached_is_said_without_passwords(registry, run_id, tmp_path, begin):
+    away = MlflowTracker(registry, "http://ann:s3cret@127.0.0.1:1", tmp_path)
+    with pytest.raises(TrackerUnavailableError, match=r"ann:\*\*\*@127.0.0.1:1: ") as down:
+        RunSender(registry, run_id, away).send()
+    assert "s3cret" not in str(down.value) + away.label
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as store, store:
+        store.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+    with pytest.raises(TrackerUnavailableError, match=r"mlflow\.db"):
+        begin(run_id).send()
+
+
+def test_a_copied_store_leaves_the_other_homes_artifacts_alone(registry, tmp_path, empty_store):
+    from mlflow import MlflowClient
+
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    home.mkdir()
+    shutil.copy(empty_store, home / "mlflow.db")
+    run_id = submit(registry, tmp_path)
+    uri = f"sqlite:///{home}/mlflow.db"
+    RunSender(registry, run_id, MlflowTracker(registry, uri, home / "mlartifacts")).send()
+    shutil.copytree(home, copy)
+    for folder in (home, copy):
+        uri = f"sqlite:///{folder}/mlflow.db"
+        prepare_store(uri)
+        place = (folder / "mlartifacts" / "rlcr").as_uri()
+        (run,) = MlflowClient(uri).search_runs(["1"])
+        assert run.info.artifact_uri == f"{place}/{run.info.run_id}/artifacts"
+        assert MlflowClient(uri).get_experiment("1").artifact_location == place
+
+
+def test_a_store_that_was_not_finished_is_not_there(tmp_path, monkeypatch):
+    from mlflow.store.tracking import sqlalchemy_store
+
+    def killed(uri, place):
+        Path(uri.removeprefix("sqlite:///")).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlalchemy_store, "SqlAlchemyStore", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_store(f"sqlite:///{tmp_path}/mlflow.db")
+    assert not (tmp_path / "mlflow.db").exists()
+    prepare_store(f"sqlite:///{tmp_path}/mlflow.db")
+    assert (tmp_path / "mlflow.db").exists()
+
+
+def test_links_open_the_page_of_training_runs(registry, tmp_path):
+    ids = [submit(registry, tmp_path, seed) for seed in range(26)]
+
+    def sent(number, uri, run="m{}"):
+        with registry.database.open_writer() as connection:
+            spec = f'{{"tracking":{{"mlflow":"{uri}"}}}}'
+            connection.exec_driver_sql(f"UPDATE rlx_run SET spec='{spec}' WHERE id={number + 1}")
+        registry.update_run(ids[number], mlflow_run_id=run.format(number), mlflow_experiment_id="7")
+        return registry.run(ids[number])
+
+    unsent, first, second = (
+        registry.run(ids[0]),
+        sent(1, "http://mlflow/"),
+        sent(2, "http://mlflow/"),
+    )
+    assert find_mlflow_link([unsent]) is None
+    one = find_mlflow_link([unsent, first])
+    assert one.url == "http://mlflow/#/experiments/7/runs/m1?workflowType=machine_learning"
+    assert one.store is None
+    elsewhere = sent(3, "sqlite:///{home}/mlflow.db")
+    served = find_mlflow_link([elsewhere])
+    assert served.store == "sqlite:///{home}/mlflow.db"
+    assert served.url.startswith("http://127.0.0.1:5000/#/experiments/7/runs/m3?")
+    both = find_mlflow_link([first, second, elsewhere]).page
+    assert both.startswith(
+        "#/compare-runs?runs=%5B%22m1%22%2C%22m2%22%5D&experiments=%5B%227%22%5D"
+    )
+    many = [sent(number, "http://mlflow/") for number in range(1, 26)]
+    assert find_mlflow_link(many).page.startswith("#/experiments/7/runs?workflowType=")
+
+
+def test_importing_the_tracker_does_not_import_mlflow():
+    code = "import sys, rlx.record.mlflow_tracker; print('mlflow' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "legal"),
+    [
+        ("train/loss", "train/loss"),
+        ("pass@k", "pass_at_k"),
+        ("a//b", "a/b"),
+        ("/a/../b/", "a/b"),
+        ("ünï(x)=1", "_n__x__1"),
+        ("", "_"),
+        ("x" * 300, "x" * 250),
+    ],
+)
+def test_names_become_ones_that_mlflow_takes(name, legal):
+    from mlflow.utils.validation import _validate_metric_name, _validate_param_name
+
+    assert make_legal_key(name) == legal
+    _validate_metric_name(legal)
+    _validate_param_name(legal)
+
+
+def test_parameters_keep_every_leaf():
+    assert flatten_params(
+        {"a": {"b": [1, {"c": True}], "d": []}, "e": 1e-6, "p@k": 1, "p_at_k": 2}
+    ) == {
+        "a.b.0": "1",
+        "a.b.1.c": "true",
+        "a.d": "[]",
+        "e": "1e-06",
+        "p_at_k": "1",
+        "p_at_k:2": "2",
+    }

@@ -1,0 +1,255 @@
+"""Sending runs from the cursor: nothing is lost, nothing is sent twice, no run waits."""
+
+import threading
+
+import pytest
+
+from rlx.record import tracking
+from rlx.record.tracking import RunSender, TrackerThread, TrackerUnavailableError, update_trackers
+from rlx_registry import Registry
+from rlx_registry.results import RunResults
+
+
+class Remembering:
+    """A tracker in memory that, like MLflow, cannot change a value; it can be away."""
+
+    name, label = "memory", "a tracker in memory"
+
+    def __init__(self):
+        self.points, self.calls, self.files, self.status = None, [], [], None
+        self.is_away = False
+        self.made = 0
+
+    def _answer(self):
+        if self.is_away:
+            raise TrackerUnavailableError("the tracker is away")
+
+    def start(self, run):
+        self._answer()
+        if self.points is None:
+            self.points, self.made = {}, self.made + 1
+        self.status = run.record.effective_status
+        return not self.points
+
+    def add_metrics(self, rows):
+        self._answer()
+        if any(self.points.get((r.name, r.step), r.value) != r.value for r in rows):
+            self.points = None
+            return False
+        self.calls.append([r.seq for r in rows])
+        self.points |= {(r.name, r.step): r.value for r in rows}
+        return True
+
+    def finish(self, run, files):
+        self._answer()
+        self.files += [path for _, path in files]
+        self.status = run.record.effective_status
+
+    def has_run(self, run):
+        return self.points is not None
+
+    def discard(self, run):
+        self.points = None
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/registry.db"
+
+
+@pytest.fixture
+def registry(url):
+    with Registry.open(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def run_id(registry, tmp_path):
+    run, _ = registry.submit(
+        digest="d", seed=0, name="rlcr", spec={}, yaml="", plugins=[], code={}, environment={}
+    )
+    (tmp_path / run.id).mkdir()
+    registry.update_run(run.id, directory=tmp_path / run.id)
+    registry.transition(run.id, ["submitted"], "running")
+    return run.id
+
+
+@pytest.fixture
+def tracker(monkeypatch):
+    """The one tracker that every run has."""
+    found = Remembering()
+    monkeypatch.setattr(tracking, "open_trackers", lambda registry, run: [found])
+    return found
+
+
+@pytest.fixture
+def sender(registry, run_id, tracker):
+    return RunSender(registry, run_id, tracker)
+
+
+def add(registry, run_id, steps, factor=1.0):
+    for step in steps:
+        registry.results.add_metrics(run_id, step, {"train/loss": factor * step})
+
+
+def losses(steps, factor=1.0):
+    return {("train/loss", step): factor * step for step in steps}
+
+
+def test_a_backlog_goes_in_few_calls_in_the_order_of_writing(
+    registry, run_id, sender, tracker, monkeypatch
+):
+    monkeypatch.setattr(tracking, "ROWS_AT_ONCE", 4)
+    add(registry, run_id, range(10))
+    assert (sender.send(), sender.send()) == (10, 0)
+    assert tracker.calls == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+    add(registry, run_id, [10])
+    assert sender.send() == 1
+    assert tracker.points == losses(range(11))
+
+
+def test_what_was_sent_before_a_crash_is_sent_again_and_kept_once(
+    registry, run_id, sender, tracker, monkeypatch
+):
+    add(registry, run_id, range(3))
+    sender.send()
+    add(registry, run_id, range(3, 5))
+    with monkeypatch.context() as patched:
+        patched.setattr(RunResults, "set_mirror_cursor", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            sender.send()
+    assert registry.results.mirror_cursor(run_id, "memory") == 3
+    assert RunSender(registry, run_id, tracker).send() == 2
+    assert tracker.points == losses(range(5))
+
+
+def test_nothing_is_lost_while_the_tracker_is_away(registry, run_id, sender, tracker):
+    add(registry, run_id, range(3))
+    sender.send()
+    tracker.is_away = True
+    add(registry, run_id, range(3, 6))
+    with pytest.raises(TrackerUnavailableError):
+        sender.send()
+    assert tracker.points == losses(range(3))
+    tracker.is_away = False
+    tracker.points = None  # it lost its store, too
+    assert sender.send() == 6
+    assert tracker.points == losses(range(6))
+
+
+def test_a_step_that_was_repeated_with_another_value_replaces_the_run(
+    registry, run_id, sender, tracker
+):
+    add(registry, run_id, range(4))
+    sender.send()
+    add(registry, run_id, [2, 3], factor=2.0)
+    assert sender.send() == 4
+    assert tracker.points == {**losses([0, 1]), **losses([2, 3], 2.0)}
+    assert tracker.made == 2
+
+
+def test_an_end_is_sent_with_files_and_figures_and_noted(registry, run_id, sender, tracker):
+    add(registry, run_id, range(2))
+    registry.results.add_artifact(run_id, "plots/curve.svg", "picture")
+    registry.results.add_metrics(run_id, 1, {"eval/own/ece": 0.3})
+    for suite in ("own", "test"):
+        figures = {"ece": 0.3, "auroc": None, "by_stratum": {"2": {"ece": 0.1}}}
+        registry.results.add_evaluation(run_id, 1, "after", suite, 600, figures)
+    sender.send()
+    assert not sender.is_behind, "its supervisor sends a running run"
+    registry.transition(run_id, ["running"], "finished")
+    assert sender.is_behind
+    assert sender.catch_up() == 0
+    assert not sender.is_behind
+    assert (tracker.status, tracker.files) == ("finished", ["plots/curve.svg"])
+    assert tracker.points[("eval/test/ece", 1)] == 0.3
+    assert {name for name, _ in tracker.points} == {"train/loss", "eval/own/ece", "eval/test/ece"}
+    registry.results.add_artifact(run_id, "plots/more.svg", "picture")
+    sender.catch_up()
+    assert tracker.files == ["plots/curve.svg", "plots/more.svg"], "each once"
+    registry.join(run_id, "seeds")
+    assert sender.is_behind
+    sender.catch_up()
+    registry.results.add_metrics(run_id, 9, {"train/loss": 0.5})
+    assert sender.is_behind
+
+
+def test_each_attempt_is_started_anew(registry, run_id, sender, tracker):
+    sender.send()
+    registry.transition(run_id, ["running"], "failed")
+    sender.catch_up()
+    assert tracker.status == "failed"
+    registry.transition(run_id, ["failed"], "running")
+    sender.send()
+    assert tracker.status == "running"
+
+
+def test_what_is_added_to_an_ended_run_is_sent_or_a_warning(registry, run_id, tracker):
+    said = []
+
+    def report(text, *, err=False):
+        said.append(text)
+
+    add(registry, run_id, [1])
+    update_trackers(registry, registry.run(run_id), report)
+    assert tracker.points is None, "its supervisor sends a running run"
+    registry.transition(run_id, ["running"], "finished")
+    tracker.is_away = True
+    update_trackers(registry, registry.run(run_id), report)
+    assert said == ["warning: memory was not updated: the tracker is away; the registry has it"]
+    tracker.is_away = False
+    update_trackers(registry, registry.run(run_id), report)
+    assert (tracker.points, len(said)) == (losses([1]), 1)
+
+
+@pytest.fixture
+def unhurried(monkeypatch):
+    """Threads that neither wait for a step nor between tries."""
+    monkeypatch.setattr(tracking, "STEP_WAIT", 0)
+    monkeypatch.setattr(tracking, "SEND_EVERY", 0.0)
+    monkeypatch.setattr(tracking.time, "sleep", lambda _: None)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_the_thread_sends_while_the_run_goes_on_and_its_end(url, registry, run_id, tracker):
+    sent = threading.Event()
+    add_metrics = tracker.add_metrics
+    tracker.add_metrics = lambda rows: (add_metrics(rows), sent.set())[0]
+    add(registry, run_id, [1])
+    thread = TrackerThread(url, run_id, lambda: True)
+    assert sent.wait(60)
+    add(registry, run_id, [2])
+    registry.transition(run_id, ["running"], "finished")
+    assert thread.end() is None
+    assert (tracker.points, tracker.status) == (losses([1, 2]), "finished")
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_tracker_that_stays_away_is_said_at_the_end(url, registry, run_id, tracker, capsys):
+    tracker.is_away = True
+    add(registry, run_id, [1])
+    thread = TrackerThread(url, run_id, lambda: True)
+    registry.transition(run_id, ["running"], "finished")
+    assert thread.end() == (
+        "memory could not be reached; the registry is complete, and `rlx check --repair` sends the "
+        "rest"
+    )
+    assert "tracker: the tracker is away" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_tracker_that_hangs_keeps_nobody(url, registry, run_id, tracker):
+    let_go = threading.Event()
+    tracker.start = lambda run: let_go.wait(60)
+    thread = TrackerThread(url, run_id, lambda: True)
+    assert "did not answer in 0 s" in thread.end(seconds=0)
+    let_go.set()
+    thread.leave()
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_nothing_is_sent_once_the_disk_is_full(url, registry, run_id, tracker):
+    add(registry, run_id, [1])
+    thread = TrackerThread(url, run_id, lambda: False)
+    assert "memory is out of date: the disk is full" in thread.end()
+    assert tracker.points is None
