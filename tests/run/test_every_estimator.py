@@ -49,9 +49,9 @@ def test_all_that_is_stored_holds_together(every, own_home):
     assert checked["holds"] and not checked["unchecked"]
     assert len(checked["steps"]) == len(phases) + 1  # gae takes two
     counts = {identity["name"]: identity["checked"] for identity in checked["identities"]}
-    # Without an environment nothing was observed, and this engine keeps its weights.
+    # Without an environment nothing was observed.
     missing = {name for name, count in counts.items() if not count}
-    assert missing <= {"observations", "ages"}, counts
+    assert missing <= {"observations"}, counts
 
 
 @pytest.mark.parametrize("phase", ["gae", "turn_level_gae"])
