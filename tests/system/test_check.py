@@ -266,7 +266,7 @@ def test_a_record_of_every_estimator_holds(estimators, more, registry, pool, cap
     assert said["steps"] == list(range(1, len(estimators) + 1))
     # 3 prompts and 3 filtered ones, 8 answers each with 4 rewards
     assert found["scores"]["checked"] == len(estimators) * 6 * 8 * 4
-    none = {"ages", "probe_scores", "attention", "observations"}
+    none = {"probe_scores", "attention", "observations"}
     none |= set() if more == {} else {"equal_scores", "group_means", "turn_advantages"}
     assert {name for name, i in found.items() if not i["checked"]} == none
 
