@@ -3,7 +3,8 @@
     python docs/make/screenshots.py [--registry URL]
 
 Shows the runs of a registry. Without `--registry` it first trains runs of two experiments
-(RLCR in two turns, the knowledge-graph agent), which takes about 10 minutes. Writes docs/web/*.png and docs/plan.png.
+(RLCR in two turns, the knowledge-graph agent), which takes about 10 minutes. Writes docs/web/*.png
+and docs/plan.png.
 """
 
 import argparse
