@@ -14,7 +14,6 @@ from rlx.launch import is_abandoned, is_supervisor, queue, this_machine
 from rlx.launch.start_stop import attempts_used, take_over_run
 from rlx_registry import (
     RESUMED,
-    RESUMED_ON_DASHBOARD,
     Registry,
     record_supervisor,
 )
@@ -106,12 +105,11 @@ def test_of_two_that_take_over_a_lost_run_one_gets_it(registry, monkeypatch):
     assert [change.reason for change in registry.history("r-0001")].count("taken over") == 1
 
 
-@pytest.mark.parametrize("reason", [RESUMED, RESUMED_ON_DASHBOARD])
-def test_a_user_who_resumes_a_run_gives_it_all_attempts_again(registry, reason):
+def test_a_user_who_resumes_a_run_gives_it_all_attempts_again(registry):
     assert registry.start("r-0001", {"queued"})
     assert registry.transition("r-0001", {"running"}, "stopped")
     assert attempts_used(registry, "r-0001") == 1
-    assert registry.transition("r-0001", {"stopped"}, "queued", reason)
+    assert registry.transition("r-0001", {"stopped"}, "queued", RESUMED)
     assert attempts_used(registry, "r-0001") == 0
 
 

@@ -98,9 +98,9 @@ def test_a_run_that_has_ended_frees_its_slot_while_mlflow_hangs(place):
     with place.registry() as registry:
         for run_id in (first, second):
             (behind,) = [
-                e.message for e in registry.results.events(run_id) if e.kind == "mirror_behind"
+                e.message for e in registry.results.events(run_id) if e.kind == "tracker_behind"
             ]
-            assert "`rlx check --repair` updates MLflow later" in behind
+            assert "`rlx check --repair` sends the rest" in behind
 
 
 def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
