@@ -80,7 +80,7 @@ WAYS = (
 
 
 def attend_plainly(queries, keys, values, query_starts, key_starts, lengths, most, scale):
-    """What `rlx.sampler.flash_steps.attend_sequences` computes."""
+    """What `rlx.sampler.gpu_steps.attend_sequences` computes."""
     numbers = torch.arange(max(len(queries), len(keys)), dtype=torch.int32, device=queries.device)
     below, at = (
         torch.searchsorted(starts, numbers[: len(states)], right=True) - 1
@@ -98,7 +98,7 @@ def use_flash(*, wanted=True):
     """Has decoding steps use flash attention, written out, if it is wanted."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("rlx.sampler.choice.can_use_flash", lambda _: wanted)
-        patched.setattr("rlx.sampler.flash_steps.attend_sequences", attend_plainly)
+        patched.setattr("rlx.sampler.gpu_steps.attend_sequences", attend_plainly)
         yield
 
 
@@ -114,5 +114,5 @@ def sampled(policy, way):
     with pytest.MonkeyPatch.context() as patched, use_flash(wanted=way == WAYS[2]):
         kinds = {"cpu", "cuda"} if way in WAYS[1:3] else set()
         patched.setattr("rlx.sampler.choice.CAPTURED", kinds)
-        patched.setattr("rlx.sampler.captured.COLUMNS", 8)  # so that shapes end
+        patched.setattr("rlx.sampler.gpu_steps.COLUMNS", 8)  # so that shapes end
         yield policy

@@ -149,11 +149,6 @@ class RunFolder:
         return self.root / "tokenizer"
 
     @property
-    def matmul(self) -> Path:
-        """The `MatmulChoice` of the run as JSON; missing in runs of versions that had no choice."""
-        return self.root / "matmul.json"
-
-    @property
     def model(self) -> Path:
         """The trained model in the Hugging Face layout."""
         return self.root / "model"

@@ -23,8 +23,7 @@ REQUESTS: tuple[Request, ...] = get_args(Request)
 LABELS = ("before", "after", "step")
 
 RESUMED = "resumed"
-RESUMED_ON_DASHBOARD = "requested on the dashboard"
-"""Reasons for which a user has a run resumed, which restarts its attempt count."""
+"""Reason for which a user has a run resumed, which restarts its attempt count."""
 HEARTBEAT_LIMIT = 120.0
 """Seconds without a heartbeat after which a run of another machine counts as lost."""
 

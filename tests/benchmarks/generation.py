@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 from harness import Spent, compared, in_turns, spent
-from models import choose_once, policy
+from models import policy
 from transformers import DynamicCache
 
 from rlx.model import Policy
@@ -29,7 +29,7 @@ ROUNDS = 5
 def two_turn_generation() -> list[dict]:
     """Answers of four prompts, and confidences below every answer, all forced to length."""
     torch.set_num_threads(1)
-    sampler, peer = sampler_of(policy(matmul=choose_once())), policy()
+    sampler, peer = sampler_of(policy()), policy()
     prompts, question = drawn(4, PROMPT, 1), drawn(1, QUESTION, 2)[0]
 
     def ours() -> None:

@@ -14,13 +14,12 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlx.model import PlainDialogue, Policy
-from rlx.model.matmul import TORCH, MatmulChoice, apply_matmul, choose_matmul
 from rlx.spec import RunnerSpec
 
 if TYPE_CHECKING:
     from rlx.learner import Ranks
 
-__all__ = ["BEGIN", "DEVICE", "DTYPE", "alone", "choose_once", "policy", "save", "text"]
+__all__ = ["BEGIN", "DEVICE", "DTYPE", "alone", "policy", "save", "text"]
 
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -33,11 +32,7 @@ BEGIN = "<bos>"
 """What the dialogue puts before a prompt, for peers that read text alone."""
 
 
-choose_once = functools.cache(choose_matmul)
-"""The library of matrix products that a run would choose on this machine."""
-
-
-def policy(seed: int = 0, matmul: MatmulChoice = TORCH) -> Policy:
+def policy(seed: int = 0) -> Policy:
     """The model with random weights. None of its tokens ends a turn: all lengths are the limit."""
     tokenizer = characters()
     sizes = {
@@ -61,7 +56,6 @@ def policy(seed: int = 0, matmul: MatmulChoice = TORCH) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
-    apply_matmul(model, matmul)
     return Policy(model.eval(), tokenizer, PlainDialogue(tokenizer, ()), end_ids=())
 
 

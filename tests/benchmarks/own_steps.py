@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 from harness import spent
-from models import DEVICE, DTYPE, alone, choose_once, policy
+from models import DEVICE, DTYPE, alone, policy
 from torch import Tensor
 
 from rlx.batch import TokenBatch, build_token_batch
@@ -71,8 +71,8 @@ class OwnSteps:
             micro_batch_tokens=micro_batch_tokens,
         )
         self._rollout, self._estimator = rollout, estimator
-        self._policy = copy_policy(policy(matmul=choose_once()), getattr(torch, DTYPE))
-        self._learner = Learner(policy(matmul=choose_once()), runner, OptimizerSpec(), alone())
+        self._policy = copy_policy(policy(), getattr(torch, DTYPE))
+        self._learner = Learner(policy(), runner, OptimizerSpec(), alone())
         device = torch.device(DEVICE)
         self._sampler = TransformersSampler(self._policy, max_rows=512, device=device)
 

@@ -24,10 +24,6 @@ many there were.
 A name that ends with `_strongest` is beside the strongest plain form that we know. Where there is
 one, the other baseline of the same figure is labelled "weaker": it is what one writes first, or
 what a trainer does that shares no prefix.
-
-Our side multiplies matrices with the library that a run would choose on the machine (oneDNN on many
-AMD processors), the baselines with torch's own, as those who write them do; with the same library
-as ours they end in `_same_products`, which a machine that chooses torch's lacks.
 """
 
 STEPS = """\

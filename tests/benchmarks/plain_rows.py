@@ -153,7 +153,7 @@ class PlainLearner:
 
 
 class _Share:
-    """Micro-batches under the protocol of `rlx.learner.share.RankMicroBatches`."""
+    """Micro-batches under the protocol of `rlx.learner.pack.RankMicroBatches`."""
 
     def __init__(self, batches: list[RowBatch]) -> None:
         self._batches = batches

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from generation import generated, generated_both_turns
 from harness import Spent, compared, in_turns, spent
-from models import BEGIN, DEVICE, choose_once, policy, save, text
+from models import BEGIN, DEVICE, policy, save, text
 from own_steps import RATE, OwnSteps, reward
 from peers import PEERS, Peer, peer_python
 from plain_rows import ROWS
@@ -18,7 +18,6 @@ from shapes import SHORT
 from torch import Tensor
 
 from rlx.credit import estimate_two_level, group_advantages
-from rlx.model.matmul import TORCH, MatmulChoice
 from rlx.spec import TurnSpec, TwoLevel, TwoTurnRolloutSpec
 
 __all__ = ["grpo_step_vs_trl", "grpo_steps", "rlcr_step"]
@@ -39,11 +38,7 @@ def rlcr_step() -> list[dict]:
     ours = OwnSteps(rollout, partial(estimate_two_level, options=TwoLevel()), ROWS * SHORT.longest)
     weaker = "weaker: generate twice, plain rows, AdamW"
     kept = "generate with one cache, one row per trajectory, lean logits, AdamW"
-    choice = choose_once()
     baselines = {"": (PlainSteps(), weaker), "_strongest": (StrongestSteps(), kept)}
-    if choice.library != TORCH.library:  # which the baselines above have, as torch's users do
-        also = f"{kept}, with products by {choice.library} too"
-        baselines |= {"_strongest_same_products": (StrongestSteps(choice), also)}
     count = iter(range(10**6))
 
     def texts() -> list[str]:
@@ -65,8 +60,8 @@ def rlcr_step() -> list[dict]:
 class PlainSteps:
     """An RLCR step as it is first written: no cache is kept and no prefix is shared."""
 
-    def __init__(self, matmul: MatmulChoice = TORCH) -> None:
-        self._policy = policy(matmul=matmul)
+    def __init__(self) -> None:
+        self._policy = policy()
         self._model = self._policy.model
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=RATE)
 

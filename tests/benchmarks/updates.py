@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from harness import Spent, compared, in_turns, row, spent
-from models import alone, choose_once, policy
+from models import alone, policy
 from plain_rows import ROWS, PlainLearner
 from process_use import forget_peak, read_kilobytes
 from shapes import LONG, LOSS, SHORT, Shape, train_batch
@@ -20,7 +20,6 @@ from torch import nn
 
 from rlx.learner import Learner, Ranks
 from rlx.model import Policy
-from rlx.model.matmul import TORCH, MatmulChoice
 from rlx.spec import OptimizerSpec, RunnerSpec
 
 __all__ = ["RATE", "STEEP", "build_sgd", "rlcr_update_long", "rlcr_update_short", "runner"]
@@ -47,11 +46,10 @@ def _update(name: str) -> list[dict]:
     ranks = alone()
     train = train_batch(shape, vocabulary=len(policy().tokenizer))
     apart = _apart(shape, ranks)
-    choice = choose_once()
-    learner = Learner(policy(matmul=choice), runner(shape), OptimizerSpec(), ranks)
+    learner = Learner(policy(), runner(shape), OptimizerSpec(), ranks)
 
-    def build_plain(*, lean: bool, joined: bool, matmul: MatmulChoice = TORCH) -> PlainLearner:
-        model = policy(matmul=matmul).model
+    def build_plain(*, lean: bool, joined: bool) -> PlainLearner:
+        model = policy().model
         return PlainLearner(model, runner(shape), OptimizerSpec(), ranks, lean=lean, joined=joined)
 
     baselines = {
@@ -62,18 +60,6 @@ def _update(name: str) -> list[dict]:
         "_lean": (build_plain(lean=True, joined=False), "weaker: plain rows, lean"),
         "_strongest": (build_plain(lean=True, joined=True), "one row per trajectory, lean"),
     }
-    if choice.library != TORCH.library:  # which the baselines above have, as torch's users do
-        also = f", with products by {choice.library} too"
-        baselines |= {
-            "_same_products": (
-                build_plain(lean=False, joined=False, matmul=choice),
-                f"weaker: plain rows{also}",
-            ),
-            "_strongest_same_products": (
-                build_plain(lean=True, joined=True, matmul=choice),
-                f"one row per trajectory, lean{also}",
-            ),
-        }
 
     def timed(side: Learner | PlainLearner) -> Callable[[], Spent]:
         return lambda: spent(lambda: side.update(train, LOSS, RATE))
@@ -104,7 +90,7 @@ def _apart(shape: Shape, ranks: Ranks) -> float:
     """
     train = train_batch(shape, vocabulary=len(policy().tokenizer))
     readable = OptimizerSpec(learning_rate=STEEP, max_grad_norm=1e6)
-    packed = policy(matmul=choose_once())
+    packed = policy()
     told = Learner(packed, runner(shape), readable, ranks, build_sgd).update(train, LOSS, STEEP)
     assert told is not None
     start = dict(policy().model.named_parameters())

@@ -83,7 +83,7 @@ SITUATIONS = [
     (["doctor"], {}, 2, "`rlx doctor` is now `rlx check`", ""),
     (["show", "r-0001"], {}, 2, "`rlx show` is now `rlx validate --values`", ""),
     (["plugins", "lst"], {}, 2, "No verb 'lst'", "Did you mean 'list'?"),
-    (["db", "upgade"], {}, 2, "No verb 'upgade'", "Did you mean 'upgrade'?"),
+    (["plugins", "shwo"], {}, 2, "No verb 'shwo'", "Did you mean 'show'?"),
     (["submit", "wrong.yaml"], {}, 2, "unknown key 'nmae'", "did you mean 'name'?"),
     (["submit", "none.yaml"], {}, 2, "cannot read none.yaml", "No such file"),
     (["runs"], {}, 2, "there is no registry of runs at home/registry.db", "submit an experiment"),

@@ -12,7 +12,7 @@ from rlx.cli.follow import GroupView
 from rlx.cli.groups import parse_grid, parse_seeds, read_group, record_group
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
-from rlx_registry import Registry, delete_run_records
+from rlx_registry import Registry
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 GRID = ("--grid", "estimator.confidence.normalize=center,std")
@@ -209,7 +209,7 @@ def test_a_member_that_is_removed_is_not_shown_any_more(url, capsys):
         name, runs = record_group(registry, members, None)
         view = GroupView(registry, name, members, runs)
         registry.transition("r-0001", ["queued"], "stopped")
-        delete_run_records(registry, "r-0001")
+        registry.delete_run("r-0001")
         with view.follow() as look:
             look()
         table = view.build_table()

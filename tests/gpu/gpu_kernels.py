@@ -26,7 +26,7 @@ from shapes import Shape, train_batch
 
 from rlx.learner import PackedPolicy, choice
 from rlx.learner.pack import collate_trees, pack_trees
-from rlx.sampler.flash_steps import can_use_flash
+from rlx.sampler.gpu_steps import can_use_flash
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.shared_rows import SharingDecoder
 

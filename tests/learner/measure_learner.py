@@ -1,10 +1,10 @@
 """Measures the learner against plain PyTorch on every rank that torchrun started.
 
-    python -m torch.distributed.run --standalone --nproc-per-node N measure_learner.py OUT
+    python -m torch.distributed.run --standalone --nproc-per-node N measure_learner.py OUT STAGE...
 
-One start makes all measurements, since starting costs more than they do; `test_learner.py` judges
-them. The gradient is read off one step, whatever ZeRO stage holds it: plain SGD moves a weight by
-lr · g, and AdamW with ε = 1 at first by lr · g / (|g| + 1), which can be inverted.
+One start makes all measurements, since starting costs more than they do; `tests/learner_figures.py`
+judges them. The gradient is read off one step, whatever ZeRO stage holds it: plain SGD moves a
+weight by lr · g, and AdamW with ε = 1 at first by lr · g / (|g| + 1), which can be inverted.
 """
 
 import functools
@@ -27,8 +27,7 @@ with speed_up_imports():
     from rlx.learner import Critic, Learner, build_learner_with_reference, choice, join_ranks
     from rlx.learner.engine import build_adamw
     from rlx.learner.forms import CachedForm, PlainForm
-    from rlx.learner.pack import pack_trees
-    from rlx.learner.share import distribute_trees
+    from rlx.learner.pack import distribute_trees, pack_trees
     from rlx.model import build_policy
     from rlx.model.lora import adapt_model, adapter_weights
     from rlx.plugin import Problem
@@ -668,7 +667,7 @@ def measure_stage(stage, ranks, batches, chosen, folder):
     return figures
 
 
-def main(out):
+def main(out, stages):
     ranks = join_ranks(RunnerSpec(device=DEVICE))
     model = build_policy(MODEL, 0).model
     batches = tuple(train_batch(seed, model) for seed in (0, 100, 200))
@@ -676,10 +675,10 @@ def main(out):
         name: train_batch(0, model, loss, VALUES.get(name, ())) for name, loss in CHOICES.items()
     }
     folder = out.parent
-    measured = {s: measure_stage(s, ranks, batches, chosen, folder) for s in range(4)}
+    measured = {s: measure_stage(s, ranks, batches, chosen, folder) for s in stages}
     if ranks.is_first:
         out.write_text(json.dumps(measured))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), [int(stage) for stage in sys.argv[2:]])

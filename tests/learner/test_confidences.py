@@ -7,8 +7,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from rlx.errors import SpecError
-from rlx.learner.confidences import encode_confidences
 from rlx.learner.pack import Branches, collate_trees, pack_trees
+from rlx.learner.terms import encode_confidences
 from rlx.model.dialogue import PlainDialogue
 from rlx.model.tokenizer import load_local_dialogue
 from rlx.plugin import get_confidence_values

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
-from rlx.learner.attention import AttentionBlocks
 from rlx.learner.choice import FORMS, choose_form
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import (
+    AttentionBlocks,
     CachedForm,
     FlexForm,
     GroupedForm,

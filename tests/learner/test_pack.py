@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.learner.pack import (
+    RankMicroBatches,
     _count_common_prefix,
     collate_trees,
+    distribute_trees,
     pack_trees,
 )
-from rlx.learner.share import RankMicroBatches, distribute_trees
 
 
 @st.composite

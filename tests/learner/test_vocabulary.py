@@ -11,8 +11,6 @@ from rlx.learner import PackedPolicy, Ranks, choice
 from rlx.learner.choice import choose_form, choose_logits
 from rlx.learner.pack import Branches, collate_trees, pack_trees
 from rlx.learner.vocabulary import compute_token_logprobs
-from rlx.model import MatmulChoice
-from rlx.model.matmul import apply_matmul
 from rlx.spec import RunnerSpec
 
 HERE = Ranks(0, 1, torch.device("cpu"))
@@ -78,11 +76,9 @@ def test_small_logits_stay_whole():
     assert not module.chunks_logits
 
 
-@pytest.mark.parametrize("library", ["torch", "oneDNN"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_large_logits_are_chunked(small_limit, tied, library):
+def test_large_logits_are_chunked(small_limit, tied):
     module = module_of("Qwen2", tie_word_embeddings=tied)
-    apply_matmul(module.model, MatmulChoice(library))
     whole = copy.deepcopy(module)
     assert choose_logits(module, RunnerSpec(), HERE) == "logits by chunks of 8192 tokens"
     packed = choice._pack_trial_trees(module)

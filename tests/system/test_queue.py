@@ -50,9 +50,8 @@ def test_a_second_run_waits_for_the_device_of_the_first(place):
     place.until(lambda: place.run(second).status == "finished", "the second to have its turn")
     assert place.run(queued).status == "queued"
 
-    worked = place.rlx("resume", "--queued", "--once")
-    assert worked.returncode == 0, worked.stderr
-    assert f"{queued} queued  seed 2: taken from the queue" in worked.stdout
+    resumed = place.rlx("resume", queued)
+    assert resumed.returncode == 0, resumed.stderr
     assert place.run(queued).status == "finished"
     place.until(lambda: not place.processes(), "every process to end")
 
@@ -78,24 +77,30 @@ def test_more_ranks_than_devices_are_refused_by_name(place):
 def test_a_run_that_has_ended_frees_its_slot_while_mlflow_hangs(place):
     with serve_hanging("drip") as server:
         mirror = {"tracking.mlflow": server.url, "phases.0.steps": 1, "phases.1.steps": 1}
-        first, second = (submit(place, "--queue", seed=seed, **mirror) for seed in (6, 7))
-        with place.begin("resume", "--queued", "--once") as worker:
+        group = ("submit", place.yaml, "--seeds", "6..7", "--group", "pair")
+        with place.begin(*group, sets=sets(place, **mirror)) as following:
+
+            def find_pair():
+                with place.registry() as registry:
+                    runs = sorted(registry.runs(group="pair"), key=lambda run: run.seed)
+                return [run.id for run in runs] if len(runs) == 2 else None
+
+            first, second = place.until(find_pair, "both to be recorded")
             place.until(lambda: place.run(second).status != "queued", "the second to be taken")
             ended = place.run(first)
             assert ended.status == "finished"
             assert is_supervisor(ended.pid, first)  # it still waits for MLflow
             place.until(lambda: place.run(second).status == "finished", "the second to finish")
             server.close()
-            out, err = worker.communicate(timeout=LIMIT)
-    assert worker.returncode == 0, err
-    assert [line.split()[0] for line in out.splitlines()] == [first, second]
-    assert not place.processes()  # a worker that exits leaves no supervisor behind
+            _, err = following.communicate(timeout=LIMIT)
+    assert following.returncode == 0, err
+    place.until(lambda: not place.processes(), "every process to end")
     with place.registry() as registry:
         for run_id in (first, second):
             (behind,) = [
-                e.message for e in registry.results.events(run_id) if e.kind == "mirror_behind"
+                e.message for e in registry.results.events(run_id) if e.kind == "tracker_behind"
             ]
-            assert "`rlx check --repair` updates MLflow later" in behind
+            assert "`rlx check --repair` sends the rest" in behind
 
 
 def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):

@@ -135,11 +135,6 @@ def get_heat_class(value: float | None, channels: list[dict[str, Any]], name: st
     return f"{'p' if value > 0 else 'n'}{max(1, math.ceil(abs(value) / largest * SHADES))}"
 
 
-def get_recipe_number(label: str) -> int:
-    """The number of a recipe's letter: A is 0."""
-    return ord(label[0]) - ord("A")
-
-
 templates = Jinja2Templates(Path(__file__).parent / "templates")
 templates.env.autoescape = True
 templates.env.globals["now"] = time.time
@@ -157,5 +152,4 @@ templates.env.filters |= {
     "bytes": format_byte_size,
     "token": render_token_text,
     "heat": get_heat_class,
-    "letter": get_recipe_number,
 }

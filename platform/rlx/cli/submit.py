@@ -227,11 +227,11 @@ def _submit_group(
         grid: texts for `parse_grid`.
         group: name of the group; None builds one from the experiment's name and what varies.
         at_once: number of runs at a time. Jobs are submitted at once.
-        returns: leave the runs to waiting workers.
+        returns: only record the runs, and submit those that are jobs.
         rehearse: as of `check_group`.
 
     Returns:
-        0 if every run has finished, or was left to workers; else 1.
+        0 if every run has finished, or was only recorded; else 1.
 
     Raises:
         SpecError: the options or the name of the group are invalid, or the name is taken.

@@ -14,6 +14,7 @@ orders of equal confidences, so the order of the samples does not matter.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -154,10 +155,15 @@ def build_reliability_bins(
     y, c = convert_to_pairs(correct, confidence)
     edges = _build_bin_edges(bins)
     slot = _bin_of(c, edges)
-    return tuple(
-        _build_reliability_bin(float(edges[i]), float(edges[i + 1]), y[slot == i], c[slot == i])
-        for i in range(bins)
-    )
+    found = []
+    for i, (low, high) in enumerate(pairwise(edges.tolist())):
+        own_y, own_c = y[slot == i], c[slot == i]
+        figures: tuple[float | None, ...] = (None,) * 4
+        if n := len(own_y):
+            interval = compute_wilson_interval(int(own_y.sum()), n)
+            figures = (float(own_c.mean()), float(own_y.mean()), *interval)
+        found.append(ReliabilityBin(low, high, n, *figures))
+    return tuple(found)
 
 
 def compute_expected_calibration_error(
@@ -344,13 +350,6 @@ def _build_bin_edges(bins: int) -> Floats:
 
 def _bin_of(c: Floats, edges: Floats) -> NDArray[np.intp]:
     return np.minimum(np.searchsorted(edges, c, side="right") - 1, len(edges) - 2)
-
-
-def _build_reliability_bin(low: float, high: float, y: Floats, c: Floats) -> ReliabilityBin:
-    if not len(y):
-        return ReliabilityBin(low, high, 0, None, None, None, None)
-    interval = compute_wilson_interval(int(y.sum()), len(y))
-    return ReliabilityBin(low, high, len(y), float(c.mean()), float(y.mean()), *interval)
 
 
 def _compute_bin_gaps(
@@ -564,7 +563,11 @@ def recalibrate_confidences(
     from scipy.optimize import isotonic_regression
 
     y, c = convert_to_pairs(correct, confidence)
-    half = _halve_answers(y, c) if problems is None else halve_problems(problems)
+    if problems is None:  # every second answer, in order of confidence
+        half = np.zeros(len(y), dtype=bool)
+        half[np.lexsort((y, c))[1::2]] = True
+    else:
+        half = halve_problems(problems)
     if half.all() or not half.any():
         return None
     mapped: Floats = np.zeros_like(c)
@@ -573,10 +576,3 @@ def recalibrate_confidences(
         shares = np.bincount(slot, weights=y[~test]) / counts
         mapped[test] = np.interp(c[test], values, isotonic_regression(shares, weights=counts).x)
     return mapped
-
-
-def _halve_answers(y: Floats, c: Floats) -> NDArray[np.bool_]:
-    """`[n]` bool every second answer, in order of confidence."""
-    half = np.zeros(len(y), dtype=bool)
-    half[np.lexsort((y, c))[1::2]] = True
-    return half

@@ -88,7 +88,7 @@ def run_queue(
 
 
 def _describe_takeover(run: RunRecord) -> str:
-    return "taken from the queue" if run.status == "queued" else "taken over by a worker"
+    return "taken from the queue" if run.status == "queued" else "taken over"
 
 
 def _is_live_job(run: RunRecord) -> bool:

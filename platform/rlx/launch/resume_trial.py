@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,20 +26,14 @@ from rlx_registry import Registry, RunRecord
 
 __all__ = ["VICTIMS", "KillResult", "ResumeTrialReport", "run_resume_trial"]
 
-VICTIMS = ("rank", "supervisor", "scorer", "worker")
-RAY_VICTIMS = ("actor", "raylet", "driver")
-"""Further victims under the launcher `ray`: the parent of a rank, its parent, and the process that
-has started or joined the cluster."""
-SCORER_ACTOR, SERVER_ACTOR = "scorer actor", "server actor"
-"""Further victims where a run has scorers, or vLLM servers, on a Ray cluster."""
-ACTORS = {SCORER_ACTOR: "ScorerActor", SERVER_ACTOR: "ServerActor"}
+VICTIMS = ("rank", "supervisor", "scorer")
 ENDS = ("finished", "failed", "stopped")
 RLX = (sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())")
-FIRST_ROWS = 1000
+WARM_START_ROWS = 1000
 """Metric values of a run that are looked through for its warm start, which come first."""
-PATIENCE = 1800.0
+RUN_TIME_LIMIT = 1800.0
 """Seconds that a run may take; without a limit, a run lost for good would block forever."""
-LOOK = 0.02
+STRIKE_INTERVAL = 0.02
 """Seconds between two attempts to find a process to kill."""
 
 
@@ -60,7 +53,7 @@ class ResumeTrialReport:
 
     Attributes:
         kills: one per killed run, in the order in which the runs were planned.
-        unequal: number of runs of which MLflow lacks records.
+        unequal: number of runs of which a tracker lacks records.
     """
 
     kills: tuple[KillResult, ...]
@@ -86,6 +79,8 @@ def run_resume_trial(
 ) -> ResumeTrialReport:
     """Runs an experiment uninterrupted, then with kills, and compares every number except times.
 
+    A run whose supervisor is killed is resumed by `rlx resume`; others go on by themselves.
+
     Args:
         spec: file of the experiment.
         home: empty folder for the runs; the caller removes it.
@@ -108,11 +103,11 @@ def run_resume_trial(
         for kill in trial.kill(unbroken, kills, random.Random(seed)):
             done.append(kill)
             show(1 + len(done), stage="killed runs")
-        return ResumeTrialReport(tuple(done), trial.compare_with_mlflow())
+        return ResumeTrialReport(tuple(done), trial.compare_with_trackers())
 
 
 class _KillTrial:
-    """A separate RLX_HOME with a worker, in which runs are queued and killed."""
+    """A separate RLX_HOME in which runs are submitted and killed."""
 
     def __init__(
         self,
@@ -123,53 +118,32 @@ class _KillTrial:
         at_once: int,
         report: Report,
     ) -> None:
-        self._report = report
+        self._report, self._at_once = report, at_once
         self._url = url or f"sqlite:///{home}/registry.db"
         self._environment = {**os.environ, "RLX_HOME": str(home), "RLX_REGISTRY": self._url}
         sets = [word for value in overrides for word in ("--set", value)]
-        self._home = home
-        self._submit = ["submit", str(spec.absolute()), "--again", "-q", "--queue"]
+        self._submit = ["submit", str(spec.absolute()), "--again", "-dq"]
         self._sets = [*sets, "--set", "tracking.pictures=false"]
-        self._log = home / "worker.log"
-        self._at_once = at_once
-        self._lock = threading.Lock()
         self._length = 0.0
         self._runs: list[str] = []
 
     def __enter__(self) -> "_KillTrial":
         with Registry.open(self._url) as registry:
             if registry.runs(limit=1):
-                raise SpecError(
-                    "the registry has runs, which a worker would start: use an empty one"
-                )
-            self._worker = self._begin_worker()
+                raise SpecError("the registry has runs: use an empty one")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._worker.kill()
-        self._worker.wait()
-        with (
-            self._registry() as registry
-        ):  # after an aborted trial; ranks exit without a supervisor
+        with self._registry() as registry:  # after an aborted trial; ranks exit by themselves
             for run in map(registry.run, self._runs):
-                if run.pid is not None and _has_supervisor(run):
+                if run.pid is not None and is_supervisor(run.pid, run.id):
                     os.kill(run.pid, signal.SIGKILL)
-
-    def _begin_worker(self) -> "subprocess.Popen[bytes]":
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
-                [*RLX, "resume", "--queued", "--at-once", str(self._at_once)],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
 
     def _registry(self) -> Registry:
         return Registry.open(self._url, read_only=True)
 
-    def _queue(self, store: str = "mlflow") -> str:
-        """Queues a run, mirrored to an MLflow store of this name, and returns its id."""
+    def _start(self, store: str = "mlflow") -> str:
+        """Submits a run, mirrored to an MLflow store of this name, and returns its id."""
         mirror = ["--set", f"tracking.mlflow=sqlite:///{{home}}/{store}.db"]
         run_id = self._call_rlx(*self._submit, *mirror, *self._sets).strip()
         self._runs.append(run_id)
@@ -190,7 +164,7 @@ class _KillTrial:
 
     def run_unbroken(self) -> str:
         """Runs the reference without kills, beside as many runs as later; returns its id."""
-        runs = [self._queue() for _ in range(self._at_once)]
+        runs = [self._start() for _ in range(self._at_once)]
         self._length = max(self._wait_for_end(run) for run in runs)
         with self._registry() as registry:
             if registry.run(runs[0]).status != "finished":
@@ -200,37 +174,31 @@ class _KillTrial:
 
     def kill(self, unbroken: str, kills: int, drawn: random.Random) -> Iterator[KillResult]:
         """Runs `kills` runs and kills each once; yields them in order."""
-        with self._registry() as registry:
-            spec = registry.run(unbroken).spec
-        launcher = spec["runner"]["launcher"]
-        victims = (*VICTIMS, *(RAY_VICTIMS if launcher["kind"] == "ray" else ()))
-        victims += (SCORER_ACTOR,) if launcher.get("scorers") else ()
-        has_servers = launcher["kind"] == "ray" and spec["sampler"].get("pool")
-        victims += (SERVER_ACTOR,) if has_servers else ()
-        plan = [(victims[n % len(victims)], drawn.random()) for n in range(kills)]
+        plan = [(VICTIMS[n % len(VICTIMS)], drawn.random()) for n in range(kills)]
         with ThreadPoolExecutor(self._at_once) as pool:
             yield from pool.map(lambda one: self._run_and_kill(unbroken, *one), plan)
 
     def _run_and_kill(self, unbroken: str, victim: str, share: float) -> KillResult:
-        """Queues a run and kills its victim after a share of the last measured duration.
+        """Starts a run and kills its victim after a share of the last measured duration.
 
         The duration is updated, since it varies with the load of the machine. A run that ends
         before its victim can be killed is repeated. A supervisor first creates MLflow's store if
         there is none; one that will be killed gets a store of its own to create.
         """
         own_store = victim == "supervisor"
-        run_id = self._queue(f"mlflow-{len(self._runs)}" if own_store else "mlflow")
+        run_id = self._start(f"mlflow-{len(self._runs)}" if own_store else "mlflow")
         moment = share * self._length
         with self._registry() as registry:
             folder = locate_run_folder(registry.run(run_id))
-            self._wait(registry, run_id, lambda run: run.status != "queued")
             time.sleep(moment)
-            while not self._strike(registry, run_id, victim, folder.root):
+            while not _strike(registry, run_id, victim, folder.root):
                 if registry.run(run_id).status in ENDS:
                     self._length = self._wait_for_end(run_id)
                     return self._run_and_kill(unbroken, victim, share)
-                time.sleep(LOOK)
+                time.sleep(STRIKE_INTERVAL)
             stage = read_progress(folder.progress)
+            if victim == "supervisor" and registry.run(run_id).status not in ENDS:
+                self._call_rlx("resume", run_id, "-dq")
         spent = self._wait_for_end(run_id)
         with self._registry() as registry:
             found = tuple(find_run_differences(registry, unbroken, run_id))
@@ -247,14 +215,18 @@ class _KillTrial:
         )
         return KillResult(run_id, victim, moment, work, found)
 
-    def compare_with_mlflow(self) -> int:
-        """Sends MLflow what it has missed; returns the number of runs that it still lacks."""
+    def compare_with_trackers(self) -> int:
+        """Sends trackers what they missed; returns of how many runs they still lack records."""
         with self._registry() as registry:
             runs = [registry.run(run_id) for run_id in self._runs]
             pairs = [(run.id, one) for run in runs for one in open_trackers(registry, run)]
             senders = [RunSender(registry, *pair) for pair in pairs]
             for run in runs:  # supervisors may still be telling MLflow the end of their runs
-                self._wait(registry, run.id, lambda run: not _has_supervisor(run))
+                self._wait(
+                    registry,
+                    run.id,
+                    lambda run: run.pid is None or not is_supervisor(run.pid, run.id),
+                )
             behind = sum(sender.is_behind for sender in senders)
             self._call_rlx("check", "--repair")
             unequal = sum(sender.is_behind for sender in senders)
@@ -264,89 +236,49 @@ class _KillTrial:
         )
         return unequal
 
-    def _strike(self, registry: Registry, run_id: str, victim: str, folder: Path) -> bool:
-        """Kills a process of the victim's kind; returns False if there is none."""
-        if victim == "worker":
-            with self._lock:
-                self._worker.kill()
-                self._worker.wait()
-                self._worker = self._begin_worker()
-            return registry.run(run_id).status not in ENDS
-        for pid in self._list_victims(registry, run_id, victim, folder):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                return True
-        return False
-
-    @staticmethod
-    def _list_victims(registry: Registry, run_id: str, victim: str, folder: Path) -> Iterator[int]:
-        """Yields the process ids of a run that are of the victim's kind, those of Ray included."""
-        if victim == "supervisor":
-            run = registry.run(run_id)
-            if run.pid is not None and _has_supervisor(run):
-                yield run.pid
-            return
-        if victim == "driver":
-            yield from _list_ray_drivers(folder)
-            return
-        for pid in list_live_ranks(folder):
-            with suppress(psutil.Error):
-                rank = psutil.Process(pid)
-                if "torch.distributed.run" in rank.cmdline():
-                    continue
-                if victim == "rank":
-                    yield pid
-                elif victim == "scorer":
-                    for keeper in _list_actors(rank, SCORER_ACTOR) or [rank]:
-                        children = keeper.children()  # one tracks resources
-                        yield from (
-                            c.pid for c in children if "spawn_main" in " ".join(c.cmdline())
-                        )
-                elif victim in ACTORS:
-                    yield from (actor.pid for actor in _list_actors(rank, victim))
-                else:
-                    yield rank.parents()[RAY_VICTIMS.index(victim)].pid
-
     def _wait_for_end(self, run_id: str) -> float:
-        """Waits until the run ends; returns the seconds since a worker took it.
+        """Waits until the run ends; returns the seconds since it was submitted.
 
         A warm start that the run trained does not count: later runs load it.
         """
         with self._registry() as registry:
             self._wait(registry, run_id, lambda run: run.status in ENDS)
-            taken = next(c.at for c in registry.history(run_id) if c.after == "submitted")
             run = registry.run(run_id)
-            rows = registry.results.metric_rows_after(run_id, 0, limit=FIRST_ROWS)
-        trained = [row.at for row in rows if row.name == "warm_start/loss"] or [taken]
-        return (run.ended or taken) - taken - (max(trained) - min(trained))
+            rows = registry.results.metric_rows_after(run_id, 0, limit=WARM_START_ROWS)
+        trained = [row.at for row in rows if row.name == "warm_start/loss"] or [run.created]
+        return (run.ended or run.created) - run.created - (max(trained) - min(trained))
 
     def _wait(self, registry: Registry, run_id: str, until: Callable[[RunRecord], bool]) -> None:
         stopwatch = Stopwatch(longest=1.0)  # a pause of this process does not count
         while not until(registry.run(run_id)):
-            with self._lock:  # another thread may be restarting the worker
-                if self._worker.poll() is not None:
-                    raise RlxError(
-                        f"rlx resume --queued has ended: {self._log.read_text()[-2000:]}"
-                    )
-            if stopwatch.look() > PATIENCE:
-                raise RlxError(f"{run_id} has not ended in {PATIENCE:.0f} s: {self._log}")
+            if stopwatch.look() > RUN_TIME_LIMIT:
+                raise RlxError(f"{run_id} has not ended in {RUN_TIME_LIMIT:.0f} s")
             time.sleep(0.1)
 
 
-def _list_actors(rank: psutil.Process, kind: str) -> list[psutil.Process]:
-    """Actors on the node of a rank, whose actor is a child of the node's raylet as they are."""
-    level = RAY_VICTIMS.index("raylet")
-    beside = [one for raylet in rank.parents()[level : level + 1] for one in raylet.children()]
-    return [one for one in beside if ACTORS[kind] in "".join(one.cmdline()[:1])]
+def _strike(registry: Registry, run_id: str, victim: str, folder: Path) -> bool:
+    """Kills a process of the victim's kind; returns False if there is none."""
+    for pid in _list_victims(registry, run_id, victim, folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
 
 
-def _list_ray_drivers(folder: Path) -> Iterator[int]:
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or ()
-        if "rlx.launch.ray_driver" in command and str(folder) in command:
-            yield process.pid
-
-
-def _has_supervisor(run: RunRecord) -> bool:
-    """Whether a supervisor of the run is alive on this machine."""
-    return run.pid is not None and is_supervisor(run.pid, run.id)
+def _list_victims(registry: Registry, run_id: str, victim: str, folder: Path) -> Iterator[int]:
+    """Yields the process ids of a run that are of the victim's kind."""
+    if victim == "supervisor":
+        run = registry.run(run_id)
+        if run.pid is not None and is_supervisor(run.pid, run.id):
+            yield run.pid
+        return
+    for pid in list_live_ranks(folder):
+        with suppress(psutil.Error):
+            rank = psutil.Process(pid)
+            if "torch.distributed.run" in rank.cmdline():
+                continue
+            if victim == "rank":
+                yield pid
+            else:
+                children = rank.children()  # one tracks resources
+                yield from (c.pid for c in children if "spawn_main" in " ".join(c.cmdline()))

@@ -39,7 +39,6 @@ from rlx.spec.reading import LoadedSpec
 from rlx_registry import (
     ENDED,
     RESUMED,
-    RESUMED_ON_DASHBOARD,
     Registry,
     RunRecord,
     Status,
@@ -181,13 +180,10 @@ def _request_run_stop(registry: Registry, run: RunRecord, report: Report) -> Non
         report(f"{run.id}: asked to stop (repeat to stop it immediately)")
 
 
-BY_HAND = {RESUMED, RESUMED_ON_DASHBOARD}
-
-
 def attempts_used(registry: Registry, run_id: str) -> int:
     """Number of attempts since a run was submitted, or last resumed by a user."""
     changes = registry.history(run_id)
-    before = [change.attempt for change in changes if change.reason in BY_HAND]
+    before = [change.attempt for change in changes if change.reason == RESUMED]
     return changes[-1].attempt - (before[-1] if before else 0)
 
 

@@ -27,7 +27,6 @@ from rlx.learner.forward import PackedModule, PackedPolicy
 from rlx.learner.pack import PackedBatch, collate_trees, pack_trees
 from rlx.learner.vocabulary import CHUNK
 from rlx.model import (
-    OneDnnLinear,
     copy_model,
     do_windows_show,
     find_window,
@@ -142,7 +141,7 @@ def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec, device: torch.de
     """Explains why logits cannot be computed by chunks; empty if they can."""
     if runner.zero_stage == 3:
         return "zero_stage 3 shards the output layer"
-    if type(module.model.get_output_embeddings()) not in (nn.Linear, OneDnnLinear):
+    if type(module.model.get_output_embeddings()) is not nn.Linear:
         return "the output layer is not a plain matrix"
     trial = _copy_first_layers(module, device)
     expected = _compute_trial_logprobs(trial)

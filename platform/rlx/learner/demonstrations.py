@@ -10,8 +10,7 @@ from rlx.learner.choice import choose_form, choose_logits
 from rlx.learner.distributed import Ranks
 from rlx.learner.engine import TrainingEngine
 from rlx.learner.forward import PackedPolicy
-from rlx.learner.pack import PackedBatch
-from rlx.learner.share import RankMicroBatches
+from rlx.learner.pack import PackedBatch, RankMicroBatches
 from rlx.model import (
     DemonstrationBatches,
     Policy,
@@ -26,7 +25,7 @@ __all__ = ["train_on_demonstrations"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Demonstrations:
-    """Rows of tokens, each a tree of its own; see `rlx.learner.share.TokenRows`."""
+    """Rows of tokens, each a tree of its own; see `rlx.learner.pack.TokenRows`."""
 
     token_ids: Tensor
     is_token: Tensor

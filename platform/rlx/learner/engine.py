@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from rlx.errors import RlxError
 from rlx.importing import hide_packages
 from rlx.learner.distributed import Ranks
-from rlx.learner.pack import PackedBatch
-from rlx.learner.share import RankMicroBatches
+from rlx.learner.pack import PackedBatch, RankMicroBatches
 from rlx.learner.universal import frozen_value
 from rlx.model import convert_weights
 from rlx.spec import CriticSpec, OptimizerSpec, RunnerSpec

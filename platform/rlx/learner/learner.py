@@ -12,20 +12,17 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.learner.choice import choose_form, choose_logits
-from rlx.learner.confidences import (
-    ConfidenceBranches,
-    build_confidence_branches,
-    encode_confidences,
-)
 from rlx.learner.distributed import Ranks
 from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
 from rlx.learner.forward import PackedPolicy
-from rlx.learner.pack import Branches, PackedBatch
-from rlx.learner.share import RankMicroBatches
+from rlx.learner.pack import Branches, PackedBatch, RankMicroBatches
 from rlx.learner.terms import (
+    ConfidenceBranches,
     UpdateStats,
     UpdateSums,
     UpdateTargets,
+    build_confidence_branches,
+    encode_confidences,
     expected_score_term,
     policy_term,
 )
@@ -33,7 +30,6 @@ from rlx.model import (
     Policy,
     adapter_weights,
     disable_adapters,
-    iterate_base_weights,
     iterate_merged_weights,
     save_adapter,
 )
@@ -239,11 +235,6 @@ class Learner:
         Under ZeRO stage 3 each is gathered when it is due, so that the device holds one at a time.
         """
         return iterate_merged_weights(self._model, self._engine.gather_parameter)
-
-    def iterate_base_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields full weights under the plain model's parameter names, without what adapters add;
-        see `iterate_weights`."""
-        return iterate_base_weights(self._model, self._engine.gather_parameter)
 
     def adapter(self) -> Mapping[str, Tensor]:
         """Returns A and B of every adapted layer under peft's checkpoint names, on every rank; none

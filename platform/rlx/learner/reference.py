@@ -12,8 +12,7 @@ from rlx.learner.distributed import Ranks
 from rlx.learner.engine import shard_frozen_module
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.learner import Learner
-from rlx.learner.pack import PackedBatch
-from rlx.learner.share import RankMicroBatches
+from rlx.learner.pack import PackedBatch, RankMicroBatches
 from rlx.model import Policy, copy_model, is_adapted, share_model
 from rlx.spec import OptimizerSpec, RunnerSpec
 

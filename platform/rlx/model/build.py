@@ -1,6 +1,6 @@
 """Builds or loads the model of an experiment."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -25,7 +25,6 @@ from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.copies import convert_weights
 from rlx.model.dialogue import ModelDialogue
 from rlx.model.files import first_line, model_folder
-from rlx.model.matmul import TORCH, MatmulChoice, apply_matmul
 from rlx.model.tokenizer import (
     build_dialogue,
     end_ids,
@@ -35,7 +34,7 @@ from rlx.model.tokenizer import (
     tiny_tokenizer,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import Lora, ModelSpec, PretrainedModelSpec, TinyModelSpec
+from rlx.spec import ModelSpec, PretrainedModelSpec, TinyModelSpec
 
 __all__ = ["Policy", "build_policy"]
 
@@ -63,16 +62,12 @@ class Policy:
         tokenizer: the model's tokenizer, saved with every export.
         dialogue: encodes and decodes dialogues.
         end_ids: tokens that end a turn.
-        matmul: library that multiplies matrices on the CPU.
-        lora: the adapters that training adds; None if it trains all weights.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     dialogue: ModelDialogue
     end_ids: tuple[int, ...]
-    matmul: MatmulChoice = TORCH
-    lora: Lora | None = None
 
     @property
     def context_length(self) -> int:
@@ -89,7 +84,6 @@ def build_policy(
     spec: ModelSpec,
     seed: int,
     tokenizer: Path | None = None,
-    matmul: MatmulChoice | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Policy:
     """Builds the model, before any warm start.
@@ -101,7 +95,6 @@ def build_policy(
         spec: the `model:` section.
         seed: seed of a tiny model's random weights.
         tokenizer: folder of a tiny model's tokenizer, as for `load_vocabulary`.
-        matmul: library that multiplies matrices on the CPU; None for torch.
         dtype: of the parameters. Weights are rounded once, to the numbers to which those of a
             float32 model would be rounded later.
 
@@ -115,10 +108,7 @@ def build_policy(
         else _load_pretrained_policy(spec, dtype)
     )
     convert_weights(policy.model, dtype)
-    if matmul is None:
-        return policy
-    apply_matmul(policy.model, matmul)
-    return replace(policy, matmul=matmul)
+    return policy
 
 
 def _build_tiny_policy(spec: TinyModelSpec, seed: int, folder: Path | None) -> Policy:
@@ -161,8 +151,7 @@ def _load_pretrained_policy(spec: PretrainedModelSpec, dtype: torch.dtype) -> Po
             f"model.path: the weights of {spec.path!r} lack {len(missing)} of the model's "
             f"parameters, such as {missing[0]}; save or fetch it again"
         )
-    policy = _assemble_policy(model, tokenizer, chat_template=spec.chat_template)
-    return replace(policy, lora=spec.lora)
+    return _assemble_policy(model, tokenizer, chat_template=spec.chat_template)
 
 
 def _load_weights(

@@ -35,7 +35,6 @@ __all__ = [
     "disable_adapters",
     "find_target_layers",
     "is_adapted",
-    "iterate_base_weights",
     "iterate_merged_weights",
     "merged_weights",
     "save_adapter",
@@ -154,23 +153,6 @@ def disable_adapters(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-
-
-def iterate_base_weights(
-    model: PreTrainedModel, whole: Whole = Tensor.detach
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields weights under the plain model's parameter names, without what adapters add.
-
-    Args:
-        model: adapted or plain.
-        whole: called for every parameter but those of adapters, in the same order on every rank,
-            when its weight is due.
-    """
-    layers = _find_adapted_layers(model)
-    adapters = {id(p) for layer in layers.values() for p in _get_lora_matrices(layer)}
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in adapters:
-            yield name.replace(".base_layer.", "."), whole(parameter)
 
 
 def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:

@@ -271,10 +271,6 @@ def _compute_stage_digest(
         "code": [_compute_source_digest(type(plugin).__module__) for plugin in plugins],
         "templates": turns,
     }
-    if policy.matmul.library != "torch":  # whose results have had no name
-        inputs["matmul"] = policy.matmul.library
-        if policy.matmul.smallest:
-            inputs["matmul_from"] = policy.matmul.smallest
     if device.type != "cpu":
         inputs["device"] = device.type
     if shared is not None:

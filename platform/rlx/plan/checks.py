@@ -19,8 +19,7 @@ from rlx.plan.plugin_checks import (
     collect_spec_warnings,
 )
 from rlx.plugin import Estimator
-from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec
-from rlx.spec.contradictions import find_contradictions
+from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, find_contradictions
 from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,

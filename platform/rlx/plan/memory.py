@@ -150,7 +150,7 @@ def _sum_dialogue_tokens(
     turns."""
     first, *later = levels
     if at_limit:
-        sampled = float(rollouts * sum(level.at_most for level in levels))
+        sampled: float = rollouts * sum(level.at_most for level in levels)
         written = sampled + rollouts * sum(level.opening for level in later)
     else:
         sampled = sum(level.turns * level.made_up for level in levels)

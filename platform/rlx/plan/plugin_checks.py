@@ -31,8 +31,8 @@ from rlx.spec import (
     KeyPath,
     TurnSpans,
     TwoLevel,
+    find_cautions,
 )
-from rlx.spec.contradictions import find_cautions
 from rlx.spec.reading import Diagnostic, build_error, build_warning, format_key_path, suggest_name
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import ValidationError
@@ -22,6 +22,9 @@ from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import Author, Pieces, RolloutTree, build_piece_splitter
 from rlx.row_rewards import join_row_rewards
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from rlx.record import TrainedRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,29 +374,10 @@ def load_run_speech(spec: ModelSpec, tokenizer: Path, exported: Path) -> Encodin
     return dialogue
 
 
-class TrainedRowsLike(Protocol):
-    """The trained rows of a stored step; see `rlx.record.rollouts.TrainedRows`."""
-
-    @property
-    def places(self) -> Sequence[tuple[int, int, int, str, int]]:
-        """(tree, segment, parent segment, kind, level) of each row."""
-        ...
-
-    @property
-    def groups(self) -> Tensor:
-        """`[B]` int64."""
-        ...
-
-    @property
-    def tokens(self) -> Mapping[str, Tensor | None]:
-        """`[B, T]` by name."""
-        ...
-
-
 def stored_accounts(
     trees: Sequence[RolloutTree],
     table: RewardTable,
-    rows: TrainedRowsLike,
+    rows: "TrainedRows",
     credit: CreditSpec,
     speech: EncodingDialogue | None,
 ) -> tuple[RowAccount, ...]:

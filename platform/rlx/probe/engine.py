@@ -172,7 +172,9 @@ def probe_model(
         questions = build_probe_questions(
             turn, one.reasoning, spec, context.speech, context.task, seeds[number]
         )
-        most = sum(spec.samples * _get_token_budget(q, spec, context) for q in questions)
+        most = sum(
+            spec.samples * _build_turn_spec(q, spec, context).max_new_tokens for q in questions
+        )
         if left is not None and most > left:
             unprobed += 1
             continue
@@ -238,10 +240,6 @@ def _build_turn_spec(question: ProbeQuestion, spec: ProbeSpec, context: ProbeCon
         left = max(1, own.max_new_tokens - len(question.turn_ids))
         return own.model_copy(update={"max_new_tokens": left})
     return own.model_copy(update={"max_new_tokens": spec.max_new_tokens, "stop": (spec.close,)})
-
-
-def _get_token_budget(question: ProbeQuestion, spec: ProbeSpec, context: ProbeContext) -> int:
-    return _build_turn_spec(question, spec, context).max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,12 +239,11 @@ def _compute_column_bands(values: Floats, seed: int) -> tuple[MeanInterval, ...]
     if not problems:
         return (MeanInterval(math.nan, math.nan, math.nan),) * len(values.T)
     picks = np.random.default_rng(seed).integers(0, problems, (RESAMPLES, problems))
-    return tuple(_compute_band(column, picks) for column in values.T)
-
-
-def _compute_band(values: Floats, picks: NDArray[np.int64]) -> MeanInterval:
-    low, high = np.quantile(values[picks].mean(axis=1), (0.025, 0.975))
-    return MeanInterval(float(values.mean()), float(low), float(high))
+    found = []
+    for column in values.T:
+        low, high = np.quantile(column[picks].mean(axis=1), (0.025, 0.975))
+        found.append(MeanInterval(float(column.mean()), float(low), float(high)))
+    return tuple(found)
 
 
 def _group_areas_by_length(

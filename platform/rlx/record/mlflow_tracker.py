@@ -29,15 +29,8 @@ from rlx.record.tracking import TrackedRun, TrackerUnavailableError
 from rlx.text import escape_unprintable, redact_passwords, redact_values
 from rlx_registry import EvaluationRecord, MetricRow, Registry, RegistryDatabaseError, RunRecord
 
-STATUSES = {
-    "queued": "SCHEDULED",
-    "submitted": "RUNNING",
-    "running": "RUNNING",
-    "finished": "FINISHED",
-    "failed": "FAILED",
-    "lost": "FAILED",
-    "stopped": "KILLED",
-}
+STATUSES = {"queued": "SCHEDULED", "submitted": "RUNNING", "running": "RUNNING"}
+STATUSES |= {"finished": "FINISHED", "failed": "FAILED", "lost": "FAILED", "stopped": "KILLED"}
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -255,18 +248,11 @@ def get_mlflow_uri(run: RunRecord) -> str | None:
     return uri
 
 
-# Parameters and tags ---------------------------------------------------------------------------
-
-
 def flatten_params(spec: Mapping[str, Any]) -> dict[str, str]:
     """Flattens a resolved spec: keys joined by dots, lists by index, values as in JSON.
 
     Empty lists and mappings are kept as values, and keys that MLflow cannot tell apart are
     numbered, so that none disappears.
-
-    Example:
-        >>> flatten_params({"a": {"b": [1, None], "c": []}, "d": "x"})
-        {'a.b.0': '1', 'a.b.1': 'null', 'a.c': '[]', 'd': 'x'}
     """
     found: dict[str, str] = {}
     for path, value in _iterate_leaves("", spec):
@@ -287,12 +273,7 @@ def _iterate_leaves(path: str, node: Any) -> Iterator[tuple[str, str]]:
 
 
 def make_legal_key(name: str) -> str:
-    """Converts a metric or parameter name to one that MLflow accepts: `pass@8` to `pass_at_8`.
-
-    Example:
-        >>> make_legal_key("eval//pass@8 (%)")
-        'eval/pass_at_8 ___'
-    """
+    """Converts a metric or parameter name to one that MLflow accepts: `pass@8` to `pass_at_8`."""
     plain = re.sub(r"[^A-Za-z0-9_\-./ :]", "_", name.replace("@", "_at_"))
     parts = [part for part in plain.split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:KEY_LIMIT] or "_"
@@ -300,12 +281,8 @@ def make_legal_key(name: str) -> str:
 
 def build_identity_tags(run: RunRecord) -> dict[str, str]:
     """Tags that identify a run, even if several registries share one MLflow server."""
-    return {
-        "rlx.run_id": run.id,
-        "rlx.spec_digest": run.digest,
-        "rlx.seed": str(run.seed),
-        "rlx.created": repr(run.created),
-    }
+    one = {"rlx.run_id": run.id, "rlx.spec_digest": run.digest}
+    return one | {"rlx.seed": str(run.seed), "rlx.created": repr(run.created)}
 
 
 def build_tags(run: TrackedRun) -> dict[str, str]:
@@ -322,13 +299,6 @@ def build_tags(run: TrackedRun) -> dict[str, str]:
         and path.partition(".")[0] not in NOT_VARIED
     }
     params = flatten_params(record.settings)
-    optional = {
-        "rlx.group": ", ".join(run.groups),
-        "rlx.version": str(record.code.get("version") or ""),
-        "rlx.cut_params": ", ".join(k for k, v in params.items() if len(v) > PARAM_LIMIT),
-        "rlx.reason": record.reason or "",
-        "mlflow.source.git.commit": str(record.code.get("commit") or ""),
-    }
     tags = {
         **build_identity_tags(record),
         **varied,
@@ -337,10 +307,14 @@ def build_tags(run: TrackedRun) -> dict[str, str]:
         "rlx.attempt": str(record.attempt),
         "mlflow.source.name": "rlx",
         "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": str(record.code.get("commit") or ""),
         "mlflow.note.content": _describe_run(record, run.evaluations),
-        **{name: value for name, value in optional.items() if value},
+        "rlx.group": ", ".join(run.groups),
+        "rlx.version": str(record.code.get("version") or ""),
+        "rlx.cut_params": ", ".join(k for k, v in params.items() if len(v) > PARAM_LIMIT),
+        "rlx.reason": record.reason or "",
     }
-    return {name: value[:TAG_LIMIT] for name, value in tags.items()}
+    return {name: value[:TAG_LIMIT] for name, value in tags.items() if value}
 
 
 def _describe_run(run: RunRecord, evaluations: Sequence[EvaluationRecord]) -> str:
@@ -360,9 +334,6 @@ def _describe_run(run: RunRecord, evaluations: Sequence[EvaluationRecord]) -> st
                 table.append(f"| {name} | {' | '.join(cells)} |")
         lines += table if len("\n".join([*lines, *table])) <= TAG_LIMIT else ()
     return "\n".join(lines)
-
-
-# The store and links to it ---------------------------------------------------------------------
 
 
 def prepare_store(uri: str) -> None:
@@ -411,10 +382,7 @@ def _correct_locations(path: Path) -> None:
 
 
 class MlflowLink(NamedTuple):
-    """A page of MLflow's UI: its whole address, its fragment, and the URI of its store.
-
-    `rlx web --mlflow` must serve the store first, unless it is None.
-    """
+    """A page of MLflow's UI, its fragment, and the store to serve first unless it is None."""
 
     url: str
     page: str
@@ -449,8 +417,9 @@ def _find_page(runs: Sequence[RunRecord]) -> str:
     if len(runs) == 1:
         path = f"experiments/{runs[0].mlflow_experiment_id}/runs/{runs[0].mlflow_run_id}"
         return f"#/{path}?{urlencode(MODE)}"
-    ids = [run.mlflow_run_id for run in runs]
-    experiments = list(dict.fromkeys(run.mlflow_experiment_id for run in runs))
-    lists = {"runs": ids, "experiments": experiments}
+    lists = {
+        "runs": [run.mlflow_run_id for run in runs],
+        "experiments": list(dict.fromkeys(run.mlflow_experiment_id for run in runs)),
+    }
     query = {name: json.dumps(some, separators=(",", ":")) for name, some in lists.items()}
     return f"#/compare-runs?{urlencode({**query, **MODE})}"

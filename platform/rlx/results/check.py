@@ -6,10 +6,9 @@ the base experiment.
 
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -147,13 +146,26 @@ def check_run(
     tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
         for step in steps:
-            table, statistics, found = _load_step_body(registry, run, step)
+            body = registry.results.rollout_body(run.id, step)
+            statistics = body.statistics
+            table, found = _load_body_table(run, step, body.path, body.sha256)
             bodies.add(found)
             if table is not None:
                 name = statistics["phase"]
                 if name not in phases:
                     phases[name] = _build_phase(spec, name, run)
-                evidence = _build_evidence(step, table, statistics, phases[name], pool)
+                phase = phases[name]
+                evidence = StepEvidence(
+                    step=step,
+                    stored=read_step(table),
+                    recipe=phase.recipe,
+                    strategy=phase.strategy,
+                    estimator=phase.estimator,
+                    beta=statistics["beta"],
+                    state=statistics["state_before"],
+                    max_tokens=statistics["max_tokens"],
+                    pool=pool,
+                )
                 for identity in IDENTITIES:
                     tallies[identity.name].add(identity.check(evidence))
             show(step)
@@ -195,15 +207,6 @@ def _check_warm_start(registry: Registry, run: RunRecord, tally: IdentityTally) 
             tally.add(IdentityResult(1, 1, (wrong,)))
 
 
-def _load_step_body(
-    registry: Registry, run: RunRecord, step: int
-) -> tuple[pa.Table | None, Mapping[str, Any], IdentityResult]:
-    """A step's body and statistics; the body is None if its file is missing or has changed."""
-    body = registry.results.rollout_body(run.id, step)
-    table, found = _load_body_table(run, step, body.path, body.sha256)
-    return table, body.statistics, found
-
-
 def _load_body_table(
     run: RunRecord, step: int, path: str, sha256: str
 ) -> tuple[pa.Table | None, IdentityResult]:
@@ -212,26 +215,6 @@ def _load_body_table(
     except BodyError as error:
         wrong = Violation(step=step, what=path, stored=str(error), expected=sha256)
         return None, IdentityResult(1, 1, (wrong,))
-
-
-def _build_evidence(
-    step: int,
-    table: pa.Table,
-    statistics: Mapping[str, Any],
-    phase: _AuditedPhase,
-    pool: RewardPool,
-) -> StepEvidence:
-    return StepEvidence(
-        step=step,
-        stored=read_step(table),
-        recipe=phase.recipe,
-        strategy=phase.strategy,
-        estimator=phase.estimator,
-        beta=statistics["beta"],
-        state=statistics["state_before"],
-        max_tokens=statistics["max_tokens"],
-        pool=pool,
-    )
 
 
 def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _AuditedPhase:

@@ -5,10 +5,10 @@ Only evaluations with the same settings are averaged.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import SpecError
@@ -135,7 +135,7 @@ def select_comparable_evaluations(
     for run in runs:
         for one in evaluations[run.id]:
             ways.setdefault(one.suite, {})[run.id] = _get_evaluation_settings(one, run.seed)
-    usual = {suite: _find_usual_settings(list(own.values())) for suite, own in ways.items()}
+    usual = {suite: max(own.values(), key=[*own.values()].count) for suite, own in ways.items()}
     left = tuple(
         ExcludedEvaluation(suite, run, _describe_settings_difference(way, usual[suite]))
         for suite, own in ways.items()
@@ -166,11 +166,6 @@ def _get_evaluation_settings(evaluation: EvaluationRecord, seed: int) -> Mapping
         "seed": "the run's" if own else suite["seed"],
         "set": one.get("set", {}),
     }
-
-
-def _find_usual_settings(ways: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    places = Counter(ways.index(way) for way in ways)
-    return ways[places.most_common(1)[0][0]]
 
 
 def _describe_settings_difference(way: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
@@ -324,7 +319,7 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
         taken, {r.id: _select_last_evaluations(registry.results.evaluations(r.id)) for r in taken}
     )
     recipes = tuple(
-        _build_compared_recipe(_format_recipe_letter(n), own, evaluations)
+        _build_compared_recipe(ascii_uppercase[n] if n < 26 else f"R{n + 1}", own, evaluations)
         for n, own in enumerate(seeds)
     )
     firsts = [own[0] for own in by_digest.values()]
@@ -378,10 +373,6 @@ def _find_single_run(registry: Registry, name: str, groups: Iterable[str]) -> Ru
         raise SpecError(
             f"there is no run, group or experiment {escape_unprintable(name)!r}{hint}"
         ) from None
-
-
-def _format_recipe_letter(number: int) -> str:
-    return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
 
 
 def _build_compared_recipe(

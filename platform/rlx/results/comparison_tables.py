@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rlx.evaluation import FIGURES, ProblemDifference, SeedDifference, SeedMean
-from rlx.results.comparison import ComparedRecipe, Comparison, SuiteDifferences
+from rlx.results.comparison import Comparison, SuiteDifferences
 from rlx.text import escape_unprintable
 
 Table = list[list[str]]
@@ -85,7 +85,7 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
         [
             ["", "experiment", "spec", "seeds", "runs"],
             *(
-                [r.label, r.name, r.digest, _format_recipe_seeds(r), " ".join(r.runs.values())]
+                [r.label, r.name, r.digest, " ".join(map(str, r.runs)), " ".join(r.runs.values())]
                 for r in found.recipes
             ),
         ],
@@ -153,10 +153,6 @@ def list_comparison_notes(found: Comparison) -> list[str]:
                 suite = escape_unprintable(pairs.suite)
                 notes.append(f"{suite}: {both} are not compared problem by problem: {why}.")
     return notes + describe_exclusions(found)
-
-
-def _format_recipe_seeds(recipe: ComparedRecipe) -> str:
-    return " ".join(str(seed) for seed in recipe.runs)
 
 
 def _format_spec_value(value: Any) -> str:

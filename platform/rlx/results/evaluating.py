@@ -15,8 +15,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlx.discovery import resolve_plugins
 from rlx.errors import RewardError, SpecError
 from rlx.evaluation import (
@@ -32,19 +30,18 @@ from rlx.launch import (
     locate_run_folder,
     open_registry,
 )
-from rlx.model import Policy, build_policy, compute_model_fingerprint
+from rlx.model import compute_model_fingerprint
 from rlx.plan import check_read_spec, validate_document
 from rlx.recipe import Recipe, build_environment_host, build_recipe
 from rlx.record import Recorder, update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
-from rlx.results.models import TrainedModel, open_target, resolve_single_device
+from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target
 from rlx.results.requests import EvaluationRequest, check_sections
-from rlx.reward import RewardPool, score_rollouts
+from rlx.reward import score_rollouts
 from rlx.rollout import sample_rollout_trees
 from rlx.run import Progress, build_prompt_fit, draw_over_steps
-from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.seeding import derive_seed
-from rlx.spec import OWN_SUITE, ExperimentSpec, PretrainedModelSpec, SetSpec, SuiteSpec
+from rlx.spec import OWN_SUITE, ExperimentSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
 from rlx.text import escape_unprintable
 from rlx.writing import explain_write_errors
@@ -141,7 +138,7 @@ def evaluate(
         }
         root = get_rlx_home() / "cache"
         if target.run:
-            root = locate_run_folder(target.run, "evaluations").root
+            root = locate_run_folder(target.run).root
         answers = answer_suite(
             *(spec, sets, suite, target.model, target.mark, root / "evaluations"),
             lambda at: show(at.done, at.total, at.stage),
@@ -165,7 +162,7 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
     """Adds an evaluation and its plots to the records of its run; returns the plots' folder."""
     step, suite = found.target.step, found.suite
     ending = "" if step is None else f"-step-{step}"
-    folder = locate_run_folder(run, "pictures").pictures / f"suite-{suite.name}{ending}"
+    folder = locate_run_folder(run).pictures / f"suite-{suite.name}{ending}"
     made = found.draw_pictures(folder)
     with open_registry(url, read_only=False) as registry:
         recorder = Recorder(registry, run.id, keep_bodies=True)
@@ -276,23 +273,6 @@ BATCH = 64
 """Problems that are answered, scored and cached together."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationContext:
-    """The model under evaluation and the workers that score it.
-
-    Attributes:
-        policy: the model.
-        sampler: sampling engine with the model's weights.
-        pool: workers that score rewards.
-        mark: identifies the model's weights.
-    """
-
-    policy: Policy
-    sampler: SamplingEngine
-    pool: RewardPool
-    mark: str
-
-
 def answer_suite(
     spec: ExperimentSpec,
     sets: Mapping[str, ExperimentSpec],
@@ -320,20 +300,10 @@ def answer_suite(
         SpecError: the model does not fit the experiment.
         EnvironmentFault: model files or the device are missing.
     """
-    runner = spec.runner
-    require_engine(spec.sampler)
-    device = resolve_single_device(runner)
-    torch.set_num_threads(runner.threads)
-    chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
-    there = PretrainedModelSpec(path=model, chat_template=chat)
-    policy = build_policy(there, seed=0)
     counts = {name: suite.sets[name].problems or suite.problems for name in sets}
     answers: dict[str, list[ScoredAnswer]] = {}
-    with (
-        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
-        open_sampler(policy, spec.sampler, runner, device) as sampler,
-    ):
-        context = EvaluationContext(policy, sampler, pool, mark or compute_model_fingerprint(there))
+    with load_model(spec, model) as context:
+        mark = mark or compute_model_fingerprint(context.source)
         for number, (name, own) in enumerate(sets.items()):
             before = sum(list(counts.values())[:number])
 
@@ -341,8 +311,10 @@ def answer_suite(
                 show(Progress(name, before + done, sum(counts.values())))
 
             try:
+                recipe = build_recipe(own)
+                folder = kept / _compute_answers_digest(recipe, suite, mark)
                 answers[name] = _answer_set(
-                    build_recipe(own), suite, counts[name], context, kept, report_suite_progress
+                    recipe, suite, counts[name], context, folder, report_suite_progress
                 )
             except SpecError as error:
                 raise SpecError(f"set {name!r} of the suite: {error}") from error
@@ -353,15 +325,14 @@ def _answer_set(
     recipe: Recipe,
     suite: SuiteSpec,
     count: int,
-    context: EvaluationContext,
-    kept: Path,
+    context: LoadedModel,
+    folder: Path,
     report: Callable[[int], None],
 ) -> list[ScoredAnswer]:
     """Answers one set, reading cached batches where there are any."""
     sampling = {"top_k": 1} if suite.greedy else {}
     plan = recipe.plan.copy_with_sampling(suite.samples, **sampling)
     data = derive_seed(suite.seed, "held out")
-    folder = kept / _compute_answers_digest(recipe, suite, context)
     found: list[ScoredAnswer] = []
     for first in range(0, count, BATCH):
         report(first)
@@ -395,7 +366,7 @@ def _answer_set(
     return found
 
 
-def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, context: EvaluationContext) -> str:
+def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, mark: str) -> str:
     """Digest of everything that determines an answer: the model, the set's spec, the plugins' code
     and data, and the sampling settings; and of what is stored of it."""
     spec, plugins = recipe.spec.dump_resolved(), resolve_plugins(recipe.spec)
@@ -406,7 +377,7 @@ def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, context: Evaluatio
     sources = [plugin.sha256 for plugin in plugins.provenance]
     data = [dict(plugin.data()) for plugin in plugins.named]
     stored = [field.name for field in fields(ScoredAnswer)]
-    text = json.dumps([settings, sampling, context.mark, sources, data, stored], sort_keys=True)
+    text = json.dumps([settings, sampling, mark, sources, data, stored], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

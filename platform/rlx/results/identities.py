@@ -41,8 +41,251 @@ from rlx.spec import (
     Uniform,
 )
 
+RTOL = 1e-6
+"""Tolerance for sums, whose order of addition depends on threads. Everything else is compared bit
+for bit."""
+_CENTRED = (Grpo, Uniform, DrGrpo, Rloo, Gpg, TwoLevel)
+"""Estimators whose advantages have mean 0 within a group."""
+_COMPARING = (*_CENTRED, Opo, PassAtK)
+"""Estimators that use a row's score only relative to the scores of its group."""
 
-def check_observations(e: StepEvidence) -> IdentityResult:
+
+Check = Callable[[StepEvidence], IdentityResult]
+
+
+class Identity(NamedTuple):
+    """A condition that must hold, with the function that checks it and the unit it counts."""
+
+    name: str
+    says: str
+    unit: str
+    check: Check
+
+
+IDENTITIES: list[Identity] = []
+"""In order of dependency: each identity relies on those before it."""
+
+
+def _identity(name: str, says: str, unit: str) -> Callable[[Check], Check]:
+    """Adds the decorated check to `IDENTITIES`."""
+
+    def add(check: Check) -> Check:
+        IDENTITIES.append(Identity(name, says, unit, check))
+        return check
+
+    return add
+
+
+@_identity("scores", "stored scores match the plugins' for the stored text", "scores")
+def _check_stored_scores(e: StepEvidence) -> IdentityResult:
+    row_of = {
+        (row.tree, turn): number for number, row in enumerate(e.batch.rows) for turn in row.turns
+    }
+    checked, wrong = 0, []
+    for place, differing in _rescore_stored_rewards(
+        e.stored.trees, e.stored.rewards, e.recipe.rewards, e.pool
+    ):
+        checked += 1
+        for what, before, after in differing:
+            place_of = {"tree": place[0], "row": row_of.get(place)}
+            turn = e.stored.trees[place[0]].segments[place[1]].turn
+            violation = Violation(
+                step=e.step, turn=turn, what=what, stored=before, expected=after, **place_of
+            )
+            wrong.append(violation)
+    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
+
+
+@_identity("rewarded", "every reward belongs to an existing turn or rollout", "rewards")
+def _check_reward_places(e: StepEvidence) -> IdentityResult:
+    """Turn rewards are on turns of their kind, and global rewards on whole rollouts."""
+    checked, wrong = 0, list[Violation]()
+    for (tree, segment), name, belongs in _list_stored_rewards(e):
+        checked += 1
+        if belongs is not None:
+            turn = e.stored.trees[tree].segments[segment]
+            violation = Violation(
+                step=e.step,
+                tree=tree,
+                turn=turn.turn,
+                what=f"reward {name}",
+                stored=f"given to a turn of kind {turn.kind}",
+                expected=belongs,
+            )
+            wrong.append(violation)
+    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
+
+
+@_identity("turns", "every turn has its own id, including the last", "turns")
+def _check_turn_ids(e: StepEvidence) -> IdentityResult:
+    """Turn ids count up without gaps, each on exactly the tokens of its turn, the last included."""
+    checked, wrong = 0, []
+    for number, row in enumerate(e.batch.rows):
+        checked += len(row.turns)
+        for turn, held, expected in _find_miscounted_turns(e, number):
+            what = f"number of tokens with turn id {turn}"
+            wrong.append(e.violation(what, held, expected, number))
+        most = _get_turn_limit(e)
+        if most is not None and len(row.turns) > most:
+            wrong.append(e.violation("number of turns", len(row.turns), most, number))
+    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
+
+
+@_identity("masks", "the mask matches the strategy's", "tokens")
+def _check_masks(e: StepEvidence) -> IdentityResult:
+    expected = e.recipe.mask(e.batch)
+    return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(e.rows.own.sum()))
+
+
+@_identity("attention", "without state_masking the whole response is trained", "tokens")
+def _check_response_mask(e: StepEvidence) -> IdentityResult:
+    """A mask that reaches beyond the policy's tokens covers the response, observations included.
+
+    Reference:
+        KG-R1, arXiv 2509.26383 (without state masking).
+    """
+    whole = isinstance(e.strategy, AllResponse | Effective) and e.strategy.reaches_beyond()
+    if not whole:
+        return IdentityResult(0)
+    expected = e.batch.is_response
+    return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(expected.sum()))
+
+
+@_identity("mass", "placed plus lost reward equals the reward given", "rows")
+def _check_reward_mass(e: StepEvidence) -> IdentityResult:
+    rewards = e.rewards
+    reduce = e.recipe.spec.credit.turn_reduce or e.recipe.rules.placement.turn_reduce
+    turns = torch.where(rewards.turn_present, rewards.turn_rewards, 0.0).double()
+    count = rewards.turn_present.sum(dim=1).clamp(min=1) if reduce == "mean" else 1
+    expected = turns.sum(dim=1) / count + rewards.global_rewards.double()
+    found = (
+        sum_token_rewards(e.get_token_stream("placed").double(), e.rows.own)
+        + e.recomputed_batch.placed.lost.double()
+    )
+    # Rewards of opposite sign may cancel, so the tolerance scales with the sum of magnitudes.
+    scale = turns.abs().sum(dim=1) + rewards.global_rewards.double().abs()
+    wrong = ~((found - expected).abs() <= RTOL * scale)
+    return e.collect_violations("placed and lost reward", found, expected, wrong, len(expected))
+
+
+@_identity("placement", "rewards are where the placement puts them", "tokens")
+def _check_stored_placement(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(e, "placed", e.recomputed_batch.placed.token_rewards)
+
+
+@_identity("kl", "KL matches the estimator's for the log-probabilities", "tokens")
+def _check_kl_values(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(e, "kl", e.recomputed_batch.kl, exact=_avoids_exponentials(e))
+
+
+@_identity("token_rewards", "token rewards are placed rewards minus β·KL", "tokens")
+def _check_token_rewards(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(
+        e, "token_rewards", e.recomputed_batch.token_rewards, exact=_avoids_exponentials(e)
+    )
+
+
+@_identity("advantages", "advantages match the estimator's", "tokens")
+def _check_advantages(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(e, "advantages", e.recomputed_batch.advantages, exact=False)
+
+
+@_identity("turn_advantages", "all tokens of a turn have its advantage", "turns")
+def _check_turn_advantages(e: StepEvidence) -> IdentityResult:
+    """Under turn-level estimators, all tokens of a turn share that turn's advantage."""
+    if isinstance(e.estimator, Grpo):
+        looks = e.estimator.enable_multiturn_advantage
+    else:
+        looks = isinstance(e.estimator, MultiturnGrpo | MtGrpo | Gigpo)
+    if not looks:
+        return IdentityResult(0)
+    stored = e.get_token_stream("advantages")
+    expected, checked = _spread_turn_values(
+        e.recomputed_batch.advantages, e.batch.turn_ids, e.credited
+    )
+    learns = e.credited & (e.batch.turn_ids > 0)
+    slack = 1e-6 * expected.abs().max()
+    wrong = learns & ~((stored - expected).abs() <= slack)
+    return e.collect_violations("advantages", stored, expected, wrong, checked)
+
+
+@_identity("returns", "returns match the estimator's", "tokens")
+def _check_returns(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(e, "returns", e.recomputed_batch.returns, exact=False)
+
+
+@_identity("weights", "weights match the loss's aggregation", "tokens")
+def _check_loss_weights(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(e, "weights", e.recomputed_batch.weights)
+
+
+@_identity("equal_scores", "equal scores in a group get advantage exactly 0", "rows")
+def _check_equal_scores(e: StepEvidence) -> IdentityResult:
+    """Checks that groups with equal scores have zero advantages.
+
+    Groups of one row are skipped, since they may get their raw score. So is `prompt_renorm`, whose
+    second normalisation within the prompt leaves means of 0 only up to rounding.
+    """
+    again = isinstance(e.estimator, TwoLevel) and e.estimator.second_level == "prompt_renorm"
+    if again or not (isinstance(e.estimator, _COMPARING) and _reads_one_score(e.estimator)):
+        return IdentityResult(0)
+    groups = _Groups.from_evidence(e)
+    alike = (~has_score_spread(groups.highest, groups.lowest) & (groups.sizes > 1))[groups.slot]
+    alike &= _find_group_rows(e)
+    stored = e.get_token_stream("advantages")
+    wrong = alike[:, None] & e.mask & (stored != 0)
+    return e.collect_violations(
+        "advantages", stored, torch.zeros_like(stored), wrong, int(alike.sum())
+    )
+
+
+@_identity("group_means", "advantages of a group have mean 0", "groups")
+def _check_group_means(e: StepEvidence) -> IdentityResult:
+    """Checks that advantages of a group have mean 0.
+
+    The rounding error comes from the scores and grows as their spread shrinks.
+    """
+    if not (isinstance(e.estimator, _CENTRED) and _reads_one_score(e.estimator)):
+        return IdentityResult(0)
+    groups, credited = _Groups.from_evidence(e), e.credited
+    learns = credited.any(dim=1) & _find_group_rows(e)
+    tokens = credited.sum(dim=1).clamp(min=1)
+    per_row = sum_token_rewards(e.get_token_stream("advantages"), credited) / tokens
+    zeros = per_row.new_zeros(len(groups.sizes))
+    means = zeros.index_add(0, groups.slot, per_row) / groups.sizes
+    largest = zeros.scatter_reduce(0, groups.slot, per_row.abs(), "amax")
+    silent = zeros.index_add(0, groups.slot, (~learns).to(per_row.dtype)) > 0
+    peak = torch.maximum(groups.highest.abs(), groups.lowest.abs())
+    spread = groups.highest - groups.lowest
+    allowed = largest * (1e-5 + 1e-6 * peak / spread)
+    looked_at = (groups.sizes > 1) & (spread > 0) & ~silent
+    wrong = (looked_at & ~(means.abs() <= allowed)).nonzero()[:, 0].tolist()
+    first = [
+        e.violation(
+            "mean advantage of the group", float(means[g]), 0.0, groups.slot.tolist().index(g)
+        )
+        for g in wrong[:SHOWN]
+    ]
+    return IdentityResult(int(looked_at.sum()), len(wrong), tuple(first))
+
+
+@_identity("outside", "all values outside the mask are 0", "tokens")
+def _check_outside_mask(e: StepEvidence) -> IdentityResult:
+    outside = e.rows.own & ~e.mask
+    first: list[Violation] = []
+    violated = 0
+    for name in ("advantages", "weights", "token_rewards"):
+        stored = e.get_token_stream(name)
+        found = e.collect_violations(
+            name, stored, torch.zeros_like(stored), outside & (stored != 0), 0
+        )
+        violated += found.violated
+        first += found.first
+    return IdentityResult(int(outside.sum()), violated, tuple(first[:SHOWN]))
+
+
+@_identity("observations", "observations have no weight, KL or advantage", "tokens")
+def _check_observations(e: StepEvidence) -> IdentityResult:
     """Observations have no mask, weight, advantage or KL if the mask covers policy tokens only."""
     if e.strategy.reaches_beyond():
         return IdentityResult(0)
@@ -58,31 +301,23 @@ def check_observations(e: StepEvidence) -> IdentityResult:
     return IdentityResult(int(observed.sum()), violated, tuple(first[:SHOWN]))
 
 
-def check_response_mask(e: StepEvidence) -> IdentityResult:
-    """A mask that reaches beyond the policy's tokens covers the response, observations included.
+@_identity("totals", "row scores are sums of their rewards", "rows")
+def _check_score_totals(e: StepEvidence) -> IdentityResult:
+    first: list[Violation] = []
+    checked, violated = 0, 0
+    for name, expected in vars(e.recomputed_batch.scores).items():
+        stored = e.rows.scores.get(name)
+        if stored is None:
+            continue
+        found = e.collect_violations(
+            name, stored, expected, ~_is_nearly_equal(stored, expected), len(stored)
+        )
+        checked, violated = max(checked, found.checked), violated + found.violated
+        first += found.first
+    return IdentityResult(checked, violated, tuple(first[:SHOWN]))
 
-    Reference:
-        KG-R1, arXiv 2509.26383 (without state masking).
-    """
-    whole = isinstance(e.strategy, AllResponse | Effective) and e.strategy.reaches_beyond()
-    if not whole:
-        return IdentityResult(0)
-    expected = e.batch.is_response
-    return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(expected.sum()))
 
-
-def check_turn_ids(e: StepEvidence) -> IdentityResult:
-    """Turn ids count up without gaps, each on exactly the tokens of its turn, the last included."""
-    checked, wrong = 0, []
-    for number, row in enumerate(e.batch.rows):
-        checked += len(row.turns)
-        for turn, held, expected in _find_miscounted_turns(e, number):
-            what = f"number of tokens with turn id {turn}"
-            wrong.append(e.violation(what, held, expected, number))
-        most = _get_turn_limit(e)
-        if most is not None and len(row.turns) > most:
-            wrong.append(e.violation("number of turns", len(row.turns), most, number))
-    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
+# What the checks share ----------------------------------------------------------------------------
 
 
 def _find_miscounted_turns(e: StepEvidence, number: int) -> Iterator[tuple[int, int, int]]:
@@ -104,25 +339,6 @@ def _get_turn_limit(e: StepEvidence) -> int | None:
     if not isinstance(rollout, EnvironmentRolloutSpec):
         return None
     return rollout.max_turns + (rollout.forced_answer is not None)
-
-
-def check_reward_places(e: StepEvidence) -> IdentityResult:
-    """Turn rewards are on turns of their kind, and global rewards on whole rollouts."""
-    checked, wrong = 0, list[Violation]()
-    for (tree, segment), name, belongs in _list_stored_rewards(e):
-        checked += 1
-        if belongs is not None:
-            turn = e.stored.trees[tree].segments[segment]
-            violation = Violation(
-                step=e.step,
-                tree=tree,
-                turn=turn.turn,
-                what=f"reward {name}",
-                stored=f"given to a turn of kind {turn.kind}",
-                expected=belongs,
-            )
-            wrong.append(violation)
-    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
 
 
 def _list_stored_rewards(e: StepEvidence) -> Iterator[tuple[Place, str, str | None]]:
@@ -148,24 +364,6 @@ def _list_stored_rewards(e: StepEvidence) -> Iterator[tuple[Place, str, str | No
                 yield (tree, segment), name, None if whole else "for whole rollouts"
 
 
-def turn_advantages(e: StepEvidence) -> IdentityResult:
-    """Under turn-level estimators, all tokens of a turn share that turn's advantage."""
-    if isinstance(e.estimator, Grpo):
-        looks = e.estimator.enable_multiturn_advantage
-    else:
-        looks = isinstance(e.estimator, MultiturnGrpo | MtGrpo | Gigpo)
-    if not looks:
-        return IdentityResult(0)
-    stored = e.get_token_stream("advantages")
-    expected, checked = _spread_turn_values(
-        e.recomputed_batch.advantages, e.batch.turn_ids, e.credited
-    )
-    learns = e.credited & (e.batch.turn_ids > 0)
-    slack = 1e-6 * expected.abs().max()
-    wrong = learns & ~((stored - expected).abs() <= slack)
-    return e.collect_violations("advantages", stored, expected, wrong, checked)
-
-
 def _spread_turn_values(values: Tensor, turn_ids: Tensor, mask: Tensor) -> tuple[Tensor, int]:
     """`[B, T]` the value of each turn's first masked-in token, spread over its masked-in tokens;
     and the number of turns that have one."""
@@ -177,47 +375,6 @@ def _spread_turn_values(values: Tensor, turn_ids: Tensor, mask: Tensor) -> tuple
         spread = torch.where(here, first, spread)
         count += int(has.sum())
     return spread, count
-
-
-RTOL = 1e-6
-"""Tolerance for sums, whose order of addition depends on threads. Everything else is compared bit
-for bit."""
-
-_CENTRED = (Grpo, Uniform, DrGrpo, Rloo, Gpg, TwoLevel)
-"""Estimators whose advantages have mean 0 within a group."""
-_COMPARING = (*_CENTRED, Opo, PassAtK)
-"""Estimators that use a row's score only relative to the scores of its group."""
-
-
-class Identity(NamedTuple):
-    """A condition that must hold, with the function that checks it and the unit it counts."""
-
-    name: str
-    says: str
-    unit: str
-    check: Callable[[StepEvidence], IdentityResult]
-
-
-# Scores -----------------------------------------------------------------------------------------
-
-
-def _check_stored_scores(e: StepEvidence) -> IdentityResult:
-    row_of = {
-        (row.tree, turn): number for number, row in enumerate(e.batch.rows) for turn in row.turns
-    }
-    checked, wrong = 0, []
-    for place, differing in _rescore_stored_rewards(
-        e.stored.trees, e.stored.rewards, e.recipe.rewards, e.pool
-    ):
-        checked += 1
-        for what, before, after in differing:
-            place_of = {"tree": place[0], "row": row_of.get(place)}
-            turn = e.stored.trees[place[0]].segments[place[1]].turn
-            violation = Violation(
-                step=e.step, turn=turn, what=what, stored=before, expected=after, **place_of
-            )
-            wrong.append(violation)
-    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
 
 
 def check_probe_scores(
@@ -298,77 +455,9 @@ def _describe_entry_details(entry: RewardEntry) -> str:
     return f"{entry.reason or 'no reason'}; {dict(entry.parts)}"
 
 
-def _check_score_totals(e: StepEvidence) -> IdentityResult:
-    first: list[Violation] = []
-    checked, violated = 0, 0
-    for name, expected in vars(e.recomputed_batch.scores).items():
-        stored = e.rows.scores.get(name)
-        if stored is None:
-            continue
-        found = e.collect_violations(
-            name, stored, expected, ~_is_nearly_equal(stored, expected), len(stored)
-        )
-        checked, violated = max(checked, found.checked), violated + found.violated
-        first += found.first
-    return IdentityResult(checked, violated, tuple(first[:SHOWN]))
-
-
-# Masks and placement ----------------------------------------------------------------------------
-
-
-def _check_masks(e: StepEvidence) -> IdentityResult:
-    expected = e.recipe.mask(e.batch)
-    return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(e.rows.own.sum()))
-
-
-def _check_reward_mass(e: StepEvidence) -> IdentityResult:
-    rewards = e.rewards
-    reduce = e.recipe.spec.credit.turn_reduce or e.recipe.rules.placement.turn_reduce
-    turns = torch.where(rewards.turn_present, rewards.turn_rewards, 0.0).double()
-    count = rewards.turn_present.sum(dim=1).clamp(min=1) if reduce == "mean" else 1
-    expected = turns.sum(dim=1) / count + rewards.global_rewards.double()
-    found = (
-        sum_token_rewards(e.get_token_stream("placed").double(), e.rows.own)
-        + e.recomputed_batch.placed.lost.double()
-    )
-    # Rewards of opposite sign may cancel, so the tolerance scales with the sum of magnitudes.
-    scale = turns.abs().sum(dim=1) + rewards.global_rewards.double().abs()
-    wrong = ~((found - expected).abs() <= RTOL * scale)
-    return e.collect_violations("placed and lost reward", found, expected, wrong, len(expected))
-
-
-def _check_stored_placement(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(e, "placed", e.recomputed_batch.placed.token_rewards)
-
-
-# KL, advantages and weights ---------------------------------------------------------------------
-
-
-def _check_kl_values(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(e, "kl", e.recomputed_batch.kl, exact=_avoids_exponentials(e))
-
-
-def _token_rewards(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(
-        e, "token_rewards", e.recomputed_batch.token_rewards, exact=_avoids_exponentials(e)
-    )
-
-
 def _avoids_exponentials(e: StepEvidence) -> bool:
     """Whether the KL estimator has no exponential, whose last bit differs between CPUs."""
     return e.recipe.spec.credit.kl_penalty not in ("k3", "low_var_kl")
-
-
-def _check_advantages(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(e, "advantages", e.recomputed_batch.advantages, exact=False)
-
-
-def _check_returns(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(e, "returns", e.recomputed_batch.returns, exact=False)
-
-
-def _check_loss_weights(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(e, "weights", e.recomputed_batch.weights)
 
 
 def _compare_token_stream(
@@ -386,23 +475,6 @@ def _compare_token_stream(
     same = (stored == expected) | (stored.isnan() & expected.isnan())
     wrong = ~(same if exact else same | _is_nearly_equal(stored, expected))
     return e.collect_violations(name, stored, expected, wrong, int(e.mask.sum()))
-
-
-def _check_outside_mask(e: StepEvidence) -> IdentityResult:
-    outside = e.rows.own & ~e.mask
-    first: list[Violation] = []
-    violated = 0
-    for name in ("advantages", "weights", "token_rewards"):
-        stored = e.get_token_stream(name)
-        found = e.collect_violations(
-            name, stored, torch.zeros_like(stored), outside & (stored != 0), 0
-        )
-        violated += found.violated
-        first += found.first
-    return IdentityResult(int(outside.sum()), violated, tuple(first[:SHOWN]))
-
-
-# Groups -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -437,106 +509,8 @@ def _find_group_rows(e: StepEvidence) -> Tensor:
     return ~e.batch.is_confidence | (not by_label)
 
 
-def _equal_scores(e: StepEvidence) -> IdentityResult:
-    """Checks that groups with equal scores have zero advantages.
-
-    Groups of one row are skipped, since they may get their raw score. So is `prompt_renorm`, whose
-    second normalisation within the prompt leaves means of 0 only up to rounding.
-    """
-    again = isinstance(e.estimator, TwoLevel) and e.estimator.second_level == "prompt_renorm"
-    if again or not (isinstance(e.estimator, _COMPARING) and _reads_one_score(e.estimator)):
-        return IdentityResult(0)
-    groups = _Groups.from_evidence(e)
-    alike = (~has_score_spread(groups.highest, groups.lowest) & (groups.sizes > 1))[groups.slot]
-    alike &= _find_group_rows(e)
-    stored = e.get_token_stream("advantages")
-    wrong = alike[:, None] & e.mask & (stored != 0)
-    return e.collect_violations(
-        "advantages", stored, torch.zeros_like(stored), wrong, int(alike.sum())
-    )
-
-
-def _check_group_means(e: StepEvidence) -> IdentityResult:
-    """Checks that advantages of a group have mean 0.
-
-    The rounding error comes from the scores and grows as their spread shrinks.
-    """
-    if not (isinstance(e.estimator, _CENTRED) and _reads_one_score(e.estimator)):
-        return IdentityResult(0)
-    groups, credited = _Groups.from_evidence(e), e.credited
-    learns = credited.any(dim=1) & _find_group_rows(e)
-    tokens = credited.sum(dim=1).clamp(min=1)
-    per_row = sum_token_rewards(e.get_token_stream("advantages"), credited) / tokens
-    zeros = per_row.new_zeros(len(groups.sizes))
-    means = zeros.index_add(0, groups.slot, per_row) / groups.sizes
-    largest = zeros.scatter_reduce(0, groups.slot, per_row.abs(), "amax")
-    silent = zeros.index_add(0, groups.slot, (~learns).to(per_row.dtype)) > 0
-    peak = torch.maximum(groups.highest.abs(), groups.lowest.abs())
-    spread = groups.highest - groups.lowest
-    allowed = largest * (1e-5 + 1e-6 * peak / spread)
-    looked_at = (groups.sizes > 1) & (spread > 0) & ~silent
-    wrong = (looked_at & ~(means.abs() <= allowed)).nonzero()[:, 0].tolist()
-    first = [
-        e.violation(
-            "mean advantage of the group", float(means[g]), 0.0, groups.slot.tolist().index(g)
-        )
-        for g in wrong[:SHOWN]
-    ]
-    return IdentityResult(int(looked_at.sum()), len(wrong), tuple(first))
-
-
 def _is_nearly_equal(stored: Tensor, expected: Tensor) -> Tensor:
     """Equal up to the float32 rounding of a different order of addition."""
     scale = torch.where(expected.isfinite(), expected, 0.0).abs()
     slack = RTOL * scale.max() if scale.numel() else 0.0
     return (stored == expected) | ((stored - expected).abs() <= slack)
-
-
-IDENTITIES: tuple[Identity, ...] = (
-    Identity(
-        "scores",
-        "stored scores match the plugins' for the stored text",
-        "scores",
-        _check_stored_scores,
-    ),
-    Identity(
-        "rewarded",
-        "every reward belongs to an existing turn or rollout",
-        "rewards",
-        check_reward_places,
-    ),
-    Identity("turns", "every turn has its own id, including the last", "turns", check_turn_ids),
-    Identity("masks", "the mask matches the strategy's", "tokens", _check_masks),
-    Identity(
-        "attention",
-        "without state_masking the whole response is trained",
-        "tokens",
-        check_response_mask,
-    ),
-    Identity("mass", "placed plus lost reward equals the reward given", "rows", _check_reward_mass),
-    Identity(
-        "placement", "rewards are where the placement puts them", "tokens", _check_stored_placement
-    ),
-    Identity(
-        "kl", "KL matches the estimator's for the log-probabilities", "tokens", _check_kl_values
-    ),
-    Identity(
-        "token_rewards", "token rewards are placed rewards minus β·KL", "tokens", _token_rewards
-    ),
-    Identity("advantages", "advantages match the estimator's", "tokens", _check_advantages),
-    Identity(
-        "turn_advantages", "all tokens of a turn have its advantage", "turns", turn_advantages
-    ),
-    Identity("returns", "returns match the estimator's", "tokens", _check_returns),
-    Identity("weights", "weights match the loss's aggregation", "tokens", _check_loss_weights),
-    Identity(
-        "equal_scores", "equal scores in a group get advantage exactly 0", "rows", _equal_scores
-    ),
-    Identity("group_means", "advantages of a group have mean 0", "groups", _check_group_means),
-    Identity("outside", "all values outside the mask are 0", "tokens", _check_outside_mask),
-    Identity(
-        "observations", "observations have no weight, KL or advantage", "tokens", check_observations
-    ),
-    Identity("totals", "row scores are sums of their rewards", "rows", _check_score_totals),
-)
-"""In order of dependency: each identity relies on those before it."""

@@ -13,9 +13,11 @@ from rlx.checkpoint import CheckpointError, compute_manifest_digest, copy_checkp
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
-from rlx.model import check_model_files
+from rlx.model import Policy, build_policy, check_model_files
 from rlx.plugin import expand_path
-from rlx.spec import ExperimentSpec, PretrainedModelSpec, RunnerSpec
+from rlx.reward import RewardPool
+from rlx.sampler import SamplingEngine, open_sampler, require_engine
+from rlx.spec import ExperimentSpec, PretrainedModelSpec
 from rlx.spec.reading import YamlDocument, parse_yaml_document, read_document
 from rlx.text import escape_unprintable
 from rlx.writing import explain_write_errors
@@ -72,7 +74,7 @@ def open_target(
 
 def _find_exported_model(name: str, url: str) -> TrainedModel:
     run = _find_target_run(name, url)
-    model = locate_run_folder(run, "model").model
+    model = locate_run_folder(run).model
     if not (model / "config.json").is_file():
         if run.status == "finished":
             raise EnvironmentFault(f"{run.id} no longer has a model: {format_path(model)} is gone")
@@ -89,7 +91,7 @@ def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
     run = _find_target_run(name, url)
     with open_registry(url) as registry:
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}
-    folder = locate_run_folder(run, "checkpoints", "tokenizer")
+    folder = locate_run_folder(run)
     spec = ExperimentSpec.from_record(run.spec)
     with explain_write_errors(folder.root):
         place = tempfile.TemporaryDirectory(dir=folder.root, prefix=".rlx-eval-")
@@ -142,16 +144,50 @@ def _build_run_document(run: RunRecord) -> YamlDocument:
     return parse_yaml_document(json.dumps(recorded, indent=2), f"the experiment of {run.id}")
 
 
-def resolve_single_device(runner: RunnerSpec) -> torch.device:
-    """The device of a single process without ranks.
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that answers in this process, and the workers that score its answers.
+
+    Attributes:
+        policy: the model.
+        sampler: sampling engine with the model's weights.
+        pool: workers that score rewards.
+        source: where it was loaded from.
+    """
+
+    policy: Policy
+    sampler: SamplingEngine
+    pool: RewardPool
+    source: PretrainedModelSpec
+
+
+@contextmanager
+def load_model(spec: ExperimentSpec, model: str) -> Iterator[LoadedModel]:
+    """Loads a model into this process, without a learner or ranks.
+
+    Args:
+        spec: provides runner and sampler; of its model section only the chat template is used.
+        model: folder in the Hugging Face layout, or name on the hub.
 
     Raises:
-        EnvironmentFault: `runner.device` requires a GPU, and there is none.
+        SpecError: the model does not fit the experiment.
+        EnvironmentFault: model files are missing, or `runner.device` requires a GPU and there is
+            none.
     """
-    there = torch.cuda.is_available()
-    if runner.device == "cuda" and not there:
+    runner, has_gpu = spec.runner, torch.cuda.is_available()
+    require_engine(spec.sampler)
+    if runner.device == "cuda" and not has_gpu:
         raise EnvironmentFault(
             "runner.device is 'cuda', but torch finds no CUDA device; run `rlx check` for the "
             "cause, or use the CPU with `--set runner.device=cpu`"
         )
-    return torch.device("cuda" if there and runner.device != "cpu" else "cpu")
+    device = torch.device("cuda" if has_gpu and runner.device != "cpu" else "cpu")
+    torch.set_num_threads(runner.threads)
+    chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
+    source = PretrainedModelSpec(path=model, chat_template=chat)
+    policy = build_policy(source, seed=0)
+    with (
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        open_sampler(policy, spec.sampler, runner, device) as sampler,
+    ):
+        yield LoadedModel(policy, sampler, pool, source)

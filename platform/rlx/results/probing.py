@@ -5,15 +5,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlx.errors import SpecError
 from rlx.launch import (
     get_registry_url,
     locate_run_folder,
     open_registry,
 )
-from rlx.model import build_policy
 from rlx.plan import check_read_spec, validate_document
 from rlx.probe import (
     ProbeResult,
@@ -27,9 +24,8 @@ from rlx.probe import (
 from rlx.recipe import build_recipe
 from rlx.record import Recorder, probe_table, update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
-from rlx.results.models import TrainedModel, open_target, resolve_single_device
+from rlx.results.models import TrainedModel, load_model, open_target
 from rlx.results.requests import ProbeRequest, check_sections
-from rlx.reward import RewardPool
 from rlx.run import (
     Progress,
     build_probe_context,
@@ -38,8 +34,7 @@ from rlx.run import (
     probe_problems,
     record_probe_results,
 )
-from rlx.sampler import open_sampler, require_engine
-from rlx.spec import ExperimentSpec, PretrainedModelSpec, ProbeSpec
+from rlx.spec import ExperimentSpec, ProbeSpec
 from rlx.spec.reading import YamlDocument, apply_overrides
 from rlx.writing import explain_write_errors
 from rlx_registry import RunRecord, write_body
@@ -158,7 +153,7 @@ def _record_new_probes(
 ) -> list[str]:
     """Adds the probes that a run lacks to its records; returns their suites."""
     probes = found.probes
-    folder, step = locate_run_folder(run, "probes"), probes[0].step
+    folder, step = locate_run_folder(run), probes[0].step
     with open_registry(url, read_only=False) as registry:
         there = {e.suite for e in registry.results.evaluations(run.id, "probe/") if e.step == step}
         new = [one for one in probes if again or f"probe/{one.suite}" not in there]
@@ -231,16 +226,7 @@ def probe_exported(
     """
     if spec.probe is None:
         raise SpecError("the experiment has no `probe:` section")
-    runner = spec.runner
-    require_engine(spec.sampler)
-    device = resolve_single_device(runner)
-    torch.set_num_threads(runner.threads)
     recipe = build_recipe(spec)
-    chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
-    policy = build_policy(PretrainedModelSpec(path=model, chat_template=chat), seed=0)
-    with (
-        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
-        open_sampler(policy, spec.sampler, runner, device) as sampler,
-    ):
-        context = build_probe_context(recipe, policy, sampler, pool)
+    with load_model(spec, model) as loaded:
+        context = build_probe_context(recipe, loaded.policy, loaded.sampler, loaded.pool)
         return probe_problems(spec.probe, context, spec.seed, None, show)

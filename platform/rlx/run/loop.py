@@ -35,7 +35,6 @@ from rlx.run.alarms import AlarmWatch
 from rlx.run.collect import sample_and_score
 from rlx.run.controller_state import ControllerState
 from rlx.run.environment_metrics import environment_figures
-from rlx.run.matmul import keep_matmul
 from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
 from rlx.run.prompt_fit import build_prompt_fit
@@ -132,10 +131,8 @@ def _record_forms(context: RunContext) -> None:
         level = "info" if context.learner.chosen.form.merges else "warning"
         context.recorder.event("forms", f"learner: {context.learner.chosen}", level=level)
         context.recorder.event("forms", f"sampler: {context.sampler.description}")
-        context.recorder.event("forms", f"matrix multiplication: {context.policy.matmul}")
         print(
-            f"learner: {context.learner.chosen}\nsampler: {context.sampler.description}\n"
-            f"matrix multiplication: {context.policy.matmul}",
+            f"learner: {context.learner.chosen}\nsampler: {context.sampler.description}",
             flush=True,
         )
 
@@ -176,11 +173,10 @@ def _start_model(
 ) -> Policy:
     """Builds the policy and warm-starts it."""
     progress.show_activity("model")
-    matmul = keep_matmul(folder, ranks)
     dtype = getattr(torch, spec.runner.dtype)
     trains = spec.model.warm_start is not None  # in float32; its result is rounded
     policy = build_policy(
-        *(spec.model, spec.seed, folder.tokenizer, matmul), torch.float32 if trains else dtype
+        *(spec.model, spec.seed, folder.tokenizer), torch.float32 if trains else dtype
     )
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)

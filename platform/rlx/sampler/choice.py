@@ -9,11 +9,9 @@ from transformers import PreTrainedModel
 
 from rlx.errors import SpecError
 from rlx.model import do_windows_show, find_window, narrow_windows
-from rlx.sampler.cache import TransformersDecoder
-from rlx.sampler.captured import WARM_UP
-from rlx.sampler.flash_steps import can_use_flash
+from rlx.sampler.gpu_steps import WARM_UP, can_use_flash
+from rlx.sampler.own_forward import CachedDecoder, UncachedDecoder
 from rlx.sampler.plain_decoder import PlainDecoder, unknown_part
-from rlx.sampler.reread import RereadingDecoder
 from rlx.sampler.rows import Decoder
 from rlx.sampler.shared_rows import SharingDecoder
 
@@ -66,29 +64,29 @@ def choose_own_decoder(model: PreTrainedModel, why: str) -> Callable[[], Decoder
     Raises:
         SpecError: the model cannot be sampled from.
     """
-    cached, has_windows = TransformersDecoder(model, why), find_window(model.config) is not None
+    cached, has_windows = CachedDecoder(model, why), find_window(model.config) is not None
     if has_windows and not do_windows_show(model, NARROW):
-        return _require_rereading(model, "its attention windows cannot be tried")
+        return _choose_uncached(model, "its attention windows cannot be tried")
     with narrow_windows(model, NARROW) if has_windows else nullcontext():
         fault = _find_decoder_fault(model, cached)
         if fault is None or not _are_logits_finite(model):  # which sampling reports
             return lambda: cached
-        return _require_rereading(model, f"without a cache, for it has {fault}")
+        return _choose_uncached(model, f"without a cache, for it has {fault}")
 
 
-def _require_rereading(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
+def _choose_uncached(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
     """The decoder that fits every causal model.
 
     Raises:
         SpecError: it does not fit this one.
     """
-    rereading = RereadingDecoder(model, why)
-    if fault := _find_decoder_fault(model, rereading):
+    uncached = UncachedDecoder(model, why)
+    if fault := _find_decoder_fault(model, uncached):
         raise SpecError(
             f"model: a model of kind {model.config.model_type!r} cannot be sampled from: it has "
             f"{fault}; use a causal language model"
         )
-    return lambda: rereading
+    return lambda: uncached
 
 
 def _find_decoder_fault(model: PreTrainedModel, decoder: Decoder) -> str | None:

@@ -6,15 +6,12 @@ loaded into the model take effect immediately.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
-
-from rlx.model import OneDnnLinear, compute_linear
 
 __all__ = ["Attend", "PlainDecoder", "unknown_part"]
 
@@ -99,10 +96,7 @@ def _is_rms_norm(norm: nn.Module) -> bool:
 def _are_plain(maps: Sequence[nn.Module]) -> bool:
     """Whether maps with the same input are all plain linear layers, all with or all without a
     bias."""
-    return (
-        all(type(m) in (nn.Linear, OneDnnLinear) for m in maps)
-        and len({m.bias is None for m in maps}) == 1
-    )
+    return all(type(m) is nn.Linear for m in maps) and len({m.bias is None for m in maps}) == 1
 
 
 class PlainDecoder:
@@ -226,13 +220,9 @@ class _Matrix:
         self._weight = _concatenate_weights([m.weight for m in maps])
         biases = [m.bias.detach() for m in maps if m.bias is not None]
         self._bias = torch.cat(biases) if biases else None
-        first = maps[0]
-        self._map: Callable[..., Tensor] = functional.linear
-        if isinstance(first, OneDnnLinear):
-            self._map = partial(compute_linear, smallest=first.smallest)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._map(x, self._weight.t(), self._bias)
+        return functional.linear(x, self._weight.t(), self._bias)
 
     def split_in_two(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Maps `x` to the outputs of two equally wide maps.
@@ -243,13 +233,11 @@ class _Matrix:
         if not x.is_cuda or self._bias is not None:
             first, second = self(x).chunk(2, dim=-1)
         else:
-            first, second = (self._map(x, w.t()) for w in self._weight.chunk(2, dim=1))
+            first, second = (functional.linear(x, w.t()) for w in self._weight.chunk(2, dim=1))
         return first, second
 
     def add_to_residual(self, residual: Tensor, x: Tensor) -> Tensor:
         """Returns the sum of the residual and the mapped `x`."""
-        if self._map is not functional.linear:
-            return residual + self(x)
         total = torch.addmm(residual, x, self._weight)
         return total if self._bias is None else total + self._bias
 

@@ -11,11 +11,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rlx.sampler.captured import CapturedSteps
+from rlx.sampler.gpu_steps import CapturedSteps
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.rows import COMPACT_BELOW, COMPACT_CAPTURED_BELOW
-from rlx.sampler.shared_attention import PrefillAttention, StepAttention
-from rlx.sampler.shared_cache import AncestorLevel, RowSuffixes, join_levels
+from rlx.sampler.shared_attention import (
+    AncestorLevel,
+    PrefillAttention,
+    RowSuffixes,
+    StepAttention,
+    join_levels,
+)
 
 __all__ = ["SharedRows", "SharingDecoder"]
 

@@ -1,4 +1,5 @@
 from .base import LARGEST, KeyPath, list_yaml_keys
+from .contradictions import find_cautions, find_contradictions
 from .credit import (
     PROFILES,
     AdaptiveBeta,
@@ -234,6 +235,8 @@ __all__ = [
     "VllmSamplerSpec",
     "WarmStart",
     "experiment_schema",
+    "find_cautions",
+    "find_contradictions",
     "is_tokenizer_folder",
     "list_yaml_keys",
     "read_field_meanings",

@@ -1,20 +1,28 @@
-"""Attention of decoding steps with flash attention, on a GPU.
+"""Decoding steps on a GPU: with fixed shapes and memory, replayed as one CUDA graph, and with flash
+attention where PyTorch has it.
 
-The queries of all rows below an ancestor read its keys once, whatever its length, and every row
-reads just the keys that it has. Nothing is masked, so shapes stay fixed and one graph serves a
+For a small model, launching kernels takes longer than running them; a captured graph launches all
+kernels at once. Shapes must not change, so the columns of future tokens are allocated in advance
+and masked. A shape is captured only after a few steps, since short-lived shapes are not worth it.
+
+With flash attention, the queries of all rows below an ancestor read its keys once, whatever its
+length, and every row reads just the keys that it has. Nothing is masked, so one graph serves a
 whole turn. The parts are merged by their log-sum-exp.
 """
 
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from rlx.out_of_memory import is_out_of_memory
 from rlx.sampler.plain_decoder import PlainDecoder
-from rlx.sampler.shared_attention import split_by_layer
-from rlx.sampler.shared_cache import AncestorLevel, RowSuffixes
+from rlx.sampler.shared_attention import AncestorLevel, RowSuffixes, StepAttention, split_by_layer
 
-__all__ = ["FlashStepAttention", "can_use_flash"]
+__all__ = ["COLUMNS", "WARM_UP", "CapturedSteps", "FlashStepAttention", "can_use_flash"]
 
 WIDEST = 256
 """Maximum dimension of a head."""
@@ -179,3 +187,116 @@ class FlashStepAttention:
                 mixed = torch.addcmul(mixed, part, share)
             output = mixed.to(q.dtype)
         return output.transpose(1, 2).reshape(len(q), -1)
+
+
+COLUMNS = 64
+"""Columns per shape: more columns waste computation, fewer need more captures."""
+WARM_UP = 4
+"""Steps with a shape before it is captured."""
+CAPTURING = threading.Lock()
+"""Held during a capture: a process captures one graph at a time."""
+
+
+@cache
+def _get_capture_stream() -> torch.cuda.Stream:
+    """The stream of all captures of this process, which captures for one graph at a time.
+
+    It has a priority, and thus a pool, of its own: a new stream of the usual one could be the one
+    on which another thread's ranks communicate.
+    """
+    return torch.cuda.Stream(priority=-1)
+
+
+class CapturedSteps:
+    """Reads one token per row at a time; on a CPU with the same operations, without a graph.
+
+    Args:
+        decoder: computes the model.
+        levels: ancestor levels, each with the index of every row's ancestor.
+        suffix: row suffixes; new columns are filled in place.
+        read: tokens read so far per row, ancestors included.
+        flash: use `FlashStepAttention`, whose cost does not depend on `until`.
+
+    Attributes:
+        until: number of suffix columns that can be filled.
+    """
+
+    def __init__(
+        self,
+        decoder: PlainDecoder,
+        levels: Sequence[tuple[AncestorLevel, list[int]]],
+        suffix: RowSuffixes,
+        read: list[int],
+        *,
+        flash: bool = False,
+    ) -> None:
+        self._decoder = decoder
+        self._attention: StepAttention | FlashStepAttention
+        if flash:
+            self.until = suffix.room
+            self._attention = FlashStepAttention(decoder, levels, suffix, read)
+        else:
+            self.until = min(suffix.room, (suffix.longest // COLUMNS + 1) * COLUMNS)
+            self._attention = StepAttention(decoder, levels, suffix, read, self.until)
+        self._tokens = torch.zeros(
+            len(read), dtype=torch.int64, device=decoder.template_tensor.device
+        )
+        self._warm_up = WARM_UP
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits = decoder.template_tensor.new_empty(0)
+        self._angles = decoder.template_tensor.new_empty(0)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Returns the `[R, V]` logits after `tokens` `[R]`; overwritten by the next step."""
+        self._tokens.copy_(tokens)
+        if self._warm_up or not self._tokens.is_cuda:
+            self._warm_up -= 1
+            return self._step()
+        if self._graph is None:
+            self._graph = self._capture()
+        self._graph.replay()
+        return self._logits
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Records one step without computing it.
+
+        PyTorch's cache of memory is given back before: in a capture that is forbidden, and each
+        capture takes memory that only this makes available again.
+        """
+        self._angles = self._decoder.angles  # keeps the tensor alive while the graph uses it
+        with CAPTURING:
+            torch.cuda.empty_cache()
+            try:
+                return self._record()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            torch.cuda.empty_cache()  # also of what the failed capture has left
+            return self._record()
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        """Records one step on the stream of captures.
+
+        Another thread may train meanwhile, so only this thread's calls may not break the capture.
+        `torch.cuda.graph` would synchronize, and a failed capture would leave the thread on the
+        capturing stream.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(_get_capture_stream()):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._logits = self._step()
+            except BaseException:
+                with suppress(RuntimeError):  # what follows from the first error
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph
+
+    def _step(self) -> Tensor:
+        attention = self._attention
+        attention.advance()
+        hidden = self._decoder.compute_hidden_states(
+            self._tokens, attention.positions, attention.longest, attention
+        )
+        return self._decoder.logits(hidden)

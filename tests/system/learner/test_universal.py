@@ -27,7 +27,8 @@ QUIET["CUDA_VISIBLE_DEVICES"] = ""  # converting checkpoints is the CPU's work
 def both(folder, what):
     """One rank and two, side by side: what they take is mostly time to start."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    roots = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    here, tests = Path(__file__).parent, Path(__file__).parents[2]
+    roots = os.pathsep.join([str(here), str(tests / "learner"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **QUIET, "PYTHONPATH": roots.rstrip(os.pathsep)}
     processes = []
     for ranks in (1, 2):

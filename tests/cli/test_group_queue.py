@@ -1,4 +1,4 @@
-"""What a worker leaves alone, over a registry that was filled by hand: no run is started."""
+"""What the queue of a group leaves alone, over a registry filled by hand: no run is started."""
 
 import json
 import os
@@ -9,13 +9,12 @@ import pytest
 from shown import silence
 
 from rlx.cli import main
+from rlx.cli.output import print_text
 from rlx.launch import is_abandoned, is_supervisor, queue, this_machine
 from rlx.launch.start_stop import attempts_used, take_over_run
 from rlx_registry import (
     RESUMED,
-    RESUMED_ON_DASHBOARD,
     Registry,
-    delete_run_records,
     record_supervisor,
 )
 
@@ -37,10 +36,14 @@ def registry(folder, queued):
         yield opened
 
 
+def work_off(registry):
+    queue.run_queue(registry, registry.url, 1, once=True, report=print_text)
+
+
 def left(registry, capsys):
     """Why the one run is left alone."""
     capsys.readouterr()
-    assert main(["resume", "--queued", "--once"]) == 0
+    work_off(registry)
     assert registry.run("r-0001").attempt == 0 or registry.run("r-0001").status != "running"
     return capsys.readouterr().err
 
@@ -51,7 +54,7 @@ def test_a_run_whose_folder_is_elsewhere(registry, queued, capsys):
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}"])
-def test_a_folder_that_cannot_be_read_stops_no_worker(registry, queued, capsys, content):
+def test_a_folder_that_cannot_be_read_does_not_end_it(registry, queued, capsys, content):
     (queued / "spec.json").write_text(content)
     assert "r-0001 skipped: " in left(registry, capsys)
     assert registry.run("r-0001").status == "queued"
@@ -102,28 +105,27 @@ def test_of_two_that_take_over_a_lost_run_one_gets_it(registry, monkeypatch):
     assert [change.reason for change in registry.history("r-0001")].count("taken over") == 1
 
 
-@pytest.mark.parametrize("reason", [RESUMED, RESUMED_ON_DASHBOARD])
-def test_a_user_who_resumes_a_run_gives_it_all_attempts_again(registry, reason):
+def test_a_user_who_resumes_a_run_gives_it_all_attempts_again(registry):
     assert registry.start("r-0001", {"queued"})
     assert registry.transition("r-0001", {"running"}, "stopped")
     assert attempts_used(registry, "r-0001") == 1
-    assert registry.transition("r-0001", {"stopped"}, "queued", reason)
+    assert registry.transition("r-0001", {"stopped"}, "queued", RESUMED)
     assert attempts_used(registry, "r-0001") == 0
 
 
-def test_a_run_that_is_removed_ends_no_worker(registry, monkeypatch, capsys):
+def test_a_run_that_is_removed_does_not_end_it(registry, monkeypatch, capsys):
     def remove_first(_registry, run, *_):
         assert registry.transition(run.id, {"queued"}, "stopped")
-        delete_run_records(registry, run.id)
+        registry.delete_run(run.id)
         return registry.run(run.id)
 
     monkeypatch.setattr(queue, "take_over_run", remove_first)
-    assert main(["resume", "--queued", "--once"]) == 0
+    work_off(registry)
     assert "r-0001 skipped: it has just been removed" in capsys.readouterr().err
 
 
 class Taken(Exception):
-    """A worker has taken over a run."""
+    """The queue has taken over a run."""
 
 
 class TenPerLook:

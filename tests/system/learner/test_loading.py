@@ -29,7 +29,8 @@ STAGES = pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 def start(count, folder):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={count}", "-m", "measure_loading", str(folder)]
-    roots = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    here, tests = Path(__file__).parent, Path(__file__).parents[2]
+    roots = os.pathsep.join([str(here), str(tests / "learner"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **QUIET, "PYTHONPATH": roots.rstrip(os.pathsep)}
     with (folder / "log").open("w") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)

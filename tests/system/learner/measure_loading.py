@@ -243,10 +243,9 @@ def count_sent_bytes(what, ranks, folder):
     ):
         sampler = VllmSampler(plain, spec, runner, ranks.device)
         learner = Learner(policy, runner, USUAL, ranks)
-        iterate = learner.iterate_weights if what == "whole" else learner.iterate_base_weights
-        expected = copied(dict(iterate()))
+        expected = copied(dict(learner.iterate_weights()))
         with count_gathered() as held:
-            sampler.load_each(iterate())
+            sampler.load_each(learner.iterate_weights())
         sent = same(expected, sampler._worker.sent)
         sampler.close()
     return {"gathered": max(held), "largest": max(sizes), "whole": sum(sizes), "sent": sent}
