@@ -53,6 +53,7 @@ def write(root, step, ranks):
 
 
 def work(what, folder, rank, count):
+    dist.distributed_c10d._update_default_pg(None)  # what this fork has of its parent's group
     store = dist.FileStore(str(folder / "meeting"), count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:

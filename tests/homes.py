@@ -7,6 +7,7 @@ here: that is for tests/system.
 """
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -28,9 +29,10 @@ from rlx.launch.run_access import load_resolved_spec
 from rlx.learner import Ranks
 from rlx.record import Recorder
 from rlx.run import run_experiment
-from rlx.run.stop_request import RunStopped, StopRequest
+from rlx.run.stop_request import StopRequest
 from rlx_registry import Registry, RunRecord, read_body
 
+RLCR = Path(__file__).parents[1] / "experiments" / "rlcr.yaml"
 QUIET = {"tracking.mlflow": "null", "tracking.pictures": "false"}
 """What no test here asks for."""
 SMALL = {
@@ -61,7 +63,7 @@ class Home:
     """A home for runs, and the command line in it.
 
     Args:
-        folder: where commands are called; the home is in it.
+        folder: where commands are called; the home is in it, and a copy of rlcr.yaml.
         paths: what is importable besides, such as another distribution.
     """
 
@@ -70,7 +72,9 @@ class Home:
     def __init__(self, folder: Path, paths: Iterable[str] = ()) -> None:
         self.folder = folder
         self.path = folder / "home"
-        self._paths = list(paths)
+        self.paths = list(paths)
+        self.yaml = folder / "rlcr.yaml"
+        shutil.copy(RLCR, self.yaml)
 
     def rlx(
         self, *arguments: Any, sets: Mapping[str, Any] | None = None
@@ -121,22 +125,48 @@ class Home:
         registry = folder / "home" / "registry.db"
         registry.unlink()
         shutil.copy(self.path / "registry.db", registry)
-        return Home(folder, self._paths)
+        return Home(folder, self.paths)
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
         environment = {
             "RLX_HOME": str(self.path),
-            "PYTHONPATH": os.pathsep.join([*self._paths, os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([*self.paths, os.environ.get("PYTHONPATH", "")]),
             "COLUMNS": "160",
             **ALONE,
         }
         with ExitStack() as inside:
             inside.enter_context(patch.dict(os.environ, environment))
-            inside.enter_context(patch.object(sys, "path", [*self._paths, *sys.path]))
+            inside.enter_context(patch.object(sys, "path", [*self.paths, *sys.path]))
             inside.enter_context(contextlib.chdir(self.folder))
             inside.enter_context(patch("rlx.launch.start_stop.start_supervisor", train_run))
             yield
+
+
+class Finished:
+    """A finished run of four steps, which tests read and none changes."""
+
+    def __init__(self, home: Home, run_id: str) -> None:
+        self.home, self.id = home, run_id
+        self.record = home.run(run_id)
+        assert self.record.status == "finished", self.record.reason
+        self.root = Path(self.record.directory)
+        (self.warm_start,) = (home.path / "cache" / "warm_start").iterdir()
+
+    def bodies(self) -> Iterator[tuple[int, list[dict[str, Any]], Any]]:
+        """Step, trees and index of every step."""
+        return self.home.bodies(self.record)
+
+
+def keep_finished_run(folder: Path) -> Finished:
+    """The run of a folder that the workers of a session share: the first to ask trains it."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        home, name = Home(folder), folder / "run"
+        if not name.exists():
+            name.write_text(home.submit(home.yaml, SMALL).id)
+        return Finished(home, name.read_text())
 
 
 class Unstoppable(StopRequest):
@@ -149,7 +179,13 @@ class Unstoppable(StopRequest):
 
 def train_run(run: RunRecord, registry_url: str) -> int:
     """Trains a run that has been recorded, and records how it ended; returns the process's id."""
-    with Registry.open(registry_url) as registry:
+    log = RunFolder(Path(run.directory)).log
+    with (
+        Registry.open(registry_url) as registry,
+        log.open("a") as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
         _train_run(registry, run)
     return os.getpid()
 
@@ -162,25 +198,21 @@ def _train_run(registry: Registry, run: RunRecord) -> None:
     writer = registry.as_writer(run.id, started.attempt)
     recorder = Recorder(writer, run.id, keep_bodies=True, last=spec.steps)
     try:
-        with join_alone(), contextlib.suppress(RunStopped):
-            ranks = Ranks(0, 1, torch.device("cpu"))
-            run_experiment(spec, folder, ranks, recorder, Unstoppable())
-            recorder.event("completed", "every phase and evaluation is recorded")
+        join_alone()
+        run_experiment(spec, folder, Ranks(0, 1, torch.device("cpu")), recorder, Unstoppable())
+        recorder.event("completed", "every phase and evaluation is recorded")
     except Exception as error:
         writer.transition(run.id, {"running"}, "failed", str(error))
         raise
     writer.transition(run.id, {"running"}, "finished")
 
 
-@contextmanager
-def join_alone() -> Iterator[None]:
-    """A group of this process alone, in its memory: no port is taken."""
+def join_alone() -> None:
+    """Makes a group of this process alone, in its memory: no port is taken. It stays, as DeepSpeed
+    keeps what it has found."""
+    if dist.is_initialized():
+        return
     import deepspeed.comm.torch  # imported here: it takes seconds
 
     deepspeed.comm.torch.build_shm_op = lambda: None  # as in rlx.learner: else it is compiled
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

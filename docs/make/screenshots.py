@@ -2,16 +2,15 @@
 
     python docs/make/screenshots.py [--registry URL]
 
-Shows the runs of a registry. Without `--registry` it first trains runs of the three experiments
-(RLCR in two turns, the knowledge-graph agent, Countdown with the probe), which takes about 15
-minutes. Writes docs/web/*.png and docs/plan.png.
+Shows the runs of a registry. Without `--registry` it first trains runs of two experiments
+(RLCR in two turns, the knowledge-graph agent), which takes about 10 minutes. Writes docs/web/*.png
+and docs/plan.png.
 """
 
 import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ PICTURES = ROOT / "docs" / "web"
 RUNS = (
     ("rlcr",),
     ("kg",),
-    ("countdown_probe",),
     ("rlcr", "--set", "seed=1"),
-    ("rlcr", "--set", "estimator.confidence.normalize=std"),
 )
 LARGEST = 300_000
 """Maximum size of a picture in bytes."""
@@ -47,17 +44,8 @@ ANYWHERE = """(home) => {
 }"""
 
 
-def compared(rows: Sequence[Any]) -> list[str]:
-    """Up to two runs of each of the two recipes with the most seeds, `rlcr` first."""
-    recipes: dict[str, list[Any]] = {}
-    for row in rows:
-        recipes.setdefault(row.digest, []).append(row)
-    most = sorted(recipes.values(), key=lambda own: (own[0].name != "rlcr", -len(own)))
-    return [row.id for own in most[:2] for row in own[:2]]
-
-
-def chosen(url: str) -> tuple[str, list[str], str, str]:
-    """Selects a run, runs to compare, its newest rollouts, and an interesting rollout.
+def chosen(url: str) -> tuple[str, str, str]:
+    """Selects a run, its newest rollouts, and an interesting rollout.
 
     The rollout is the longest one with a large advantage in an early step, preferably of a run with
     an environment.
@@ -79,19 +67,17 @@ def chosen(url: str) -> tuple[str, list[str], str, str]:
         chosen_row = max(index, key=lambda row: (abs(row.advantage) >= much, row.n_tokens))
         newest = f"/runs/{first}/rollouts/{registry.results.rollout_steps(first)[-1]}"
         credit = f"/runs/{talked}/rollouts/{step}/{chosen_row.row}"
-        return first, compared(every), newest, credit
+        return first, newest, credit
 
 
 def pages(url: str) -> dict[str, str]:
     """Addresses by picture name."""
-    run, beside, rollouts, credit = chosen(url)
+    run, rollouts, credit = chosen(url)
     return {
         "runs": "/",
         "run": f"/runs/{run}",
         "rollouts": rollouts,
         "credit": credit,
-        "compare": "/compare?" + "&".join(f"run={one}" for one in beside),
-        "system": "/system",
     }
 
 
@@ -111,11 +97,7 @@ def settled(page: Any, address: str) -> None:
         page.locator("body[data-ready]").wait_for()
         tokens = page.locator("#tokens .learns")
         tokens.nth(tokens.count() // 2).hover()
-    top = "document.body"
-    if address.startswith("/compare"):
-        page.locator("#overlay[data-ready]").wait_for()
-        top = "document.querySelector('#overlay').closest('section')"
-    page.evaluate(f"{top}.scrollIntoView({{ behavior: 'instant' }})")
+    page.evaluate("document.body.scrollIntoView({ behavior: 'instant' })")
 
 
 def picture_plan(opened: Any, folder: Path) -> None:
@@ -141,20 +123,17 @@ def main() -> None:
         url = url or trained(Path(folder))
         with browser() as opened, served(url) as address:
             picture_plan(opened, Path(folder))
-            for scheme, names in (("light", None), ("dark", ("credit",))):
-                tab = Visit(Tabs(opened, address, viewport=SIZE, color_scheme=scheme))
-                for name, where in pages(url).items():
-                    if names is None or name in names:
-                        settled(tab.page, where)
-                        tab.page.evaluate(ANYWHERE, str(home_of(url)))
-                        suffix = "" if scheme == "light" else f"-{scheme}"
-                        path = PICTURES / f"{name}{suffix}.png"
-                        tab.page.screenshot(path=path)
-                        size = path.stat().st_size
-                        print(f"{path.relative_to(ROOT)}  {size / 1000:.0f} kB", flush=True)
-                        if size > LARGEST:
-                            sys.exit(f"{path} is larger than {LARGEST / 1000:.0f} kB")
-                tab.close()
+            tab = Visit(Tabs(opened, address, viewport=SIZE, color_scheme="light"))
+            for name, where in pages(url).items():
+                settled(tab.page, where)
+                tab.page.evaluate(ANYWHERE, str(home_of(url)))
+                path = PICTURES / f"{name}.png"
+                tab.page.screenshot(path=path)
+                size = path.stat().st_size
+                print(f"{path.relative_to(ROOT)}  {size / 1000:.0f} kB", flush=True)
+                if size > LARGEST:
+                    sys.exit(f"{path} is larger than {LARGEST / 1000:.0f} kB")
+            tab.close()
 
 
 if __name__ == "__main__":

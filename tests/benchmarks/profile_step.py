@@ -6,8 +6,7 @@
 Each experiment runs in a process of its own, with its warm start (from the cache below RLX_HOME,
 where it has been made before) and the phase that is meant alone. The first step warms up. Stages
 are timed over the next three without a profiler, whose cost falls on many small operations; torch's
-profiler then looks at one more, for the operations. At last sampling and update are timed one after
-the other and side by side, as `rollout.off_policy_steps: 1` has them, in turn.
+profiler then looks at one more, for the operations.
 """
 
 import json
@@ -18,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +28,6 @@ RESULTS = Path(__file__).with_name("results")
 PAGE, PICTURE = RESULTS / "profile.md", RESULTS / "profile.png"
 TIMED = range(2, 5)
 PROFILED = 5
-ROUNDS = 7
 OPERATIONS = 12
 
 EXPERIMENTS = {
@@ -40,7 +37,7 @@ EXPERIMENTS = {
 STAGES = {
     "generation": ["rlx.run.collect:sample_rollout_trees"],
     "scoring": ["rlx.run.collect:score_rollouts"],
-    "credit": ["rlx.run.training:build_token_batch", "rlx.run.training:assign_credit"],
+    "credit": ["rlx.run.collect:build_token_batch", "rlx.step:assign_credit"],
     "forward": ["rlx.learner.engine:TrainingEngine.__call__"],
     "backward": ["deepspeed.runtime.engine:DeepSpeedEngine.backward"],
     "optimiser": ["deepspeed.runtime.engine:DeepSpeedEngine.step"],
@@ -94,16 +91,11 @@ def profile(name: str, target: Path) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
 
-    from rlx.run import loop, training
+    from rlx.run import loop
 
-    clock, plain, learn = Clock(), loop.train_step, training._update_models
+    clock, plain = Clock(), loop.train_step
     steps: list[dict[str, float]] = []
     found: dict[str, Any] = {}
-    learned: list[Any] = []
-
-    def noted(*arguments: Any) -> Any:
-        learned[:] = arguments
-        return learn(*arguments)
 
     def train_step(m: Any, parts: Any, phase: str, step: int, *rest: Any, **named: Any) -> Any:
         if step == 1:
@@ -114,7 +106,6 @@ def profile(name: str, target: Path) -> None:
             with torch_profile(activities=[ProfilerActivity.CPU]) as seen:
                 done = plain(m, parts, phase, step, *rest, **named)
             found["operations"] = _operations(seen)
-            found["overlap"] = _overlap(m, parts, rest[0], learned[2], learned[4])
             return done
         done = plain(m, parts, phase, step, *rest, **named)
         whole = time.perf_counter() - began
@@ -123,7 +114,7 @@ def profile(name: str, target: Path) -> None:
             steps.append({**clock.seconds, REST: left, "step": whole})
         return done
 
-    loop.train_step, training._update_models = train_step, noted
+    loop.train_step = train_step
     with run_of(name) as run:
         run()
     found["stages"] = {n: statistics.median(s[n] for s in steps) for n in (*STAGES, REST, "step")}
@@ -139,48 +130,6 @@ def _operations(seen: Any) -> list[dict[str, Any]]:
         {"name": e.key, "share": e.self_cpu_time_total / whole, "calls": e.count}
         for e in rows[:OPERATIONS]
     ]
-
-
-def _overlap(m: Any, parts: Any, cursor: int, train: Any, rate: float) -> dict[str, Any]:
-    """Times as fast as one after the other: update and next rollouts, and two plain threads."""
-    import torch
-
-    from rlx.run.collect import sample_first_share
-
-    matrix = torch.randn(512, 512)
-
-    def sample() -> None:
-        sample_first_share(m, parts, cursor, {})
-
-    def update() -> None:
-        for _ in range(parts.spec.optimizer.updates_per_rollout):
-            m.learner.update(train, parts.spec.loss, rate)
-
-    def products() -> None:
-        for _ in range(100):
-            matrix @ matrix
-
-    pairs = {"rollouts": (update, sample), "products": (products, products)}
-    alone = {"sample": min(map(_seconds, [sample] * 3)), "update": min(map(_seconds, [update] * 3))}
-    gains: dict[str, list[float]] = {name: [] for name in pairs}
-    for _ in range(ROUNDS):
-        for name, (first, second) in pairs.items():
-            apart = _seconds(first) + _seconds(second)
-            gains[name].append(apart / _seconds(lambda a=first, b=second: _together(a, b)))
-    return {**alone, **gains}
-
-
-def _seconds(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _together(first: Callable[[], None], second: Callable[[], None]) -> None:
-    thread = threading.Thread(target=second)
-    thread.start()
-    first()
-    thread.join()
 
 
 @contextmanager
@@ -252,11 +201,6 @@ def page(found: dict[str, Any]) -> str:
         said.append(f"| {stage} | " + " | ".join(cells) + " |")
     whole = [f"{found[name]['stages']['step']:.2f} s" for name in EXPERIMENTS]
     said += ["| **whole step** | " + " | ".join(whole) + " |", "", *EXPLAINED]
-    for name, (title, _) in EXPERIMENTS.items():
-        one = found[name]["overlap"]
-        bound = (one["sample"] + one["update"]) / max(one["sample"], one["update"])
-        cells = [title, f"{bound:.2f}", _spread(one["rollouts"]), _spread(one["products"])]
-        said.append("| " + " | ".join(cells) + " |")
     said += ["", *OPERATIONS_EXPLAINED]
     for name, (title, _) in EXPERIMENTS.items():
         said += ["", f"## Operations of {title}", "", "| operation | share | calls |"]
@@ -269,17 +213,6 @@ def page(found: dict[str, Any]) -> str:
 EXPLAINED = [
     "Forward passes outside the update, such as old or reference log-probabilities, count as",
     "forward.",
-    "",
-    "## What overlapping gains",
-    "",
-    "With `rollout.off_policy_steps: 1` generation and scoring of",
-    "the next step run in a thread during the update. The table shows the speed-up over running",
-    f"them one after the other: medians of {ROUNDS} rounds, lowest and highest. `at most` is the",
-    "speed-up if neither slowed the other; `two plain threads` is what this machine reaches in the",
-    "same rounds with independent matrix products.",
-    "",
-    "| experiment | at most | measured | two plain threads |",
-    "| --- | --- | --- | --- |",
 ]
 OPERATIONS_EXPLAINED = [
     "The operations are those of one more step under torch's profiler, by self time, as shares of",
@@ -289,10 +222,6 @@ OPERATIONS_EXPLAINED = [
 
 def _cell(stages: dict[str, float], stage: str) -> str:
     return f"{stages[stage] / stages['step']:.1%} ({1000 * stages[stage]:.0f} ms)"
-
-
-def _spread(gains: list[float]) -> str:
-    return f"{statistics.median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})"
 
 
 def picture(found: dict[str, Any]) -> None:

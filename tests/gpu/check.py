@@ -139,11 +139,6 @@ def promises(part: Part, which: str) -> None:
                 part.note("tests", **{word: int(count) for word, count in counts[:4]})
 
 
-def speed(part: Part) -> None:
-    """Updates in every form of packed trees, and sampling: tokens per second, memory, use."""
-    part.run_script("speed", part.device)
-
-
 def experiment(part: Part, name: str) -> None:
     """An experiment from its start to its end."""
     part.run_script("whole_run", name, part.device)
@@ -163,7 +158,6 @@ PARTS: dict[str, Callable[[Part], None]] = {
     "vllm": vllm,
     "two_gpus": two_gpus,
     **{f"tests_{which}": partial(promises, which=which) for which in ROOMS},
-    "speed": speed,
     **{name: partial(experiment, name=name) for name in ("quick", "rlcr", "countdown", "kg")},
 }
 """In the order of what one would want to know first."""

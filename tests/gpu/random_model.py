@@ -11,11 +11,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rlx.model import Policy
-from rlx.model.tokenizer import build_dialogue
 from rlx.plan.model_shape import KNOWN, ModelShape
 
-__all__ = ["SHAPES", "build_qwen", "build_random_policy", "build_tokenizer", "write_qwen"]
+__all__ = ["SHAPES", "build_qwen", "build_tokenizer", "write_qwen"]
 
 LARGE = KNOWN["Qwen/Qwen2.5-1.5B"]
 SHAPES = {
@@ -75,14 +73,6 @@ def build_tokenizer(size: int) -> PreTrainedTokenizerFast:
     )
     fast.chat_template = TEMPLATE
     return fast
-
-
-def build_random_policy(shape: ModelShape, device: str, dtype: torch.dtype) -> Policy:
-    """The model with its tokenizer, without files."""
-    tokenizer = build_tokenizer(shape.vocabulary)
-    end = SPECIAL.index("<|im_end|>")
-    dialogue = build_dialogue(tokenizer, (end,), chat_template=True)
-    return Policy(build_qwen(shape, device, dtype), tokenizer, dialogue, (end,))
 
 
 def write_qwen(folder: Path, size: str, device: str) -> None:

@@ -6,11 +6,11 @@ import bound
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from rlx.record.mlflow_tags import legal_key
 from trees import conversation
 
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
+from rlx.record.mlflow_tracker import make_legal_key
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.row_rewards import join_row_rewards
@@ -124,4 +124,4 @@ def test_no_info_breaks_a_name_or_a_number(infos):
     found = one(*infos)
     assert all(math.isfinite(value) for value in found.values())
     for name in found:
-        assert legal_key(name) == name and name.isascii() and name.isprintable()
+        assert make_legal_key(name) == name and name.isascii() and name.isprintable()

@@ -26,7 +26,6 @@ from rlx.errors import SpecError
 from rlx.launch import (
     VICTIMS,
     KillResult,
-    locate_run_folder,
     open_registry,
 )
 from rlx.text import escape_unprintable
@@ -129,7 +128,6 @@ def _check_records(ref: str, step: int | None, url: str, *, as_json: bool) -> in
 
     with open_registry(url) as registry:
         found = registry.run(ref)
-        locate_run_folder(found, "rollouts", "probes")
         steps = select_rollout_steps(registry, found, () if step is None else (step,))
         probes = probe_bodies(registry, found.id, step)
         done = count(1)

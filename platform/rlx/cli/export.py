@@ -47,7 +47,7 @@ def export(run: str, folder: Path, url: str) -> None:
     ref, at, step = run.partition("@")
     with open_registry(url) as registry:
         found = registry.run(ref)
-        files = locate_run_folder(found, "checkpoints", "tokenizer")
+        files = locate_run_folder(found)
         root, tokenizer = files.checkpoints, files.tokenizer
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(found.id)}
     from rlx.checkpoint import write_weights
@@ -70,7 +70,7 @@ def export(run: str, folder: Path, url: str) -> None:
     except (CheckpointError, DivergedModelError) as error:
         message = f"no checkpoint of {found.id} can be exported: {error}"
         if not list_checkpoint_steps(root):
-            model = locate_run_folder(found, "model").model
+            model = locate_run_folder(found).model
             message += f"; its model after the last step is in {model}" if model.exists() else ""
         raise SpecError(message) from error
     print_text(f"✓ {found.id} after step {step}: {name}")

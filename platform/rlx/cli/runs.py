@@ -298,7 +298,7 @@ def _draw_pictures(ref: str, url: str) -> int:
     with open_registry(url) as reading:  # read-only: creates no registry
         run = reading.run(ref)
     with open_registry(url, read_only=False) as registry:
-        drawn = draw_run_pictures(registry, run.id, locate_run_folder(run, "pictures"))
+        drawn = draw_run_pictures(registry, run.id, locate_run_folder(run))
         for path in drawn:
             print_text(escape_unprintable(os.path.relpath(path)))
         if not drawn:

@@ -130,7 +130,7 @@ def _write_rollout_rows(
         raise SpecError(f"--export {escape_unprintable(str(file))} is a folder; name a file in it")
     if not file.parent.is_dir():
         raise SpecError(f"--export: there is no folder {escape_unprintable(str(file.parent))}")
-    stored = read_step(read_body(locate_run_folder(run, body.path).root / body.path, body.sha256))
+    stored = read_step(read_body(locate_run_folder(run).root / body.path, body.sha256))
     about = {"run": run.id, "step": step, "phase": body.statistics["phase"]}
     lines = json_lines(stored, rows, about)
     if str(file) == "-":
@@ -194,7 +194,7 @@ def _read_trees(
     run: RunRecord, body: BodyRecord, rows: Sequence[RolloutIndex]
 ) -> dict[int, TreeRecord]:
     """Reads the trees of some rows, by number; none, with a warning, if their file is damaged."""
-    path = locate_run_folder(run, body.path).root / body.path
+    path = locate_run_folder(run).root / body.path
     try:
         found = read_trees(path, body.sha256, {row.tree for row in rows})
     except BodyError as error:

@@ -119,7 +119,7 @@ def is_spec_of_run(spec: "ExperimentSpec", run: RunRecord) -> bool:
     return (spec.digest, spec.seed) == (recorded.digest, run.seed)
 
 
-def locate_run_folder(run: RunRecord, *_: str) -> RunFolder:
+def locate_run_folder(run: RunRecord) -> RunFolder:
     """Returns the folder of a run.
 
     Raises:

@@ -26,8 +26,7 @@ from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.launch.failures import convert_to_rlx_error, describe_error, hold_reserve
 from rlx.launch.processes import has_ended, this_machine
 from rlx.launch.run_access import put_spec
-from rlx.launch.run_vocabulary import choose_run_vocabulary
-from rlx.model import Vocabulary
+from rlx.model import Vocabulary, choose_run_vocabulary
 from rlx.sources import source_digest
 from rlx.spec import TrackingSpec
 from rlx.spec.reading import LoadedSpec

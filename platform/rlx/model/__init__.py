@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rlx.model.texts import (
         TextFault,
         TextSource,
+        choose_run_vocabulary,
         choose_vocabulary,
         find_text_faults,
         list_text_sources,
@@ -76,6 +77,7 @@ __all__ = [
     "build_policy",
     "build_vocabulary_dialogue",
     "check_model_files",
+    "choose_run_vocabulary",
     "choose_vocabulary",
     "compute_model_fingerprint",
     "convert_weights",
@@ -125,6 +127,7 @@ _HOME = {
     "save_adapter": "lora",
     "TextFault": "texts",
     "TextSource": "texts",
+    "choose_run_vocabulary": "texts",
     "choose_vocabulary": "texts",
     "find_text_faults": "texts",
     "list_text_sources": "texts",

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import cast
 
 from rlx.discovery import ExperimentPlugins, resolve_plugins
-from rlx.errors import SpecError
+from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ModelDialogue
 from rlx.model.episodes import DemonstrationPlayer
 from rlx.model.tokenizer import build_vocabulary_dialogue, load_vocabulary
@@ -24,6 +24,7 @@ from rlx.spec import CLOSED_VOCABULARIES, ExperimentSpec, KeyPath, TinyModelSpec
 __all__ = [
     "TextFault",
     "TextSource",
+    "choose_run_vocabulary",
     "choose_vocabulary",
     "find_text_faults",
     "list_text_sources",
@@ -265,3 +266,31 @@ def _build_vocabulary_fault(spec: ExperimentSpec, path: KeyPath, message: str) -
         "leave model.tokenizer out, so that it follows the task; `train` and `bytes` write any "
         "text",
     )
+
+
+def choose_run_vocabulary(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Vocabulary | None:
+    """Chooses the tokenizer of a run's tiny model when it is submitted.
+
+    Returns:
+        The tokenizer to store with the run; None if every rank knows it from the spec.
+
+    Raises:
+        EnvironmentFault: the tokenizer's folder is missing or damaged, or it is to be trained on
+            data that are not on this machine.
+    """
+    if not isinstance(spec.model, TinyModelSpec) or spec.from_checkpoint is not None:
+        return None
+    try:
+        chosen = choose_vocabulary(spec, plugins)
+    except (OSError, ImportError) as error:
+        if spec.model.tokenizer is None:
+            return None  # as if it had been left out before there was a choice
+        raise EnvironmentFault(
+            f"model.tokenizer: it is trained on the task's texts, which are not here ({error}); "
+            "submit where they are, or use `bytes`"
+        ) from error
+    default = Vocabulary.load_shipped(CLOSED_VOCABULARIES[0])
+    implied = spec.model.tokenizer in ("bytes", *CLOSED_VOCABULARIES) or (
+        spec.model.tokenizer is None and chosen.digest == default.digest
+    )
+    return None if implied else chosen

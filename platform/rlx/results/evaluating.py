@@ -138,7 +138,7 @@ def evaluate(
         }
         root = get_rlx_home() / "cache"
         if target.run:
-            root = locate_run_folder(target.run, "evaluations").root
+            root = locate_run_folder(target.run).root
         answers = answer_suite(
             *(spec, sets, suite, target.model, target.mark, root / "evaluations"),
             lambda at: show(at.done, at.total, at.stage),
@@ -162,7 +162,7 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
     """Adds an evaluation and its plots to the records of its run; returns the plots' folder."""
     step, suite = found.target.step, found.suite
     ending = "" if step is None else f"-step-{step}"
-    folder = locate_run_folder(run, "pictures").pictures / f"suite-{suite.name}{ending}"
+    folder = locate_run_folder(run).pictures / f"suite-{suite.name}{ending}"
     made = found.draw_pictures(folder)
     with open_registry(url, read_only=False) as registry:
         recorder = Recorder(registry, run.id, keep_bodies=True)

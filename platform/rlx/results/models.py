@@ -74,7 +74,7 @@ def open_target(
 
 def _find_exported_model(name: str, url: str) -> TrainedModel:
     run = _find_target_run(name, url)
-    model = locate_run_folder(run, "model").model
+    model = locate_run_folder(run).model
     if not (model / "config.json").is_file():
         if run.status == "finished":
             raise EnvironmentFault(f"{run.id} no longer has a model: {format_path(model)} is gone")
@@ -91,7 +91,7 @@ def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
     run = _find_target_run(name, url)
     with open_registry(url) as registry:
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}
-    folder = locate_run_folder(run, "checkpoints", "tokenizer")
+    folder = locate_run_folder(run)
     spec = ExperimentSpec.from_record(run.spec)
     with explain_write_errors(folder.root):
         place = tempfile.TemporaryDirectory(dir=folder.root, prefix=".rlx-eval-")

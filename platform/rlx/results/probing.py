@@ -153,7 +153,7 @@ def _record_new_probes(
 ) -> list[str]:
     """Adds the probes that a run lacks to its records; returns their suites."""
     probes = found.probes
-    folder, step = locate_run_folder(run, "probes"), probes[0].step
+    folder, step = locate_run_folder(run), probes[0].step
     with open_registry(url, read_only=False) as registry:
         there = {e.suite for e in registry.results.evaluations(run.id, "probe/") if e.step == step}
         new = [one for one in probes if again or f"probe/{one.suite}" not in there]

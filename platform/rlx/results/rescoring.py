@@ -17,7 +17,7 @@ from torch import Tensor
 from rlx.batch import TokenBatch, list_batch_rows
 from rlx.discovery import describe_plugin_changes
 from rlx.errors import ShapeError, SpecError
-from rlx.launch import get_registry_url, locate_run_folder, open_registry
+from rlx.launch import get_registry_url, open_registry
 from rlx.plan import check_read_spec, read_spec, validate_document
 from rlx.recipe import Recipe, build_recipe
 from rlx.record import StoredStep, TrainedRows, read_step
@@ -431,7 +431,6 @@ def rescore(
     with open_registry(get_registry_url(registry)) as opened:
         run = opened.run(request.run)
         spec, own, notes = _build_rescore_spec(run, request.experiment, request.overrides)
-        locate_run_folder(run, "rollouts", "tokenizer", "model")
         steps = select_rollout_steps(opened, run, request.steps)
         summary, most, done = RescoringSummary(run.id), list[ChangedRow](), count(1)
         for step in rescore_steps(

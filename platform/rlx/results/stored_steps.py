@@ -62,7 +62,7 @@ def load_step_accounts(run: RunRecord, body: BodyRecord) -> StepAccounts:
     from rlx.plan import load_phase_spec, load_run_speech, stored_accounts
     from rlx.record import read_step
 
-    folder = locate_run_folder(run, "rollouts", "tokenizer", "model")
+    folder = locate_run_folder(run)
     spec = load_phase_spec(run.spec, str(body.statistics["phase"]))
     speech = load_run_speech(spec.model, folder.tokenizer, folder.model)
     stored = read_step(read_body(folder.root / body.path, body.sha256))

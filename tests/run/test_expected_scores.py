@@ -17,9 +17,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def run(own_home):
-    done = own_home.rlx("submit", URN, "-q", sets=SMALL)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return own_home.submit(URN, SMALL).id
 
 
 def test_the_expected_score_and_the_mass_of_the_values_are_curves(own_home, run):

@@ -11,9 +11,7 @@ def learn(own_home):
 
     def submit(**sets):
         small = {**own_home.small, "phases.0.steps": 1, "runner.checkpoint.every": 1}
-        done = own_home.rlx("submit", own_home.yaml, "-q", "--again", sets={**small, **sets})
-        assert done.returncode == 0, done.stderr
-        record = own_home.run(done.stdout.strip())
+        record = own_home.submit(own_home.yaml, {**small, **sets})
         assert record.status == "finished"
         weights = (Path(record.directory) / "model" / "model.safetensors").read_bytes()
         with own_home.registry() as registry:

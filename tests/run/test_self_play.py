@@ -1,6 +1,5 @@
 """A run in self-play: what is trained, recorded, rescored and compared."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -101,12 +100,9 @@ def finished(own_home):
     (guest / "rlx_pile.py").write_text(GUEST)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-pile\nVersion: 0.1\n")
     (about / "entry_points.txt").write_text(ENTRIES)
-    paths = [str(guest), own_home.environment["PYTHONPATH"]]
-    own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
+    own_home.paths.append(str(guest))
     (own_home.folder / "pile.yaml").write_text(YAML)
-    done = own_home.rlx("submit", "pile.yaml")
-    assert done.returncode == 0, done.stderr
-    return own_home.run(own_home.json("status", "latest")["run"])
+    return own_home.submit("pile.yaml")
 
 
 def test_both_players_are_recorded_and_one_or_both_learn(own_home, finished):

@@ -63,8 +63,8 @@ def test_another_rule_of_sigma_changes_confidences_alone(home, finished):
     assert "then" in said.stdout
 
 
-def test_rules_of_another_experiment(home, finished):
-    other = home.folder / "other.yaml"
+def test_rules_of_another_experiment(home, finished, tmp_path):
+    other = tmp_path / "other.yaml"
     text = home.yaml.read_text().replace("weight: 0.1}", "weight: 0.9}")
     other.write_text(text.replace("normalize: center", "normalize: std"))
     found = changes(home.json("rescore", finished.id, "--spec", other, "--rows", "0"))

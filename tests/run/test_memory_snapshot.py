@@ -10,7 +10,7 @@ import torch
 from rlx.home import RunFolder
 from rlx.launch import rank
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 from follow import summarize_snapshot
 
 LINE = {"filename": "/home/me/rlx/learner/forward.py", "line": 7, "name": "forward"}

@@ -15,9 +15,7 @@ def levels(own_home):
     """The finished run, and its stored steps by the name of their phase."""
     home = own_home
     shutil.copy(SPEC, home.folder / "levels.yaml")
-    submitted = home.rlx("submit", "levels.yaml", "-q", sets={"tracking.pictures": "false"})
-    assert submitted.returncode == 0, submitted.stderr
-    run = home.run(submitted.stdout.strip())
+    run = home.submit("levels.yaml")
     bodies = [trees for _, trees, _ in home.bodies(run)]
     return run, dict(zip(["two_level", "gae", "grpo", "prompt", "first"], bodies, strict=True))
 
