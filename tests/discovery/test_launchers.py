@@ -197,7 +197,7 @@ def test_too_few_devices_are_refused(monkeypatch):
     monkeypatch.setenv("RLX_DEVICES", "cpu:0,cpu:1")
     assert build_device_request(spec).count == 2
     monkeypatch.setenv("RLX_DEVICES", "cpu:0")
-    with pytest.raises(EnvironmentFault, match="has 2 ranks and needs 2 devices"):
+    with pytest.raises(EnvironmentFault, match="has 2 ranks, each with a device of its own"):
         build_device_request(spec)
 
 

@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from rlx.record import tracking
-from rlx.record.tracking import RunSender, TrackerThread, TrackerUnavailableError, update_trackers
+from rlx.record.tracker import TrackerUnavailableError
+from rlx.record.tracking import RunSender, TrackerThread, update_trackers
 from rlx_registry import Registry
 from rlx_registry.results import RunResults
 

@@ -1,12 +1,10 @@
 """What a tree refuses, and how it is walked."""
 
-import pickle
-
 import pytest
 
 from rlx.errors import TreeError
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
 
 PROBLEM = Problem(id="p0", prompt="?", fields={})
 
@@ -99,16 +97,3 @@ def test_malformed_segments_are_refused(change, complaint):
     with pytest.raises(TreeError, match=complaint):
         Segment(**{**good, **change})
     assert Segment(**good).token_ids == (1, 2)
-
-
-def test_a_turn_of_an_earlier_version_has_the_hull_of_its_spans():
-    """Checkpoints hold rollouts of the next step, pickled field by field."""
-    spans = {"think": Span((1, 3), (2, 2), "a"), "answer": Span((4, 6), (5, 5), "b")}
-    now = Segment(
-        parent=0, author="policy", token_ids=(1,) * 6, logprobs=(0.0,) * 6, turn=1, kind="answer",
-        spans=spans, seed=7, info={"state": 1}, hull=(1, 6),
-    )  # fmt: skip
-    assert pickle.loads(pickle.dumps(now)) == now
-    earlier = object.__new__(Segment)
-    earlier.__setstate__(now.__getstate__()[:-1])
-    assert earlier == now

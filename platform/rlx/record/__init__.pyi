@@ -12,11 +12,10 @@ from .recorder import Recorder
 from .retry import retry_registry_call
 from .rollout_reader import StoredStep, read_step
 from .rollouts import Role, TrainedRows, get_stored_score_name
+from .tracker import Tracker, TrackerUnavailableError
 from .tracking import (
     RunSender,
-    Tracker,
     TrackerThread,
-    TrackerUnavailableError,
     open_trackers,
     update_trackers,
 )

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from rlx.record.tracking import TrackedRun, TrackerUnavailableError
+from rlx.record.tracker import TrackedRun, TrackerUnavailableError
 from rlx.text import escape_unprintable, redact_passwords, redact_values
 from rlx_registry import EvaluationRecord, MetricRow, Registry, RegistryDatabaseError, RunRecord
 
@@ -58,7 +58,7 @@ COMPARED_RUNS = 24
 
 
 class MlflowTracker:
-    """One run in MLflow; see `rlx.record.tracking.Tracker`.
+    """One run in MLflow; see `rlx.record.tracker.Tracker`.
 
     Args:
         registry: open for writing; it keeps the ids of MLflow's run and experiment.
