@@ -12,10 +12,11 @@ from patience import LIMIT
 __all__ = ["processes"]
 
 FORKS = """
-import json, os, sys
+import json, multiprocessing, os, sys
 import psycopg, sqlalchemy.dialects.postgresql.psycopg, sqlalchemy.dialects.sqlite
 from rlx_registry import Registry
 folder, script, *lists = json.load(sys.stdin)
+gate = multiprocessing.get_context("fork").Barrier(len(lists))
 children = []
 for number, arguments in enumerate(lists):
     child = os.fork()
@@ -23,7 +24,7 @@ for number, arguments in enumerate(lists):
         for file, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(f"{folder}/{number}.{name}", os.O_WRONLY | os.O_CREAT), file)
         sys.argv = ["-c", *arguments]
-        exec(script, {"__name__": "__main__"})
+        exec(script, {"__name__": "__main__", "begin_together": gate.wait})
         sys.exit()
     children.append(child)
 print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
@@ -34,7 +35,13 @@ print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children
 def processes(
     script: str, arguments: Iterable[Sequence[object]], timeout: float = LIMIT
 ) -> list[list[str]]:
-    """Runs one Python process per argument list at once; returns what each printed."""
+    """Runs one Python process per argument list at once; returns what each printed.
+
+    Args:
+        script: the program; `begin_together()` in it waits until all processes have called it.
+        arguments: of each process.
+        timeout: seconds for all.
+    """
     lists = [[str(one) for one in each] for each in arguments]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(

@@ -121,10 +121,10 @@ def test_a_fenced_writer_takes_nothing(registry):
 WORKER = """
 import os, sys, time
 from rlx_registry import DevicesBusyError, DeviceRequest, Registry
-url, begin, folder = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+url, folder = sys.argv[1:3]
 names = ("gpu:0", "gpu:1", "gpu:2")
 with Registry.open(url) as registry:
-    time.sleep(max(0, begin - time.time()))
+    begin_together()
     for run in reversed(registry.runs(status="queued")):
         if not registry.transition(run.id, {"queued"}, "submitted"):
             continue  # another process was faster
@@ -152,7 +152,7 @@ def test_two_processes_never_have_one_device(url, tmp_path):
     with Registry.open(url) as registry:
         for seed in range(40):
             registry.submit(seed=seed, queue=True, **SUBMISSION)
-        found = processes(WORKER, [(url, time.time() + 1.0, folder)] * 4)
+        found = processes(WORKER, [(url, folder)] * 4)
         done = sorted(word for words in found for word in words)
         assert done == [f"r-{seed + 1:04d}:{1 + seed % 2}" for seed in range(40)]
         assert registry.machines.devices() == []

@@ -1,6 +1,5 @@
 """Many processes and threads over one registry, on both kinds of database."""
 
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,8 +16,8 @@ SUBMISSION = {
 SUBMIT = """
 import sys
 from rlx_registry import Registry
-url, start, seed = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-import time; time.sleep(max(0, start - time.time()))
+url, seed = sys.argv[1], int(sys.argv[2])
+begin_together()
 with Registry.open(url) as registry:
     for digest in ("shared", f"own{seed}"):
         run, created = registry.submit(digest=digest, seed=0, name="n", spec={}, yaml="",
@@ -28,7 +27,7 @@ with Registry.open(url) as registry:
 
 
 def test_eight_processes_submit_at_once_to_a_registry_that_is_not_there_yet(blank):
-    found = processes(SUBMIT, [(blank, time.time() + 1.0, i) for i in range(8)])
+    found = processes(SUBMIT, [(blank, i) for i in range(8)])
     assert len({shared for shared, *_ in found}) == 1
     assert [created for _, created, *_ in found].count("True") == 1
     assert len({own for _, _, own, _ in found}) == 8
@@ -38,11 +37,11 @@ def test_eight_processes_submit_at_once_to_a_registry_that_is_not_there_yet(blan
 
 
 WRITE = """
-import sys, time
+import sys
 from rlx_registry import Registry
-url, start, number = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+url, number = sys.argv[1], int(sys.argv[2])
 with Registry.open(url) as registry:
-    time.sleep(max(0, start - time.time()))
+    begin_together()
     for step in range(25):
         registry.results.add_metrics("1", step, {f"m{number}": step, "shared": number})
         registry.heartbeat("1")
@@ -54,7 +53,7 @@ with Registry.open(url) as registry:
 def test_concurrent_writers_wait_their_turn_and_one_wins_the_transition(blank):
     with Registry.open(blank) as registry:
         registry.submit(digest="d", seed=0, **SUBMISSION)
-        found = processes(WRITE, [(blank, time.time() + 1.0, i) for i in range(4)])
+        found = processes(WRITE, [(blank, i) for i in range(4)])
         assert sorted(found) == [["False"]] * 3 + [["True"]]
         assert len(registry.history("1")) == 2
         assert registry.run("1").attempt == 1

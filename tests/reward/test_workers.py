@@ -2,7 +2,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 
 import hostile_rewards
@@ -13,11 +12,10 @@ from hostile_rewards import length, misbehave, rank
 from patience import LIMIT, wait_until
 from pebble import ProcessPool
 from pool_promises import *  # noqa: F403
-from pool_promises import job, sample, value
+from pool_promises import job, value
 
 from rlx.errors import EnvironmentFault
-from rlx.reward.workers import ChunkWorkers, RewardJob, RewardPool
-from rlx_plugins.countdown import CountdownVerify
+from rlx.reward.workers import ChunkWorkers, RewardPool
 
 
 @pytest.fixture(scope="module")
@@ -63,26 +61,6 @@ def test_a_chunk_that_is_forgotten_while_the_last_worker_dies_has_an_end(monkeyp
 
 
 # The pool itself ---------------------------------------------------------------------------------
-
-
-def test_the_parent_pays_little_per_job(pool):
-    jobs = [
-        RewardJob(
-            CountdownVerify(),
-            (sample("<answer>1+2</answer>", f"{i}", numbers=[1, 2], target=3),),
-            5,
-        )
-        for i in range(700)
-    ]
-    pool.score(jobs)
-    fastest = min(_cpu(pool, jobs) for _ in range(5))
-    assert fastest < 0.04  # about 0.012
-
-
-def _cpu(pool, jobs):
-    started = time.process_time()
-    pool.score(jobs)
-    return time.process_time() - started
 
 
 def test_closing_ends_workers_that_are_busy(tmp_path):
