@@ -119,7 +119,7 @@ def test_a_list_of_runs_does_not_import_what_describes_experiments(tmp_path):
     environment = os.environ | {"RLX_HOME": str(tmp_path)}
     command = [sys.executable, "-c", probe]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "rlx_registry.run_lists" in done.stdout.split()
+    assert "rlx_registry.queries" in done.stdout.split()
     assert not {"pydantic", "rlx.spec", "numpy"} & set(done.stdout.split())
     assert TrackingSpec().registry == DEFAULT_REGISTRY
 
