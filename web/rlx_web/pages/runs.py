@@ -66,7 +66,7 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
 
 def _matches_words(row: RunRow, groups: Sequence[str], words: Sequence[str]) -> bool:
     status = row.effective_status
-    fields = {
+    fields: dict[str, Sequence[str]] = {
         "status": [status], "seed": [str(row.seed)], "name": [row.name], "group": groups,
     }  # fmt: skip
     everything = " ".join((row.id, row.name, row.digest, status, row.host or "", *groups)).lower()
