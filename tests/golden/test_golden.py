@@ -115,7 +115,7 @@ def test_where_rlx_differs_on_purpose_it_differs(name):
 def test_countdown_cases_have_the_scores_of_both_rules():
     records = read_golden_records(FOLDER / "countdown_cases.jsonl").examples
     found = [finding for record in records for finding in check_golden_record(record)]
-    # Right by operators that no prompt offers, or within a tolerance alone: the default has neither.
+    # Right by operators that no prompt offers or within a tolerance: the default has neither.
     differ = ["cd074", "cd082", "cd084", "cd086", "cd087"]
     assert [f.record for f in found if f.status != "ok"] == differ
     assert {r.id: r.outputs["value"] for r in records}.items() >= {
