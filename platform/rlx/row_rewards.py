@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import BatchRow, TokenBatch, build_token_batch, list_batch_rows
-from rlx.recipe import Recipe
+from rlx.phase_setup import PhaseSetup
 from rlx.reward import RewardEntry, RewardTable, compute_mean_value
 from rlx.rollout import RolloutTree
 from rlx.train_batch import ScoredRows
@@ -18,7 +18,7 @@ Place = tuple[int, int]
 
 
 def build_scored_rows(
-    recipe: Recipe,
+    setup: PhaseSetup,
     trees: Sequence[RolloutTree],
     table: RewardTable,
     *,
@@ -28,7 +28,7 @@ def build_scored_rows(
     """Flattens trees into rows with rewards and loss mask; None if no row is left.
 
     Args:
-        recipe: the phase's temperatures and mask strategy.
+        setup: the phase's temperatures and mask strategy.
         trees: the step's trees.
         table: rewards of `trees`.
         without: rows to leave out, each as `(tree, segment)` of its last turn.
@@ -36,11 +36,11 @@ def build_scored_rows(
     """
     if all((row.tree, row.segment) in without for row in list_batch_rows(trees)):
         return None
-    batch = build_token_batch(trees, temperatures=recipe.temperatures, without=without)
-    expected = recipe.spec.loss.expected
+    batch = build_token_batch(trees, temperatures=setup.temperatures, without=without)
+    expected = setup.spec.loss.expected
     over = "path" if expected is None else expected.over
-    mask = recipe.mask(batch) if mask is None else mask
-    return join_row_rewards(batch, trees, table, mask, label=recipe.label, over=over)
+    mask = setup.mask(batch) if mask is None else mask
+    return join_row_rewards(batch, trees, table, mask, label=setup.label, over=over)
 
 
 def find_lost_rows(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:

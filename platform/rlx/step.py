@@ -19,7 +19,7 @@ from rlx.assignment import (
     place_row_rewards,
     subtract_kl,
 )
-from rlx.recipe import Recipe
+from rlx.phase_setup import PhaseSetup
 from rlx.row_rewards import build_scored_rows
 from rlx.step_actors import Actors, L, R, StepResult
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams, TrainBatch
@@ -27,21 +27,21 @@ from rlx.train_batch import CreditRules, ScoredRows, TokenStreams, TrainBatch
 __all__ = ["assign_credit", "run_step"]
 
 
-def run_step(actors: Actors[R, L], recipe: Recipe) -> StepResult[R, L]:
+def run_step(actors: Actors[R, L], setup: PhaseSetup) -> StepResult[R, L]:
     """Samples, scores, masks, assigns credit and updates.
 
     Args:
         actors: the sampler, the models and the learner of this rank.
-        recipe: the phase's rewards, mask, estimator and loss.
+        setup: the phase's rewards, mask, estimator and loss.
     """
     rollouts = actors.sample_and_score()
     rows = build_scored_rows(
-        recipe, rollouts.trees, rollouts.table, without=rollouts.find_untrained_rows()
+        setup, rollouts.trees, rollouts.table, without=rollouts.find_untrained_rows()
     )
     if rows is None:  # no rollout could be scored
         return StepResult(rollouts, None, None)
     streams = actors.compute_streams(rollouts, rows)
-    train = assign_credit(rows, streams, recipe.rules)
+    train = assign_credit(rows, streams, setup.rules)
     learned = actors.update_models(train)  # the critic first; in mini-batches if asked for
     return StepResult(rollouts, train, learned)
 

@@ -10,8 +10,8 @@ from rlx.cli.evaluate import require_places
 from rlx.cli.output import print_text
 from rlx.errors import SpecError
 from rlx.model import load_local_dialogue
+from rlx.phase_setup import build_setup
 from rlx.plan import read_spec
-from rlx.recipe import build_recipe
 from rlx.results import EvaluationRequest, TrainedModel, build_requested_suite, build_set_spec
 from rlx.spec.reading import read_suite
 from rlx.spec.reading.reader import read_document
@@ -44,7 +44,7 @@ def test_a_suite_fits_its_experiments(suite, experiment, monkeypatch):
     asked = read_suite(EXPERIMENTS / f"{suite}.yaml")
     for name, one in asked.sets.items():
         spec = build_set_spec(target, name, one, ())
-        task, speech = build_recipe(spec).task, load_local_dialogue(spec.model)
+        task, speech = build_setup(spec).task, load_local_dialogue(spec.model)
         problems = [task.problem("test", n, 0) for n in range(one.problems or asked.problems)]
         for problem in problems:
             speech.open(problem.prompt, problem.system)  # says what it has no token for

@@ -146,14 +146,14 @@ def test_no_registry_is_said_and_none_is_made(folder, capsys):
 
 def test_a_project_is_one_experiment_whose_tags_find_its_runs(registry, client, capsys):
     ids = []
-    for seed, recipe in enumerate(("rlcr", "kg")):
+    for seed, setup in enumerate(("rlcr", "kg")):
         spec = {
             "tracking": {"mlflow": STORE, "experiment": "paper"},
             "optimizer": {"learning_rate": 1e-5},
             "task": {"prompt": "x" * 7000},
         }
         run, _ = registry.submit(
-            digest=recipe, seed=seed, name=recipe, spec=spec, yaml="", plugins=[],
+            digest=setup, seed=seed, name=setup, spec=spec, yaml="", plugins=[],
             code={"version": "0.1.0"}, environment={},
         )  # fmt: skip
         registry.update_run(
@@ -175,7 +175,7 @@ def test_a_project_is_one_experiment_whose_tags_find_its_runs(registry, client, 
         return [run.data.tags["rlx.run_id"] for run in found]
 
     assert sorted(search("")) == ids
-    assert search("tags.`rlx.recipe` = 'kg'") == ids[1:]
+    assert search("tags.`rlx.phase_setup` = 'kg'") == ids[1:]
     assert search("tags.`rlx.seed` = '0'") == ids[:1]
     assert search("tags.`rlx.group` = 'lr'") == []
     tags = client.search_runs([project.experiment_id])[0].data.tags

@@ -24,8 +24,8 @@ with speed_up_imports():
     from rlx.errors import SpecError
     from rlx.learner import Learner, join_ranks
     from rlx.model import build_policy, find_window
+    from rlx.phase_setup import build_setup
     from rlx.plan import read_spec
-    from rlx.recipe import build_recipe
     from rlx.reward import RewardEntry, RewardTable
     from rlx.rollout import sample_rollout_trees
     from rlx.sampler import TransformersSampler, copy_policy
@@ -164,15 +164,15 @@ class Rollouts:
         return ()
 
 
-def score(trees, recipe):
-    """A reward of every turn from its tokens, by the recipe's own names."""
+def score(trees, setup):
+    """A reward of every turn from its tokens, by the setup's own names."""
 
     def entry(name, use, segment):
         raw = sum(segment.token_ids) % 97 / 97 if use.turn == segment.kind else None
         return RewardEntry(name, raw, 1.0, "absent" if raw is None else "scored")
 
     turns = {
-        (t, s): {name: entry(name, use, segment) for name, use in recipe.spec.rewards.turn.items()}
+        (t, s): {name: entry(name, use, segment) for name, use in setup.spec.rewards.turn.items()}
         for t, tree in enumerate(trees)
         for s, segment in enumerate(tree.segments)
         if segment.author == "policy"
@@ -184,19 +184,19 @@ def score(trees, recipe):
 class Step:
     """The actors of a step on one rank; keeps how far sampler and learner are apart."""
 
-    recipe: object
+    setup: object
     policy: object
     sampler: TransformersSampler
     learner: Learner
     apart: float = 0.0
 
     def sample_and_score(self):
-        problems = [self.recipe.task.problem("train", n, 0) for n in range(2)]
+        problems = [self.setup.task.problem("train", n, 0) for n in range(2)]
         with self.sampler.session() as session:
             trees = sample_rollout_trees(
-                self.recipe.plan, problems, [1, 2], session, self.policy.dialogue
+                self.setup.plan, problems, [1, 2], session, self.policy.dialogue
             )
-        return Rollouts(trees, score(trees, self.recipe))
+        return Rollouts(trees, score(trees, self.setup))
 
     def compute_streams(self, rollouts, rows):
         batch = rows.batch
@@ -205,11 +205,11 @@ class Step:
         return TokenStreams(old_logprobs=learned, optional={})
 
     def update_models(self, train):
-        return self.learner.update(train, self.recipe.spec.loss, 1e-3)
+        return self.learner.update(train, self.setup.spec.loss, 1e-3)
 
 
 def measure(kind, options, recipes, ranks, folder, *, chat):
-    """Figures of one architecture: how it is computed, and a step of each recipe."""
+    """Figures of one architecture: how it is computed, and a step of each setup."""
     save_model(kind, {**SIZES, **options}, folder, chat=chat)
     policy = build_policy(PretrainedModelSpec(path=str(folder)), 0)
     sampler = TransformersSampler(
@@ -220,14 +220,14 @@ def measure(kind, options, recipes, ranks, folder, *, chat):
 
 
 def take_steps(policy, sampler, recipes, ranks):
-    """A step of each recipe, and the form by which the model learns."""
+    """A step of each setup, and the form by which the model learns."""
     spec = recipes["GRPO"].spec
     runner = spec.runner.model_copy(update={"zero_stage": 0})
     learner = Learner(policy, runner, spec.optimizer, ranks)
     steps = {}
-    for name, recipe in recipes.items():
-        step = Step(recipe, policy, sampler, learner)
-        result = run_step(step, recipe)
+    for name, setup in recipes.items():
+        step = Step(setup, policy, sampler, learner)
+        result = run_step(step, setup)
         sampler.load(learner.weights())
         steps[name] = {
             "apart": step.apart,
@@ -257,7 +257,7 @@ def prepare():
     recipes = {}
     for name, (experiment, phase, sets) in RECIPES.items():
         spec = read_spec(EXPERIMENTS / f"{experiment}.yaml", sets).spec
-        recipes[name] = build_recipe(spec.resolve_phase_spec(spec.phases[phase]))
+        recipes[name] = build_setup(spec.resolve_phase_spec(spec.phases[phase]))
     return recipes, join_ranks(recipes["GRPO"].spec.runner)
 
 

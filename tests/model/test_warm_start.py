@@ -9,8 +9,8 @@ import torch
 from patience import LIMIT
 
 from rlx.model import Vocabulary, build_policy, warm_start_policy
+from rlx.phase_setup import build_setup
 from rlx.plan import read_spec
-from rlx.recipe import build_recipe
 from rlx.spec import ExperimentSpec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -46,7 +46,7 @@ def warm(cache, *overrides, break_at=None, tell=lambda _: None, tokenizer=None):
     policy = build_policy(spec.model, spec.seed, tokenizer)
     fresh = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     watched = Watched(break_at)
-    folder = warm_start_policy(policy, spec, build_recipe(spec).task, cache, watched, tell=tell)
+    folder = warm_start_policy(policy, spec, build_setup(spec).task, cache, watched, tell=tell)
     trained = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     assert all(p.grad is None for p in policy.model.parameters()), "training begins with none"
     return folder, watched, fresh, trained
@@ -60,7 +60,7 @@ def test_nothing_happens_unless_asked(tmp_path):
     spec = read_spec(RLCR, [*SMALL[:-2], "model.warm_start=null"]).spec
     assert isinstance(spec, ExperimentSpec)
     policy = build_policy(spec.model, spec.seed)
-    assert warm_start_policy(policy, spec, build_recipe(spec).task, tmp_path, Watched()) is None
+    assert warm_start_policy(policy, spec, build_setup(spec).task, tmp_path, Watched()) is None
     assert list(tmp_path.iterdir()) == []
 
 

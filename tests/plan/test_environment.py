@@ -6,13 +6,13 @@ import pytest
 
 from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
+from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.page import render_plan_page
 from rlx.plan.report import select_example_rows
 from rlx.plan.row_accounts import stored_accounts
 from rlx.plan.stand_ins import StandInDialogue, load_plan_problems, load_speech
 from rlx.plan.trial import run_trial
-from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
 from rlx.reward import RewardPool
@@ -137,7 +137,7 @@ def test_a_task_without_lessons_has_no_script(games):
 
 def test_what_is_stored_is_told_as_it_was_planned(plan):
     read, _ = check_file(KG)
-    parts = build_recipe(read.spec)
+    parts = build_setup(read.spec)
     speech = load_speech(parts.spec, resolve_plugins(parts.spec))
     with RewardPool(workers=1, memory_mb=1024) as pool:
         trial = run_trial(parts, load_plan_problems(parts.spec, parts.task, PROMPTS), speech, pool)

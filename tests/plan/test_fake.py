@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from rlx.discovery import resolve_plugins
 from rlx.model import load_local_dialogue
+from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.responses import FakeSession, ResponseAuthor, find_right_answers
 from rlx.plan.stand_ins import StandInDialogue, fit_to_vocabulary, load_plan_problems, load_speech
-from rlx.recipe import build_recipe
 from rlx.rollout import sample_rollout_trees
 from rlx.spec import TinyModelSpec
 
@@ -40,7 +40,7 @@ def test_a_stand_in_closes_turns_that_are_open_and_no_others(chat):
 
 def grown(name):
     read, _ = check_file(EXPERIMENTS / f"{name}.yaml")
-    parts = build_recipe(read.spec.resolve_phase_spec(read.spec.phases[-1]))
+    parts = build_setup(read.spec.resolve_phase_spec(read.spec.phases[-1]))
     speech = load_speech(parts.spec, resolve_plugins(parts.spec)).dialogue
     problems = load_plan_problems(parts.spec, parts.task, 2).problems
     session = FakeSession(

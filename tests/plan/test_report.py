@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from rlx.discovery import resolve_plugins
+from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.findings import check_trial
 from rlx.plan.stand_ins import load_plan_problems, load_speech
 from rlx.plan.trial import run_trial
-from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -22,7 +22,7 @@ RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 def trial():
     """The last phase of an experiment, carried through the engine apart from any plan."""
     read, _ = check_file(RLCR)
-    parts = build_recipe(read.spec.resolve_phase_spec(read.spec.phases[-1]))
+    parts = build_setup(read.spec.resolve_phase_spec(read.spec.phases[-1]))
     with RewardPool(workers=1, memory_mb=1024) as pool:
         problems = load_plan_problems(parts.spec, parts.task, 3)
         return run_trial(

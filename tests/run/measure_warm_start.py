@@ -21,8 +21,8 @@ with speed_up_imports():
     from rlx.learner import join_ranks
     from rlx.learner.engine import TrainingEngine
     from rlx.model import build_policy, warm_start_policy
+    from rlx.phase_setup import build_setup
     from rlx.plan import read_spec
-    from rlx.recipe import build_recipe
     from rlx.run import warm_starting
     from rlx.run.progress import ProgressFile
 
@@ -69,14 +69,14 @@ def start(spec, ranks):
     policy, recorder = build_policy(spec.model, spec.seed), Losses()
     before = copied(policy)
     told = recorder if ranks.is_first else None
-    warm_starting.start_warm(spec, build_recipe(spec), policy, ranks, ProgressFile(None), told)
+    warm_starting.start_warm(spec, build_setup(spec), policy, ranks, ProgressFile(None), told)
     return before, copied(policy), recorder
 
 
 def train_alone(spec, folder):
     """Weights and losses of a warm start by one process."""
     policy, losses = build_policy(spec.model, spec.seed), []
-    task = build_recipe(spec).demonstrations
+    task = build_setup(spec).demonstrations
     warm_start_policy(policy, spec, task, folder, lambda step, steps, loss: losses.append(loss))
     return copied(policy), losses
 

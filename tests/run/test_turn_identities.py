@@ -9,8 +9,8 @@ from trees import conversation
 
 from rlx.batch import build_token_batch
 from rlx.discovery import resolve_plugins
+from rlx.phase_setup import build_setup
 from rlx.plan import check_file
-from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
 from rlx.results.evidence import StepEvidence
@@ -65,25 +65,25 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
     named = estimator if estimator.startswith("{") else f"{{name: {estimator}}}"
     read, _ = check_file(COUNTDOWN, [*overrides, f"estimator={named}"])
     spec = read.spec.model_copy(update={"rewards": RewardsSpec.model_validate(REWARDS)})
-    recipe, plugins = build_recipe(spec), resolve_plugins(spec)
-    grown = trees(recipe.task)
-    table = score_rollouts(grown, recipe.rewards, pool)
+    setup, plugins = build_setup(spec), resolve_plugins(spec)
+    grown = trees(setup.task)
+    table = score_rollouts(grown, setup.rewards, pool)
     batch = build_token_batch(grown)
     budget = {"answer": 8, "query": 8}
     train = assign_credit(
-        join_row_rewards(batch, grown, table, recipe.mask(batch)),
+        join_row_rewards(batch, grown, table, setup.mask(batch)),
         TokenStreams(
             old_logprobs=batch.behaviour_logprobs,
             optional={"reference_logprobs": batch.behaviour_logprobs - 0.25},
         ),
         CreditRules(
-            estimator=recipe.estimator, credit=spec.credit, loss=spec.loss, max_tokens=budget
+            estimator=setup.estimator, credit=spec.credit, loss=spec.loss, max_tokens=budget
         ),
     )
     return StepEvidence(
         step=1,
         stored=read_step(rollout_table(grown, table, build_trained_rows(train))),
-        recipe=recipe,
+        setup=setup,
         strategy=plugins.mask,
         estimator=plugins.estimator,
         beta=0.0,
@@ -192,8 +192,8 @@ def test_more_turns_than_are_allowed_are_found(most, forced, violated, pool):
     rollout = EnvironmentRolloutSpec(
         environment=EnvironmentUse(plugin="any"), max_turns=most, forced_answer=forced
     )
-    spec = sound.recipe.spec.model_copy(update={"rollout": rollout})
-    changed = replace(sound, recipe=replace(sound.recipe, spec=spec))
+    spec = sound.setup.spec.model_copy(update={"rollout": rollout})
+    changed = replace(sound, setup=replace(sound.setup, spec=spec))
     by_name = {identity.name: identity for identity in IDENTITIES}
     result = by_name["turns"].check(changed)
     assert result.violated == violated

@@ -16,9 +16,9 @@ from rlx.batch import build_token_batch, list_batch_rows
 from rlx.cli import main
 from rlx.evaluation.answers import limit_to_one_answer
 from rlx.launch.submission import submit_run
+from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.probe import ProbeContext
-from rlx.recipe import build_recipe
 from rlx.record.recorder import Recorder
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
@@ -157,7 +157,7 @@ def recorded(registry, pool, experiment, sets):
     read, plugins = check_file(EXPERIMENTS / experiment, overrides)
     run, _ = submit_run(registry, read, plugins, again=True)
     for step, phase in enumerate(read.spec.phases, start=1):
-        parts = build_recipe(read.spec.resolve_phase_spec(phase))
+        parts = build_setup(read.spec.resolve_phase_spec(phase))
         table, statistics = one_step(parts, step, pool)
         add(registry, run, step, table, {"phase": phase.name, **statistics})
     return run
@@ -444,7 +444,7 @@ def record_probes(registry, pool):
     """A run of one step and two probes, after 0 and 1 steps; all of it real but the model."""
     run = recorded(registry, pool, "countdown.yaml", {**SMALL, **WHOLE, **PROBE})
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
-    parts = build_recipe(spec)
+    parts = build_setup(spec)
     means = ProbeContext(
         plan=limit_to_one_answer(parts.plan),
         sampler=Sayings(),

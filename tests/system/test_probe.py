@@ -8,8 +8,8 @@ import torch
 from patience import LIMIT
 
 from rlx.model import build_policy
+from rlx.phase_setup import build_setup
 from rlx.probe.statistics import GRID
-from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
 from rlx.run.probes import build_probe_context, probe_problems
 from rlx.sampler import TransformersSampler
@@ -172,7 +172,7 @@ def test_a_text_that_the_model_cannot_write_is_refused(probed):
 
 def test_two_ranks_find_what_one_finds(probed):
     spec = ExperimentSpec.model_validate_json((probed.root / "spec.json").read_text())
-    parts = build_recipe(spec)
+    parts = build_setup(spec)
     model = PretrainedModelSpec(path=str(probed.root / "model"), chat_template=False)
     policy = build_policy(model, seed=0)
     sampler = TransformersSampler(policy, max_rows=512, device=torch.device("cpu"))

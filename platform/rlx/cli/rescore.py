@@ -100,7 +100,7 @@ def _show_rescored_row(run: RunRecord, changed: ChangedRow, console: "Console") 
 
     found = changed.found
     folder = locate_run_folder(run)
-    speech = load_run_speech(found.recipe.spec.model, folder.tokenizer, folder.model)
+    speech = load_run_speech(found.setup.spec.model, folder.tokenizer, folder.model)
     kind = escape_unprintable(found.stored.rows.places[changed.number][3])
     heads = ("token", "mask", "reward then", "now", "advantage then", "now")
     table = build_table(

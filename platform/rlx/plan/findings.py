@@ -30,12 +30,12 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
 
     Where placeholders stand in for the problems, a plugin's failure is only a warning.
     """
-    plan, stand_ins = trial.recipe.plan, bool(trial.note)
+    plan, stand_ins = trial.setup.plan, bool(trial.note)
     for number, level in enumerate(plan.levels):
         yield from _check_turn(trial, level, is_first=number == 0)
     if plan.talk is not None:
         yield from _check_trial_environment(trial, plan.talk, stand_ins=stand_ins)
-    for reward in trial.recipe.rewards:
+    for reward in trial.setup.rewards:
         yield from _check_trial_reward(trial, reward, stand_ins)
     if trial.train is None or trial.rewards is None:
         if not trial.is_faulty:
@@ -117,7 +117,7 @@ def _build_reward_diagnostic(
 def _check_trial_mask(
     trial: PlanTrial, train: TrainBatch, rewards: CreditInputs
 ) -> Iterator[Diagnostic]:
-    name = trial.recipe.spec.mask.plugin
+    name = trial.setup.spec.mask.plugin
     if not train.mask.any():
         yield build_error(
             ("mask",),
@@ -139,7 +139,7 @@ def _check_trial_mask(
             "use `on_missing_turn: to_last_token` to keep it, or widen the mask",
         )
     foreign = train.mask & (train.batch.turn_ids == NO_TURN)
-    if foreign.any() and trial.recipe.spec.loss.old_logprobs == "behaviour":
+    if foreign.any() and trial.setup.spec.loss.old_logprobs == "behaviour":
         yield build_error(
             ("mask",),
             f"mask strategy {name!r} selects tokens that the policy did not write: their "
@@ -160,7 +160,7 @@ def _find_learning_kinds(trial: PlanTrial, train: TrainBatch) -> dict[str, bool]
 
 
 def _check_trial_advantages(trial: PlanTrial, train: TrainBatch) -> Iterator[Diagnostic]:
-    name = trial.recipe.spec.estimator.plugin
+    name = trial.setup.spec.estimator.plugin
     if not torch.isfinite(train.advantages).all():
         message = f"estimator plugin {name!r} returns advantages that are not finite"
         yield build_error(("estimator",), message, kind="plugin")
@@ -215,7 +215,7 @@ def _check_turn(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterat
 
 def _is_level_turn(trial: PlanTrial, level: TurnLevel, segment: Segment) -> bool:
     """Whether a segment is a turn sampled at this level."""
-    talk = trial.recipe.plan.talk
+    talk = trial.setup.plan.talk
     if talk is None:
         return segment.kind == level.kind
     return segment.author == "policy" and talk.sampling(segment.turn) == level.turn
@@ -288,7 +288,7 @@ def _check_trial_environment(
 
 def _build_environment_diagnostic(trial: PlanTrial, stand_ins: bool) -> Diagnostic:
     """The first failure of the environment, with the turn that caused it."""
-    use = trial.recipe.spec.rollout
+    use = trial.setup.spec.rollout
     name = use.environment.plugin if isinstance(use, EnvironmentRolloutSpec) else ""
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
@@ -326,7 +326,7 @@ def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[D
             f"{ended} of {_count_rollouts(trial)} synthetic rollouts exceed the {room} tokens "
             f"that the model holds, and end early; {may_take}"
         )
-    tiny = isinstance(trial.recipe.spec.model, TinyModelSpec)
+    tiny = isinstance(trial.setup.spec.model, TinyModelSpec)
     yield build_warning(
         ("model", "max_position") if tiny else ("rollout", "max_turns"),
         message,

@@ -64,7 +64,7 @@ def token_budget(trial: "PlanTrial") -> TokenBudget:
 
     Observations have the length that they have in the synthetic rollouts.
     """
-    recipe, talk = trial.recipe, trial.recipe.plan.talk
+    setup, talk = trial.setup, trial.setup.plan.talk
     if talk is None:
         levels = tuple(_count_level_tokens(trial))
         sums = [_sum_tree_tokens(levels, at_limit) for at_limit in (False, True)]
@@ -73,10 +73,10 @@ def token_budget(trial: "PlanTrial") -> TokenBudget:
         rollouts = levels[0].openings * talk.count * talk.players
         sums = [_sum_dialogue_tokens(levels, rollouts, at_limit) for at_limit in (False, True)]
     (made_up, *expected), (at_most, *bound) = sums
-    if "greedy_scores" in recipe.needs:  # greedy answers are sampled, but not trained on
+    if "greedy_scores" in setup.needs:  # greedy answers are sampled, but not trained on
         made_up += levels[0].openings * levels[0].made_up
         at_most += levels[0].openings * levels[0].at_most
-    again = recipe.spec.rollout.dynamic_sampling
+    again = setup.spec.rollout.dynamic_sampling
     return TokenBudget(
         levels=levels,
         sampled=(made_up, at_most * (again.max_batches if again else 1)),
@@ -86,8 +86,8 @@ def token_budget(trial: "PlanTrial") -> TokenBudget:
 
 
 def _count_level_tokens(trial: "PlanTrial") -> Iterator[LevelTokens]:
-    above = trial.recipe.spec.rollout.prompts_per_step
-    for number, level in enumerate(trial.recipe.plan.levels, start=1):
+    above = trial.setup.spec.rollout.prompts_per_step
+    for number, level in enumerate(trial.setup.plan.levels, start=1):
         openings, turns = _list_turn_lengths(trial, number)
         yield LevelTokens(
             kind=level.kind,
@@ -102,7 +102,7 @@ def _count_level_tokens(trial: "PlanTrial") -> Iterator[LevelTokens]:
 
 def _count_dialogue_tokens(trial: "PlanTrial", talk: EnvironmentPlan) -> Iterator[LevelTokens]:
     """Yields the turns of a rollout, first to last."""
-    prompts = trial.recipe.spec.rollout.prompts_per_step
+    prompts = trial.setup.spec.rollout.prompts_per_step
     observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trial, k)[0]]
     sampled = len(_list_turn_lengths(trial, 1)[1])
     for number in range(1, talk.last + 1):
@@ -217,7 +217,7 @@ def estimate_step_memory(
     from stage 3. Offloaded optimizer state is in host memory. The sampler's cache is freed before
     an update, during which vLLM on a shared GPU sleeps.
     """
-    spec, needs = trial.recipe.spec, trial.recipe.needs
+    spec, needs = trial.setup.spec, trial.setup.needs
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
     learned = shape.parameters if lora is None else shape.adapters(lora)
     largest = shape.parameters if "values" in needs else learned

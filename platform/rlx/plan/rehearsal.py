@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RlxError
+from rlx.phase_setup import build_setup
 from rlx.plan.findings import check_trial
 from rlx.plan.stand_ins import PlanSpeech, load_plan_problems, load_speech
 from rlx.plan.stopping_bias import find_stopping_bias
 from rlx.plan.trial import PlanTrial, run_trial
-from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
 from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec
 from rlx.spec.reading import (
@@ -204,7 +204,7 @@ def _run_phase_trial(spec: ExperimentSpec, speech: PlanSpeech, pool: RewardPool)
     Raises:
         SpecError, PluginError, EnvironmentFault: as `load_plan_problems` and `run_trial`.
     """
-    recipe = build_recipe(spec)
-    wanted = _PROMPTS if recipe.plan.rows_per_prompt < _MANY_ROWS_PER_PROMPT else _PROMPTS - 1
-    problems = load_plan_problems(spec, recipe.task, min(wanted, spec.rollout.prompts_per_step))
-    return run_trial(recipe, problems, speech, pool)
+    setup = build_setup(spec)
+    wanted = _PROMPTS if setup.plan.rows_per_prompt < _MANY_ROWS_PER_PROMPT else _PROMPTS - 1
+    problems = load_plan_problems(spec, setup.task, min(wanted, spec.rollout.prompts_per_step))
+    return run_trial(setup, problems, speech, pool)

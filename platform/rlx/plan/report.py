@@ -30,6 +30,7 @@ from typing import Any
 
 from rlx.batch import list_batch_rows
 from rlx.discovery import ExperimentPlugins, resolve_plugins
+from rlx.phase_setup import build_setup
 from rlx.plan.memory import (
     MemoryEstimate,
     TokenBudget,
@@ -42,7 +43,6 @@ from rlx.plan.rehearsal import rehearse_experiment
 from rlx.plan.row_accounts import RowAccount, RowAccountBuilder, TokenStretch, place_named_rewards
 from rlx.plan.stand_ins import EncodingDialogue
 from rlx.plan.trial import PlanTrial, describe_row_kind
-from rlx.recipe import build_recipe
 from rlx.rollout import build_piece_splitter
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec
@@ -184,7 +184,7 @@ def count_trial_losses(trial: PlanTrial) -> MissingCounts:
     train, rewards = trial.train, trial.rewards
     if train is None or rewards is None:
         raise ValueError("the trial has no credit")
-    declared = [level.turn.spans for level in trial.recipe.plan.levels]
+    declared = [level.turn.spans for level in trial.setup.plan.levels]
     without = 0
     for row in train.batch.rows:
         segments = [trial.trees[row.tree].segments[turn] for turn in row.turns]
@@ -326,7 +326,7 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
 def _build_phase_report(
     alike: Sequence[PhaseSpec], trial: PlanTrial, speech: EncodingDialogue
 ) -> PhaseReport:
-    spec = trial.recipe.spec
+    spec = trial.setup.spec
     rows = _build_row_accounts(trial, speech)
     tokens = token_budget(trial)
     shape = trial.shape
@@ -374,7 +374,7 @@ def _build_row_accounts(trial: PlanTrial, speech: EncodingDialogue) -> tuple[Row
             rewards.turn_present,
             batch.turn_ids,
             train.mask,
-            trial.recipe.spec.credit,
+            trial.setup.spec.credit,
         ),
         lost=train.placed.lost,
     )
@@ -416,7 +416,7 @@ def _get_raw_reward(row: RowAccount, name: str) -> float | None:
 
 
 def _describe_schedule(trial: PlanTrial) -> str:
-    spec, plan = trial.recipe.spec.rollout, trial.recipe.plan
+    spec, plan = trial.setup.spec.rollout, trial.setup.plan
     counts = " × ".join(f"{v.count} {pluralize_noun(v.kind)}" for v in plan.levels)
     if plan.talk is not None:
         counts = f"{plan.talk.count} rollouts of up to {plan.talk.max_turns} turns"
@@ -454,7 +454,7 @@ def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
     if (rule := rollout.curriculum) is not None:
         settings.append(("curriculum", f"by {rule.by}, at least {rule.floor:g}"))
     if (expected := loss.expected) is not None:
-        values = len(build_recipe(spec).rules.confidences)
+        values = len(build_setup(spec).rules.confidences)
         what = f"{expected.score} of {expected.of} over {values} values × {expected.coefficient:g}"
         settings.append((f"expected score of {expected.span}", what))
     return [(what, str(value)) for what, value in settings]

@@ -12,11 +12,11 @@ from torch.nn.functional import pad
 from rlx.batch import list_batch_rows
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
 from rlx.errors import PluginError
+from rlx.phase_setup import PhaseSetup, build_environment_host
 from rlx.plan.model_shape import ModelShape, load_model_shape
 from rlx.plan.responses import FakeSession, Rehearsal, ResponseAuthor, ScriptedPolicy
 from rlx.plan.stand_ins import EncodingDialogue, PlanProblems, PlanSpeech, fit_to_vocabulary
 from rlx.plugin import Problem, Rehearsed
-from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
 from rlx.row_rewards import build_scored_rows, find_lost_rows
@@ -37,7 +37,7 @@ class PlanTrial:
     """Result of running synthetic rollouts.
 
     Attributes:
-        recipe: recipe of the phase.
+        setup: setup of the phase.
         note: what stands in for the task's problems; "" if they are its own.
         smaller: which groups are smaller than the experiment's; "" if none is.
         shape: dimensions of the model; None if unknown on this machine.
@@ -50,7 +50,7 @@ class PlanTrial:
         stopped: why credit could not be assigned; "" if it was.
     """
 
-    recipe: Recipe
+    setup: PhaseSetup
     note: str = ""
     smaller: str = ""
     shape: ModelShape | None
@@ -125,7 +125,7 @@ def describe_row_kind(rows: Sequence[_RowOfTurns]) -> str:
 
 
 def run_trial(
-    recipe: Recipe, problems: PlanProblems, loaded: PlanSpeech, pool: RewardPool
+    setup: PhaseSetup, problems: PlanProblems, loaded: PlanSpeech, pool: RewardPool
 ) -> PlanTrial:
     """Samples synthetic rollouts in the shape of the phase and assigns credit to them.
 
@@ -142,15 +142,15 @@ def run_trial(
             replace(p, prompt=fit_to_vocabulary(speech, fill_turn_template(speech, "{prompt}", p)))
             for p in plan_problems
         ]
-    whole = recipe.plan
+    whole = setup.plan
     if whole.talk is not None:  # its faults are recorded and do not end the plan
         whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
     one = whole.copy_with_siblings(1)
     script = None
-    if whole.talk is not None and isinstance(recipe.task, Rehearsed) and not problems.note:
-        script = ScriptedPolicy.from_experiment(recipe.spec, recipe.task)
-    shape = load_model_shape(recipe.spec.model, loaded.vocabulary)
-    stage = _TrialRunner(recipe, problems.note, shape, speech, script, pool)
+    if whole.talk is not None and isinstance(setup.task, Rehearsed) and not problems.note:
+        script = ScriptedPolicy.from_experiment(setup.spec, setup.task)
+    shape = load_model_shape(setup.spec.model, loaded.vocabulary)
+    stage = _TrialRunner(setup, problems.note, shape, speech, script, pool)
     first = stage.build_trial(one, plan_problems[:1])
     if first.stuck_plugin:
         return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
@@ -195,7 +195,7 @@ class _TrialRunner:
         script: the scripted policy; None if the task has none for these problems.
     """
 
-    recipe: Recipe
+    setup: PhaseSetup
     note: str
     shape: ModelShape | None
     speech: EncodingDialogue
@@ -204,11 +204,11 @@ class _TrialRunner:
 
     def build_trial(self, plan: RolloutPlan, problems: Sequence[Problem]) -> PlanTrial:
         """Samples rollouts of a plan and scores them."""
-        recipe, speech = self.recipe, self.speech
-        seeds = [derive_seed(recipe.spec.seed, "plan", i) for i in range(len(problems))]
+        setup, speech = self.setup, self.speech
+        seeds = [derive_seed(setup.spec.seed, "plan", i) for i in range(len(problems))]
         room = (self.shape and self.shape.positions) or sys.maxsize
-        author = ResponseAuthor(plan, recipe.spec.rollout, recipe.task, speech)
-        host = build_environment_host(recipe, self.pool)
+        author = ResponseAuthor(plan, setup.spec.rollout, setup.task, speech)
+        host = build_environment_host(setup, self.pool)
         if host is None or plan.talk is None:
             trees = sample_rollout_trees(
                 plan, problems, seeds, FakeSession(author, problems, room), speech
@@ -217,34 +217,34 @@ class _TrialRunner:
             there = Rehearsal(author, self.script, problems, seeds, plan.talk, host, room)
             trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
         return PlanTrial(
-            recipe=recipe,
+            setup=setup,
             note=self.note,
             shape=self.shape,
             trees=trees,
             table=score_rollouts(
-                trees, [_relax_error_policy(reward) for reward in recipe.rewards], self.pool
+                trees, [_relax_error_policy(reward) for reward in setup.rewards], self.pool
             ),
             is_scripted=plan.talk is not None and self.script is not None,
         )
 
 
 def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
-    spec = trial.recipe.spec
-    recipe = replace(
-        trial.recipe,
-        mask=_wrap_plugin("mask", spec.mask.plugin, trial.recipe.mask),
-        estimator=_wrap_plugin("estimator", spec.estimator.plugin, trial.recipe.estimator),
+    spec = trial.setup.spec
+    setup = replace(
+        trial.setup,
+        mask=_wrap_plugin("mask", spec.mask.plugin, trial.setup.mask),
+        estimator=_wrap_plugin("estimator", spec.estimator.plugin, trial.setup.estimator),
     )
-    learning = recipe.plan.list_learning_trees(len(trial.trees))
+    learning = setup.plan.list_learning_trees(len(trial.trees))
     lost = find_lost_rows(trial.trees, trial.table) | {
         (row.tree, row.segment) for row in list_batch_rows(trial.trees) if row.tree not in learning
     }
-    rows = build_scored_rows(recipe, trial.trees, trial.table, without=lost)
+    rows = build_scored_rows(setup, trial.trees, trial.table, without=lost)
     if rows is None:
         return replace(trial, stopped="no rollout could be scored")
-    streams, made_up = _sample_streams(recipe, rows)
+    streams, made_up = _sample_streams(setup, rows)
     try:
-        train = assign_credit(rows, streams, recipe.rules)
+        train = assign_credit(rows, streams, setup.rules)
     except TurnWithoutTokens as error:
         return replace(trial, rewards=rows.rewards, stopped=str(error))
     return replace(trial, rewards=rows.rewards, train=train, made_up=made_up)
@@ -266,10 +266,10 @@ def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable
     return call_plugin
 
 
-def _sample_streams(recipe: Recipe, rows: ScoredRows) -> tuple[TokenStreams, tuple[str, ...]]:
+def _sample_streams(setup: PhaseSetup, rows: ScoredRows) -> tuple[TokenStreams, tuple[str, ...]]:
     """Synthetic model outputs, limited to the streams that the experiment needs."""
-    draw = torch.Generator().manual_seed(derive_seed(recipe.spec.seed, "plan", "streams"))
-    providers = {STREAMS[need].provider for need in recipe.needs if need in STREAMS}
+    draw = torch.Generator().manual_seed(derive_seed(setup.spec.seed, "plan", "streams"))
+    providers = {STREAMS[need].provider for need in setup.needs if need in STREAMS}
     optional = {
         stream.name: _sample_stream(stream, rows, draw)
         for stream in STREAMS.values()
@@ -278,7 +278,7 @@ def _sample_streams(recipe: Recipe, rows: ScoredRows) -> tuple[TokenStreams, tup
     streams = TokenStreams(
         old_logprobs=rows.batch.behaviour_logprobs,
         optional=optional,
-        beta=recipe.spec.credit.kl_coef,
+        beta=setup.spec.credit.kl_coef,
     )
     titles = (STREAMS[name].title or name.replace("_", " ") for name in optional)
     return streams, ("responses", "behaviour log-probabilities", *titles)

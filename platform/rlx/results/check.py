@@ -15,8 +15,8 @@ import pyarrow as pa
 from rlx.discovery import build_plugin, describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError
 from rlx.home import get_rlx_home
+from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
-from rlx.recipe import Recipe, build_recipe
 from rlx.record import read_probe, read_step
 from rlx.results.evidence import SHOWN, IdentityResult, StepEvidence, Violation
 from rlx.results.identities import IDENTITIES, check_probe_scores
@@ -106,10 +106,10 @@ class AuditReport:
 class _AuditedPhase:
     """Everything needed to recompute a phase's figures.
 
-    `recipe` contains only the rewards that can be scored on this machine.
+    `setup` contains only the rewards that can be scored on this machine.
     """
 
-    recipe: Recipe
+    setup: PhaseSetup
     strategy: Mask
     estimator: Estimator
     unchecked: tuple[str, ...]
@@ -158,7 +158,7 @@ def check_run(
                 evidence = StepEvidence(
                     step=step,
                     stored=read_step(table),
-                    recipe=phase.recipe,
+                    setup=phase.setup,
                     strategy=phase.strategy,
                     estimator=phase.estimator,
                     beta=statistics["beta"],
@@ -174,7 +174,7 @@ def check_run(
             table, found = _load_body_table(run, probe.step, probe.path, probe.sha256)
             bodies.add(found)
             if table is not None and whole is not None:
-                probed.add(check_probe_scores(probe.step, read_probe(table), whole.recipe, pool))
+                probed.add(check_probe_scores(probe.step, read_probe(table), whole.setup, pool))
             show(probe.step)
     used = [*phases.values(), *([whole] if whole else [])]
     return AuditReport(
@@ -228,7 +228,7 @@ def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _Aud
         *_describe_mask_reach(here, plugins.mask, name),
         *describe_plugin_changes(plugins.provenance, run.plugins),
     )
-    return _AuditedPhase(build_recipe(here), plugins.mask, plugins.estimator, unchecked, notes)
+    return _AuditedPhase(build_setup(here), plugins.mask, plugins.estimator, unchecked, notes)
 
 
 def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, tuple[str, ...]]:

@@ -31,8 +31,8 @@ from rlx.launch import (
     open_registry,
 )
 from rlx.model import compute_model_fingerprint
+from rlx.phase_setup import PhaseSetup, build_environment_host, build_setup
 from rlx.plan import check_read_spec, validate_document
-from rlx.recipe import Recipe, build_environment_host, build_recipe
 from rlx.record import Recorder, update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target
@@ -311,10 +311,10 @@ def answer_suite(
                 show(Progress(name, before + done, sum(counts.values())))
 
             try:
-                recipe = build_recipe(own)
-                folder = kept / _compute_answers_digest(recipe, suite, mark)
+                setup = build_setup(own)
+                folder = kept / _compute_answers_digest(setup, suite, mark)
                 answers[name] = _answer_set(
-                    recipe, suite, counts[name], context, folder, report_suite_progress
+                    setup, suite, counts[name], context, folder, report_suite_progress
                 )
             except SpecError as error:
                 raise SpecError(f"set {name!r} of the suite: {error}") from error
@@ -322,7 +322,7 @@ def answer_suite(
 
 
 def _answer_set(
-    recipe: Recipe,
+    setup: PhaseSetup,
     suite: SuiteSpec,
     count: int,
     context: LoadedModel,
@@ -331,7 +331,7 @@ def _answer_set(
 ) -> list[ScoredAnswer]:
     """Answers one set, reading cached batches where there are any."""
     sampling = {"top_k": 1} if suite.greedy else {}
-    plan = recipe.plan.copy_with_sampling(suite.samples, **sampling)
+    plan = setup.plan.copy_with_sampling(suite.samples, **sampling)
     data = derive_seed(suite.seed, "held out")
     found: list[ScoredAnswer] = []
     for first in range(0, count, BATCH):
@@ -344,21 +344,21 @@ def _answer_set(
             found += batch
             continue
         try:
-            drawn = build_prompt_fit(context.policy, recipe).draw_held_out(
-                lambda n: recipe.task.problem("test", n, data), numbers
+            drawn = build_prompt_fit(context.policy, setup).draw_held_out(
+                lambda n: setup.task.problem("test", n, data), numbers
             )
         except ValueError as error:  # no problem matches the task's options
             raise SpecError(str(error)) from error
         seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]
-        host = build_environment_host(recipe, context.pool)
+        host = build_environment_host(setup, context.pool)
         with context.sampler.session() as session:
             trees = sample_rollout_trees(
                 plan, drawn.problems, seeds, session, context.policy.dialogue, host
             )
-        table = score_rollouts(trees, recipe.rewards, context.pool)
+        table = score_rollouts(trees, setup.rewards, context.pool)
         batch = [
             replace(answer, problem=drawn.numbers[answer.problem])
-            for answer in read_answers(plan, trees, table, recipe.spec.evaluation.correct)
+            for answer in read_answers(plan, trees, table, setup.spec.evaluation.correct)
         ]
         _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
         found += batch
@@ -366,10 +366,10 @@ def _answer_set(
     return found
 
 
-def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, mark: str) -> str:
+def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> str:
     """Digest of everything that determines an answer: the model, the set's spec, the plugins' code
     and data, and the sampling settings; and of what is stored of it."""
-    spec, plugins = recipe.spec.dump_resolved(), resolve_plugins(recipe.spec)
+    spec, plugins = setup.spec.dump_resolved(), resolve_plugins(setup.spec)
     sections = ("task", "rollout", "rewards", "sampler", "evaluation")
     settings = {name: spec[name] for name in sections}
     del settings["evaluation"]["distinct"]  # a suite draws its own problems

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch, list_batch_rows
 from rlx.credit import CreditInputs
+from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Estimator, Mask
-from rlx.recipe import Recipe
 from rlx.record import StoredStep, TrainedRows
 from rlx.reward import RewardPool
 from rlx.row_rewards import build_scored_rows
@@ -68,9 +68,9 @@ class StepEvidence:
     Attributes:
         step: step number.
         stored: the step as read from disk; it has trained rows.
-        recipe: recipe of the phase, from the run's spec.
-        strategy: options of `recipe.mask`.
-        estimator: options of `recipe.estimator`.
+        setup: setup of the phase, from the run's spec.
+        strategy: options of `setup.mask`.
+        estimator: options of `setup.estimator`.
         beta: β of KL in the reward.
         state: estimator state carried over from the previous step.
         max_tokens: token budget of each kind of turn.
@@ -79,7 +79,7 @@ class StepEvidence:
 
     step: int
     stored: StoredStep
-    recipe: Recipe
+    setup: PhaseSetup
     strategy: Mask
     estimator: Estimator
     beta: float
@@ -98,7 +98,7 @@ class StepEvidence:
         trained = {(tree, segment) for tree, segment, *_ in self.rows.places}
         every = {(row.tree, row.segment) for row in list_batch_rows(self.stored.trees)}
         rows = build_scored_rows(
-            self.recipe,
+            self.setup,
             self.stored.trees,
             self.stored.rewards,
             without=every - trained,
@@ -129,7 +129,7 @@ class StepEvidence:
             beta=self.beta,
             state=self.state,
         )
-        rules = replace(self.recipe.rules, max_tokens=self.max_tokens)
+        rules = replace(self.setup.rules, max_tokens=self.max_tokens)
         return assign_credit(self.scored_rows, streams, rules)
 
     @cached_property

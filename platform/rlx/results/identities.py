@@ -17,9 +17,9 @@ from rlx.credit import (
     has_score_spread,
     sum_token_rewards,
 )
+from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Estimator
 from rlx.probe import build_response_tree
-from rlx.recipe import Recipe
 from rlx.record import StoredPoint
 from rlx.results.evidence import SHOWN, IdentityResult, StepEvidence, Value, Violation
 from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
@@ -83,7 +83,7 @@ def _check_stored_scores(e: StepEvidence) -> IdentityResult:
     }
     checked, wrong = 0, []
     for place, differing in _rescore_stored_rewards(
-        e.stored.trees, e.stored.rewards, e.recipe.rewards, e.pool
+        e.stored.trees, e.stored.rewards, e.setup.rewards, e.pool
     ):
         checked += 1
         for what, before, after in differing:
@@ -133,7 +133,7 @@ def _check_turn_ids(e: StepEvidence) -> IdentityResult:
 
 @_identity("masks", "the mask matches the strategy's", "tokens")
 def _check_masks(e: StepEvidence) -> IdentityResult:
-    expected = e.recipe.mask(e.batch)
+    expected = e.setup.mask(e.batch)
     return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(e.rows.own.sum()))
 
 
@@ -154,7 +154,7 @@ def _check_response_mask(e: StepEvidence) -> IdentityResult:
 @_identity("mass", "placed plus lost reward equals the reward given", "rows")
 def _check_reward_mass(e: StepEvidence) -> IdentityResult:
     rewards = e.rewards
-    reduce = e.recipe.spec.credit.turn_reduce or e.recipe.rules.placement.turn_reduce
+    reduce = e.setup.spec.credit.turn_reduce or e.setup.rules.placement.turn_reduce
     turns = torch.where(rewards.turn_present, rewards.turn_rewards, 0.0).double()
     count = rewards.turn_present.sum(dim=1).clamp(min=1) if reduce == "mean" else 1
     expected = turns.sum(dim=1) / count + rewards.global_rewards.double()
@@ -335,7 +335,7 @@ def _find_miscounted_turns(e: StepEvidence, number: int) -> Iterator[tuple[int, 
 
 def _get_turn_limit(e: StepEvidence) -> int | None:
     """Maximum turns of a rollout, the forced answer included; None if there is no limit."""
-    rollout = e.recipe.spec.rollout
+    rollout = e.setup.spec.rollout
     if not isinstance(rollout, EnvironmentRolloutSpec):
         return None
     return rollout.max_turns + (rollout.forced_answer is not None)
@@ -345,7 +345,7 @@ def _list_stored_rewards(e: StepEvidence) -> Iterator[tuple[Place, str, str | No
     """Yields every stored reward that the spec names: its place, its name, and what it belongs to
     if it is misplaced, else None. Rewards of plugins that cannot be used here are not in the spec.
     """
-    spec, trees, rewards = e.recipe.spec.rewards, e.stored.trees, e.stored.rewards
+    spec, trees, rewards = e.setup.spec.rewards, e.stored.trees, e.stored.rewards
     for (tree, segment), entries in rewards.turns.items():
         kind = trees[tree].segments[segment].kind
         for name in entries:
@@ -378,17 +378,17 @@ def _spread_turn_values(values: Tensor, turn_ids: Tensor, mask: Tensor) -> tuple
 
 
 def check_probe_scores(
-    step: int, points: Sequence[StoredPoint], recipe: Recipe, pool: RewardPool
+    step: int, points: Sequence[StoredPoint], setup: PhaseSetup, pool: RewardPool
 ) -> IdentityResult:
     """Checks that rescoring the stored texts of a probe gives the stored scores.
 
     Args:
         step: step of the run.
         points: stored points of the probe.
-        recipe: recipe of the base experiment, which probes use in every phase.
+        setup: setup of the base experiment, which probes use in every phase.
         pool: workers that score rewards.
     """
-    level = recipe.plan.levels[0]
+    level = setup.plan.levels[0]
     trees = [build_response_tree(p.problem, (), level, p.responses) for p in points]
     places = [
         ((t, s), point, s - 1) for t, point in enumerate(points) for s in trees[t].policy_segments
@@ -400,7 +400,7 @@ def check_probe_scores(
         rollouts={place: point.global_rewards[i] for place, point, i in places},
     )
     checked, wrong = 0, []
-    for (t, s), differing in _rescore_stored_rewards(trees, stored, recipe.rewards, pool):
+    for (t, s), differing in _rescore_stored_rewards(trees, stored, setup.rewards, pool):
         checked += 1
         for what, before, after in differing:
             point = points[t]
@@ -457,7 +457,7 @@ def _describe_entry_details(entry: RewardEntry) -> str:
 
 def _avoids_exponentials(e: StepEvidence) -> bool:
     """Whether the KL estimator has no exponential, whose last bit differs between CPUs."""
-    return e.recipe.spec.credit.kl_penalty not in ("k3", "low_var_kl")
+    return e.setup.spec.credit.kl_penalty not in ("k3", "low_var_kl")
 
 
 def _compare_token_stream(
@@ -489,7 +489,7 @@ class _Groups:
     @staticmethod
     def from_evidence(e: StepEvidence) -> "_Groups":
         scores = e.recomputed_batch.scores.total_score
-        if e.recipe.spec.credit.score_source == "token_rewards" and e.estimator.reads == "scores":
+        if e.setup.spec.credit.score_source == "token_rewards" and e.estimator.reads == "scores":
             scores = sum_token_rewards(e.recomputed_batch.token_rewards, e.mask)
         groups = assign_comparison_groups(
             e.batch.group_ids, e.batch.tree_ids, e.batch.levels, e.batch.is_confidence, e.estimator

@@ -11,6 +11,7 @@ from rlx.launch import (
     locate_run_folder,
     open_registry,
 )
+from rlx.phase_setup import build_setup
 from rlx.plan import check_read_spec, validate_document
 from rlx.probe import (
     ProbeResult,
@@ -21,7 +22,6 @@ from rlx.probe import (
     draw_verbal_against_sampled,
     settings_of,
 )
-from rlx.recipe import build_recipe
 from rlx.record import Recorder, probe_table, update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.results.models import TrainedModel, load_model, open_target
@@ -226,7 +226,7 @@ def probe_exported(
     """
     if spec.probe is None:
         raise SpecError("the experiment has no `probe:` section")
-    recipe = build_recipe(spec)
+    setup = build_setup(spec)
     with load_model(spec, model) as loaded:
-        context = build_probe_context(recipe, loaded.policy, loaded.sampler, loaded.pool)
+        context = build_probe_context(setup, loaded.policy, loaded.sampler, loaded.pool)
         return probe_problems(spec.probe, context, spec.seed, None, show)

@@ -18,8 +18,8 @@ from rlx.batch import TokenBatch, list_batch_rows
 from rlx.discovery import describe_plugin_changes
 from rlx.errors import ShapeError, SpecError
 from rlx.launch import get_registry_url, open_registry
+from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, read_spec, validate_document
-from rlx.recipe import Recipe, build_recipe
 from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.reporting import ShowProgress, ignore_progress
 from rlx.results.requests import RescoreRequest, check_sections
@@ -53,7 +53,7 @@ class RescoredStep:
         table: new rewards of all its trees.
         rows: recomputed rows: the stored rows that still have all their rewards.
         kept: `[B']` index of each of them among the stored rows.
-        recipe: the recipe that computed them.
+        setup: the setup that computed them.
     """
 
     step: int
@@ -62,7 +62,7 @@ class RescoredStep:
     table: RewardTable
     rows: TrainedRows
     kept: Tensor
-    recipe: Recipe
+    setup: PhaseSetup
 
 
 @dataclass
@@ -231,7 +231,7 @@ def rescore_steps(
         RegistryError: the steps were recorded by another version of rlx.
     """
     phases = {phase.name: phase for phase in spec.phases}
-    recipe: dict[str, Recipe] = {}
+    setup: dict[str, PhaseSetup] = {}
     controllers: ControllerState | None = None
     last = 0
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
@@ -240,9 +240,9 @@ def rescore_steps(
             statistics = body.statistics
             stored = read_step(read_body(Path(str(run.directory)) / body.path, body.sha256))
             name = statistics["phase"]
-            if name not in recipe:
-                recipe[name] = build_recipe(spec.resolve_phase_spec(phases[name]))
-            here = recipe[name]
+            if name not in setup:
+                setup[name] = build_setup(spec.resolve_phase_spec(phases[name]))
+            here = setup[name]
             if step != last + 1:
                 controllers = None
             controllers = _build_controller_state(here, controllers, statistics, own=own)
@@ -255,9 +255,9 @@ def rescore_steps(
 
 
 def _build_controller_state(
-    recipe: Recipe, before: ControllerState | None, statistics: Mapping[str, Any], *, own: bool
+    setup: PhaseSetup, before: ControllerState | None, statistics: Mapping[str, Any], *, own: bool
 ) -> ControllerState:
-    credit, estimator = recipe.spec.credit, recipe.spec.estimator.plugin
+    credit, estimator = setup.spec.credit, setup.spec.estimator.plugin
     if before is not None:
         return ControllerState.begin(credit, before)
     if not own:
@@ -270,18 +270,18 @@ def _recompute_step(
     step: int,
     phase: str,
     stored: StoredStep,
-    recipe: Recipe,
+    setup: PhaseSetup,
     controllers: ControllerState,
     max_tokens: Mapping[str, int],
     pool: RewardPool,
 ) -> tuple[RescoredStep, TrainBatch]:
     trees = stored.trees
-    table = _score_stored_trees(stored, recipe, pool)
+    table = _score_stored_trees(stored, setup, pool)
     rows = stored.rows
     number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(rows.places)}
     every = {(row.tree, row.segment) for row in list_batch_rows(trees)}
     scored = build_scored_rows(
-        recipe, trees, table, without=(every - number.keys()) | find_lost_rows(trees, table)
+        setup, trees, table, without=(every - number.keys()) | find_lost_rows(trees, table)
     )
     if scored is None:
         raise ShapeError(f"step {step}: no row has all of its rewards")
@@ -293,22 +293,22 @@ def _recompute_step(
         kept,
         recomputed=_rescore_greedy(stored, table, batch),
         beta=controllers.kl.beta,
-        state=controllers.states.get(recipe.spec.estimator.plugin, {}),
+        state=controllers.states.get(setup.spec.estimator.plugin, {}),
     )
-    _check_required_streams(recipe, streams, step)
-    rules = replace(recipe.rules, max_tokens={**max_tokens, **recipe.max_tokens})
+    _check_required_streams(setup, streams, step)
+    rules = replace(setup.rules, max_tokens={**max_tokens, **setup.max_tokens})
     train = assign_credit(scored, streams, rules)
-    return RescoredStep(step, phase, stored, table, build_trained_rows(train), kept, recipe), train
+    return RescoredStep(step, phase, stored, table, build_trained_rows(train), kept, setup), train
 
 
-def _score_stored_trees(stored: StoredStep, recipe: Recipe, pool: RewardPool) -> RewardTable:
+def _score_stored_trees(stored: StoredStep, setup: PhaseSetup, pool: RewardPool) -> RewardTable:
     """Scores all trees; greedy baseline trees are scored apart from the others, as in training."""
     numbers = [
         [t for t, role in enumerate(stored.roles) if (role == "greedy") == greedy]
         for greedy in (False, True)
     ]
     tables = [
-        score_rollouts([stored.trees[t] for t in part], recipe.rewards, pool) for part in numbers
+        score_rollouts([stored.trees[t] for t in part], setup.rewards, pool) for part in numbers
     ]
     return RewardTable.merge_tables(tables, numbers)
 
@@ -324,16 +324,16 @@ def _rescore_greedy(
     return {"greedy_scores": compute_answer_scores(stored.trees, table, trees)}
 
 
-def _check_required_streams(recipe: Recipe, streams: TokenStreams, step: int) -> None:
+def _check_required_streams(setup: PhaseSetup, streams: TokenStreams, step: int) -> None:
     """Checks that every stream that the estimator reads was recorded.
 
     Raises:
         SpecError: a stream is missing.
     """
     for stream in STREAMS.values():
-        if stream.is_optional and stream.name in recipe.needs - streams.optional.keys():
+        if stream.is_optional and stream.name in setup.needs - streams.optional.keys():
             raise SpecError(
-                f"estimator {recipe.spec.estimator.plugin!r} or KL reads {stream.name}, which the "
+                f"estimator {setup.spec.estimator.plugin!r} or KL reads {stream.name}, which the "
                 f"run did not record in step {step}: the step cannot be rescored"
             )
 

@@ -1,7 +1,7 @@
 """Runs the training loop of one rank.
 
 Implements the order of a run: phases, steps, evaluation, probes, checkpoints.
-In: a `Recipe`, a rank and the run's folder. Out: the records of every step.
+In: a `PhaseSetup`, a rank and the run's folder. Out: the records of every step.
 `rlx.step` is the algorithm; this package supplies its rollouts and records its results.
 """
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
+from rlx.phase_setup import PhaseSetup, build_environment_host
 from rlx.plugin import Problem
-from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import Curriculum, DrawnProblems, RolloutPlan, RolloutTree, sample_rollout_trees
 from rlx.row_rewards import find_lost_rows, join_row_rewards
@@ -91,7 +91,7 @@ class StepRollouts:
 
 def collect_rollouts(
     context: RunContext,
-    recipe: Recipe,
+    setup: PhaseSetup,
     cursor: int,
     success: Mapping[str, float],
 ) -> StepRollouts:
@@ -105,16 +105,16 @@ def collect_rollouts(
         cursor: number of problems drawn before.
         success: measured success, by the keys of the curriculum.
     """
-    rollout = recipe.spec.rollout
+    rollout = setup.spec.rollout
     count, dynamic = rollout.prompts_per_step, rollout.dynamic_sampling
     parcels: list[ScoredTrees] = []
     draws: list[DrawnProblems] = []
     good: list[int] = []
     examined = 0
     for batch in range(dynamic.max_batches if dynamic else 1):
-        drawn = _draw_problems(context, recipe, cursor + examined, success)
+        drawn = _draw_problems(context, setup, cursor + examined, success)
         seeds = _derive_seeds(context, "rollout", drawn.numbers)
-        parcel = sample_and_score(context, recipe, recipe.plan, drawn.problems, seeds)
+        parcel = sample_and_score(context, setup, setup.plan, drawn.problems, seeds)
         good += [batch * count + t for t in _find_signal_trees(parcel)] if dynamic else []
         parcels.append(parcel)
         draws.append(drawn)
@@ -122,8 +122,8 @@ def collect_rollouts(
         if len(good) >= count:
             break
     trees = [tree for parcel in parcels for tree in parcel.trees]
-    kept = set(good[:count]) or set(recipe.plan.list_learning_trees(count))
-    greedy = _sample_greedily(context, recipe, draws) if "greedy_scores" in recipe.needs else None
+    kept = set(good[:count]) or set(setup.plan.list_learning_trees(count))
+    greedy = _sample_greedily(context, setup, draws) if "greedy_scores" in setup.needs else None
     everyone = [*parcels, *([greedy] if greedy else [])]
     return StepRollouts(
         trees=trees,
@@ -141,24 +141,24 @@ def collect_rollouts(
 
 
 def _sample_greedily(
-    context: RunContext, recipe: Recipe, draws: Sequence[DrawnProblems]
+    context: RunContext, setup: PhaseSetup, draws: Sequence[DrawnProblems]
 ) -> ScoredTrees:
     """Samples one tree for each drawn problem by the most likely tokens, and scores it."""
-    plan = recipe.plan.copy_with_sampling(1, top_k=1)
+    plan = setup.plan.copy_with_sampling(1, top_k=1)
     problems = [problem for drawn in draws for problem in drawn.problems]
     numbers = [number for drawn in draws for number in drawn.numbers]
     seeds = _derive_seeds(context, "greedy", numbers)
-    return sample_and_score(context, recipe, plan, problems, seeds)
+    return sample_and_score(context, setup, plan, problems, seeds)
 
 
 def _draw_problems(
-    context: RunContext, recipe: Recipe, start: int, success: Mapping[str, float]
+    context: RunContext, setup: PhaseSetup, start: int, success: Mapping[str, float]
 ) -> DrawnProblems:
-    data, rollout = derive_seed(context.spec.seed, "train"), recipe.spec.rollout
-    fit, count = build_prompt_fit(context.policy, recipe), rollout.prompts_per_step
+    data, rollout = derive_seed(context.spec.seed, "train"), setup.spec.rollout
+    fit, count = build_prompt_fit(context.policy, setup), rollout.prompts_per_step
 
     def get_problem(number: int) -> Problem:
-        return recipe.task.problem("train", number, data)
+        return setup.task.problem("train", number, data)
 
     if rollout.curriculum is None:
         return fit.draw_train(get_problem, start, count)
@@ -211,19 +211,19 @@ def _find_signal_trees(parcel: ScoredTrees) -> list[int]:
 
 def sample_and_score(
     context: RunContext,
-    recipe: Recipe,
+    setup: PhaseSetup,
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
 ) -> ScoredTrees:
     """Samples and scores each rank's share; returns all trees, in the order of the problems."""
-    share = _sample_own_share(context, recipe, plan, problems, seeds)
+    share = _sample_own_share(context, setup, plan, problems, seeds)
     return _gather_shares(context, share, len(problems), plan.trees_per_prompt)
 
 
 def _sample_own_share(
     context: RunContext,
-    recipe: Recipe,
+    setup: PhaseSetup,
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
@@ -231,7 +231,7 @@ def _sample_own_share(
     """Samples and scores this rank's problems: every `count`-th one, starting at its number."""
     began = time.perf_counter()
     mine = slice(context.ranks.rank, None, context.ranks.count)
-    host = build_environment_host(recipe, context.pool)
+    host = build_environment_host(setup, context.pool)
     context.progress.show_activity("generation")
     own, own_seeds, trees = problems[mine], seeds[mine], []
     at_once = _count_problems_at_once(plan, context.spec.sampler.dialogues_at_once)
@@ -242,7 +242,7 @@ def _sample_own_share(
             )
     sampled = time.perf_counter()
     context.progress.show_activity("scoring")
-    table = score_rollouts(trees, recipe.rewards, context.pool)
+    table = score_rollouts(trees, setup.rewards, context.pool)
     return _RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
 
 

@@ -26,8 +26,8 @@ from rlx.model import (
     build_policy,
     convert_weights,
 )
+from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Task
-from rlx.recipe import Recipe, build_recipe
 from rlx.record import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
@@ -71,7 +71,7 @@ def run_experiment(
     """
     require_engine(spec.sampler)
     progress = ProgressFile(folder.progress if ranks.is_first else None)
-    base = build_recipe(spec)
+    base = build_setup(spec)
     runner = spec.runner
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
@@ -80,7 +80,7 @@ def run_experiment(
         policy = _start_model(spec, base, folder, ranks, progress, recorder)
         progress.show_activity("sampler")
         sampler = ending.enter_context(_open_sampler(spec, policy, ranks))
-        phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
+        phases = [build_setup(spec.resolve_phase_spec(phase)) for phase in spec.phases]
         progress.show_activity("learner")
         critic = _build_critic(spec, policy, phases, ranks)
         learner, reference = _build_learner(spec, policy, phases, ranks, recorder)
@@ -138,10 +138,10 @@ def _record_forms(context: RunContext) -> None:
 
 
 def _build_critic(
-    spec: ExperimentSpec, policy: Policy, phases: Sequence[Recipe], ranks: Ranks
+    spec: ExperimentSpec, policy: Policy, phases: Sequence[PhaseSetup], ranks: Ranks
 ) -> Critic | None:
     """Builds the critic; None if no phase needs values."""
-    if spec.critic is None or not any("values" in recipe.needs for recipe in phases):
+    if spec.critic is None or not any("values" in setup.needs for setup in phases):
         return None
     return Critic(policy, spec.runner, spec.critic, ranks, spec.seed)
 
@@ -149,13 +149,13 @@ def _build_critic(
 def _build_learner(
     spec: ExperimentSpec,
     policy: Policy,
-    phases: Sequence[Recipe],
+    phases: Sequence[PhaseSetup],
     ranks: Ranks,
     recorder: Recorder | None,
 ) -> tuple[Learner, ReferencePolicy | None]:
     """Builds the learner, and the reference policy if some phase uses the KL divergence from it."""
     learned = adapt_policy(policy, spec.model, spec.seed)
-    if not any("reference_logprobs" in recipe.needs for recipe in phases):
+    if not any("reference_logprobs" in setup.needs for setup in phases):
         return Learner(learned, spec.runner, spec.optimizer, ranks), None
     learner, reference = build_learner_with_reference(learned, spec.runner, spec.optimizer, ranks)
     if recorder:
@@ -165,7 +165,7 @@ def _build_learner(
 
 def _start_model(
     spec: ExperimentSpec,
-    recipe: Recipe,
+    setup: PhaseSetup,
     folder: RunFolder,
     ranks: Ranks,
     progress: ProgressFile,
@@ -181,29 +181,29 @@ def _start_model(
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)
 
-    start_warm(spec, recipe, policy, ranks, progress, recorder)
+    start_warm(spec, setup, policy, ranks, progress, recorder)
     convert_weights(policy.model, dtype)
     return policy
 
 
 def _train_phase(
-    context: RunContext, base: Recipe, number: int, at: ResumePoint, stop: StopRequest
+    context: RunContext, base: PhaseSetup, number: int, at: ResumePoint, stop: StopRequest
 ) -> ResumePoint:
     """Trains one phase, or the rest of it; returns the run's position after it."""
     phase = context.spec.phases[number]
-    recipe = build_recipe(context.spec.resolve_phase_spec(phase))
+    setup = build_setup(context.spec.resolve_phase_spec(phase))
     begun = at.done if at.phase == number else 0
-    context.learner.begin_phase(recipe.spec.optimizer, fresh=phase.fresh_optimizer and not begun)
+    context.learner.begin_phase(setup.spec.optimizer, fresh=phase.fresh_optimizer and not begun)
     if context.recorder:
         context.recorder.phase(phase.name)
     step, cursor, learned = at.step, at.cursor, at.learned
-    controllers = ControllerState.begin(recipe.spec.credit, at.controllers)
-    watch = AlarmWatch(recipe.spec.rollout, recipe.environment)
+    controllers = ControllerState.begin(setup.spec.credit, at.controllers)
+    watch = AlarmWatch(setup.spec.rollout, setup.environment)
     restarts = context.sampler.restarts
     for done in range(begun, phase.steps):
         step += 1
-        rate = learning_rate(recipe.spec.optimizer, done, phase.steps)
-        stepped = train_step(context, recipe, phase.name, step, cursor, rate, controllers)
+        rate = learning_rate(setup.spec.optimizer, done, phase.steps)
+        stepped = train_step(context, setup, phase.name, step, cursor, rate, controllers)
         controllers = stepped.controllers
         learned += bool(stepped.figures)
         cursor += stepped.drawn
@@ -234,14 +234,14 @@ def _record_restarts(context: RunContext, step: int, before: int) -> int:
     return count
 
 
-def _run_initial_evaluations(context: RunContext, base: Recipe, step: int) -> None:
+def _run_initial_evaluations(context: RunContext, base: PhaseSetup, step: int) -> None:
     """Runs the evaluation and the probe before training."""
     _evaluate_held_out(context, base, step=step, label="before")
     if context.spec.probe is not None and context.spec.probe.every:
         run_probe(context, base, step=step, label="before")
 
 
-def _run_due_evaluations(context: RunContext, base: Recipe, step: int) -> None:
+def _run_due_evaluations(context: RunContext, base: PhaseSetup, step: int) -> None:
     """Runs the evaluation and the probe that are due after a step."""
     if step == context.spec.steps:
         return
@@ -253,24 +253,24 @@ def _run_due_evaluations(context: RunContext, base: Recipe, step: int) -> None:
         run_probe(context, base, step=step, label="step")
 
 
-def _evaluate_held_out(context: RunContext, recipe: Recipe, *, step: int, label: str) -> None:
+def _evaluate_held_out(context: RunContext, setup: PhaseSetup, *, step: int, label: str) -> None:
     """Evaluates the sampler's current weights on the held-out sets, also greedily if requested."""
-    spec, tasks = context.spec.evaluation, {"held_out": recipe.task, **recipe.variants}
-    plans = {"": limit_to_one_answer(recipe.plan)}
+    spec, tasks = context.spec.evaluation, {"held_out": setup.task, **setup.variants}
+    plans = {"": limit_to_one_answer(setup.plan)}
     if spec.greedy:
-        plans[".greedy"] = recipe.plan.copy_with_sampling(1, top_k=1)
+        plans[".greedy"] = setup.plan.copy_with_sampling(1, top_k=1)
     total, done = spec.problems * len(tasks) * len(plans), 0
     for name, task in tasks.items():
         for how, plan in plans.items():
             context.progress.show(Progress(f"evaluation ({label})", done, total))
-            _evaluate_suite(context, recipe, task, plan, step, label, name + how)
+            _evaluate_suite(context, setup, task, plan, step, label, name + how)
             done += spec.problems
     context.progress.show(Progress(f"evaluation ({label})", total, total))
 
 
 def _evaluate_suite(
     context: RunContext,
-    recipe: Recipe,
+    setup: PhaseSetup,
     task: Task,
     plan: RolloutPlan,
     step: int,
@@ -281,15 +281,15 @@ def _evaluate_suite(
     spec = context.spec.evaluation
     data = derive_seed(context.spec.seed, "held out")
     problems = draw_test_problems(task, spec.problems, data, distinct=spec.distinct)
-    fit = build_prompt_fit(context.policy, recipe)
+    fit = build_prompt_fit(context.policy, setup)
     drawn = fit.draw_held_out(problems.__getitem__, range(len(problems)))
     seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in drawn.numbers]
-    sample = sample_and_score(context, recipe, plan, drawn.problems, seeds)
+    sample = sample_and_score(context, setup, plan, drawn.problems, seeds)
     if context.recorder is None:
         return
     try:
         metrics, pairs = compute_held_out_metrics(
-            recipe.plan, sample.trees, sample.table, spec.correct
+            setup.plan, sample.trees, sample.table, spec.correct
         )
     except RewardError as error:  # training may still succeed; it reports its own failure
         context.recorder.event("held_out_lost", f"{suite} ({label}): {error}", level="warning")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rlx.errors import SpecError
 from rlx.evaluation import limit_to_one_answer
 from rlx.model import Policy
+from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Problem
 from rlx.probe import (
     GRID,
@@ -20,7 +21,6 @@ from rlx.probe import (
     probe_model,
     settings_of,
 )
-from rlx.recipe import Recipe
 from rlx.record import Recorder, probe_table
 from rlx.reward import JobPool
 from rlx.rollout import Sampler
@@ -46,12 +46,12 @@ __all__ = [
 ]
 
 
-def run_probe(context: "RunContext", recipe: Recipe, *, step: int, label: str) -> None:
+def run_probe(context: "RunContext", setup: PhaseSetup, *, step: int, label: str) -> None:
     """Probes the sampler's current weights; rank 0 records the results."""
     spec = context.spec.probe
     if spec is None:
         return
-    means = build_probe_context(recipe, context.policy, context.sampler, context.pool)
+    means = build_probe_context(setup, context.policy, context.sampler, context.pool)
     found = probe_problems(spec, means, context.spec.seed, context.ranks, context.progress.show)
     if context.recorder is None:
         return
@@ -70,18 +70,18 @@ def run_probe(context: "RunContext", recipe: Recipe, *, step: int, label: str) -
 
 
 def build_probe_context(
-    recipe: Recipe, policy: Policy, sampler: Sampler, pool: JobPool
+    setup: PhaseSetup, policy: Policy, sampler: Sampler, pool: JobPool
 ) -> ProbeContext:
-    """Builds the context of an experiment's probe from the recipe that training uses."""
+    """Builds the context of an experiment's probe from the setup that training uses."""
     return ProbeContext(
-        plan=limit_to_one_answer(recipe.plan),
+        plan=limit_to_one_answer(setup.plan),
         sampler=sampler,
         speech=policy.dialogue,
-        task=recipe.task,
-        rewards=recipe.rewards,
-        correct=recipe.spec.evaluation.correct,
+        task=setup.task,
+        rewards=setup.rewards,
+        correct=setup.spec.evaluation.correct,
         pool=pool,
-        fit=build_prompt_fit(policy, recipe),
+        fit=build_prompt_fit(policy, setup),
     )
 
 

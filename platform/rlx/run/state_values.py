@@ -25,17 +25,17 @@ def estimate_state_values(inputs: StepInputs) -> Mapping[str, Tensor]:
     Raises:
         ValueError: the experiment has no `monte_carlo` section.
     """
-    context, recipe, batch = inputs.context, inputs.recipe, inputs.rows.batch
+    context, setup, batch = inputs.context, inputs.setup, inputs.rows.batch
     trees, cursor = inputs.rollouts.trees, inputs.cursor
     spec = context.spec.monte_carlo
     if spec is None:
         raise ValueError("the experiment has no `monte_carlo` section")
     means = ProbeContext(
-        plan=recipe.plan,
+        plan=setup.plan,
         sampler=context.sampler,
         speech=context.policy.dialogue,
-        task=recipe.task,
-        rewards=recipe.rewards,
+        task=setup.task,
+        rewards=setup.rewards,
         correct=context.spec.evaluation.correct,
         pool=context.pool,
     )

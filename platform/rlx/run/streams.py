@@ -11,7 +11,7 @@ from torch import Tensor
 from rlx.credit import fill_between_ends
 from rlx.discovery import import_implementation, list_providers
 from rlx.errors import SpecError
-from rlx.recipe import Recipe
+from rlx.phase_setup import PhaseSetup
 from rlx.row_rewards import compute_answer_scores
 from rlx.run.collect import StepRollouts
 from rlx.run.run_context import RunContext
@@ -34,14 +34,14 @@ class StepInputs:
 
     Attributes:
         context: models, sampler and ranks.
-        recipe: the phase.
+        setup: the phase.
         rows: the rows that are trained on.
         rollouts: what the rows were made of.
         cursor: number of problems drawn before the step.
     """
 
     context: RunContext
-    recipe: Recipe
+    setup: PhaseSetup
     rows: ScoredRows
     rollouts: StepRollouts
     cursor: int
@@ -54,7 +54,7 @@ def compute_optional_streams(inputs: StepInputs, *, by_sampling: bool) -> dict[s
         by_sampling: those whose provider samples, or all others.
     """
     streams: dict[str, Tensor] = {}
-    for provider in list_providers(inputs.recipe.needs):
+    for provider in list_providers(inputs.setup.needs):
         if provider.uses_sampler == by_sampling:
             streams |= import_implementation(provider.implementation)(inputs)
     return streams
@@ -66,12 +66,12 @@ def compute_old_logprobs(inputs: StepInputs) -> Tensor:
     Raises:
         SpecError: tokens are trained on that were not sampled and are not computed either.
     """
-    rows, recipe = inputs.rows, inputs.recipe
-    if recipe.spec.loss.old_logprobs == "learner":
+    rows, setup = inputs.rows, inputs.setup
+    if setup.spec.loss.old_logprobs == "learner":
         return inputs.context.learner.logprobs(rows.batch, rows.mask)
     if (rows.mask & ~rows.batch.is_own).any():
         raise SpecError(
-            f"mask strategy {recipe.spec.mask.plugin!r} trains on tokens that the policy did not "
+            f"mask strategy {setup.spec.mask.plugin!r} trains on tokens that the policy did not "
             "generate and that have no behaviour log-probabilities: set loss.old_logprobs: "
             "learner"
         )

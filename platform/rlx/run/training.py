@@ -8,7 +8,7 @@ from typing import Any
 from rlx.assignment import split_mini_batches
 from rlx.errors import DivergedModelError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
-from rlx.recipe import Recipe
+from rlx.phase_setup import PhaseSetup
 from rlx.record import Role
 from rlx.reward import RewardTable
 from rlx.rollout import build_piece_splitter, is_fault_segment
@@ -49,7 +49,7 @@ class StepOutcome:
 
 def train_step(
     context: RunContext,
-    recipe: Recipe,
+    setup: PhaseSetup,
     phase: str,
     step: int,
     cursor: int,
@@ -65,9 +65,9 @@ def train_step(
         controllers: state from the previous step.
     """
     peaks = GpuPeaks(context.ranks.device)
-    actors = _RankActors(context, recipe, step, cursor, rate, controllers, peaks)
+    actors = _RankActors(context, setup, step, cursor, rate, controllers, peaks)
     began = time.perf_counter()
-    rollouts, train, learned = run_step(actors, recipe)
+    rollouts, train, learned = run_step(actors, setup)
     if train is None or learned is None:
         _record_skipped_step(context, step, rollouts)
         return StepOutcome({}, rollouts.drawn, controllers)
@@ -82,11 +82,11 @@ def train_step(
     updates, critic = learned
     peaks.end("update")
     figures = peaks.figures | _compute_step_figures(
-        context, recipe, step, rollouts, train, updates, critic, seconds
+        context, setup, step, rollouts, train, updates, critic, seconds
     )
-    _record_training_step(context, phase, step, figures, rollouts, train, recipe)
+    _record_training_step(context, phase, step, figures, rollouts, train, setup)
     found = list_success(rollouts, context.spec.evaluation.correct)
-    controllers = controllers.after(train, recipe.spec, found, with_critic=critic is not None)
+    controllers = controllers.after(train, setup.spec, found, with_critic=critic is not None)
     return StepOutcome(figures, rollouts.drawn, controllers)
 
 
@@ -99,7 +99,7 @@ class _RankActors:
     """
 
     context: RunContext
-    recipe: Recipe
+    setup: PhaseSetup
     step: int
     cursor: int
     rate: float
@@ -111,36 +111,36 @@ class _RankActors:
         """Samples and scores the step's rollouts."""
         began = time.perf_counter()
         success = self.controllers.success
-        rollouts = _collect_rollouts(self.context, self.recipe, self.step, self.cursor, success)
+        rollouts = _collect_rollouts(self.context, self.setup, self.step, self.cursor, success)
         self.waited = time.perf_counter() - began
         self.peaks.end("sampling")
         return rollouts
 
     def compute_streams(self, rollouts: StepRollouts, rows: ScoredRows) -> TokenStreams:
         """Streams that the estimator reads; frees the sampler's memory for the learner."""
-        context, recipe, cursor = self.context, self.recipe, self.cursor
+        context, setup, cursor = self.context, self.setup, self.cursor
         context.progress.show_activity("update")
-        inputs = StepInputs(context, recipe, rows, rollouts, cursor)
+        inputs = StepInputs(context, setup, rows, rollouts, cursor)
         sampled = compute_optional_streams(inputs, by_sampling=True)
         context.sampler.release()
         return TokenStreams(
             old_logprobs=compute_old_logprobs(inputs),
             optional=sampled | compute_optional_streams(inputs, by_sampling=False),
             beta=self.controllers.kl.beta,
-            state=self.controllers.states.get(recipe.spec.estimator.plugin, {}),
+            state=self.controllers.states.get(setup.spec.estimator.plugin, {}),
         )
 
     def update_models(self, train: TrainBatch) -> tuple[list[UpdateStats], CriticStats | None]:
         """Updates the critic, then the policy."""
-        return _update_models(self.context, self.recipe, train, self.controllers.critic, self.rate)
+        return _update_models(self.context, self.setup, train, self.controllers.critic, self.rate)
 
 
 def _collect_rollouts(
-    context: RunContext, recipe: Recipe, step: int, cursor: int, success: Mapping[str, float]
+    context: RunContext, setup: PhaseSetup, step: int, cursor: int, success: Mapping[str, float]
 ) -> StepRollouts:
     """The step's rollouts."""
     try:
-        return collect_rollouts(context, recipe, cursor, success)
+        return collect_rollouts(context, setup, cursor, success)
     except DivergedModelError as error:
         raise DivergedModelError(
             f"step {step}: {error}; `rlx export` writes the last checkpoint that is sound"
@@ -149,7 +149,7 @@ def _collect_rollouts(
 
 def _update_models(
     context: RunContext,
-    recipe: Recipe,
+    setup: PhaseSetup,
     train: TrainBatch,
     critic_steps: int,
     rate: float,
@@ -164,30 +164,30 @@ def _update_models(
         those of the critic's last update.
     """
     spec, critic_stats = context.spec.critic, None
-    if context.critic is not None and spec is not None and "values" in recipe.needs:
-        for part in _list_updates(recipe, train, spec):
+    if context.critic is not None and spec is not None and "values" in setup.needs:
+        for part in _list_updates(setup, train, spec):
             rate_now = critic_rate(spec, critic_steps)
             critic_stats = context.critic.update(part, rate_now) or critic_stats
         if critic_steps < spec.lead_steps:
             return [], critic_stats
-    parts = _list_updates(recipe, train, recipe.spec.optimizer)
-    updates = [context.learner.update(part, recipe.spec.loss, rate) for part in parts]
+    parts = _list_updates(setup, train, setup.spec.optimizer)
+    updates = [context.learner.update(part, setup.spec.loss, rate) for part in parts]
     synchronize_sampler(context)
     return [update for update in updates if update is not None], critic_stats
 
 
 def _list_updates(
-    recipe: Recipe, train: TrainBatch, spec: OptimizerSpec | CriticSpec
+    setup: PhaseSetup, train: TrainBatch, spec: OptimizerSpec | CriticSpec
 ) -> list[TrainBatch]:
     """What each optimizer step on a batch of rollouts learns from, in order."""
-    loss, max_tokens = recipe.spec.loss, recipe.max_tokens
+    loss, max_tokens = setup.spec.loss, setup.max_tokens
     parts = split_mini_batches(train, spec.mini_batches, loss=loss, max_tokens=max_tokens)
     return parts * spec.updates_per_rollout
 
 
 def _compute_step_figures(
     context: RunContext,
-    recipe: Recipe,
+    setup: PhaseSetup,
     step: int,
     rollouts: StepRollouts,
     train: TrainBatch,
@@ -197,8 +197,8 @@ def _compute_step_figures(
 ) -> dict[str, float]:
     """All metrics of a step, except the time that recording it takes."""
     first, last = (updates[0], updates[-1]) if updates else (None, None)
-    correct, turns = context.spec.evaluation.correct, recipe.spec.rollout.turns
-    players = recipe.plan.trees_per_prompt
+    correct, turns = context.spec.evaluation.correct, setup.spec.rollout.turns
+    players = setup.plan.trees_per_prompt
     return {
         **step_figures(
             *(rollouts.trees, rollouts.table, train, last, critic, seconds, correct, turns),
@@ -207,7 +207,7 @@ def _compute_step_figures(
         "rollout/filtered": float(len(rollouts.filtered)),
         **_compute_prompt_figures(rollouts),
         **compute_sync_figures(context.sampler),
-        **compute_mismatch_figures(train, recipe.spec.loss, first, context.learner.logprobs),
+        **compute_mismatch_figures(train, setup.spec.loss, first, context.learner.logprobs),
     }
 
 
@@ -245,7 +245,7 @@ def _record_training_step(
     figures: dict[str, float],
     rollouts: StepRollouts,
     train: TrainBatch,
-    recipe: Recipe,
+    setup: PhaseSetup,
 ) -> None:
     if context.recorder is None:
         return
@@ -264,14 +264,14 @@ def _record_training_step(
         trees,
         table,
         build_trained_rows(train),
-        _build_step_statistics(train, phase, recipe),
+        _build_step_statistics(train, phase, setup),
         context.folder.rollouts(step),
         roles,
         pieces=build_piece_splitter(context.policy.dialogue),
     )
 
 
-def _build_step_statistics(train: TrainBatch, phase: str, recipe: Recipe) -> dict[str, Any]:
+def _build_step_statistics(train: TrainBatch, phase: str, setup: PhaseSetup) -> dict[str, Any]:
     """The values that are needed to recompute the step's credit, besides its rows."""
     return {
         "phase": phase,
@@ -280,5 +280,5 @@ def _build_step_statistics(train: TrainBatch, phase: str, recipe: Recipe) -> dic
         "beta": train.streams.beta,
         "state_before": dict(train.streams.state),
         "state": dict(train.state),
-        "max_tokens": dict(recipe.max_tokens),
+        "max_tokens": dict(setup.max_tokens),
     }

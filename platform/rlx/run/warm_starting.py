@@ -23,7 +23,7 @@ from rlx.model import (
     read_warm_start_losses,
     warm_start_policy,
 )
-from rlx.recipe import Recipe
+from rlx.phase_setup import PhaseSetup
 from rlx.record import Recorder
 from rlx.run.progress import Progress, ProgressFile
 from rlx.sealing import compute_manifest_digest
@@ -39,7 +39,7 @@ LINES = 10
 
 def start_warm(
     spec: ExperimentSpec,
-    recipe: Recipe,
+    setup: PhaseSetup,
     policy: Policy,
     ranks: Ranks,
     progress: ProgressFile,
@@ -70,12 +70,12 @@ def start_warm(
     cache.mkdir(parents=True, exist_ok=True)
     start: Callable[..., Path | None] = partial(
         warm_start_policy,
-        *(policy, spec, recipe.demonstrations, cache, report_step),
-        *(recipe.environment, report_damage, ranks.device),
+        *(policy, spec, setup.demonstrations, cache, report_step),
+        *(setup.environment, report_damage, ranks.device),
     )
     is_shared = _is_shared(policy, spec, ranks)
     if is_shared:
-        started, start = _start_together(spec, recipe, policy, ranks, start)
+        started, start = _start_together(spec, setup, policy, ranks, start)
     else:
         started = start() if ranks.is_first else None
     ranks.barrier()
@@ -99,7 +99,7 @@ def _is_shared(policy: Policy, spec: ExperimentSpec, ranks: Ranks) -> bool:
 
 def _start_together(
     spec: ExperimentSpec,
-    recipe: Recipe,
+    setup: PhaseSetup,
     policy: Policy,
     ranks: Ranks,
     start: Callable[..., Path | None],
@@ -129,9 +129,7 @@ def _start_together(
         ranks.gather(False)
         return started, load
     while any(ranks.gather(False)):
-        batches = build_demonstration_batches(
-            policy, spec, recipe.demonstrations, recipe.environment
-        )
+        batches = build_demonstration_batches(policy, spec, setup.demonstrations, setup.environment)
         train_on_demonstrations(policy, batches, lambda *_: None, runner, ranks)
     return None, load
 

@@ -1,4 +1,4 @@
-"""Build the recipe of a run (plugins, rollout plan and functions) from its spec."""
+"""Build the setup of a run (plugins, rollout plan and functions) from its spec."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from rlx.rollout import FAILED, RolloutPlan, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 from rlx.train_batch import CreditRules, Estimate
 
-__all__ = ["Recipe", "build_environment_host", "build_recipe"]
+__all__ = ["PhaseSetup", "build_environment_host", "build_setup"]
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PhaseSetup:
     """Plugins and functions of one phase of an experiment.
 
     Attributes:
@@ -85,7 +85,7 @@ class Recipe:
         return dict.fromkeys((*self.environment.kinds, FAILED), requested)
 
 
-def build_recipe(spec: ExperimentSpec) -> Recipe:
+def build_setup(spec: ExperimentSpec) -> PhaseSetup:
     """Imports the plugins that `spec` names and applies their options.
 
     Raises:
@@ -96,7 +96,7 @@ def build_recipe(spec: ExperimentSpec) -> Recipe:
         raise PluginError(f"task plugin {spec.task.plugin!r} has no `problem` and `demonstration`")
     if not isinstance(plugins.demonstrations, Task):
         raise PluginError("model.warm_start.demonstrations has no `problem` and `demonstration`")
-    return Recipe(
+    return PhaseSetup(
         spec=spec,
         plan=build_rollout_plan(spec.rollout),
         task=plugins.task,
@@ -132,9 +132,9 @@ def _list_kl_streams(spec: ExperimentSpec) -> frozenset[str]:
     return frozenset({"reference_logprobs"} if uses_kl else ())
 
 
-def build_environment_host(recipe: Recipe, pool: JobPool) -> PooledHost | None:
+def build_environment_host(setup: PhaseSetup, pool: JobPool) -> PooledHost | None:
     """The host that runs the environment in the worker pool; None without an environment."""
-    rollout, environment = recipe.spec.rollout, recipe.environment
+    rollout, environment = setup.spec.rollout, setup.environment
     if environment is None or not isinstance(rollout, EnvironmentRolloutSpec):
         return None
     return PooledHost(environment, pool, rollout.environment.deadline)
