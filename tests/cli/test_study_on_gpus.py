@@ -12,7 +12,7 @@ import pytest
 from rlx.plan import check_file
 from rlx.plan.report import build_plan
 from rlx.plugin import Sample
-from rlx.recipe import build_recipe
+from rlx.phase_setup import build_setup
 from rlx.results import TrainedModel, build_set_spec
 from rlx.spec.reading import read_suite
 from rlx.spec.reading.reader import read_document
@@ -126,7 +126,7 @@ def test_a_suite_fits_and_reads_its_data(suite, name, tmp_path):
     asked = read_suite(GPU / "suites" / f"{suite}.yaml")
     assert {one.distribution for one in asked.sets.values()} == {"in", "out"}
     for title, one in asked.sets.items():
-        parts = build_recipe(build_set_spec(target, title, one, ()))
+        parts = build_setup(build_set_spec(target, title, one, ()))
         record, right = record_of(parts.task.test)
         test = tmp_path / f"{title}.jsonl"
         test.write_text(json.dumps(record))

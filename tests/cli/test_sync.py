@@ -175,7 +175,7 @@ def test_a_project_is_one_experiment_whose_tags_find_its_runs(registry, client, 
         return [run.data.tags["rlx.run_id"] for run in found]
 
     assert sorted(search("")) == ids
-    assert search("tags.`rlx.phase_setup` = 'kg'") == ids[1:]
+    assert search("tags.`rlx.recipe` = 'kg'") == ids[1:]
     assert search("tags.`rlx.seed` = '0'") == ids[:1]
     assert search("tags.`rlx.group` = 'lr'") == []
     tags = client.search_runs([project.experiment_id])[0].data.tags
