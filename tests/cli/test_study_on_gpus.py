@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.report import build_plan
 from rlx.plugin import Sample
-from rlx.phase_setup import build_setup
 from rlx.results import TrainedModel, build_set_spec
 from rlx.spec.reading import read_suite
 from rlx.spec.reading.reader import read_document

@@ -2,9 +2,7 @@ from .digests import find_by_shared_hashing
 from .fork import copy_origin, pin_checkpoint
 from .store import (
     LATEST,
-    CheckpointError,
     RunState,
-    compute_manifest_digest,
     convert_checkpoint,
     copy_checkpoint,
     find_newest_checkpoint,
@@ -17,9 +15,7 @@ from .weights import write_weights
 
 __all__ = [
     "LATEST",
-    "CheckpointError",
     "RunState",
-    "compute_manifest_digest",
     "convert_checkpoint",
     "copy_checkpoint",
     "copy_origin",

@@ -8,17 +8,12 @@ from pathlib import Path
 
 import click
 
-from rlx.checkpoint import (
-    LATEST,
-    CheckpointError,
-    copy_checkpoint,
-    list_checkpoint_steps,
-    read_state,
-)
+from rlx.checkpoint import LATEST, copy_checkpoint, list_checkpoint_steps, read_state
 from rlx.cli.options import complete_run, registry_option
 from rlx.cli.output import print_text
 from rlx.errors import DivergedModelError, SpecError
 from rlx.launch import locate_run_folder, open_registry
+from rlx.sealing import CheckpointError
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable
 from rlx.writing import explain_write_errors

@@ -1,6 +1,6 @@
 """Schedules, rollout trees, and the sampling of trees with or without an environment."""
 
-from rlx.plugin import FAILED
+from rlx.plugin import FAILED, TurnLevel
 from rlx.rollout.curriculum import Curriculum, compute_draw_probability
 from rlx.rollout.dialogue import (
     Dialogue,
@@ -17,7 +17,7 @@ from rlx.rollout.game import derive_turn_seed
 from rlx.rollout.host import EnvironmentHost, HostFault, LocalHost, check_environment_step
 from rlx.rollout.own_schedule import build_turn_segment
 from rlx.rollout.prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
-from rlx.rollout.schedule import RolloutPlan, TurnLevel, build_rollout_plan, sample_rollout_trees
+from rlx.rollout.schedule import RolloutPlan, build_rollout_plan, sample_rollout_trees
 from rlx.rollout.session import Completion, CompletionRequest, Sampler, SamplingSession
 from rlx.rollout.spans import find_hull, find_spans
 from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment, Span, join_spans

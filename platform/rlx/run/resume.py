@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 from rlx.checkpoint import (
-    CheckpointError,
     RunState,
     convert_checkpoint,
     find_by_shared_hashing,
@@ -18,7 +17,7 @@ from rlx.checkpoint import (
 from rlx.errors import RlxError
 from rlx.run.controller_state import ControllerState
 from rlx.run.run_context import RunContext
-from rlx.sealing import ComputeDigests
+from rlx.sealing import CheckpointError, ComputeDigests
 from rlx.spec import ExperimentSpec
 
 __all__ = ["ResumePoint", "checkpoint_run", "is_checkpoint_due", "resume_run"]
