@@ -97,7 +97,7 @@ def attend_plainly(queries, keys, values, query_starts, key_starts, lengths, mos
 def use_flash(*, wanted=True):
     """Has decoding steps use flash attention, written out, if it is wanted."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("rlx.sampler.choice.can_use_flash", lambda _: wanted)
+        patched.setattr("rlx.sampler.engine.can_use_flash", lambda _: wanted)
         patched.setattr("rlx.sampler.gpu_steps.attend_sequences", attend_plainly)
         yield
 
@@ -113,6 +113,6 @@ def sampled(policy, way):
         policy.model.model.unheard_of = torch.nn.Identity()
     with pytest.MonkeyPatch.context() as patched, use_flash(wanted=way == WAYS[2]):
         kinds = {"cpu", "cuda"} if way in WAYS[1:3] else set()
-        patched.setattr("rlx.sampler.choice.CAPTURED", kinds)
+        patched.setattr("rlx.sampler.engine.CAPTURED", kinds)
         patched.setattr("rlx.sampler.gpu_steps.COLUMNS", 8)  # so that shapes end
         yield policy

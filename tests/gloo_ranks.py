@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rlx.checkpoint import digests
 from rlx.checkpoint.store import RunState, find_newest_checkpoint, write_checkpoint
 from rlx.learner import Ranks
-from rlx.sealing import CheckpointError
+from rlx.manifest import CheckpointError
 
 __all__ = ["WEIGHTS", "find", "on_ranks", "write"]
 

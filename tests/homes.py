@@ -29,7 +29,7 @@ from rlx.launch.run_access import load_resolved_spec
 from rlx.learner import Ranks
 from rlx.record import Recorder
 from rlx.run import run_experiment
-from rlx.run.stop_request import StopRequest
+from rlx.run.context import StopRequest
 from rlx_registry import Registry, RunRecord, read_body
 
 RLCR = Path(__file__).parents[1] / "experiments" / "rlcr.yaml"

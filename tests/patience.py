@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from rlx.launch.network import find_free_port
+from rlx.launch.processes import find_free_port
 
 __all__ = ["LIMIT", "find_free_port", "signal_processes", "stop_process", "wait_until"]
 

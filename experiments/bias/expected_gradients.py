@@ -15,12 +15,11 @@ import torch
 from stopping_process import TURNS, Process, build_process, grow_tree, list_groups, score_trees
 from torch import Tensor
 
-from rlx.assignment import place_row_rewards
+from rlx.assignment import join_row_rewards, place_row_rewards
 from rlx.batch import build_token_batch
 from rlx.discovery import bind_implementation, load_plugin
 from rlx.loss import compute_token_losses
 from rlx.plugin import Estimator
-from rlx.row_rewards import join_row_rewards
 from rlx.spec import CreditSpec, Gdpo, LossSpec, Uniform
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams

@@ -25,8 +25,6 @@ from torch import Tensor
 from rlx.errors import ShapeError
 from rlx.rollout import NO_PARENT, RolloutTree
 
-__all__ = ["NO_TURN", "BatchRow", "TokenBatch", "build_token_batch", "list_batch_rows"]
-
 NO_TURN = -1
 
 

@@ -10,14 +10,6 @@ import os
 import signal
 from contextlib import suppress
 
-__all__ = [
-    "adopt_orphans",
-    "die_with_parent",
-    "kill_descendants",
-    "name_process",
-    "reap_orphans",
-]
-
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _ROUNDS = 50
 """A killed process may have started another one just before; a process that waits for a device

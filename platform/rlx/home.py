@@ -7,18 +7,6 @@ from urllib.parse import unquote
 
 from rlx.errors import EnvironmentFault
 
-__all__ = [
-    "ATTEMPT",
-    "DEFAULT_REGISTRY",
-    "REGISTRY",
-    "WARM_STARTS",
-    "RunFolder",
-    "format_path",
-    "get_rlx_home",
-    "locate_cache",
-    "tracking_url",
-]
-
 REGISTRY, ATTEMPT = "RLX_RUN_REGISTRY", "RLX_RUN_ATTEMPT"
 """Environment variables that pass the registry URL and the fencing token to supervisor and ranks.
 The URL may contain a password, so it must not appear on a command line."""

@@ -1,18 +1,23 @@
 """Faster imports of large libraries, and a time limit for imports of plugins."""
 
 import gc
+import hashlib
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import current_thread, main_thread
 
-__all__ = ["hide_packages", "limit_import_time", "speed_up_imports"]
-
 PATIENCE = 20.0
+
+
 """Time limit for importing one plugin, in seconds."""
 
+
 BESIDE = ("mlflow", "pandas", "scipy", "sklearn")
+
+
 """Optional dependencies that transformers and DeepSpeed import if installed: for assisted
 generation, for losses of other models, and for an autotuner."""
 
@@ -66,3 +71,14 @@ def limit_import_time() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def source_digest(file: Path) -> str:
+    """SHA-256 of a module's file; for an `__init__.py`, of every `.py` file of its package,
+    including the file names."""
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    digest = hashlib.sha256()
+    for source in files:
+        digest.update(source.relative_to(file.parent).as_posix().encode() + b"\0")
+        digest.update(source.read_bytes() + b"\0")
+    return digest.hexdigest()

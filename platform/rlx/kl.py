@@ -20,16 +20,6 @@ from torch import Tensor
 
 from rlx.spec import KlKind
 
-__all__ = [
-    "CLAMP",
-    "AdaptiveKl",
-    "FixedKl",
-    "adapt_beta",
-    "kl_terms",
-    "mean_kl",
-    "subtract_kl_penalty",
-]
-
 CLAMP = 5.0
 """k3 clamps x to ±5 before exponentiating, so a term is at most e⁵ - 6 ≈ 142.4."""
 

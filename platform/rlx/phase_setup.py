@@ -14,8 +14,6 @@ from rlx.rollout import FAILED, RolloutPlan, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 from rlx.train_batch import CreditRules, Estimate
 
-__all__ = ["PhaseSetup", "build_environment_host", "build_setup"]
-
 
 @dataclass(frozen=True, slots=True)
 class PhaseSetup:

@@ -9,8 +9,6 @@ may have none.
 import torch
 from torch import Tensor
 
-__all__ = ["sum_by_slot", "take_rows"]
-
 
 def take_rows(states: Tensor, at: Tensor) -> Tensor:
     """Gathers `[M, ...]` rows of `[N, ...]`; the gradients of a row that is taken several times

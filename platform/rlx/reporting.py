@@ -7,8 +7,6 @@ import logging
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-__all__ = ["Report", "ShowProgress", "ignore_progress", "log_report", "print_to_log"]
-
 _LOG = logging.getLogger("rlx")
 
 

@@ -2,8 +2,6 @@
 
 import hashlib
 
-__all__ = ["derive_seed"]
-
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
     """Returns a 63-bit seed that depends on `seed` and on every part of `purpose`.

@@ -11,6 +11,7 @@ update     : minimise Σ weight · (surrogate(ratio, advantage) + penalty) - ent
 
 from rlx.assignment import (
     build_expected_scores,
+    build_scored_rows,
     complete_inputs,
     compute_row_scores,
     compute_token_weights,
@@ -20,11 +21,8 @@ from rlx.assignment import (
     subtract_kl,
 )
 from rlx.phase_setup import PhaseSetup
-from rlx.row_rewards import build_scored_rows
 from rlx.step_actors import Actors, L, R, StepResult
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams, TrainBatch
-
-__all__ = ["assign_credit", "run_step"]
 
 
 def run_step(actors: Actors[R, L], setup: PhaseSetup) -> StepResult[R, L]:

@@ -7,8 +7,6 @@ from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
 
-__all__ = ["Actors", "L", "R", "Rollouts", "StepResult"]
-
 
 class Rollouts(Protocol):
     """Sampled trees with their rewards."""

@@ -2,32 +2,31 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-__all__ = [
-    "escape_lines",
-    "escape_unprintable",
-    "format_timestamp",
-    "list_url_secrets",
-    "pluralize_noun",
-    "redact_passwords",
-    "redact_values",
-    "replace_surrogates",
-    "shorten_for_record",
-]
+from rlx.errors import EnvironmentFault
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
 _BLANK = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     r"\U000e0100-\U000e01ef]"
 )
+
+
 """Invisible characters of other categories: fillers, variation selectors, the blank braille cell.
 """
+
+
 _LINE_END = re.compile(r"(\r?\n)")
+
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -108,10 +107,20 @@ def redact_passwords(text: str, *urls: str) -> str:
 
 
 _USER_PASSWORD = re.compile(r"(://[^:/\n]*):[^@\n]*@(?:[^/?#\s@]*@)*")
+
+
 """Up to the first `@`, as SQLAlchemy reads a URL, or the last one before the path, as HTTP does."""
+
+
 _QUERY_VALUE = re.compile(r"([?&]([^=&\s]+)=)(?!\*{3}(?:[\s&\"',;)]|$))([^&\n]+)")
+
+
 _SECRET_NAME = re.compile(r"(pass|passwd|password|pwd|secret|token|(api|access)_?key)$", re.I)
+
+
 SHORTEST = 4
+
+
 """Minimum length of a secret that is replaced wherever it stands; shorter ones are in words."""
 
 
@@ -159,3 +168,28 @@ def list_url_secrets(url: str) -> list[str]:
 
 def _escape_as_python(text: str) -> str:
     return repr(text)[1:-1]
+
+
+@contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Names the file of an OSError in the block.
+
+    Raises:
+        EnvironmentFault: the file cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = escape_unprintable(str(path))
+        raise EnvironmentFault(f"cannot write {where}: {error.strerror or error}") from error
+
+
+def write_text_file(path: Path, text: str) -> None:
+    """Writes a text as UTF-8, in a folder that is made if it is missing.
+
+    Raises:
+        EnvironmentFault: the file cannot be written.
+    """
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")

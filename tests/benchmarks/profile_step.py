@@ -146,8 +146,8 @@ def run_of(name: str) -> Iterator[Callable[[], None]]:
     from rlx.learner import join_ranks
     from rlx.plan import check_file
     from rlx.record.recorder import Recorder
+    from rlx.run.context import StopRequest
     from rlx.run.loop import run_experiment
-    from rlx.run.stop_request import StopRequest
     from rlx_registry import Registry
 
     overrides = [phase, "evaluation.problems=1", "evaluation.variants={}", "runner.device=cpu"]

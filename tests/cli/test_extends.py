@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rlx.cli import main
-from rlx.spec.json_schema import experiment_schema
+from rlx.spec.schema import experiment_schema
 from rlx_registry import Registry
 
 BASE = """\

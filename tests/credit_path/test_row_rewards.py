@@ -5,11 +5,11 @@ import math
 import pytest
 from trees import turn
 
+from rlx.assignment import join_row_rewards
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
-from rlx.row_rewards import join_row_rewards
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from rlx.discovery import (
     lookup,
     resolve_plugins,
 )
+from rlx.discovery.experiment_plugins import NEEDS, PROVIDERS
 from rlx.discovery.lookup import PluginFault
-from rlx.discovery.streams import NEEDS, PROVIDERS
 from rlx.errors import PluginError
 from rlx.plan import check_file, check_read_spec, read_spec
 from rlx.spec import PluginUse

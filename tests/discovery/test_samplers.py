@@ -16,8 +16,8 @@ from rlx.plan import check_file
 from rlx.rollout import CompletionRequest
 from rlx.sampler import open_sampler, require_engine
 from rlx.spec import SAMPLERS, ExperimentSpec, RunnerSpec, TinyModelSpec, TurnSpec
-from rlx.spec.json_schema import experiment_schema
 from rlx.spec.reading.diagnostics import InvalidSpec
+from rlx.spec.schema import experiment_schema
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
 SETTINGS = '''

@@ -13,8 +13,8 @@ from rlx.plan import check_file
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.spec import SCHEDULES, ExperimentSpec
-from rlx.spec.json_schema import experiment_schema
 from rlx.spec.reading.diagnostics import InvalidSpec
+from rlx.spec.schema import experiment_schema
 from rlx.testing import check_schedule
 from rlx.testing.schedules import ByteDialogue, RandomSession
 

@@ -28,7 +28,7 @@ from rlx.learner import PackedPolicy, choice
 from rlx.learner.pack import collate_trees, pack_trees
 from rlx.sampler.gpu_steps import can_use_flash
 from rlx.sampler.plain_decoder import PlainDecoder
-from rlx.sampler.shared_rows import SharingDecoder
+from rlx.sampler.rows import SharingDecoder
 
 TREES = {
     "cuda": Shape(2, 500, 1000, 30, 40, answers=4, confidences=2),

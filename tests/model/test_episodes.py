@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 
 from rlx.model import build_policy
-from rlx.model.episodes import DemonstrationPlayer
+from rlx.model.dialogue import DemonstrationPlayer
 from rlx.plugin import Demonstration, Environment, Problem, Step
 from rlx.rollout import Completion, LocalHost, build_rollout_plan, sample_rollout_trees
 from rlx.seeding import derive_seed

@@ -10,13 +10,12 @@ from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.page import render_plan_page
 from rlx.plan.report import select_example_rows
+from rlx.plan.responses import StandInDialogue, load_plan_problems, load_speech
 from rlx.plan.row_accounts import stored_accounts
-from rlx.plan.stand_ins import StandInDialogue, load_plan_problems, load_speech
 from rlx.plan.trial import run_trial
-from rlx.record.rollout_reader import read_step
-from rlx.record.rollouts import rollout_table
+from rlx.record.rollouts import read_step, rollout_table
 from rlx.reward import RewardPool
-from rlx.run.trained_rows import build_trained_rows
+from rlx.run.streams import build_trained_rows
 
 KG = Path(__file__).parents[2] / "experiments" / "kg.yaml"
 PROMPTS = 3

@@ -11,8 +11,15 @@ from rlx.discovery import resolve_plugins
 from rlx.model import load_local_dialogue
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
-from rlx.plan.responses import FakeSession, ResponseAuthor, find_right_answers
-from rlx.plan.stand_ins import StandInDialogue, fit_to_vocabulary, load_plan_problems, load_speech
+from rlx.plan.responses import (
+    FakeSession,
+    ResponseAuthor,
+    StandInDialogue,
+    find_right_answers,
+    fit_to_vocabulary,
+    load_plan_problems,
+    load_speech,
+)
 from rlx.rollout import sample_rollout_trees
 from rlx.spec import TinyModelSpec
 

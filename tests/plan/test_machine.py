@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlx.launch.devices import TorchBuild
-from rlx.launch.packages import Package
+from rlx.launch.submission import Package
 from rlx.plan import check_file, machine, run_preflight_checks
 from rlx.spec.reading.diagnostics import InvalidSpec
 

@@ -16,13 +16,13 @@ from rlx.batch import build_token_batch
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
 from rlx.record.recorder import Recorder
-from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import (
     SCHEMA,
     SCORE_COLUMNS,
     TOKEN_COLUMNS,
     TrainedRows,
     add_piece_column,
+    read_step,
     rollout_index,
     rollout_table,
 )

@@ -204,6 +204,6 @@ def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(pool, mark):
 
 
 def test_workers_whose_first_process_does_not_begin_say_so(monkeypatch):
-    monkeypatch.setattr("rlx.reward.workers.run_chunk", begin_nothing)
+    monkeypatch.setattr("rlx.reward.pool.run_chunk", begin_nothing)
     with pytest.raises(EnvironmentFault, match=r"cannot start: no process has begun within 0.5 s"):
         ChunkWorkers(1, 256, 60.0)

@@ -15,7 +15,7 @@ from pool_promises import *  # noqa: F403
 from pool_promises import job, value
 
 from rlx.errors import EnvironmentFault
-from rlx.reward.workers import ChunkWorkers, RewardPool
+from rlx.reward.pool import ChunkWorkers, RewardPool
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_what_ends_the_group_of_a_rank_leaves_its_scores_alone():
     """torchrun asks ranks to stop by a signal to their process groups."""
     code = """
 import os, signal, time
-from rlx.reward.workers import RewardPool
+from rlx.reward.pool import RewardPool
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
     with RewardPool(workers=1, memory_mb=256) as pool:
@@ -92,7 +92,7 @@ if __name__ == "__main__":
 
 
 def test_workers_that_cannot_start_are_a_fault_of_the_environment(monkeypatch):
-    monkeypatch.setattr("rlx.reward.workers.start_worker", hostile_rewards.leave)
+    monkeypatch.setattr("rlx.reward.pool.start_worker", hostile_rewards.leave)
     with pytest.raises(EnvironmentFault, match="cannot start"):
         RewardPool(workers=1, memory_mb=256)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlx.run.alarms import (
+from rlx.run.metrics import (
     AlarmWatch,
     find_invalid_turns,
     find_no_gradient,

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from rlx.run.controller_state import ControllerState
+from rlx.run.context import ControllerState
 from rlx.spec import AdaptiveBeta, CreditSpec
 
 

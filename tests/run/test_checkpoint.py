@@ -20,7 +20,7 @@ from rlx.checkpoint.store import (
     write_checkpoint,
 )
 from rlx.learner import Ranks
-from rlx.sealing import (
+from rlx.manifest import (
     MANIFEST,
     CheckpointError,
     check_sealed_folder,

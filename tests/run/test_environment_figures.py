@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from trees import conversation
 
+from rlx.assignment import join_row_rewards
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
 from rlx.record.mlflow_tracker import make_legal_key
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
-from rlx.row_rewards import join_row_rewards
-from rlx.run.environment_metrics import MOST_KEYS, MOST_VALUES, environment_figures
-from rlx.run.step_metrics import step_figures
+from rlx.run.metrics import MOST_KEYS, MOST_VALUES, environment_figures, step_figures
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, TokenStreams

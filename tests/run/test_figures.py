@@ -12,7 +12,7 @@ from rlx.learner import CriticStats
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx.run.step_metrics import MOST_PARTS, _compute_part_figures, step_figures
+from rlx.run.metrics import MOST_PARTS, _compute_part_figures, step_figures
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams

@@ -12,7 +12,7 @@ import pytest
 from patience import wait_until
 
 from rlx.launch.attempt import HangWatch
-from rlx.stopwatch import Stopwatch
+from rlx.reward.worker import Stopwatch
 
 LOOK = 5.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlx.errors import EnvironmentFault, RegistryError
+from rlx.errors import EnvironmentFault, RegistryError, is_out_of_memory
 from rlx.launch.devices import (
     NvidiaDriver as Nvidia,
 )
@@ -18,8 +18,7 @@ from rlx.launch.failures import (
     is_disk_full,
     is_learner_out_of_memory,
 )
-from rlx.out_of_memory import is_out_of_memory
-from rlx.sampler.limits import require_context_room
+from rlx.sampler.draw import require_context_room
 from rlx.spec import TurnSpec
 from rlx_registry import DatabaseUnwritableError, SchemaError
 
@@ -110,7 +109,7 @@ def test_a_sampler_without_memory_is_told_to_decode_fewer_rows(monkeypatch):
     def fail(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("rlx.sampler.limits.max", fail, raising=False)
+    monkeypatch.setattr("rlx.sampler.draw.max", fail, raising=False)
     with pytest.raises(torch.OutOfMemoryError) as raised:
         require_context_room([], TurnSpec(), 9)
     told = str(convert_to_rlx_error(raised.value))

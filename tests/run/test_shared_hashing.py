@@ -11,7 +11,7 @@ from gloo_ranks import WEIGHTS, find, on_ranks, write
 
 from rlx import sealing
 from rlx.checkpoint import digests
-from rlx.sealing import MANIFEST, CheckpointError, check_sealed_folder, compute_manifest_digest
+from rlx.manifest import MANIFEST, CheckpointError, check_sealed_folder, compute_manifest_digest
 
 
 def hash_and_note(folder, ranks, do):

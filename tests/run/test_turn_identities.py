@@ -7,18 +7,17 @@ import pytest
 import torch
 from trees import conversation
 
+from rlx.assignment import join_row_rewards
 from rlx.batch import build_token_batch
 from rlx.discovery import resolve_plugins
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
-from rlx.record.rollout_reader import read_step
-from rlx.record.rollouts import rollout_table
+from rlx.record.rollouts import read_step, rollout_table
 from rlx.results.evidence import StepEvidence
 from rlx.results.identities import IDENTITIES
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
-from rlx.row_rewards import join_row_rewards
-from rlx.run.trained_rows import build_trained_rows
+from rlx.run.streams import build_trained_rows
 from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, RewardsSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, TokenStreams

@@ -10,7 +10,7 @@ from rlx.errors import SpecError
 from rlx.model import build_policy, find_window
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
-from rlx.sampler.choice import choose_decoder, choose_own_decoder
+from rlx.sampler.engine import choose_decoder, choose_own_decoder
 from rlx.sampler.own_forward import UncachedDecoder
 from rlx.spec import TinyModelSpec, TurnSpec
 

@@ -10,7 +10,7 @@ import transformers
 from rlx.model import build_policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
-from rlx.sampler.choice import choose_decoder
+from rlx.sampler.engine import choose_decoder
 from rlx.spec import TinyModelSpec, TurnSpec
 
 CPU = torch.device("cpu")

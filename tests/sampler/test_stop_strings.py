@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlx.model import PlainDialogue
-from rlx.sampler.limits import StopStringDetector
+from rlx.sampler.draw import StopStringDetector
 
 
 def byte_level():

@@ -6,8 +6,8 @@ import jsonschema
 import pytest
 
 from rlx.discovery import load_all_plugins
-from rlx.spec.json_schema import experiment_schema
 from rlx.spec.reading.yaml_source import parse_yaml_document
+from rlx.spec.schema import experiment_schema
 
 ROOT = Path(__file__).parents[2]
 OURS = sorted(

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from rlx.assignment import join_row_rewards
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.cli import main
 from rlx.evaluation.answers import limit_to_one_answer
@@ -20,13 +21,11 @@ from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.probe import ProbeContext
 from rlx.record.recorder import Recorder
-from rlx.record.rollout_reader import read_step
-from rlx.record.rollouts import rollout_table
+from rlx.record.rollouts import read_step, rollout_table
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import Completion, sample_rollout_trees
-from rlx.row_rewards import join_row_rewards
 from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
-from rlx.run.trained_rows import build_trained_rows
+from rlx.run.streams import build_trained_rows
 from rlx.spec import ExperimentSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, TokenStreams

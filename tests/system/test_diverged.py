@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlx.sealing import MANIFEST, write_manifest
+from rlx.manifest import MANIFEST, write_manifest
 
 
 @pytest.fixture(scope="module")

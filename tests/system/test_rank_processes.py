@@ -11,11 +11,11 @@ from engines import has_ended
 from patience import LIMIT, wait_until
 
 from rlx.home import RunFolder
-from rlx.launch.rank_processes import RankProcesses, StartCommand
+from rlx.launch.processes import RankProcesses, StartCommand
 
 LAUNCHER = """
 import sys
-from rlx.launch.rank_processes import LauncherInput
+from rlx.launch.processes import LauncherInput
 given = LauncherInput()
 while not given.is_closed and not given.stop:
     given.look(0.05)

@@ -34,11 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rlx {rlx.__version__}")
         return 0
     try:
-        from rlx.cli.interrupts import watch_interrupts
+        from rlx.cli.output import watch_interrupts
 
         with watch_interrupts() as interrupts:
-            from rlx.cli.failures import run_guarded  # after --version: importing click is slow
-            from rlx.cli.verb_group import rlx_command
+            from rlx.cli.verb_group import (
+                rlx_command,
+                run_guarded,  # after --version: importing click is slow
+            )
 
             return run_guarded(rlx_command, arguments, interrupts)
     except KeyboardInterrupt:  # during an import, or while an error is reported

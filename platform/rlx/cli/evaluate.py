@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx import results
-from rlx.cli.options import json_option, overrides_option, registry_option
-from rlx.cli.output import print_json, print_text
+from rlx.cli.output import json_option, overrides_option, print_json, print_text, registry_option
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.home import format_path
 from rlx.launch import child_environment
 from rlx.results import ProbeRequest, probe_model
-from rlx.text import escape_unprintable
-from rlx.writing import explain_write_errors
+from rlx.text import escape_unprintable, explain_write_errors
 
 if TYPE_CHECKING:
     from rlx.probe import RecordedProbe
@@ -169,7 +167,7 @@ def probe(
 
 
 def _show_probe_results(probes: "Sequence[RecordedProbe]") -> None:
-    from rlx.cli.console import open_console
+    from rlx.cli.output import open_console
     from rlx.cli.tables import show_probes
     from rlx.probe import render_probe_curve
 

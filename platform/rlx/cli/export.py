@@ -9,16 +9,12 @@ from pathlib import Path
 import click
 
 from rlx.checkpoint import LATEST, copy_checkpoint, list_checkpoint_steps, read_state
-from rlx.cli.options import complete_run, registry_option
-from rlx.cli.output import print_text
+from rlx.cli.output import complete_run, print_text, registry_option
 from rlx.errors import DivergedModelError, SpecError
 from rlx.launch import locate_run_folder, open_registry
-from rlx.sealing import CheckpointError
+from rlx.manifest import CheckpointError
 from rlx.spec import ExperimentSpec
-from rlx.text import escape_unprintable
-from rlx.writing import explain_write_errors
-
-__all__ = ["export"]
+from rlx.text import escape_unprintable, explain_write_errors
 
 ABOUT = "rlx_export.json"
 """File in an exported model that says which newer checkpoints are not sound."""

@@ -8,10 +8,7 @@ from rlx.cli.output import print_text
 from rlx.errors import SpecError
 from rlx.home import format_path
 from rlx.spec.reading import did_you_mean, find_examples
-from rlx.text import escape_unprintable
-from rlx.writing import write_text_file
-
-__all__ = ["new"]
+from rlx.text import escape_unprintable, write_text_file
 
 _EXTENDING = """\
 # Write what differs from the example {0}; `rlx validate --values` prints every value.
@@ -42,7 +39,7 @@ def new(example: str | None, is_short: bool, file: Path | None) -> None:
         raise SpecError("name the example to copy, as in --from rlcr; `rlx new` lists them")
     if example is None:
         rows = [(name, _read_summary(found)) for name, found in sorted(examples.items())]
-        from rlx.cli.console import print_table
+        from rlx.cli.output import print_table
 
         print_table("EXAMPLE", "SUMMARY", rows=rows)
         print_text("\nwrite one:  rlx new --from rlcr")

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.options import overrides_option
-from rlx.cli.output import print_json, print_report, print_text
+from rlx.cli.output import overrides_option, print_json, print_report, print_text
 from rlx.errors import SpecError
 from rlx.plan import check_file, require_showable_texts
 from rlx.spec.reading import count_errors, format_diagnostic
-from rlx.text import escape_unprintable
-from rlx.writing import write_text_file
+from rlx.text import escape_unprintable, write_text_file
 
 if TYPE_CHECKING:
     from rlx.plan import PhaseReport, PlanReport
 
-__all__ = ["plan"]
 
 _FILE = click.Path(path_type=Path)
 
@@ -63,7 +60,7 @@ def plan(
         print_json(report.to_json(), allow_nan=False)
         return report.exit_code
 
-    from rlx.cli.console import open_console
+    from rlx.cli.output import open_console
     from rlx.plan import show_plan
 
     show_plan(report, selected, open_console(), full=full or bool(numbers) or every is not None)

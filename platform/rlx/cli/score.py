@@ -8,14 +8,11 @@ from dataclasses import dataclass
 
 import click
 
-from rlx.cli.options import overrides_option
-from rlx.cli.output import format_json, print_text
+from rlx.cli.output import format_json, overrides_option, print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.reward import ScoredLine, build_reward, open_response_lines, score_lines
 from rlx.text import escape_unprintable
-
-__all__ = ["score"]
 
 ID_WIDTH = 16
 """Columns of a terminal in which most ids fit."""

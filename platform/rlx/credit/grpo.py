@@ -24,19 +24,6 @@ from rlx.spec import (
     Uniform,
 )
 
-__all__ = [
-    "assign_comparison_groups",
-    "compute_group_extremes",
-    "compute_present_advantages",
-    "estimate_dr_grpo",
-    "estimate_grpo",
-    "estimate_multiturn_grpo",
-    "estimate_uniform",
-    "group_advantages",
-    "has_score_spread",
-    "pair_ids",
-]
-
 ROUNDING = 16
 """Scores within this many units in the last place count as equal: a reward that was spread over
 tokens, or averaged over turns, comes back with an error of a few units.

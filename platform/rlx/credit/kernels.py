@@ -11,15 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = [
-    "apply_on_steps",
-    "compute_chained_sums",
-    "compute_decayed_sums",
-    "map_row_blocks",
-    "select_masked",
-    "shift_left",
-]
-
 _ELEMENTS = 2**18
 """Tokens in a block of rows: above some 16 MiB, an intermediate tensor costs more in fresh pages
 than in arithmetic, while those of a block stay in the processor's cache."""

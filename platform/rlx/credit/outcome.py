@@ -9,16 +9,6 @@ from rlx.credit.kernels import compute_decayed_sums, select_masked
 from rlx.credit.returns import whiten_values
 from rlx.spec import Gdpo, Gpg, MaxRl, Opo, PassAtK, Remax, Rloo
 
-__all__ = [
-    "estimate_gdpo",
-    "estimate_gpg",
-    "estimate_maxrl",
-    "estimate_opo",
-    "estimate_pass_at_k",
-    "estimate_remax",
-    "estimate_rloo",
-]
-
 
 def estimate_gdpo(inputs: CreditInputs, options: Gdpo) -> Tensor:
     """Each named reward normalised on its own within its group, then their weighted sum.

@@ -36,19 +36,6 @@ from rlx.spec import (
     VinePpo,
 )
 
-__all__ = [
-    "TokenAdvantages",
-    "compute_gae_advantages",
-    "estimate_gae",
-    "estimate_optimal_token_baseline",
-    "estimate_reinforce_plus_plus",
-    "estimate_reinforce_plus_plus_baseline",
-    "estimate_turn_level_gae",
-    "estimate_vineppo",
-    "fill_between_ends",
-    "whiten_values",
-]
-
 _DEFAULTS = Gae()
 
 LEAST_VARIANCE = 1e-8

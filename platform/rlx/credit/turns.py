@@ -7,8 +7,6 @@ from rlx.credit.grpo import compute_present_advantages, group_advantages, pair_i
 from rlx.credit.inputs import CreditInputs, spread_over_mask, spread_over_turns, total_scores
 from rlx.spec import Gigpo, MtGrpo, TreeGrpo
 
-__all__ = ["compute_step_returns", "estimate_gigpo", "estimate_mt_grpo", "estimate_tree_grpo"]
-
 
 def estimate_mt_grpo(inputs: CreditInputs, options: MtGrpo) -> Tensor:
     """The first turn learns from its own reward and the outcome, later turns from the outcome.

@@ -16,14 +16,6 @@ from rlx.credit.grpo import assign_comparison_groups, group_advantages
 from rlx.credit.inputs import Credit, CreditInputs, spread_over_mask, total_scores
 from rlx.spec import Singleton, TwoLevel
 
-__all__ = [
-    "ScaledAdvantages",
-    "compute_label_advantages",
-    "ema_scale",
-    "estimate_two_level",
-    "prompt_scale",
-]
-
 _DEFAULTS = TwoLevel()
 
 

@@ -4,11 +4,15 @@ Listing plugins reads only the metadata of installed distributions. A plugin is 
 experiment names it, so a broken plugin affects only the experiments that use it.
 """
 
-from rlx.discovery.changes import describe_plugin_changes
 from rlx.discovery.experiment_plugins import (
+    NEEDS,
+    PROVIDERS,
     BuiltPlugins,
     ExperimentPlugins,
     build_named_plugins,
+    describe_plugin_changes,
+    list_needed_streams,
+    list_providers,
     resolve_plugins,
 )
 from rlx.discovery.lookup import (
@@ -25,7 +29,6 @@ from rlx.discovery.lookup import (
     load_plugin,
 )
 from rlx.discovery.places import DEMONSTRATIONS, Provenance, build_placement, build_plugin
-from rlx.discovery.streams import NEEDS, PROVIDERS, list_needed_streams, list_providers
 
 __all__ = [
     "DEMONSTRATIONS",

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rlx import __version__
 from rlx.errors import PluginError
-from rlx.importing import limit_import_time
+from rlx.importing import limit_import_time, source_digest
 from rlx.plugin import (
     API,
     FAILED,
@@ -30,7 +30,6 @@ from rlx.plugin import (
     Schedule,
     Task,
 )
-from rlx.sources import source_digest
 from rlx.spec import (
     EVERY_TURN,
     EnvironmentUse,
@@ -43,21 +42,6 @@ from rlx.spec import (
     list_yaml_keys,
 )
 from rlx.spec.reading import Diagnostic, build_error, did_you_mean, format_diagnostic
-
-__all__ = [
-    "GROUPS",
-    "InstalledPlugin",
-    "Kind",
-    "PluginFault",
-    "bind_implementation",
-    "build_plugin_diagnostic",
-    "compute_plugin_digest",
-    "find_installed_plugin",
-    "import_implementation",
-    "list_installed_plugins",
-    "load_all_plugins",
-    "load_plugin",
-]
 
 Kind = Literal[
     "task",

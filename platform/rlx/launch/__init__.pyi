@@ -24,7 +24,6 @@ from .launcher import (
     read_job_id,
     reconcile_job,
 )
-from .packages import Package, list_packages
 from .processes import (
     delay_interrupts,
     has_lost_supervisor,
@@ -37,13 +36,13 @@ from .processes import (
     this_machine,
 )
 from .queue import run_queue
-from .ray_launcher import RayLauncher
-from .removal import Removal, plan_removal, remove_run_data
+from .ray import RayLauncher
 from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
 from .run_access import (
     BROKEN_OFF,
     KILLED,
     RUN_LIKE,
+    Removal,
     choose_run_exit_code,
     create_missing_registry,
     end_orphaned_run,
@@ -54,6 +53,8 @@ from .run_access import (
     list_group_runs,
     locate_run_folder,
     open_registry,
+    plan_removal,
+    remove_run_data,
 )
 from .slurm import SlurmLauncher
 from .start_stop import (
@@ -68,10 +69,12 @@ from .start_stop import (
     watch_run,
 )
 from .submission import (
+    Package,
     child_environment,
     collect_code_version,
     collect_environment_versions,
     describe_new_run,
+    list_packages,
     registry_url,
     submit_run,
 )

@@ -24,18 +24,17 @@ from rlx.launch.failures import (
 from rlx.launch.launcher import LocalLauncher, open_launcher
 from rlx.launch.processes import (
     TIMESTAMP,
+    RankProcesses,
     SigtermListener,
+    StartCommand,
     is_rank,
     list_live_ranks,
     open_temporary_folder,
 )
-from rlx.launch.rank_processes import RankProcesses, StartCommand
 from rlx.launch.submission import child_environment
+from rlx.reward.worker import Stopwatch
 from rlx.spec import ExperimentSpec
-from rlx.stopwatch import Stopwatch
 from rlx_registry import Status
-
-__all__ = ["Attempt", "AttemptEnd", "HangWatch", "build_failed_end"]
 
 HEARTBEAT_INTERVAL = 10.0
 """Seconds between heartbeats."""

@@ -19,21 +19,6 @@ from rlx.launch.processes import this_machine
 from rlx.spec import ExperimentSpec
 from rlx_registry import DeviceRequest
 
-__all__ = [
-    "DEVICES",
-    "DeviceShortage",
-    "NvidiaDriver",
-    "TorchBuild",
-    "build_cuda_environment",
-    "build_device_request",
-    "diagnose_devices",
-    "gpus_here",
-    "list_device_names",
-    "list_device_tokens",
-    "query_nvidia_driver",
-    "torch_build",
-]
-
 NVIDIA_SMI_TIMEOUT = 20.0
 """Timeout of nvidia-smi in seconds; it is slow while the driver is asleep."""
 

@@ -20,26 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import rlx_registry
-from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError
+from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError, is_out_of_memory
 from rlx.home import RunFolder, get_rlx_home
-from rlx.out_of_memory import is_out_of_memory
 from rlx.text import escape_unprintable, redact_passwords
-
-__all__ = [
-    "LOW_DISK_BYTES",
-    "RESERVE_BYTES",
-    "convert_to_rlx_error",
-    "describe_error",
-    "describe_signal",
-    "format_disk_space",
-    "free_bytes",
-    "hold_reserve",
-    "is_disk_full",
-    "is_learner_out_of_memory",
-    "is_registry_away",
-    "write_failure",
-    "write_failure_reason",
-]
 
 RESERVE_BYTES = 2 * 1024**2
 """Bytes that a run reserves on disk: far more than its final records need."""

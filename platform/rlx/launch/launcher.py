@@ -19,29 +19,13 @@ from rlx.discovery import import_implementation
 from rlx.errors import EnvironmentFault, PluginError
 from rlx.home import REGISTRY, RunFolder
 from rlx.launch.failures import hold_reserve
-from rlx.launch.network import find_free_port
+from rlx.launch.processes import find_free_port
 from rlx.launch.run_access import load_resolved_spec
 from rlx.launch.submission import child_environment
 from rlx.plugin import SamplerPlugin
 from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.spec.reading import Diagnostic
 from rlx_registry import DatabaseUnwritableError, Registry, RunRecord, Status
-
-__all__ = [
-    "JobLauncher",
-    "Launcher",
-    "LocalLauncher",
-    "build_torchrun_command",
-    "cancel_job",
-    "find_job_launcher",
-    "leave_job",
-    "list_startable_statuses",
-    "open_launcher",
-    "read_job_id",
-    "reconcile_job",
-    "restore_disk_reserve",
-    "submit_job",
-]
 
 
 class Launcher(ABC):
@@ -51,7 +35,7 @@ class Launcher(ABC):
         runner: the section `runner`; `runner.launcher` holds the launcher's own settings.
         sampler: the section `sampler`; None where nobody asks what a run takes.
         reads_input: whether the process of its command reads its standard input as
-            `rlx.launch.rank_processes` says; others are asked to stop by SIGTERM.
+            `rlx.launch.processes` says; others are asked to stop by SIGTERM.
     """
 
     reads_input: ClassVar[bool] = False

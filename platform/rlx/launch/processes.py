@@ -13,21 +13,25 @@ import io
 import multiprocessing
 import os
 import re
+import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import SystemRandom
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import psutil
 
+from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.text import format_timestamp
 from rlx_registry import (
@@ -37,30 +41,18 @@ from rlx_registry import (
     is_supervisor_in_other_container,
 )
 
-__all__ = [
-    "TIMESTAMP",
-    "SigtermListener",
-    "delay_interrupts",
-    "has_ended",
-    "has_lost_supervisor",
-    "is_abandoned",
-    "is_half_made",
-    "is_job",
-    "is_rank",
-    "is_supervised",
-    "is_supervisor",
-    "list_live_ranks",
-    "name_semaphores",
-    "open_temporary_folder",
-    "remove_temporary_folder",
-    "stamp_output",
-    "this_machine",
-]
-
 _RANK = "rlx.launch.rank"
+
+
 """Module on the command lines of ranks, and of a torchrun that starts them."""
+
+
 _COMMAND_LOOKS = 200
+
+
 _COMMAND_PAUSE = 0.01
+
+
 """Looks at a process without a command line, and seconds between them."""
 
 
@@ -177,6 +169,8 @@ def list_live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int
 
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 """Signals by which a user, a system or a terminal ends a command."""
 
 
@@ -230,7 +224,11 @@ def delay_interrupts() -> Iterator[None]:
 
 
 _SHARED_MEMORY = Path("/dev/shm")
+
+
 _FOLDER_NAME = re.compile(r"rlx-[0-9a-f]{10}-\d+-\w{8}")
+
+
 """Names of temporary folders."""
 
 
@@ -302,6 +300,8 @@ def _build_mark(run: RunFolder) -> str:
 
 
 TIMESTAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
+
+
 """Pattern of what `stamp_output` puts before a line."""
 
 
@@ -330,3 +330,169 @@ class _StampedStream(io.TextIOWrapper):
             self._begins = line.endswith("\n")
         super().write("".join(stamped))
         return len(text)
+
+
+STOP = b"stop\n"
+
+
+POLL_INTERVAL = 0.05
+
+
+"""Seconds between two polls of several processes."""
+
+
+LAUNCHER_GRACE = 30.0
+
+
+"""Seconds that a launcher has to end its ranks on all machines once its input has ended."""
+
+
+class StartCommand(NamedTuple):
+    """A command that starts a rank, or the launcher of all ranks.
+
+    Attributes:
+        command: program and arguments.
+        environment: variables in addition to those that all ranks have in common.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str] = {}
+
+
+class RankProcesses:
+    """The ranks of an attempt, or the one launcher of all of them; each leads a process group.
+
+    Args:
+        commands: what to start.
+        common: environment of all of them.
+        are_ranks: whether each command is a rank, so that its exit code is the rank's.
+        reads_input: whether the command is a launcher that reads its input, see this module.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[StartCommand],
+        common: Mapping[str, str],
+        *,
+        are_ranks: bool,
+        reads_input: bool = False,
+    ) -> None:
+        self.are_ranks, self._reads_input = are_ranks, reads_input
+        self._failure: int | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for command, own in commands:
+                self._processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.PIPE if reads_input else subprocess.DEVNULL,
+                        start_new_session=True,
+                        env={**common, **own},
+                    )
+                )
+        except OSError:
+            self.kill()
+            raise
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Ids of the processes, whether they live or not."""
+        return tuple(process.pid for process in self._processes)
+
+    def poll(self) -> int | None:
+        """Exit code: of the first process that failed, 0 once all have ended, None before that."""
+        codes = [process.poll() for process in self._processes]
+        # Of several, a signal is the cause: the peers of a killed rank fail.
+        self._failure = self._failure or min(filter(None, codes), default=None)
+        return self._failure or (None if None in codes else 0)
+
+    def is_alive(self) -> bool:
+        """Whether one of the processes has not ended."""
+        return any(process.poll() is None for process in self._processes)
+
+    def wait(self, seconds: float) -> None:
+        """Waits until all have ended or one has failed, but not longer than this."""
+        until = time.monotonic() + seconds
+        while self.poll() is None and time.monotonic() < until:
+            time.sleep(POLL_INTERVAL)
+
+    def stop(self) -> None:
+        """Asks the ranks to write a checkpoint and exit."""
+        for process in self._processes:
+            if process.stdin is None:
+                process.terminate()
+            else:
+                with suppress(BrokenPipeError):  # it has ended
+                    process.stdin.write(STOP)
+                    process.stdin.flush()
+
+    def kill(self) -> None:
+        """Ends the processes, and waits for them; a launcher ends its ranks elsewhere first."""
+        for process in self._processes:
+            if process.stdin is not None:
+                with suppress(BrokenPipeError):
+                    process.stdin.close()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LAUNCHER_GRACE)
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+
+
+class LauncherInput:
+    """The standard input of a launcher, which the supervisor writes.
+
+    Attributes:
+        stop: the ranks should write a checkpoint and exit.
+        is_closed: the ranks should end at once; the supervisor may be gone.
+    """
+
+    def __init__(self) -> None:
+        self.stop = self.is_closed = False
+
+    def look(self, seconds: float = 0.0) -> None:
+        """Takes note of what has arrived; waits for it up to this long."""
+        if self.is_closed:
+            time.sleep(seconds)
+        elif select.select([0], [], [], seconds)[0]:
+            received = os.read(0, 4096)
+            self.is_closed = not received
+            self.stop |= STOP in received
+
+
+CHOSEN_PORTS = range(20_000, 30_000)
+
+
+"""Above Ray's workers, and below what systems give to processes that ask for any port."""
+
+
+def find_free_port() -> int:
+    """Returns a port that is free at the moment.
+
+    It may be used some seconds later, so it is none of those that another process gets meanwhile
+    without having chosen it.
+
+    Raises:
+        EnvironmentFault: all of them are in use.
+    """
+    for port in SystemRandom().sample(CHOSEN_PORTS, len(CHOSEN_PORTS)):
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("", port))
+            return port
+    raise EnvironmentFault(f"every port from {CHOSEN_PORTS[0]} to {CHOSEN_PORTS[-1]} is in use")
+
+
+def find_network_interface(address: str) -> str | None:
+    """The network interface through which this machine reaches an address."""
+    family, kind, protocol, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as one:
+        one.connect(target)  # sends nothing
+        mine = one.getsockname()[0]
+    named = {
+        each.address.split("%")[0]: name
+        for name, found in psutil.net_if_addrs().items()
+        for each in found
+    }
+    return named.get(mine)

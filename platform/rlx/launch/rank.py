@@ -15,8 +15,6 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["keep_compiled_kernels", "main"]
-
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable of torch: where its compiler keeps kernels, and Triton's below it."""
 MEMORY_HISTORY = "RLX_MEMORY_HISTORY"
@@ -54,7 +52,7 @@ def _name_semaphores() -> None:
 def _explain_lack_of_memory(folder: Path, error: Exception) -> None:
     """Writes what holds the GPU's memory, if this rank ran out of it: the tensors of all that was
     going on are still there."""
-    from rlx.out_of_memory import is_out_of_memory
+    from rlx.errors import is_out_of_memory
 
     if not is_out_of_memory(error):
         return

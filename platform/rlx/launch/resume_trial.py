@@ -20,11 +20,9 @@ from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
 from rlx.record import RunSender, find_run_differences, open_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
+from rlx.reward.worker import Stopwatch
 from rlx.run import read_progress
-from rlx.stopwatch import Stopwatch
 from rlx_registry import Registry, RunRecord
-
-__all__ = ["VICTIMS", "KillResult", "ResumeTrialReport", "run_resume_trial"]
 
 VICTIMS = ("rank", "supervisor", "scorer")
 ENDS = ("finished", "failed", "stopped")

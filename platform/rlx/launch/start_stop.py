@@ -46,18 +46,6 @@ from rlx_registry import (
     forget_supervisor,
 )
 
-__all__ = [
-    "attempts_used",
-    "continue_run",
-    "find_finished_runs",
-    "launch_run",
-    "start_experiment",
-    "start_job",
-    "stop_run",
-    "take_over_run",
-    "watch_run",
-]
-
 
 def find_finished_runs(
     url: str, experiments: Sequence[tuple[LoadedSpec, ExperimentPlugins]]

@@ -8,26 +8,32 @@ marked as failed, so that none waits forever.
 import errno
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import rlx
 from rlx.checkpoint import copy_origin, pin_checkpoint
 from rlx.discovery import ExperimentPlugins
 from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
+from rlx.importing import source_digest
 from rlx.launch.failures import convert_to_rlx_error, describe_error, hold_reserve
 from rlx.launch.processes import has_ended, this_machine
 from rlx.launch.run_access import put_spec
 from rlx.model import Vocabulary, choose_run_vocabulary
-from rlx.sources import source_digest
 from rlx.spec import TrackingSpec
 from rlx.spec.reading import LoadedSpec
 from rlx_registry import (
@@ -39,19 +45,12 @@ from rlx_registry import (
     record_supervisor,
 )
 
-__all__ = [
-    "child_environment",
-    "collect_code_version",
-    "collect_environment_versions",
-    "describe_new_run",
-    "fail_unless_started",
-    "registry_url",
-    "start_supervisor",
-    "submit_run",
-]
-
 UNRECORDED = ".unrecorded-"
+
+
 """Name prefix of folders of runs that are not recorded yet, or were never recorded."""
+
+
 PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydantic", "numpy")
 
 
@@ -283,3 +282,58 @@ def registry_url(read: LoadedSpec) -> str:
     written = read.spec.tracking.registry
     is_default = written == TrackingSpec().registry
     return tracking_url(os.environ.get("RLX_REGISTRY") or written if is_default else written)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One requirement of rlx and its installed version.
+
+    Attributes:
+        name: of the distribution.
+        range: versions that rlx was tested with, such as ">=2.11,<2.14"; "" for any.
+        extra: the extra of rlx that requires it; "" for rlx itself.
+        installed: installed version; None if it is not installed.
+        fits: whether the installed version is in the range; False if it is not installed.
+    """
+
+    name: str
+    range: str
+    extra: str
+    installed: str | None
+    fits: bool
+
+    @property
+    def command(self) -> str:
+        """The command that installs a version in the range."""
+        return f"pip install '{self.name}{self.range}'"
+
+
+@cache
+def list_packages() -> Mapping[str, Package]:
+    """Requirements of rlx on this platform by name, core before extras; development is left out."""
+    found: dict[str, Package] = {}
+    for line in requires("rlx") or ():
+        requirement = Requirement(line)
+        name = canonicalize_name(requirement.name)
+        extra = _find_extra(requirement)
+        if name != "rlx" and extra != "dev" and extra is not None:
+            found.setdefault(name, _build_package(requirement, extra))
+    return found
+
+
+def _find_extra(requirement: Requirement) -> str | None:
+    """The extra that has a requirement, "" for rlx itself; None if it is not for this platform."""
+    marker = requirement.marker
+    if marker is None or marker.evaluate({"extra": ""}):
+        return ""
+    named = re.search(r"extra == ['\"]([^'\"]+)", str(marker))
+    return named[1] if named and marker.evaluate({"extra": named[1]}) else None
+
+
+def _build_package(requirement: Requirement, extra: str) -> Package:
+    try:
+        installed = version(requirement.name)
+    except PackageNotFoundError:
+        installed = None
+    fits = installed is not None and requirement.specifier.contains(installed, prereleases=True)
+    return Package(requirement.name, str(requirement.specifier), extra, installed, fits)

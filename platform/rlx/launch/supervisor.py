@@ -53,8 +53,6 @@ from rlx_registry import (
     record_supervisor,
 )
 
-__all__ = ["main"]
-
 DEVICE_POLL_INTERVAL = 1.0
 """Seconds between two checks for free devices."""
 

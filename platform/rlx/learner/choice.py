@@ -25,7 +25,7 @@ from rlx.learner.forms import (
 )
 from rlx.learner.forward import PackedModule, PackedPolicy
 from rlx.learner.pack import PackedBatch, collate_trees, pack_trees
-from rlx.learner.vocabulary import CHUNK
+from rlx.learner.terms import CHUNK
 from rlx.model import (
     copy_model,
     do_windows_show,
@@ -34,8 +34,6 @@ from rlx.model import (
     narrow_windows,
 )
 from rlx.spec import RunnerSpec
-
-__all__ = ["WHOLE_LOGITS", "FormChoice", "choose_form", "choose_logits"]
 
 AnyModule = TypeVar("AnyModule", bound=PackedModule)
 

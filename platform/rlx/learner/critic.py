@@ -21,8 +21,6 @@ from rlx.seeding import derive_seed
 from rlx.spec import CriticSpec, RunnerSpec
 from rlx.train_batch import TrainBatch
 
-__all__ = ["Critic", "CriticStats", "critic_rate"]
-
 
 @dataclass(frozen=True, slots=True)
 class CriticStats:

@@ -14,8 +14,6 @@ from torch import Tensor
 from rlx.errors import EnvironmentFault
 from rlx.spec import RunnerSpec
 
-__all__ = ["Ranks", "join_ranks"]
-
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(hours=6)

@@ -23,17 +23,6 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from rlx.learner.pack import PackedBatch
 from rlx.repeatable import take_rows
 
-__all__ = [
-    "PACKED",
-    "AttentionBlocks",
-    "CachedForm",
-    "FlexForm",
-    "ForwardForm",
-    "GroupedForm",
-    "OutputReader",
-    "PlainForm",
-]
-
 PACKED = "rlx_packed"
 """Name under which the attention function is registered with transformers."""
 

@@ -14,11 +14,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlx.errors import SpecError
 from rlx.learner.forms import ForwardForm
 from rlx.learner.pack import PackedBatch
-from rlx.learner.vocabulary import compute_token_logprobs
+from rlx.learner.terms import compute_token_logprobs
 from rlx.model import build_attention_mask
 from rlx.repeatable import take_rows
-
-__all__ = ["PackedModule", "PackedPolicy", "PackedValues"]
 
 
 class PackedModule(nn.Module, ABC):

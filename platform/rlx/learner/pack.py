@@ -20,20 +20,6 @@ from torch import Tensor
 
 from rlx.learner.distributed import Ranks
 
-__all__ = [
-    "Branches",
-    "PackedBatch",
-    "PackedBranches",
-    "PackedTree",
-    "RankMicroBatches",
-    "TokenRows",
-    "TreePacker",
-    "collate_trees",
-    "copy_to",
-    "distribute_trees",
-    "pack_trees",
-]
-
 
 def copy_to(tensor: Tensor, device: torch.device) -> Tensor:
     """Copies a CPU tensor to a device; the host does not wait for a GPU, which reads from memory

@@ -16,8 +16,6 @@ from rlx.learner.pack import PackedBatch, RankMicroBatches
 from rlx.model import Policy, copy_model, is_adapted, share_model
 from rlx.spec import OptimizerSpec, RunnerSpec
 
-__all__ = ["AdapterFreeBase", "FrozenCopy", "ReferencePolicy", "build_learner_with_reference"]
-
 
 class ReferencePolicy(Protocol):
     """A policy that does not change during training.

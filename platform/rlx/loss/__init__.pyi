@@ -1,15 +1,11 @@
 from .correction import CorrectionWeights, compute_correction_weights, compute_sampler_mismatch
-from .covariance import (
-    compute_token_covariances,
-    draw_covariant_tokens,
-    find_largest_covariances,
-    select_covariant_tokens,
-)
-from .expected import ExpectedScores, compute_expected_score_loss, compute_proper_scores
 from .objectives import (
     ETA,
+    ExpectedScores,
     aggregate_losses,
     aggregation_weights,
+    compute_expected_score_loss,
+    compute_proper_scores,
     entropy_weights,
     value_loss,
 )
@@ -19,9 +15,13 @@ from .surrogates import (
     compute_cispo_loss,
     compute_dppo_loss,
     compute_sapo_loss,
+    compute_token_covariances,
     compute_unclipped_loss,
+    draw_covariant_tokens,
     find_close_sequences,
+    find_largest_covariances,
     find_near_tokens,
+    select_covariant_tokens,
     sequence_log_ratio,
 )
 from .token_losses import TokenLosses, compute_token_losses

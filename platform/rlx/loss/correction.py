@@ -12,13 +12,6 @@ from torch import Tensor
 from rlx.loss.surrogates import LONGEST
 from rlx.spec import Correction
 
-__all__ = [
-    "CorrectionWeights",
-    "Mismatch",
-    "compute_correction_weights",
-    "compute_sampler_mismatch",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:

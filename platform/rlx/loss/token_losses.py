@@ -19,9 +19,6 @@ from rlx.loss.surrogates import (
 )
 from rlx.spec import Divergence, KlCovariance, LossSpec
 
-__all__ = ["TokenLosses", "compute_token_losses"]
-
-
 _DIVERGENCES: dict[str, Divergence] = {"dppo_tv": "tv", "dppo_kl": "kl"}
 
 

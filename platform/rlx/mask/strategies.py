@@ -6,13 +6,6 @@ from torch import Tensor
 from rlx.batch import TokenBatch
 from rlx.spec import Effective, ModelTokens, TurnSpans
 
-__all__ = [
-    "select_effective_tokens",
-    "select_model_tokens",
-    "select_response_tokens",
-    "select_span_tokens",
-]
-
 
 def select_response_tokens(batch: TokenBatch) -> Tensor:
     """`[B, T]` everything from the row's first own token on: KG-R1's attention mask.

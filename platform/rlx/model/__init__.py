@@ -11,7 +11,13 @@ from rlx.importing import speed_up_imports
 
 if TYPE_CHECKING:
     from rlx.model.build import Policy, build_policy
-    from rlx.model.copies import convert_weights, copy_model, keep_first_layers, share_model
+    from rlx.model.copies import (
+        StoredForm,
+        convert_weights,
+        copy_model,
+        keep_first_layers,
+        share_model,
+    )
     from rlx.model.dialogue import ChatDialogue, PlainDialogue
     from rlx.model.files import check_model_files, compute_model_fingerprint
     from rlx.model.lora import (
@@ -23,7 +29,6 @@ if TYPE_CHECKING:
         merged_weights,
         save_adapter,
     )
-    from rlx.model.stored_weights import StoredForm
     from rlx.model.texts import (
         TextFault,
         TextSource,

@@ -36,8 +36,6 @@ from rlx.model.tokenizer import (
 from rlx.seeding import derive_seed
 from rlx.spec import ModelSpec, PretrainedModelSpec, TinyModelSpec
 
-__all__ = ["Policy", "build_policy"]
-
 CAUSAL = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 """Names of causal language model classes, as in a configuration's `architectures`."""
 

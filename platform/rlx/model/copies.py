@@ -11,15 +11,22 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
-
-__all__ = ["convert_weights", "copy_model", "keep_first_layers", "share_model"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
+
 FEW = 2
+
+
 """Minimum number of layers to keep: the second one reads what the first one wrote."""
+
+
 NUMBERS = ("layer_idx", "layer_id", "layer_number", "layer_index")
+
+
 """Attributes with a layer's own number."""
 
 
@@ -126,3 +133,21 @@ def _describe(layer: nn.Module) -> list[tuple[str, str, Mapping[str, Any]]]:
         )
         for name, module in layer.named_modules()
     ]
+
+
+class StoredForm:
+    """The form in which weights of a model are stored.
+
+    Args:
+        model: before adapters are added; not kept.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        with torch.device("meta"):
+            self._shape = type(model)(copy.deepcopy(model.config))
+        self._shape._weight_conversions = getattr(model, "_weight_conversions", None)
+
+    def convert(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Converts weights from the names of the model's parameters, as `save_pretrained` does."""
+        stored: dict[str, Tensor] = revert_weight_conversion(self._shape, dict(weights))
+        return stored

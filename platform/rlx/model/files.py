@@ -15,8 +15,6 @@ from rlx.errors import EnvironmentFault, SpecError
 from rlx.plugin import expand_path
 from rlx.spec import PretrainedModelSpec
 
-__all__ = ["check_model_files", "compute_model_fingerprint", "first_line", "model_folder"]
-
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 HUB_SECONDS = 10.0
 """Timeout for listing a model's files on the Hub, in seconds."""

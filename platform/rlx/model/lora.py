@@ -28,17 +28,6 @@ from rlx.text import escape_unprintable
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear
 
-__all__ = [
-    "adapt_model",
-    "adapt_policy",
-    "adapter_weights",
-    "disable_adapters",
-    "find_target_layers",
-    "is_adapted",
-    "iterate_merged_weights",
-    "merged_weights",
-    "save_adapter",
-]
 
 NAME = "default"
 """Name of the adapter; peft's default."""

@@ -12,23 +12,13 @@ from typing import cast
 
 from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.model.dialogue import ModelDialogue
-from rlx.model.episodes import DemonstrationPlayer
+from rlx.model.dialogue import DemonstrationPlayer, ModelDialogue
 from rlx.model.tokenizer import build_vocabulary_dialogue, load_vocabulary
 from rlx.model.vocabulary import SPECIAL_TOKENS, Vocabulary
 from rlx.plugin import Environment, Problem, Split, Task
 from rlx.rollout import PromptFit, build_rollout_plan, fill_turn_template
 from rlx.seeding import derive_seed
 from rlx.spec import CLOSED_VOCABULARIES, ExperimentSpec, KeyPath, TinyModelSpec
-
-__all__ = [
-    "TextFault",
-    "TextSource",
-    "choose_run_vocabulary",
-    "choose_vocabulary",
-    "find_text_faults",
-    "list_text_sources",
-]
 
 SAMPLE = 256
 """Problems, and demonstrations, of each task whose texts choose and train a tokenizer."""

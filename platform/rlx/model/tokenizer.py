@@ -17,19 +17,6 @@ from rlx.spec import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec, TinyMo
 if TYPE_CHECKING:  # slow to import
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "build_dialogue",
-    "build_vocabulary_dialogue",
-    "end_ids",
-    "find_context_length",
-    "find_local_context_length",
-    "find_local_files",
-    "folder_dialogue",
-    "load_local_dialogue",
-    "load_vocabulary",
-    "pretrained_tokenizer",
-    "tiny_tokenizer",
-]
 
 GENERIC_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 """Generic tokenizer classes, fully described by `tokenizer.json`."""

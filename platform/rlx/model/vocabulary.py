@@ -16,8 +16,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from rlx.errors import EnvironmentFault
 from rlx.text import escape_unprintable
 
-__all__ = ["SPECIAL_TOKENS", "Vocabulary"]
-
 SPECIAL_TOKENS = {
     "pad_token": "<pad>",
     "bos_token": "<bos>",

@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from rlx import __version__
+from rlx.importing import source_digest
+from rlx.manifest import MANIFEST, CheckpointError, check_sealed_folder, sync_folder, write_manifest
 from rlx.model.build import Policy
-from rlx.model.dialogue import ModelDialogue
-from rlx.model.episodes import DemonstrationPlayer
+from rlx.model.dialogue import DemonstrationPlayer, ModelDialogue
 from rlx.model.files import compute_model_fingerprint
 from rlx.plugin import Environment, Plugin, Task
-from rlx.sealing import MANIFEST, CheckpointError, check_sealed_folder, sync_folder, write_manifest
-from rlx.sources import source_digest
 from rlx.spec import (
     EnvironmentRolloutSpec,
     ExperimentSpec,
@@ -35,16 +34,6 @@ from rlx.spec import (
     TinyModelSpec,
     WarmStart,
 )
-
-__all__ = [
-    "DemonstrationBatches",
-    "SharedTraining",
-    "WarmStartProgress",
-    "build_demonstration_batches",
-    "fits_warm_start",
-    "read_warm_start_losses",
-    "warm_start_policy",
-]
 
 WarmStartProgress = Callable[[int, int, float], None]
 """Called with (step, steps, loss)."""

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from rlx.model.tokenizer import find_context_length
 
-__all__ = ["build_attention_mask", "do_windows_show", "find_window", "narrow_windows"]
-
 NAMES = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}
 """Names of windows in configurations, and the kind of layer that has them."""
 OTHER_NAMES = ("window_size", "attention_window_size")

@@ -45,9 +45,9 @@ from rlx.plan.checks import find_in_phases
 from rlx.plan.texts import check_texts
 from rlx.plugin import Plugin
 from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, PretrainedModelSpec, VllmSamplerSpec
+from rlx.spec.base import FaultKind
 from rlx.spec.reading import (
     Diagnostic,
-    FaultKind,
     LoadedSpec,
     build_error,
     build_refusal,

@@ -12,14 +12,14 @@ from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RlxError
 from rlx.phase_setup import build_setup
 from rlx.plan.findings import check_trial
-from rlx.plan.stand_ins import PlanSpeech, load_plan_problems, load_speech
+from rlx.plan.responses import PlanSpeech, load_plan_problems, load_speech
 from rlx.plan.stopping_bias import find_stopping_bias
 from rlx.plan.trial import PlanTrial, run_trial
 from rlx.reward import RewardPool
 from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec
+from rlx.spec.base import FaultKind
 from rlx.spec.reading import (
     Diagnostic,
-    FaultKind,
     InvalidSpec,
     LoadedSpec,
     build_error,

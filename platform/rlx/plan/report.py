@@ -40,8 +40,8 @@ from rlx.plan.memory import (
     token_budget,
 )
 from rlx.plan.rehearsal import rehearse_experiment
+from rlx.plan.responses import EncodingDialogue
 from rlx.plan.row_accounts import RowAccount, RowAccountBuilder, TokenStretch, place_named_rewards
-from rlx.plan.stand_ins import EncodingDialogue
 from rlx.plan.trial import PlanTrial, describe_row_kind
 from rlx.rollout import build_piece_splitter
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec

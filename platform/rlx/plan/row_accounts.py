@@ -13,14 +13,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from rlx.assignment import join_row_rewards
 from rlx.batch import BatchRow, build_token_batch
 from rlx.credit import CreditInputs, place_rewards
 from rlx.discovery import build_placement
 from rlx.errors import RegistryError
-from rlx.plan.stand_ins import EncodingDialogue
+from rlx.plan.responses import EncodingDialogue
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import Author, Pieces, RolloutTree, build_piece_splitter
-from rlx.row_rewards import join_row_rewards
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
 
 if TYPE_CHECKING:

@@ -9,17 +9,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlx.assignment import build_scored_rows, find_lost_rows
 from rlx.batch import list_batch_rows
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
 from rlx.errors import PluginError
 from rlx.phase_setup import PhaseSetup, build_environment_host
 from rlx.plan.model_shape import ModelShape, load_model_shape
-from rlx.plan.responses import FakeSession, Rehearsal, ResponseAuthor, ScriptedPolicy
-from rlx.plan.stand_ins import EncodingDialogue, PlanProblems, PlanSpeech, fit_to_vocabulary
+from rlx.plan.responses import (
+    EncodingDialogue,
+    FakeSession,
+    PlanProblems,
+    PlanSpeech,
+    Rehearsal,
+    ResponseAuthor,
+    ScriptedPolicy,
+    fit_to_vocabulary,
+)
 from rlx.plugin import Problem, Rehearsed
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
-from rlx.row_rewards import build_scored_rows, find_lost_rows
 from rlx.seeding import derive_seed
 from rlx.step import assign_credit
 from rlx.text import pluralize_noun

@@ -16,13 +16,19 @@ the first line of its docstring. A distribution registers it under an entry-poin
 The built-in plugins are registered the same way.
 """
 
-from rlx.plugin.base import API, LARGEST, Count, Plugin, StrictModel, Use
+from rlx.plugin.base import API, LARGEST, Count, Plugin, StrictModel, Use, expand_path
 from rlx.plugin.credit import Estimator, Mask, Placement, Reading
-from rlx.plugin.environment import FAILED, Action, Environment, Episode, Step
-from rlx.plugin.launcher import LauncherPlugin
-from rlx.plugin.paths import expand_path
+from rlx.plugin.engine import LauncherPlugin, SamplerPlugin
+from rlx.plugin.environment import (
+    FAILED,
+    Action,
+    Environment,
+    Episode,
+    Reply,
+    StatefulEnvironment,
+    Step,
+)
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
-from rlx.plugin.sampler import SamplerPlugin
 from rlx.plugin.schedule import (
     CurriculumRule,
     DynamicSampling,
@@ -33,7 +39,6 @@ from rlx.plugin.schedule import (
     find_answer_level,
 )
 from rlx.plugin.section import PLUGIN_FAULT, PluginSection
-from rlx.plugin.stateful import Reply, StatefulEnvironment
 from rlx.plugin.task import (
     Canonical,
     Corrupts,

@@ -1,20 +1,28 @@
 """The base classes of plugins and of the sections that they have in YAML."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-__all__ = ["API", "LARGEST", "Count", "Plugin", "StrictModel", "Use"]
-
 API = 1
+
+
 """Version of the plugin API. rlx refuses a plugin that needs a newer version."""
 
+
 LARGEST = 10**9
+
+
 """Largest count in an experiment. Sums and products of counts then fit the registry's columns and
 the libraries' 64-bit integers."""
 
+
 Count = Annotated[int, Field(le=LARGEST)]
+
+
 """A number of things, such as steps; a field adds its own lower bound. One with an upper bound of
 its own is an `int`: of two bounds, pydantic keeps this one."""
 
@@ -79,3 +87,12 @@ class Use(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
     plugin: str
+
+
+def expand_path(path: str | Path) -> Path:
+    """Returns a path with `~` or `~USER` at its start replaced by that user's home folder.
+
+    YAML keeps the path as it is written, so that an experiment means the same for everyone who
+    runs it. A path of an unknown user is returned as it is.
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111  (the method raises for unknown users)

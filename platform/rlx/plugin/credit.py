@@ -4,8 +4,6 @@ from typing import ClassVar, Literal
 
 from rlx.plugin.base import Plugin
 
-__all__ = ["Estimator", "Mask", "Placement", "Reading"]
-
 Reading = Literal["scores", "turns", "token_rewards"]
 
 

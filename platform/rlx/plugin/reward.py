@@ -18,8 +18,6 @@ from pydantic import create_model
 
 from rlx.plugin.base import API, Plugin
 
-__all__ = ["Example", "Reward", "RewardPlugin", "Sample", "Scope", "Score", "Verdict", "reward"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:

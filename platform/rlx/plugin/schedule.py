@@ -10,16 +10,6 @@ from pydantic import Field
 
 from rlx.plugin.base import Count, Plugin, StrictModel
 
-__all__ = [
-    "CurriculumRule",
-    "DynamicSampling",
-    "PromptLimit",
-    "Schedule",
-    "TurnLevel",
-    "TurnSpec",
-    "find_answer_level",
-]
-
 ANSWER = "answer"
 """Kind of the turns that answer the problem, where a schedule has several kinds."""
 

@@ -23,8 +23,6 @@ from pydantic_core import (
 from rlx.importing import limit_import_time
 from rlx.plugin.base import API, Plugin
 
-__all__ = ["PLUGIN_FAULT", "PluginSection"]
-
 PLUGIN_FAULT = "plugin_fault"
 """Type of the validation error where a model is installed and cannot be used."""
 

@@ -6,19 +6,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlx.text import replace_surrogates
 
-__all__ = [
-    "Canonical",
-    "Corrupts",
-    "Demonstration",
-    "Problem",
-    "Rehearsed",
-    "Split",
-    "StandsIn",
-    "StatesConfidence",
-    "Task",
-    "get_confidence_values",
-]
-
 Split = Literal["train", "test"]
 
 CONFIDENCES = tuple(str(step / 20) for step in range(21))

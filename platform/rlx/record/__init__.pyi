@@ -10,8 +10,7 @@ from .mlflow_tracker import (
 from .probes import StoredPoint, probe_table, read_probe, recorded_probes
 from .recorder import Recorder
 from .retry import retry_registry_call
-from .rollout_reader import StoredStep, read_step
-from .rollouts import Role, TrainedRows, get_stored_score_name
+from .rollouts import Role, StoredStep, TrainedRows, get_stored_score_name, read_step
 from .tracker import Tracker, TrackerUnavailableError
 from .tracking import (
     RunSender,

@@ -10,11 +10,9 @@ import pyarrow as pa
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
 from rlx.probe import AssembledResponse, ProbeResult, RecordedProbe
-from rlx.record.reward_entries import ENTRIES, encode_entries, read_entries
+from rlx.record.rollouts import ENTRIES, encode_entries, read_entries
 from rlx.reward import RewardEntry
 from rlx_registry import Registry
-
-__all__ = ["SCHEMA", "StoredPoint", "probe_table", "read_probe", "recorded_probes"]
 
 SCHEMA = pa.schema(
     [

@@ -18,8 +18,6 @@ from rlx.reward import RewardTable
 from rlx.rollout import Pieces, RolloutTree
 from rlx_registry import Registry, write_body
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
     """The only writer of a run's results. What fails to write a step is raised by the next call.

@@ -8,8 +8,6 @@ from typing import TypeVar
 from rlx.text import escape_unprintable
 from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError
 
-__all__ = ["PATIENCE", "retry_registry_call"]
-
 PATIENCE = 600.0
 """Seconds to wait for the registry to become available again."""
 LONGEST = 10.0

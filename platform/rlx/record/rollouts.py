@@ -3,7 +3,7 @@
 Nested lists keep a tree together: `segments` as sampled and scored, `rows` as trained. Per-token
 lists of a row start at token `start` and cover its own tokens and those between them; a null list
 means that the step has no such stream. The table suffices to recompute the step's credit:
-`rlx.record.rollout_reader` reads it back.
+`rlx.record.rollouts` reads it back.
 """
 
 import json
@@ -18,12 +18,15 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rlx.record.reward_entries import encode_entries, encode_values
+from rlx.errors import RegistryError
+from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment
+from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment, Span, join_spans
 from rlx.text import replace_surrogates
 from rlx_registry import (
+    INDEX_COLUMN,
     STREAMS,
+    RewardRecord,
     RolloutIndex,
     RowRecord,
     ScoreRecord,
@@ -32,39 +35,43 @@ from rlx_registry import (
     build_arrow_type,
 )
 
-__all__ = [
-    "PIECES",
-    "SCHEMA",
-    "SCORE_COLUMNS",
-    "TOKEN_COLUMNS",
-    "Role",
-    "TrainedRows",
-    "add_piece_column",
-    "get_stored_score_name",
-    "rollout_index",
-    "rollout_table",
-]
-
 AT_ONCE = 32
+
+
 """Trees that are converted to columns together."""
 
+
 Role = Literal["trained", "filtered", "greedy"]
+
+
 """Role of a tree: trained on, filtered out for lack of signal, or sampled as a greedy baseline."""
 
+
 SCHEMA = pa.schema(build_arrow_type(TreeRecord))
+
 
 TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
     stream.stored_name: getattr(torch, stream.dtype)
     for stream in STREAMS.values()
     if stream.is_stored and stream.shape != "[B]"
 }
+
+
 """Types of the values stored per token of a row."""
+
+
 SCORE_COLUMNS: Final = tuple(field.name for field in build_arrow_type(ScoreRecord))
+
+
 """Scores stored per row."""
+
 
 _STORED_NAMES = {"masked_return_sum": "seed_returns_score"}
 
+
 PIECES = pa.field("pieces", pa.list_(pa.list_(pa.string())))
+
+
 """Text of each token of each segment, for readers without a tokenizer; not used in computations."""
 
 
@@ -305,3 +312,216 @@ def _mean_advantage(rows: TrainedRows, row: int) -> float:
     if mask is None or advantages is None or not mask[row].any():
         return 0.0
     return float(advantages[row][mask[row]].mean())
+
+
+@dataclass(frozen=True, eq=False)
+class StoredStep:
+    """One recorded step.
+
+    Attributes:
+        trees: all trees, including those without trained rows.
+        rewards: rewards of the trees.
+        rows: trained rows, in the order of `list_batch_rows`; T is that of the batch. Tensors are 0
+            for tokens that were not stored; `own` marks the stored ones.
+        roles: why each tree was sampled.
+    """
+
+    trees: tuple[RolloutTree, ...]
+    rewards: RewardTable
+    rows: TrainedRows
+    roles: tuple[Role, ...]
+
+
+def read_step(table: pa.Table) -> StoredStep:
+    """Rebuilds a step from its body, bit for bit.
+
+    Args:
+        table: made by `rollout_table` and read by `rlx_registry.read_body`.
+
+    Raises:
+        RegistryError: the columns differ, because another version of rlx wrote the table.
+    """
+    unused = {PIECES.name, INDEX_COLUMN}.intersection(table.column_names)
+    table = table.drop_columns(sorted(unused))
+    table = _add_missing_columns(table)
+    if not table.schema.equals(SCHEMA):
+        raise RegistryError(
+            "these rollouts were recorded by another version of rlx, with other columns; use that "
+            "version to read them"
+        )
+    records = table.drop_columns(["rows"]).to_pylist()
+    trees = tuple(
+        RolloutTree(_parse_problem(r), tuple(_parse_segment(s) for s in r["segments"]))
+        for r in records
+    )
+    return StoredStep(
+        trees=trees,
+        rewards=_parse_reward_table(records),
+        rows=_parse_trained_rows(table, trees),
+        roles=tuple(r["role"] for r in records),
+    )
+
+
+def _add_missing_columns(table: pa.Table) -> pa.Table:
+    """A table of an earlier version, with nulls for what it does not have."""
+    earlier, now = _list_fields(table.schema), _list_fields(SCHEMA)
+    later = {
+        "segments.hull",
+        "segments.sampled_after",
+        *(f"rows.{name}" for name in TOKEN_COLUMNS if name != "mask"),
+    }
+    return table.cast(SCHEMA) if earlier <= now <= earlier | later else table
+
+
+def _list_fields(schema: pa.Schema) -> set[str]:
+    """Names of the fields of each record, those of records in lists as "LIST.NAME"."""
+    lists = [field for field in schema if pa.types.is_list(field.type)]
+    inner = {f"{one.name}.{f.name}" for one in lists for f in one.type.value_type}
+    return {*schema.names, *inner}
+
+
+def _parse_problem(record: Mapping[str, Any]) -> Problem:
+    return Problem(
+        id=record["problem_id"],
+        prompt=record["prompt"],
+        fields=json.loads(record["problem"]),
+        stratum=record["stratum"],
+        system=record["system"],
+    )
+
+
+def _parse_segment(stored: Mapping[str, Any]) -> Segment:
+    spans = {
+        name: Span(tuple(span["outer"]), tuple(span["inner"]), span["text"])
+        for name, span in json.loads(stored["spans"]).items()
+    }
+    return Segment(
+        parent=stored["parent"],
+        author=stored["author"],
+        token_ids=tuple(stored["token_ids"]),
+        turn=stored["turn"],
+        kind=stored["kind"],
+        logprobs=tuple(stored["behaviour_logprobs"]),
+        finish_reason=stored["finish_reason"],
+        text=stored["text"],
+        spans=spans,
+        hull=_parse_hull(stored["hull"], spans),
+        seed=stored["seed"],
+        info=json.loads(stored["info"]),
+    )
+
+
+def _parse_hull(stored: list[int] | None, spans: Mapping[str, Span]) -> tuple[int, int] | None:
+    """The hull of a turn; in a table that has none it covers the spans that are closed."""
+    if stored is None:
+        return join_spans(spans)
+    first, last = stored
+    return first, last
+
+
+def _parse_reward_table(records: Sequence[Mapping[str, Any]]) -> RewardTable:
+    segments = {(t, s): x for t, r in enumerate(records) for s, x in enumerate(r["segments"])}
+    turns = {
+        place: read_entries(x["rewards"])
+        for place, x in segments.items()
+        if x["author"] == "policy"
+    }
+    rollouts = {
+        place: read_entries(x["global_rewards"])
+        for place, x in segments.items()
+        if x["global_rewards"] is not None
+    }
+    faults: dict[str, int] = {}
+    for entries in (*turns.values(), *rollouts.values()):
+        for entry in entries.values():
+            if entry.is_fault:
+                faults[entry.name] = faults.get(entry.name, 0) + 1
+    dropped = frozenset(place for place, x in segments.items() if x["dropped"])
+    return RewardTable(turns, dropped, faults, rollouts)
+
+
+def _parse_trained_rows(table: pa.Table, trees: Sequence[RolloutTree]) -> TrainedRows:
+    """Rows in order of their number, which counts across all trees of the step."""
+    lists = table["rows"].combine_chunks()
+    tree = np.repeat(table["tree"].to_numpy(), lists.value_lengths().to_numpy())
+    flat = pa.Table.from_struct_array(lists.flatten()).append_column("tree", pa.array(tree))
+    flat = flat.sort_by("row").combine_chunks()
+    columns = ("tree", "segment", "parent", "kind", "level")
+    places = list(zip(*(flat[name].to_pylist() for name in columns), strict=True))
+    length = max((trees[t].count_tokens(s) for t, s, *_ in places), default=0)
+    starts, lengths = (
+        flat["start"].to_numpy(),
+        _get_column_array(flat, "mask").value_lengths().to_numpy(),
+    )
+    positions = np.arange(length)
+    kept = (positions >= starts[:, None]) & (positions < (starts + lengths)[:, None])
+    return TrainedRows(
+        places=places,
+        groups=torch.from_numpy(flat["group"].to_numpy().astype(np.int64)),
+        own=torch.from_numpy(kept),
+        tokens={
+            name: _pad_token_lists(_get_column_array(flat, name), kept) for name in TOKEN_COLUMNS
+        },
+        scores=_parse_row_scores(flat),
+    )
+
+
+def _get_column_array(flat: pa.Table, name: str) -> Any:
+    """A column as one contiguous array."""
+    return flat[name].combine_chunks()
+
+
+def _pad_token_lists(lists: Any, kept: np.ndarray) -> Tensor | None:
+    """`[B, T]` list values at the stored positions, 0 elsewhere; None if all lists are null."""
+    if len(lists) and lists.null_count == len(lists):
+        return None
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    padded = np.zeros(kept.shape, dtype=values.dtype)
+    padded[kept] = values
+    return torch.from_numpy(padded)
+
+
+def _parse_row_scores(flat: pa.Table) -> dict[str, Tensor]:
+    """`[B]` each; only scores that the step has."""
+    columns = pa.Table.from_struct_array(_get_column_array(flat, "scores"))
+    return {
+        name: torch.from_numpy(columns[name].to_numpy().copy())
+        for name in SCORE_COLUMNS
+        if not columns[name].null_count
+    }
+
+
+ENTRIES = build_arrow_type(list[RewardRecord])
+
+
+"""Type of a column with the reward entries of a turn or rollout."""
+
+
+def encode_entries(entries: Mapping[str, RewardEntry]) -> list[RewardRecord]:
+    """Encodes reward entries as one cell of an `ENTRIES` column."""
+    return [
+        {
+            "name": e.name,
+            "raw": e.raw,
+            "weight": e.weight,
+            "status": e.status,
+            "reason": e.reason,
+            "parts": encode_values(e.parts),
+        }
+        for e in entries.values()
+    ]
+
+
+def encode_values(values: Mapping[str, Any]) -> str:
+    """Encodes a mapping as JSON, with a fast path for the many empty ones of a step."""
+    return json.dumps(dict(values)) if values else "{}"
+
+
+def read_entries(stored: Sequence[RewardRecord]) -> dict[str, RewardEntry]:
+    """Decodes one cell of an `ENTRIES` column, by reward name."""
+    return {
+        e["name"]: RewardEntry(
+            e["name"], e["raw"], e["weight"], e["status"], e["reason"], json.loads(e["parts"])
+        )
+        for e in stored
+    }

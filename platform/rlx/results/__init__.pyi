@@ -3,39 +3,44 @@ from .comparison import (
     Comparison,
     ComparisonRow,
     SuiteDifferences,
+    build_answer_frame,
+    build_comparison_json,
+    build_comparison_tables,
+    build_evaluation_frame,
+    build_metric_frame,
+    build_rollout_frame,
+    build_score_frame,
+    build_token_frame,
     compare_recipes,
+    describe_exclusions,
     find_named_runs,
     find_side_differences,
+    format_comparison_markdown,
+    list_comparison_notes,
     load_diff_side,
     select_newest_runs,
 )
-from .comparison_tables import (
-    build_comparison_json,
-    build_comparison_tables,
-    describe_exclusions,
-    format_comparison_markdown,
-    list_comparison_notes,
-)
 from .evaluating import (
+    EvaluationRequest,
+    ProbeRequest,
+    RescoreRequest,
     SuiteEvaluation,
     build_requested_suite,
     build_set_spec,
     evaluate,
 )
 from .evidence import Violation
-from .frames import (
-    build_answer_frame,
-    build_evaluation_frame,
-    build_metric_frame,
-    build_rollout_frame,
-    build_score_frame,
-    build_token_frame,
-)
 from .models import TrainedModel
 from .probing import ModelProbe, probe_model
-from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
-from .rescoring import ChangedRow, Rescoring, RescoringSummary, rescore
-from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
+from .rescoring import (
+    ChangedRow,
+    Rescoring,
+    RescoringSummary,
+    StepAccounts,
+    load_step_accounts,
+    rescore,
+    select_rollout_steps,
+)
 
 __all__ = [
     "AuditReport",

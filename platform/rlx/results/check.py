@@ -15,13 +15,13 @@ import pyarrow as pa
 from rlx.discovery import build_plugin, describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError
 from rlx.home import get_rlx_home
+from rlx.manifest import CheckpointError, check_sealed_folder, compute_manifest_digest
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
 from rlx.record import read_probe, read_step
 from rlx.results.evidence import SHOWN, IdentityResult, StepEvidence, Violation
 from rlx.results.identities import IDENTITIES, check_probe_scores
 from rlx.reward import RewardPool
-from rlx.sealing import CheckpointError, check_sealed_folder, compute_manifest_digest
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 

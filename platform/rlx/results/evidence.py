@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from rlx.assignment import build_scored_rows
 from rlx.batch import TokenBatch, list_batch_rows
 from rlx.credit import CreditInputs
 from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Estimator, Mask
 from rlx.record import StoredStep, TrainedRows
 from rlx.reward import RewardPool
-from rlx.row_rewards import build_scored_rows
 from rlx.run import read_token_streams
 from rlx.step import assign_credit
 from rlx.train_batch import ScoredRows, TrainBatch

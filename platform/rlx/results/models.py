@@ -13,15 +13,14 @@ from rlx.checkpoint import copy_checkpoint, write_weights
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
+from rlx.manifest import CheckpointError, compute_manifest_digest
 from rlx.model import Policy, build_policy, check_model_files
 from rlx.plugin import expand_path
 from rlx.reward import RewardPool
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
-from rlx.sealing import CheckpointError, compute_manifest_digest
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
 from rlx.spec.reading import YamlDocument, parse_yaml_document, read_document
-from rlx.text import escape_unprintable
-from rlx.writing import explain_write_errors
+from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import RunRecord
 
 

@@ -24,8 +24,8 @@ from rlx.probe import (
 )
 from rlx.record import Recorder, probe_table, update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
+from rlx.results.evaluating import ProbeRequest, check_sections
 from rlx.results.models import TrainedModel, load_model, open_target
-from rlx.results.requests import ProbeRequest, check_sections
 from rlx.run import (
     Progress,
     build_probe_context,
@@ -36,7 +36,7 @@ from rlx.run import (
 )
 from rlx.spec import ExperimentSpec, ProbeSpec
 from rlx.spec.reading import YamlDocument, apply_overrides
-from rlx.writing import explain_write_errors
+from rlx.text import explain_write_errors
 from rlx_registry import RunRecord, write_body
 
 FREE = ("probe", "runner", "sampler", "seed")

@@ -1,14 +1,13 @@
 """Scoring: computes the named rewards of a step by plugins in killable worker processes."""
 
-from rlx.reward.host import PooledHost
 from rlx.reward.job import JobOutcome, RewardJob
-from rlx.reward.line_scoring import (
+from rlx.reward.lines import (
     ScoredLine,
     build_reward,
     open_response_lines,
     score_lines,
 )
-from rlx.reward.pool import JobPool, describe_worker_error
+from rlx.reward.pool import ChunkWorkers, JobPool, PooledHost, RewardPool, describe_worker_error
 from rlx.reward.scoring import (
     NamedReward,
     compute_mean_value,
@@ -17,7 +16,6 @@ from rlx.reward.scoring import (
 )
 from rlx.reward.table import Place, RewardEntry, RewardTable, sum_named_rewards
 from rlx.reward.worker import ChunkReport
-from rlx.reward.workers import ChunkWorkers, RewardPool
 
 __all__ = [
     "ChunkReport",

@@ -17,16 +17,6 @@ from rlx.plugin import Environment, RewardPlugin, Sample, Score
 from rlx.rollout import check_environment_step
 from rlx.text import shorten_for_record
 
-__all__ = [
-    "LONGEST_REASON",
-    "EnvironmentCall",
-    "JobOutcome",
-    "RewardJob",
-    "Work",
-    "describe_error",
-    "run_jobs",
-]
-
 LONGEST_REASON = 500
 """Characters of a reason, a fault or the name of a part that are kept. They may repeat text of the
 model, and they are stored with every rollout."""

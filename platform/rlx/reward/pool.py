@@ -1,30 +1,41 @@
-"""Has workers run rewards and environments, so that a failure costs only its own verdict.
-
-Jobs travel in chunks, because most take microseconds. If a worker hangs, dies or cannot read its
-chunk, the chunk is run again one job at a time, so that only the culprit fails.
-"""
+"""Worker processes that score and play environments: killable, with limits of time and memory."""
 
 import math
+import multiprocessing
 import pickle
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, InvalidStateError, wait
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
+from weakref import WeakSet
 
-from pebble import ProcessExpired
+from pebble import ProcessExpired, ProcessPool
+from pebble.common import CONSTS
 
-from rlx.reward.job import JobOutcome, Work, describe_error
-from rlx.reward.worker import ChunkReport
-
-__all__ = ["LOOK", "JobPool", "describe_worker_error"]
+from rlx.errors import EnvironmentFault
+from rlx.plugin import Action, Environment, Step
+from rlx.reward.job import EnvironmentCall, JobOutcome, Work, describe_error
+from rlx.reward.worker import ChunkReport, run_chunk, start_worker
+from rlx.rollout import HostFault
 
 _CHUNK = 64
+
+
 LOOK = 1.0
+
+
 """Seconds between two looks at workers that answer nothing."""
+
+
 _AHEAD = 2
+
+
 """Chunks that are sent to each worker at once, so that it need not wait for the next one."""
+
 
 _Positions = tuple[int, ...]
 
@@ -147,3 +158,169 @@ def describe_worker_error(error: BaseException) -> str:
         how = f"signal {-error.exitcode}" if error.exitcode < 0 else f"exit code {error.exitcode}"
         return f"process died ({how})"
     return f"cannot be run by a worker: {describe_error(error)}"
+
+
+CONSTS.term_timeout = 60.0
+
+
+"""Seconds in which a worker that is told to end may kill what its plugins started; the library's 3
+are too few on a busy machine."""
+
+
+_RENEW_AFTER = 1000  # chunks; limits the damage of a scorer with a slow memory leak
+
+
+_MAX_RESTARTS = 3
+
+
+class ChunkWorkers:
+    """Worker processes that run chunks of jobs.
+
+    Args:
+        count: number of processes.
+        memory_mb: MiB of address space that a job may add to its worker's.
+        grace: seconds for the import of a plugin in a fresh worker, in addition to two deadlines.
+
+    Raises:
+        EnvironmentFault: they do not start.
+    """
+
+    def __init__(self, count: int, memory_mb: int, grace: float) -> None:
+        self._memory_mb, self._grace = memory_mb, grace
+        self._pool = ProcessPool(
+            max_workers=count,
+            max_tasks=_RENEW_AFTER,
+            initializer=start_worker,
+            context=multiprocessing.get_context("spawn"),
+        )
+        self._sent = WeakSet[Future[ChunkReport]]()
+        try:
+            fault = self.run(pickle.dumps([]), ()).fault  # after the start of an interpreter
+        except (BrokenExecutor, ProcessExpired, OSError) as error:
+            fault = f"{error}{_explain_script()}"
+        if fault is not None:
+            self.close()
+            raise EnvironmentFault(f"reward workers cannot start: {fault}")
+
+    @property
+    def is_active(self) -> bool:
+        """Whether chunks can be sent; not if workers kept dying while idle."""
+        return bool(self._pool.active)
+
+    def send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
+        """Has a chunk of pickled jobs run, each with its deadline in seconds."""
+        # Without a timeout of the pool's own, which would count by the wall clock.
+        arguments = (payload, deadlines, self._memory_mb, self._grace)
+        report: Future[ChunkReport] = self._pool.schedule(run_chunk, args=arguments)
+        self._sent.add(report)
+        return report
+
+    def run(self, payload: bytes, deadlines: tuple[float, ...]) -> ChunkReport:
+        """Runs a chunk, as `send` does, and waits for what becomes of it."""
+        report = self.send(payload, deadlines)
+        while not wait([report], LOOK).done:
+            self.end_forgotten()
+        return report.result()
+
+    def end_forgotten(self) -> None:
+        """Ends the chunks that will never be answered, once the workers have ended.
+
+        The library forgets a chunk that is sent while the last worker dies idle.
+        """
+        if self.is_active:
+            return
+        self.close()
+        for report in list(self._sent):
+            with suppress(InvalidStateError):  # it has been answered
+                report.set_exception(BrokenExecutor("all workers have ended"))
+
+    def close(self) -> None:
+        """Ends the workers at once, even during a job, and all that their plugins started."""
+        self._pool.stop()
+        self._pool.join()
+
+
+class RewardPool(JobPool):
+    """A pool of worker processes for scoring; a context manager.
+
+    Args:
+        workers: number of processes.
+        memory_mb: MiB of address space that a job may add to its worker's.
+        grace: seconds for the import of a plugin in a fresh worker, in addition to two deadlines.
+
+    Raises:
+        EnvironmentFault: the workers do not start.
+    """
+
+    def __init__(self, workers: int, memory_mb: int, *, grace: float = 60.0) -> None:
+        if workers < 1 or memory_mb < 1:
+            raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
+        super().__init__(workers)
+        self._settings = workers, memory_mb, grace
+        self._workers, self._restarts = ChunkWorkers(*self._settings), 0
+
+    def close(self) -> None:
+        """Ends the workers at once, even during a job, and all that their plugins started."""
+        self._workers.close()
+
+    def score(self, jobs: Sequence[Work]) -> list[JobOutcome]:
+        self._restarts = 0
+        return super().score(jobs)
+
+    def _send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
+        try:
+            return self._workers.send(payload, deadlines)
+        except RuntimeError as error:  # they have just ended, and are started again
+            lost: Future[ChunkReport] = Future()
+            lost.set_exception(BrokenExecutor(str(error)))
+            return lost
+
+    def _end_forgotten(self) -> None:
+        self._workers.end_forgotten()
+
+    def _require_workers(self) -> None:
+        if self._workers.is_active:
+            return
+        self._restarts += 1
+        self.close()
+        if self._restarts > _MAX_RESTARTS:
+            raise EnvironmentFault("reward workers keep dying while idle")
+        self._workers = ChunkWorkers(*self._settings)
+
+
+def _explain_script() -> str:
+    """A hint for scripts, which workers import: they must not start workers themselves."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is None and str(getattr(main, "__file__", "")).endswith(".py"):
+        return '; in a script, call rlx below `if __name__ == "__main__":`'
+    return ""
+
+
+class PooledHost:
+    """Runs an environment in worker processes; a `rlx.rollout.EnvironmentHost`.
+
+    Args:
+        environment: the plugin.
+        pool: the workers.
+        deadline: seconds per call.
+    """
+
+    def __init__(self, environment: Environment, pool: JobPool, deadline: float) -> None:
+        self._environment, self._pool, self._deadline = environment, pool, deadline
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """Initial states; a `HostFault` for a call that raised, hung or crashed."""
+        return self._run("reset", calls)
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
+        """Answers; a `HostFault` likewise, and for a result that is not a `Step`."""
+        return self._run("step", calls)
+
+    def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:
+        jobs = [
+            EnvironmentCall(self._environment, what, tuple(call), self._deadline) for call in calls
+        ]
+        return [
+            outcome.value if outcome.fault is None else HostFault(outcome.fault)
+            for outcome in self._pool.score(jobs)
+        ]

@@ -14,8 +14,6 @@ from rlx.reward.table import Entries, Place, RewardEntry, RewardTable
 from rlx.rollout import FAILED, NO_PARENT, RolloutTree, is_fault_segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 
-__all__ = ["NamedReward", "compute_mean_value", "rescore_rollouts", "score_rollouts"]
-
 
 @dataclass(frozen=True, slots=True)
 class NamedReward:

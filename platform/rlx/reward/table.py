@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Place", "RewardEntry", "RewardTable", "sum_named_rewards"]
-
 Place = tuple[int, int]
 """(tree, segment) of a turn; for a whole rollout, of its last turn."""
 

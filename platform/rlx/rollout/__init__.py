@@ -1,10 +1,13 @@
 """Schedules, rollout trees, and the sampling of trees with or without an environment."""
 
 from rlx.plugin import FAILED, TurnLevel
-from rlx.rollout.curriculum import Curriculum, compute_draw_probability
 from rlx.rollout.dialogue import (
+    Completion,
+    CompletionRequest,
     Dialogue,
     Pieces,
+    Sampler,
+    SamplingSession,
     TokenReader,
     TurnPrompt,
     build_piece_splitter,
@@ -12,15 +15,35 @@ from rlx.rollout.dialogue import (
     encode_opening,
     fill_turn_template,
 )
-from rlx.rollout.environment import EnvironmentPlan, build_talk, is_fault_segment
+from rlx.rollout.environment import (
+    EnvironmentHost,
+    EnvironmentPlan,
+    HostFault,
+    LocalHost,
+    build_talk,
+    check_environment_step,
+    is_fault_segment,
+)
 from rlx.rollout.game import derive_turn_seed
-from rlx.rollout.host import EnvironmentHost, HostFault, LocalHost, check_environment_step
-from rlx.rollout.own_schedule import build_turn_segment
 from rlx.rollout.prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
-from rlx.rollout.schedule import RolloutPlan, build_rollout_plan, sample_rollout_trees
-from rlx.rollout.session import Completion, CompletionRequest, Sampler, SamplingSession
-from rlx.rollout.spans import find_hull, find_spans
-from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment, Span, join_spans
+from rlx.rollout.schedule import (
+    Curriculum,
+    RolloutPlan,
+    build_rollout_plan,
+    build_turn_segment,
+    compute_draw_probability,
+    sample_rollout_trees,
+)
+from rlx.rollout.tree import (
+    NO_PARENT,
+    Author,
+    RolloutTree,
+    Segment,
+    Span,
+    find_hull,
+    find_spans,
+    join_spans,
+)
 
 __all__ = [
     "FAILED",

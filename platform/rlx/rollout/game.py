@@ -10,18 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlx.plugin import Problem
-from rlx.rollout.dialogue import TurnPrompt
-from rlx.rollout.session import Completion
+from rlx.rollout.dialogue import Completion, TurnPrompt
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span
 from rlx.seeding import derive_seed
-
-__all__ = [
-    "OngoingGame",
-    "PlayerRollout",
-    "SampledTurn",
-    "build_player_trees",
-    "derive_turn_seed",
-]
 
 
 def derive_turn_seed(seed: int, place: int, number: int, player: int = 0) -> int:

@@ -14,8 +14,6 @@ from rlx.rollout.dialogue import (
 from rlx.rollout.schedule import RolloutPlan
 from rlx.spec import PromptLimit
 
-__all__ = ["DrawnProblems", "PromptFit", "PromptLength", "measure_prompt"]
-
 MOST_DROPPED = 1000
 """Problems in a row whose prompts are too long before a draw gives up."""
 

@@ -4,28 +4,35 @@ A plan is a list of levels. Level k samples `count` continuations of every turn 
 single-turn schedule has one level and a two-turn schedule has two; the tree follows from that.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from operator import mul
+from typing import Any
 
-from rlx.plugin import Problem, Schedule, TurnLevel, find_answer_level
+from rlx.discovery import import_implementation
+from rlx.errors import PluginError, RlxError
+from rlx.plugin import Problem, Schedule, TurnLevel, TurnSpec, find_answer_level
 from rlx.rollout.dialogue import (
+    Completion,
+    CompletionRequest,
     Dialogue,
+    SamplingSession,
     encode_between_turns,
     encode_opening,
     fill_turn_template,
 )
-from rlx.rollout.environment import EnvironmentPlan, build_talk, sample_conversations
-from rlx.rollout.host import EnvironmentHost
-from rlx.rollout.own_schedule import build_turn_segment, sample_own_trees
-from rlx.rollout.session import CompletionRequest, SamplingSession
-from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
+from rlx.rollout.environment import (
+    EnvironmentHost,
+    EnvironmentPlan,
+    build_talk,
+    sample_conversations,
+)
+from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, find_hull, find_spans
 from rlx.seeding import derive_seed
-from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
-
-__all__ = ["RolloutPlan", "TurnLevel", "build_rollout_plan", "sample_rollout_trees"]
+from rlx.spec import CurriculumRule, EnvironmentRolloutSpec, RolloutSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,3 +244,137 @@ def _build_prompt_segment(
         text = fill_turn_template(dialogue, level.turn.template, problem)
         ids = encode_between_turns(dialogue, text, segments[parent].token_ids)
     return Segment(parent=parent, author="prompt", token_ids=ids, text=text)
+
+
+def build_turn_segment(
+    completion: Completion,
+    dialogue: Dialogue,
+    turn: TurnSpec,
+    *,
+    parent: int,
+    number: int,
+    kind: str,
+    seed: int,
+) -> Segment:
+    """Builds the segment of a sampled turn, with its text and its spans.
+
+    Args:
+        completion: what was sampled.
+        dialogue: converts tokens to text.
+        turn: settings that it was sampled with.
+        parent: index of the segment that it continues.
+        number: number of the turn in its rollout, from 1.
+        kind: kind of turn.
+        seed: seed that it was sampled from.
+    """
+    text, ends = dialogue.read(completion.token_ids)
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=completion.token_ids,
+        turn=number,
+        kind=kind,
+        logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        text=text,
+        spans=find_spans(text, ends, turn.spans, first_turn=number == 1),
+        hull=find_hull(text, ends, turn.spans, first_turn=number == 1),
+        seed=seed,
+    )
+
+
+def sample_own_trees(
+    settings: Schedule,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    session: SamplingSession,
+    dialogue: Dialogue,
+) -> list[RolloutTree]:
+    """Samples one tree per problem by the function that the schedule names.
+
+    Raises:
+        PluginError: the function fails, or its trees do not have the schedule's turns.
+    """
+    sample: Callable[..., Any] = import_implementation(settings.implementation)
+    try:
+        trees = list(sample(settings, problems, seeds, session, dialogue))
+    except RlxError:  # of the session, which names its cause
+        raise
+    except Exception as error:
+        raise _build_fault(settings, f"{type(error).__name__}: {error}") from error
+    if [getattr(tree, "problem", None) for tree in trees] != list(problems):
+        raise _build_fault(settings, "it does not return one RolloutTree per problem, in order")
+    for tree in trees:
+        _check_turns(settings, tree)
+    return trees
+
+
+def _check_turns(settings: Schedule, tree: RolloutTree) -> None:
+    found = Counter(segment.kind for segment in tree.segments if segment.author == "policy")
+    if unknown := found.keys() - set(settings.turns):
+        kinds = ", ".join(settings.turns)
+        raise _build_fault(settings, f"a turn has the kind {min(unknown)!r}, not one of {kinds}")
+    most = 1
+    for level in settings.list_levels():
+        most *= level.count
+        if found[level.kind] > most:
+            what = f"a tree has {found[level.kind]} turns {level.kind!r}, not {most}"
+            raise _build_fault(settings, what)
+
+
+def _build_fault(settings: Schedule, what: str) -> PluginError:
+    return PluginError(f"schedule plugin {settings.schedule!r} failed to sample: {what}")
+
+
+def compute_draw_probability(success: float, floor: float) -> float:
+    """P = floor + (1 - floor) · 4 p (1 - p): 1 for problems solved half of the time, `floor` for
+    those that are always or never solved, whose groups have no signal.
+
+    Reference:
+        Foster and Foerster, arXiv 2502.12272: p (1 - p), the variance of success, as learnability.
+    """
+    return floor + (1 - floor) * 4 * success * (1 - success)
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """Decides which problems are drawn.
+
+    Attributes:
+        rule: what counts as the same problem, and how fast measurements are forgotten.
+        success: running share of right answers, by key; a key that is not there is unmeasured.
+    """
+
+    rule: CurriculumRule
+    success: Mapping[str, float]
+
+    def draws(self, number: int, problem: Problem, seed: int) -> bool:
+        """Whether problem number `number` is drawn; it depends on the arguments and `success`."""
+        known = self.success.get(self._get_key(problem) or "")
+        if known is None:
+            return True
+        chance = derive_seed(seed, "curriculum", number) / 2**63
+        return chance < compute_draw_probability(known, self.rule.floor)
+
+    def measure(self, found: Iterable[tuple[Problem, float]]) -> dict[str, float]:
+        """Returns `success` after a step: p ← p + rate · (measured - p), or the first measurement.
+
+        Args:
+            found: problems of the step, each with its share of right answers.
+        """
+        shares: dict[str, list[float]] = {}
+        for problem, share in found:
+            if (key := self._get_key(problem)) is not None:
+                shares.setdefault(key, []).append(share)
+        success = dict(self.success)
+        for key, values in shares.items():
+            measured = sum(values) / len(values)
+            before = success.get(key, measured)
+            success[key] = before + self.rule.rate * (measured - before)
+        return success
+
+    def _get_key(self, problem: Problem) -> str | None:
+        """What is measured together; None for a problem without a stratum."""
+        if self.rule.by == "problem":
+            return f"problem/{problem.id}"
+        return f"stratum/{problem.stratum}" if problem.stratum else None

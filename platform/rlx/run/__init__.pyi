@@ -1,12 +1,11 @@
-from .controller_state import ControllerState
-from .gpu_memory import record_allocations, write_memory_snapshot
+from .collect import build_prompt_fit
+from .context import ControllerState, RunStopped, StopRequest
 from .loop import run_experiment
+from .metrics import record_allocations, write_memory_snapshot
 from .pictures import draw_over_steps, draw_probes, draw_run_pictures
 from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results
 from .progress import Progress, ProgressFile, read_progress
-from .prompt_fit import build_prompt_fit
-from .stop_request import RunStopped, StopRequest
-from .trained_rows import build_trained_rows, read_token_streams
+from .streams import build_trained_rows, read_token_streams
 
 __all__ = [
     "ControllerState",

@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
+from rlx.assignment import find_lost_rows, join_row_rewards
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
+from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup, build_environment_host
 from rlx.plugin import Problem
 from rlx.reward import RewardTable, score_rollouts
-from rlx.rollout import Curriculum, DrawnProblems, RolloutPlan, RolloutTree, sample_rollout_trees
-from rlx.row_rewards import find_lost_rows, join_row_rewards
-from rlx.run.prompt_fit import build_prompt_fit
-from rlx.run.run_context import RunContext
+from rlx.rollout import (
+    Curriculum,
+    DrawnProblems,
+    PromptFit,
+    RolloutPlan,
+    RolloutTree,
+    sample_rollout_trees,
+)
+from rlx.run.context import RunContext
 from rlx.seeding import derive_seed
-
-__all__ = [
-    "StepRollouts",
-    "collect_rollouts",
-    "list_success",
-    "sample_and_score",
-]
 
 Place = tuple[int, int]
 
@@ -275,3 +275,9 @@ def _gather_shares(
     ]
     joined = RewardTable.merge_tables([part for _, part in shares], numbers)
     return ScoredTrees(merged, joined, share.sampled, share.scored)
+
+
+def build_prompt_fit(policy: Policy, setup: PhaseSetup) -> PromptFit:
+    """Which problems of a phase the policy can be shown."""
+    rule = setup.spec.rollout.max_prompt_tokens
+    return PromptFit(setup.plan, policy.dialogue, policy.context_length, rule)

@@ -31,16 +31,12 @@ from rlx.plugin import Task
 from rlx.record import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
-from rlx.run.alarms import AlarmWatch
-from rlx.run.collect import sample_and_score
-from rlx.run.controller_state import ControllerState
-from rlx.run.environment_metrics import environment_figures
+from rlx.run.collect import build_prompt_fit, sample_and_score
+from rlx.run.context import ControllerState, RunContext, RunStopped, StopRequest
+from rlx.run.metrics import AlarmWatch, environment_figures
 from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
-from rlx.run.prompt_fit import build_prompt_fit
 from rlx.run.resume import ResumePoint, checkpoint_run, is_checkpoint_due, resume_run
-from rlx.run.run_context import RunContext
-from rlx.run.stop_request import RunStopped, StopRequest
 from rlx.run.training import train_step
 from rlx.run.warm_starting import start_warm
 from rlx.run.weight_sync import synchronize_sampler
@@ -52,8 +48,6 @@ from rlx.sampler import (
 )
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
-
-__all__ = ["run_experiment"]
 
 
 def run_experiment(

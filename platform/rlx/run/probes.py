@@ -24,8 +24,8 @@ from rlx.probe import (
 from rlx.record import Recorder, probe_table
 from rlx.reward import JobPool
 from rlx.rollout import Sampler
+from rlx.run.collect import build_prompt_fit
 from rlx.run.progress import Progress
-from rlx.run.prompt_fit import build_prompt_fit
 from rlx.seeding import derive_seed
 from rlx.spec import ProbeSpec
 
@@ -33,17 +33,7 @@ if TYPE_CHECKING:  # a probe needs no learner
     from rlx.learner import Ranks
 
 if TYPE_CHECKING:
-    from rlx.run.run_context import RunContext
-
-__all__ = [
-    "build_probe_context",
-    "build_probe_records",
-    "merge_probe_shares",
-    "probe_problems",
-    "record_probe_results",
-    "require_texts",
-    "run_probe",
-]
+    from rlx.run.context import RunContext
 
 
 def run_probe(context: "RunContext", setup: PhaseSetup, *, step: int, label: str) -> None:

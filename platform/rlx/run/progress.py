@@ -5,8 +5,6 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-__all__ = ["Progress", "ProgressFile", "read_progress"]
-
 EVERY = 0.2
 """Minimum number of seconds between two writes within a stage."""
 

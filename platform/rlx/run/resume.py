@@ -15,12 +15,9 @@ from rlx.checkpoint import (
     write_checkpoint,
 )
 from rlx.errors import RlxError
-from rlx.run.controller_state import ControllerState
-from rlx.run.run_context import RunContext
-from rlx.sealing import CheckpointError, ComputeDigests
+from rlx.manifest import CheckpointError, ComputeDigests
+from rlx.run.context import ControllerState, RunContext
 from rlx.spec import ExperimentSpec
-
-__all__ = ["ResumePoint", "checkpoint_run", "is_checkpoint_due", "resume_run"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,10 @@ from rlx.errors import RlxError
 from rlx.kl import kl_terms
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Completion, CompletionRequest, RolloutTree, Segment
-from rlx.run.run_context import RunContext
+from rlx.run.context import RunContext
 from rlx.sampler import SamplerDrift, SamplingEngine
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
-
-__all__ = ["compute_sync_figures", "synchronize_sampler"]
 
 PROMPTS = 4
 """Prompts that are sampled."""

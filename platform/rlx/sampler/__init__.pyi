@@ -1,3 +1,4 @@
+from .draw import expect_dialogue_length
 from .engine import (
     SamplerDrift,
     SamplingEngine,
@@ -5,7 +6,6 @@ from .engine import (
     open_sampler,
     require_engine,
 )
-from .limits import expect_dialogue_length
 from .transformers_engine import TransformersSampler, open_transformers
 from .vllm_engine import VllmSampler, open_vllm
 

@@ -2,27 +2,23 @@
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rlx.discovery import import_implementation
-from rlx.errors import EnvironmentFault, PluginError
-from rlx.model import Policy, copy_model
+from rlx.errors import EnvironmentFault, PluginError, SpecError
+from rlx.model import Policy, copy_model, do_windows_show, find_window, narrow_windows
 from rlx.rollout import SamplingSession
+from rlx.sampler.gpu_steps import WARM_UP, can_use_flash
+from rlx.sampler.own_forward import CachedDecoder, UncachedDecoder
+from rlx.sampler.plain_decoder import PlainDecoder, unknown_part
+from rlx.sampler.rows import Decoder, SharingDecoder
 from rlx.spec import RunnerSpec, SamplerSpec, VllmSamplerSpec
-
-__all__ = [
-    "SamplerDrift",
-    "SamplingEngine",
-    "copy_policy",
-    "open_sampler",
-    "require_engine",
-    "require_vllm",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +145,135 @@ def open_sampler(
 def copy_policy(policy: Policy, dtype: torch.dtype, device: torch.device | None = None) -> Policy:
     """Returns a copy of the policy with its parameters in another precision, on another device."""
     return replace(policy, model=copy_model(policy.model, device, dtype))
+
+
+NARROW = 5
+
+
+"""Maximum width of an attention window in the trial, in tokens: shorter than its contexts."""
+
+
+NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
+
+
+"""Maximum relative difference of logits (L2 norms), by dtype."""
+
+
+CAPTURED = frozenset({"cuda"})
+
+
+"""Devices on which steps are captured, because launching kernels takes time."""
+
+
+ROUGHLY = 0.1
+
+
+"""Maximum relative difference for all other dtypes; rounding errors are well below it."""
+
+
+def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
+    """Chooses a decoder for a model, for dialogues that no attention window of it cuts off.
+
+    The choice stays valid when the weights change.
+
+    Returns:
+        A function that builds the decoder for the model's current weights.
+
+    Raises:
+        SpecError: the model cannot be sampled from.
+    """
+    why = unknown_part(model)
+    if why is None:
+        plain = SharingDecoder(PlainDecoder(model), captures=False)
+        if (why := _find_decoder_fault(model, plain)) is None:
+            if model.device.type not in CAPTURED:
+                return lambda: SharingDecoder(PlainDecoder(model))
+            no_flash = None
+            if can_use_flash(PlainDecoder(model)):
+                flash = SharingDecoder(PlainDecoder(model), captures=True, flash=True)
+                if (no_flash := _find_decoder_fault(model, flash)) is None:
+                    return lambda: SharingDecoder(PlainDecoder(model), captures=True, flash=True)
+            fault = _find_decoder_fault(model, SharingDecoder(PlainDecoder(model), captures=True))
+            return lambda: SharingDecoder(PlainDecoder(model), True, fault, no_flash=no_flash)
+    return choose_own_decoder(model, f"it has {why}")
+
+
+def choose_own_decoder(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
+    """Chooses a decoder that calls the model itself, for dialogues of any length.
+
+    Args:
+        why: why a faster decoder cannot be used.
+
+    Raises:
+        SpecError: the model cannot be sampled from.
+    """
+    cached, has_windows = CachedDecoder(model, why), find_window(model.config) is not None
+    if has_windows and not do_windows_show(model, NARROW):
+        return _choose_uncached(model, "its attention windows cannot be tried")
+    with narrow_windows(model, NARROW) if has_windows else nullcontext():
+        fault = _find_decoder_fault(model, cached)
+        if fault is None or not _are_logits_finite(model):  # which sampling reports
+            return lambda: cached
+        return _choose_uncached(model, f"without a cache, for it has {fault}")
+
+
+def _choose_uncached(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
+    """The decoder that fits every causal model.
+
+    Raises:
+        SpecError: it does not fit this one.
+    """
+    uncached = UncachedDecoder(model, why)
+    if fault := _find_decoder_fault(model, uncached):
+        raise SpecError(
+            f"model: a model of kind {model.config.model_type!r} cannot be sampled from: it has "
+            f"{fault}; use a causal language model"
+        )
+    return lambda: uncached
+
+
+def _find_decoder_fault(model: PreTrainedModel, decoder: Decoder) -> str | None:
+    """Explains why a decoder cannot be used; None if it can."""
+    try:
+        difference = _compute_logit_difference(model, decoder)
+    except Exception as error:  # noqa: BLE001  (an unusual model may fail in any way)
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        return f"parts that {decoder.name} does not support ({why})"
+    if difference < NEAR.get(model.dtype, ROUGHLY):
+        return None
+    return f"logits that differ from those of {decoder.name} by {difference:.1g}"
+
+
+@torch.inference_mode()
+def _compute_logit_difference(model: PreTrainedModel, decoder: Decoder) -> float:
+    """Returns the relative difference between the logits of forked dialogues and those of the
+    model's own forward pass."""
+    generator = torch.Generator().manual_seed(0)
+    count = model.get_input_embeddings().num_embeddings
+    drawn = torch.randint(count, (2 + WARM_UP + 2, 16), generator=generator)
+    contexts = [drawn[0].tolist(), drawn[1, :7].tolist()]
+    copies, steps = [0, 1, 0], drawn[2:, :3].to(model.device)
+    rows = decoder.start(len(contexts))
+    logits = [rows.read(contexts, 0)[copies]]
+    forked = rows.fork(copies, len(steps))
+    logits += [forked.step(tokens).clone() for tokens in steps]
+    ours = torch.stack(logits, dim=1).float()
+    theirs = torch.stack(
+        [
+            _compute_model_logits(model, contexts[copy], tokens.tolist())
+            for copy, tokens in zip(copies, steps.T, strict=True)
+        ]
+    ).float()
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@torch.inference_mode()
+def _are_logits_finite(model: PreTrainedModel) -> bool:
+    return bool(_compute_model_logits(model, [0, 1, 2], [3]).isfinite().all())
+
+
+def _compute_model_logits(model: PreTrainedModel, context: list[int], tokens: list[int]) -> Tensor:
+    """Returns the logits after the context and after each of the tokens, `[1 + tokens, V]`."""
+    ids = torch.tensor([context + tokens], device=model.device)
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, len(context) - 1 :]
+    return logits

@@ -18,11 +18,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rlx.out_of_memory import is_out_of_memory
+from rlx.errors import is_out_of_memory
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.shared_attention import AncestorLevel, RowSuffixes, StepAttention, split_by_layer
-
-__all__ = ["COLUMNS", "WARM_UP", "CapturedSteps", "FlashStepAttention", "can_use_flash"]
 
 WIDEST = 256
 """Maximum dimension of a head."""

@@ -17,8 +17,6 @@ from transformers.cache_utils import DynamicLayer
 from rlx.model import build_attention_mask
 from rlx.sampler.rows import COMPACT_BELOW
 
-__all__ = ["CachedDecoder", "CachedRows", "UncachedDecoder"]
-
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """KV cache layer with preallocated capacity, so that a decoding step copies only one token."""

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-__all__ = ["Attend", "PlainDecoder", "unknown_part"]
-
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Attention of layer i: takes queries `[n, heads, width]`, keys and values `[n, kv_heads, width]`
 of new tokens, and returns `[n, heads · width]`."""

@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from rlx.sampler.plain_decoder import PlainDecoder
 
-__all__ = ["AncestorLevel", "PrefillAttention", "RowSuffixes", "StepAttention", "join_levels"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AncestorLevel:

@@ -14,20 +14,17 @@ from transformers import PreTrainedModel
 
 from rlx.model import Policy, find_window
 from rlx.rollout import Completion, CompletionRequest
-from rlx.sampler.choice import choose_decoder, choose_own_decoder
 from rlx.sampler.draw import (
+    StopStringDetector,
     compute_sampling_logprobs,
+    require_context_room,
     require_finite_logits,
     sample_tokens,
     sample_uniforms,
 )
-from rlx.sampler.engine import SamplingEngine, copy_policy
-from rlx.sampler.limits import StopStringDetector, require_context_room
-from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows
-from rlx.sampler.shared_rows import SharingDecoder
+from rlx.sampler.engine import SamplingEngine, choose_decoder, choose_own_decoder, copy_policy
+from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows, SharingDecoder
 from rlx.spec import RunnerSpec, TransformersSamplerSpec, TurnSpec
-
-__all__ = ["TransformersSampler", "open_transformers"]
 
 LOOK_EVERY = 4
 """Steps between checks for finished rows, since each check synchronizes with the device. Tokens

@@ -19,15 +19,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-__all__ = [
-    "SHARED_MEMORY",
-    "Channel",
-    "WeightFile",
-    "collect_weights",
-    "drop_tied_weights",
-    "read_weights",
-]
-
 SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -25,9 +25,8 @@ from torch import Tensor
 from rlx.errors import RlxError, SpecError
 from rlx.model import Policy, StoredForm
 from rlx.rollout import Completion, CompletionRequest
-from rlx.sampler.draw import require_finite_logits
+from rlx.sampler.draw import require_context_room, require_finite_logits
 from rlx.sampler.engine import SamplingEngine, require_vllm
-from rlx.sampler.limits import require_context_room
 from rlx.sampler.vllm_channel import (
     SHARED_MEMORY,
     Channel,
@@ -38,8 +37,6 @@ from rlx.sampler.vllm_channel import (
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 from rlx.text import escape_unprintable
-
-__all__ = ["VllmSampler", "open_vllm"]
 
 WORKER = "rlx.sampler.vllm_worker"
 WORKER_OPTIONS = ("max_rows", "kv_cache_mb", "max_length", "gpu_memory_utilization")

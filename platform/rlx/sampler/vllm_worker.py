@@ -22,10 +22,8 @@ from torch import nn
 
 from rlx.importing import speed_up_imports
 from rlx.model import PlainDialogue, pretrained_tokenizer
-from rlx.sampler.limits import StopStringDetector
+from rlx.sampler.draw import StopStringDetector
 from rlx.sampler.vllm_channel import Channel, read_weights
-
-__all__ = ["VllmWorker", "main"]
 
 BLOCK = 32
 """Block size of the prefix cache in tokens: the smallest that vLLM supports on the CPU."""

@@ -15,6 +15,8 @@ from .estimator import (
     Baseline,
     ConfidenceSpec,
     DrGrpo,
+    EnvironmentTokens,
+    Gae,
     Gdpo,
     Gigpo,
     Gpg,
@@ -25,26 +27,33 @@ from .estimator import (
     MultiturnGrpo,
     Normalize,
     Opo,
+    OptimalTokenBaseline,
     PassAtK,
+    ReinforcePlusPlus,
     ReinforcePlusPlusBaseline,
     Remax,
     Rloo,
     SecondLevel,
     Singleton,
     TreeGrpo,
+    TurnLevelGae,
     TurnStatistics,
     TwoLevel,
     Uniform,
+    VinePpo,
+)
+from .evaluation import (
+    OWN_SUITE,
+    Cut,
+    FractionCuts,
+    MonteCarloSpec,
+    ProbeSpec,
+    Scheme,
+    SentenceCuts,
+    SetSpec,
+    SuiteSpec,
 )
 from .experiment import PLUGIN_SECTIONS, EstimatorUse, ExperimentSpec, MaskUse
-from .field_docs import read_field_meanings
-from .json_schema import experiment_schema
-from .launcher import (
-    LAUNCHERS,
-    LocalLauncherSpec,
-    RayLauncherSpec,
-    SlurmLauncherSpec,
-)
 from .loss import (
     Aggregate,
     ClipCovariance,
@@ -58,7 +67,15 @@ from .loss import (
     LossSpec,
     ProperScore,
 )
-from .mask import AllResponse, Effective, ModelTokens, TurnSpans
+from .mask import (
+    AllResponse,
+    Effective,
+    FinalTokenOnly,
+    ModelTokens,
+    TurnEnd,
+    TurnProportional,
+    TurnSpans,
+)
 from .model import (
     CLOSED_VOCABULARIES,
     Lora,
@@ -68,8 +85,6 @@ from .model import (
     WarmStart,
     is_tokenizer_folder,
 )
-from .placement import FinalTokenOnly, TurnEnd, TurnProportional
-from .probe import Cut, FractionCuts, MonteCarloSpec, ProbeSpec, Scheme, SentenceCuts
 from .reward import (
     EVERY_TURN,
     GlobalReward,
@@ -96,28 +111,22 @@ from .rollout import (
     TurnSpec,
     TwoTurnRolloutSpec,
 )
-from .sampler import (
-    SAMPLERS,
-    SamplerSpec,
-    TransformersSamplerSpec,
-    VllmSamplerSpec,
-)
-from .suite import OWN_SUITE, SetSpec, SuiteSpec
-from .token_estimator import (
-    EnvironmentTokens,
-    Gae,
-    OptimalTokenBaseline,
-    ReinforcePlusPlus,
-    TurnLevelGae,
-    VinePpo,
-)
+from .schema import experiment_schema, read_field_meanings
 from .training import (
+    LAUNCHERS,
+    SAMPLERS,
     CriticSpec,
     EvaluationSpec,
+    LocalLauncherSpec,
     OptimizerSpec,
     PhaseSpec,
+    RayLauncherSpec,
     RunnerSpec,
+    SamplerSpec,
+    SlurmLauncherSpec,
     TrackingSpec,
+    TransformersSamplerSpec,
+    VllmSamplerSpec,
 )
 
 __all__ = [

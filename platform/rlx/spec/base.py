@@ -4,18 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from rlx.plugin import LARGEST, Count, StrictModel
-
-__all__ = [
-    "LARGEST",
-    "Betas",
-    "Count",
-    "FaultKind",
-    "KeyPath",
-    "StrictModel",
-    "list_yaml_keys",
-]
-
+from rlx.plugin import LARGEST as LARGEST
 
 KeyPath = tuple[str | int, ...]
 """Keys and list indices from the root of the file: `("phases", 0, "steps")`."""

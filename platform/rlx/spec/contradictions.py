@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from rlx.spec.base import LARGEST, KeyPath
+from rlx.plugin import LARGEST
+from rlx.spec.base import KeyPath
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.model import TinyModelSpec
 from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
 from rlx.spec.rollout import EnvironmentRolloutSpec
-from rlx.spec.sampler import VllmSamplerSpec
+from rlx.spec.training import VllmSamplerSpec
 
 _MOST_ROWS = 10**6
 """Rows that one step may sample: all of them are in memory at once, and each is a row of the

@@ -4,21 +4,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, WrapSerializer
 
-from rlx.spec.base import StrictModel
+from rlx.plugin import StrictModel
 from rlx.spec.reward import PluginUse
-
-__all__ = [
-    "PROFILES",
-    "PROFILE_ALIASES",
-    "AdaptiveBeta",
-    "CreditSpec",
-    "KlKind",
-    "OnMissingTurn",
-    "PlacementUse",
-    "Profile",
-    "ScoreSource",
-    "TurnReduce",
-]
 
 TurnReduce = Literal["sum", "mean"]
 OnMissingTurn = Literal["drop", "to_last_token", "error"]

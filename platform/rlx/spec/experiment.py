@@ -10,25 +10,25 @@ from typing import Any, Final, Self
 from pydantic import Field, field_validator
 from pydantic_core import to_json
 
-from rlx.plugin import PluginSection, Schedule
-from rlx.spec.base import KeyPath, StrictModel
+from rlx.plugin import PluginSection, Schedule, StrictModel
+from rlx.spec.base import KeyPath
 from rlx.spec.credit import CreditSpec
+from rlx.spec.evaluation import MonteCarloSpec, ProbeSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec
-from rlx.spec.probe import MonteCarloSpec, ProbeSpec
 from rlx.spec.reward import EVERY_TURN, PluginUse, RewardsSpec
 from rlx.spec.rollout import SCHEDULES, EnvironmentRolloutSpec, RolloutSpec, SingleRolloutSpec
-from rlx.spec.sampler import SAMPLERS, SamplerSpec, TransformersSamplerSpec
 from rlx.spec.training import (
+    SAMPLERS,
     CriticSpec,
     EvaluationSpec,
     OptimizerSpec,
     PhaseSpec,
     RunnerSpec,
+    SamplerSpec,
     TrackingSpec,
+    TransformersSamplerSpec,
 )
-
-__all__ = ["PLUGIN_SECTIONS", "EstimatorUse", "ExperimentSpec", "MaskUse", "MisplacedSetting"]
 
 PLUGIN_SECTIONS: Final[Mapping[tuple[str], PluginSection[Any]]] = {
     ("rollout",): SCHEDULES,

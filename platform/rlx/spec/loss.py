@@ -4,26 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlx.spec.base import Count, StrictModel
+from rlx.plugin import Count, StrictModel
 from rlx.spec.credit import KlKind
-
-__all__ = [
-    "Aggregate",
-    "ClipCovariance",
-    "Correction",
-    "Covariance",
-    "Divergence",
-    "EntropyBonus",
-    "ExpectedScore",
-    "KlCovariance",
-    "KlPenalty",
-    "LossSpec",
-    "MaskedCorrection",
-    "ProperScore",
-    "Ratio",
-    "Surrogate",
-    "TruncatedCorrection",
-]
 
 Ratio = Literal["token", "sequence", "sequence_token"]
 Surrogate = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "log_clip", "none"]

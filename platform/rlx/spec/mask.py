@@ -2,9 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from rlx.plugin import Mask
-
-__all__ = ["AllResponse", "Effective", "ModelTokens", "TurnSpans"]
+from rlx.plugin import Mask, Placement
 
 Truncated = Literal["learn", "skip"]
 
@@ -54,3 +52,23 @@ class TurnSpans(Mask):
     one, or to the end of the turn if that is not closed. The profile `rlcr` turns it on."""
     truncated: Truncated = "learn"
     """Whether rows with a truncated turn are trained on."""
+
+
+class TurnProportional(Placement):
+    """A turn's reward in equal shares on its tokens, that of the rollout on all tokens."""
+
+    implementation: ClassVar[str] = "rlx.credit:place_in_shares"
+
+
+class TurnEnd(Placement):
+    """A turn's reward on its last token, that of the rollout on the row's last token."""
+
+    implementation: ClassVar[str] = "rlx.credit:place_at_turn_ends"
+
+
+class FinalTokenOnly(Placement):
+    """All rewards on the row's last token, those of turns averaged."""
+
+    implementation: ClassVar[str] = "rlx.credit:place_at_row_end"
+    turn_reduce: ClassVar[Literal["sum", "mean"]] = "mean"
+    needs_turn_tokens: ClassVar[bool] = False

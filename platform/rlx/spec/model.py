@@ -4,19 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlx.spec.base import Betas, Count, StrictModel
+from rlx.plugin import Count, StrictModel
+from rlx.spec.base import Betas
 from rlx.spec.reward import PluginUse
 from rlx.text import escape_unprintable
-
-__all__ = [
-    "CLOSED_VOCABULARIES",
-    "Lora",
-    "ModelSpec",
-    "PretrainedModelSpec",
-    "TinyModelSpec",
-    "WarmStart",
-    "is_tokenizer_folder",
-]
 
 CLOSED_VOCABULARIES = ("arithmetic", "arithmetic_05", "world")
 """Tokenizers shipped with rlx that write only the texts of some tasks."""

@@ -4,18 +4,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from rlx.spec.base import StrictModel
-
-__all__ = [
-    "EVERY_TURN",
-    "GlobalReward",
-    "OnError",
-    "Over",
-    "PluginUse",
-    "RewardsSpec",
-    "TurnReward",
-    "ValueOnError",
-]
+from rlx.plugin import StrictModel
 
 EVERY_TURN = "*"
 """Value of a reward's `turn` that matches every kind of turn."""

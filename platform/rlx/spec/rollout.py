@@ -5,35 +5,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator
 
-from rlx.plugin import (
-    FAILED,
-    CurriculumRule,
-    DynamicSampling,
-    PluginSection,
-    PromptLimit,
-    Schedule,
-    TurnLevel,
-    TurnSpec,
-)
-from rlx.spec.base import Count, StrictModel
+from rlx.plugin import FAILED, Count, PluginSection, Schedule, StrictModel, TurnLevel
+from rlx.plugin import CurriculumRule as CurriculumRule
+from rlx.plugin import DynamicSampling as DynamicSampling
+from rlx.plugin import PromptLimit as PromptLimit
+from rlx.plugin import TurnSpec as TurnSpec
 from rlx.spec.reward import PluginUse
-
-__all__ = [
-    "SCHEDULES",
-    "CurriculumRule",
-    "DynamicSampling",
-    "EnvironmentRolloutSpec",
-    "EnvironmentUse",
-    "ForcedAnswer",
-    "LevelSpec",
-    "LevelsRolloutSpec",
-    "PromptLimit",
-    "RolloutSpec",
-    "SelfPlay",
-    "SingleRolloutSpec",
-    "TurnSpec",
-    "TwoTurnRolloutSpec",
-]
 
 
 class SingleRolloutSpec(Schedule):

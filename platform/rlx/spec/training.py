@@ -1,23 +1,112 @@
 """Sections for the optimizer, critic, phases, runner, evaluation and tracking."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rlx.spec.base import Betas, Count, StrictModel
-from rlx.spec.launcher import LauncherSpec, LocalLauncherSpec
+from rlx.plugin import Count, LauncherPlugin, PluginSection, SamplerPlugin, StrictModel
+from rlx.spec.base import Betas
 from rlx.text import list_url_secrets
 
-__all__ = [
-    "CheckpointSpec",
-    "CriticSpec",
-    "EvaluationSpec",
-    "OptimizerSpec",
-    "PhaseSpec",
-    "RunnerSpec",
-    "TrackingSpec",
-]
+OURS = frozenset(
+    {
+        *("nodes", "ntasks", "ntasks-per-node", "array", "job-name", "comment", "chdir", "input"),
+        *("output", "error", "open-mode", "export", "export-file", "parsable", "wrap", "wait"),
+    }
+)
+
+
+"""sbatch options that rlx sets itself, or that would make a job something other than one run."""
+
+
+class LocalLauncherSpec(LauncherPlugin):
+    """Runs every rank on the supervisor's machine."""
+
+    implementation: ClassVar[str] = "rlx.launch:LocalLauncher"
+
+    kind: Literal["local"] = "local"
+
+
+def _check_option_name(name: str) -> str:
+    if name in OURS:
+        raise ValueError(f"{name} is set by rlx")
+    return name
+
+
+OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$"), AfterValidator(_check_option_name)]
+
+
+class SlurmLauncherSpec(LauncherPlugin):
+    """Runs each experiment as its own Slurm job, with the same number of ranks on every node."""
+
+    implementation: ClassVar[str] = "rlx.launch:SlurmLauncher"
+    submits_jobs: ClassVar[bool] = True
+
+    kind: Literal["slurm"] = "slurm"
+    nodes: Count = Field(1, ge=1)
+    options: dict[OptionName, str | int | bool] = Field(default_factory=dict)
+    """Additional sbatch options, without dashes: `time: "12:00:00"`; true sets a flag without a
+    value."""
+
+    def check_ranks(self, ranks: int) -> None:
+        if ranks % self.nodes:
+            raise ValueError(
+                f"launcher.nodes {self.nodes} does not divide ranks {ranks}: every node needs the "
+                "same number"
+            )
+
+
+def _check_whole_above_one(amount: float) -> float:
+    if amount > 1 and amount != int(amount):
+        raise ValueError("Ray takes whole numbers above 1")
+    return amount
+
+
+RayAddress = Annotated[str, Field(pattern=r"^(auto|[A-Za-z0-9.-]+:\d{1,5})$")]
+
+
+ResourceName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
+
+
+ResourceAmount = Annotated[float, Field(gt=0), AfterValidator(_check_whole_above_one)]
+
+
+class RayLauncherSpec(LauncherPlugin):
+    """Runs every rank as an actor of a Ray cluster, whose nodes share RLX_HOME and reach the
+    registry."""
+
+    implementation: ClassVar[str] = "rlx.launch:RayLauncher"
+
+    kind: Literal["ray"] = "ray"
+    address: RayAddress = "auto"
+    """auto: the cluster that this machine belongs to. HOST:PORT: the one with this head."""
+    resources: dict[ResourceName, ResourceAmount] = Field(default_factory=dict)
+    """What each rank takes, by Ray's names: {CPU: 4, "accelerator_type:A100": 0.001}. CPU is
+    `runner.threads` and GPU what the device and the sampler need, unless they are given here."""
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """Where all of these are placed: PACK fills nodes, SPREAD prefers different ones; the
+    strict ones demand it."""
+
+
+LAUNCHERS: Final = PluginSection(
+    base=LauncherPlugin,
+    group="rlx.launchers",
+    kind="launcher",
+    key="kind",
+    shipped={
+        "local": LocalLauncherSpec,
+        "ray": RayLauncherSpec,
+        "slurm": SlurmLauncherSpec,
+    },
+    allows_name=True,
+)
+
+
+LauncherSpec = Annotated[LauncherPlugin, LAUNCHERS]
+
+
+"""A bare kind stands for its defaults: `launcher: slurm`."""
 
 
 class OptimizerSpec(StrictModel):
@@ -151,6 +240,8 @@ class EvaluationSpec(StrictModel):
 
 
 REGISTRY_URL = re.compile(r"sqlite:///.+|postgresql(\+\w+)?://.+")
+
+
 MLFLOW_URL = re.compile(r"(https?|file|(sqlite|postgresql|mysql|mssql)(\+\w+)?)://.+|databricks")
 
 
@@ -204,3 +295,67 @@ class TrackingSpec(StrictModel):
                 "must be null or a URL, such as sqlite:///mlflow.db or http://localhost:5000"
             )
         return url
+
+
+class TransformersSamplerSpec(SamplerPlugin):
+    """Samples with the transformers model, forking its KV cache where a tree branches."""
+
+    implementation: ClassVar[str] = "rlx.sampler:open_transformers"
+    own_model: ClassVar[bool] = False
+
+    engine: Literal["transformers"] = "transformers"
+
+    @property
+    def dialogues_at_once(self) -> int | None:
+        return self.max_rows
+
+
+class VllmSamplerSpec(SamplerPlugin):
+    """Samples with vLLM, in a process beside every rank that shares the rank's GPU."""
+
+    implementation: ClassVar[str] = "rlx.sampler:open_vllm"
+    min_temperature: ClassVar[float] = 0.01
+    """vLLM raises lower ones to this."""
+    holds_weights_apart: ClassVar[bool] = True
+
+    engine: Literal["vllm"] = "vllm"
+    max_rows: Count = Field(256, ge=1)
+    """Rows decoded together."""
+    kv_cache_mb: Count = Field(512, ge=8)
+    """Size of the KV cache on the CPU, in MiB."""
+    gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
+    """Fraction of a GPU's memory that vLLM may use, weights included. During updates it sleeps, and
+    the learner has all of it."""
+    max_length: Count | None = Field(None, ge=1)
+    """Tokens of the longest dialogue on a GPU. vLLM reserves memory for a batch of this many; a
+    longer dialogue restarts it with more. null: what the experiment's turns may need."""
+    tolerance: float | None = Field(None, gt=0)
+    """Maximum mean difference, in nats, between vLLM's log-probabilities and the learner's under
+    the same weights; null: 0.001 in float32, 0.1 in bfloat16."""
+
+    def for_length(self, tokens: int) -> Self:
+        return self if self.max_length else self.model_copy(update={"max_length": tokens})
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.kv_cache_mb << 20
+
+    @property
+    def max_drift(self) -> float | None:
+        return self.tolerance
+
+
+SAMPLERS: Final = PluginSection(
+    base=SamplerPlugin,
+    group="rlx.samplers",
+    kind="sampler",
+    key="engine",
+    shipped={"transformers": TransformersSamplerSpec, "vllm": VllmSamplerSpec},
+    default="transformers",
+)
+
+
+SamplerSpec = Annotated[SamplerPlugin, SAMPLERS]
+
+
+"""`engine` defaults to `transformers`."""

@@ -27,8 +27,6 @@ from rlx.testing.promise import (
 )
 from rlx.testing.rewards import HOSTILE_TEXTS
 
-__all__ = ["check_environment", "environment_checks"]
-
 _SEED = 7
 _ORDINARY = ("42", "<think>6*7=42</think><answer>6*7</answer>", "?")
 _HOSTILE = {

@@ -27,8 +27,6 @@ from rlx.testing.promise import (
 )
 from rlx_registry import STREAMS, TokenStream
 
-__all__ = ["check_estimator", "estimator_checks", "example_inputs"]
-
 Estimator = Callable[[CreditInputs], Tensor]
 
 _SEEDS = range(5)

@@ -17,14 +17,6 @@ from rlx.plugin import Environment
 from rlx.reward import JobOutcome, PooledHost, RewardJob, RewardPool
 from rlx.spec import EnvironmentUse, RunnerSpec
 
-__all__ = [
-    "ImportReport",
-    "first_import",
-    "open_environment_host",
-    "run_in_subprocess",
-    "score_jobs",
-]
-
 _SECONDS = 30.0
 _PROBE = """
 import json, sys, time

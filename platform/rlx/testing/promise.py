@@ -22,18 +22,6 @@ from rlx.spec import PluginUse
 from rlx.spec.reading import explain_validation_error
 from rlx.testing.processes import first_import
 
-__all__ = [
-    "PromiseCheck",
-    "Subject",
-    "bind_subject",
-    "build_subject_plugin",
-    "common_checks",
-    "implementation_check",
-    "is_plugin",
-    "required_options",
-    "run_checks",
-]
-
 HEAVY = ("torch", "transformers", "vllm", "deepspeed", "mlflow")
 """Modules that only a plugin's implementation may import: `rlx validate` imports every plugin."""
 

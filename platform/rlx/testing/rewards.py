@@ -29,8 +29,6 @@ from rlx.testing.promise import (
     run_checks,
 )
 
-__all__ = ["HOSTILE_TEXTS", "check_reward", "reward_checks"]
-
 DEADLINE: float = TurnReward.model_fields["deadline"].default
 
 HOSTILE_TEXTS = {

@@ -23,8 +23,6 @@ from rlx.rollout import (
 )
 from rlx.testing.promise import PromiseCheck, build_subject_plugin, common_checks, run_checks
 
-__all__ = ["ByteDialogue", "RandomSession", "check_schedule", "schedule_checks"]
-
 _END = 256
 """Token that ends a turn; lower ones are bytes."""
 _PROBLEMS = tuple(Problem(id=f"p{i}", prompt=f"What is {i} + {i}?", fields={}) for i in range(3))

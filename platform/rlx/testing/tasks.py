@@ -16,8 +16,6 @@ from rlx.testing.promise import (
     run_checks,
 )
 
-__all__ = ["check_task", "task_checks"]
-
 _COUNT = 50
 """Problems to check per split and seed."""
 _SEEDS = (0, 1)

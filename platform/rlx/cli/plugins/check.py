@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import SkipTest
 
-from rlx.cli.failures import build_error_json, format_error_text
 from rlx.cli.output import print_json, print_text
-from rlx.cli.plugins.lookup import find_named_plugins
+from rlx.cli.plugins.page import find_named_plugins
+from rlx.cli.verb_group import build_error_json, format_error_text
 from rlx.discovery import (
     GROUPS,
     InstalledPlugin,

@@ -13,14 +13,19 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from typing_extensions import TypeAliasType
 
-from rlx.cli.console import open_console, print_table
-from rlx.cli.output import print_text
-from rlx.discovery import InstalledPlugin
+from rlx.cli.output import open_console, print_table, print_text
+from rlx.discovery import (
+    InstalledPlugin,
+    PluginFault,
+    find_installed_plugin,
+    list_installed_plugins,
+    load_plugin,
+)
+from rlx.errors import PluginError
 from rlx.plugin import Plugin
 from rlx.spec import read_field_meanings
+from rlx.spec.reading import did_you_mean
 from rlx.text import escape_unprintable
-
-__all__ = ["describe_type", "show_plugin_page"]
 
 _WORDS: dict[Any, str] = {
     bool: "true | false",
@@ -34,6 +39,8 @@ _WORDS: dict[Any, str] = {
     tuple: "list",
     dict: "mapping",
 }
+
+
 _LIMITS = {
     "ge": "≥ {}",
     "gt": "> {}",
@@ -44,6 +51,8 @@ _LIMITS = {
     "max_length": "with length ≤ {}",
     "pattern": "like {}",
 }
+
+
 _plain = re.compile(r"[\w./+*-]+").fullmatch
 
 
@@ -76,8 +85,6 @@ def _list_plugin_facts(plugin: type[Plugin]) -> Iterator[str]:
 
 
 # Options -----------------------------------------------------------------------------------------
-
-
 def _list_option_rows(
     model: type[BaseModel], before: str = "", instance: BaseModel | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
@@ -127,8 +134,6 @@ def _format_plain_value(value: Any) -> str:
 
 
 # Types -------------------------------------------------------------------------------------------
-
-
 def describe_type(kind: Any) -> str:
     """Describes a type in plain words: `float ≥ 0`, `seed | last_block`, `list of text`."""
     if isinstance(kind, FieldInfo):
@@ -184,3 +189,42 @@ def _list_union_members(kind: Any) -> tuple[Any, ...]:
     while isinstance(kind, TypeAliasType):
         kind = kind.__value__
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def describe_plugin_state(found: InstalledPlugin) -> tuple[str, str]:
+    """Returns API version and state of a plugin, which requires importing it."""
+    try:
+        plugin = load_plugin(found.kind, f"{found.distribution}:{found.name}")
+    except PluginFault as error:
+        cause = error.__cause__
+        why = f"{type(cause).__name__}: {cause}" if cause else error.diagnostic.message
+        return "-", f"broken: {(why.splitlines() or [''])[0]}"
+    rivals = [f for f in list_installed_plugins(found.kind) if f.name == found.name]
+    clash = len(rivals) > 1
+    return str(plugin.api), f"clash: say {found.distribution}:{found.name}" if clash else "ok"
+
+
+def find_named_plugins(name: str) -> list[InstalledPlugin]:
+    """Returns the plugins with this name, one per kind.
+
+    Raises:
+        PluginError: no plugin has the name, or two distributions offer the same kind of it.
+    """
+    bare = name.rpartition(":")[2]
+    kinds = dict.fromkeys(f.kind for f in list_installed_plugins() if f.name == bare)
+    if not kinds:
+        near = did_you_mean(bare, {f.name for f in list_installed_plugins()})
+        hint = f"did you mean '{near}'? " if near else ""
+        raise PluginError(
+            f"no plugin named '{escape_unprintable(name)}': {hint}`rlx plugins` lists all"
+        )
+    found, faults = [], []
+    for kind in kinds:
+        try:
+            found.append(find_installed_plugin(kind, name))
+        except PluginFault as error:
+            faults.append(error)
+    # A named distribution need not offer every kind of plugin with this name.
+    if faults and not (found and ":" in name):
+        raise faults[0]
+    return found

@@ -1,6 +1,5 @@
 from .diagnostics import (
     Diagnostic,
-    FaultKind,
     InvalidSpec,
     SourceLocation,
     build_error,
@@ -27,7 +26,6 @@ from .yaml_source import YamlDocument, locate_diagnostic, parse_yaml_document, r
 
 __all__ = [
     "Diagnostic",
-    "FaultKind",
     "InvalidSpec",
     "LoadedSpec",
     "SourceLocation",

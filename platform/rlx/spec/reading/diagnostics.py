@@ -15,25 +15,6 @@ from rlx.errors import EnvironmentFault, PluginError, SpecError
 from rlx.spec.base import FaultKind, KeyPath
 from rlx.text import escape_unprintable, redact_passwords
 
-__all__ = [
-    "Diagnostic",
-    "FaultKind",
-    "InvalidMachine",
-    "InvalidPlugins",
-    "InvalidSpec",
-    "SourceLocation",
-    "build_error",
-    "build_refusal",
-    "build_warning",
-    "count_errors",
-    "did_you_mean",
-    "format_diagnostic",
-    "format_diagnostic_report",
-    "format_key_path",
-    "label_refusal",
-    "suggest_name",
-]
-
 _ORDER: tuple[FaultKind, ...] = get_args(FaultKind)
 _OTHER_NAMES = {
     "algorithm": "estimator",

@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import TypeAliasType
 
-from rlx.plugin import PLUGIN_FAULT, PluginSection
-from rlx.spec.base import LARGEST, KeyPath, list_yaml_keys
+from rlx.plugin import LARGEST, PLUGIN_FAULT, PluginSection
+from rlx.spec.base import KeyPath, list_yaml_keys
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
     build_error,

@@ -19,6 +19,7 @@ from pydantic_core import to_json
 
 from rlx.errors import SpecError
 from rlx.spec.base import KeyPath
+from rlx.spec.evaluation import SuiteSpec
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
@@ -35,7 +36,6 @@ from rlx.spec.reading.yaml_source import (
     parse_yaml_document,
     read_text,
 )
-from rlx.spec.suite import SuiteSpec
 from rlx.text import escape_unprintable
 
 EXTENDS = "extends"

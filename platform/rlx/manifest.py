@@ -13,24 +13,9 @@ from rlx.errors import RlxError
 from rlx.home import ATTEMPT
 from rlx_registry import sync_to_disk
 
-__all__ = [
-    "MANIFEST",
-    "CheckpointError",
-    "ComputeDigests",
-    "check_sealed_folder",
-    "clear_staging_folder",
-    "compute_digests",
-    "compute_manifest_digest",
-    "copy_sealed_folder",
-    "get_staging_folder",
-    "list_files",
-    "seal_folder",
-    "sync_folder",
-    "write_canonical_json",
-    "write_manifest",
-]
-
 MANIFEST = "manifest.json"
+
+
 PART = ".part"
 
 

@@ -1,7 +1,13 @@
-"""State that one training step passes to the next, apart from weights and optimisers."""
+"""What a rank carries through a run: its objects, the state between steps, and a stop request."""
 
-from collections.abc import Iterable, Mapping
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from rlx.kl import AdaptiveKl, FixedKl, mean_kl
 from rlx.plugin import Problem
@@ -9,9 +15,42 @@ from rlx.rollout import Curriculum
 from rlx.spec import CreditSpec, ExperimentSpec
 from rlx.train_batch import TrainBatch
 
-__all__ = ["ControllerState"]
+if TYPE_CHECKING:
+    from rlx.home import RunFolder
+    from rlx.learner import Critic, Learner, Ranks, ReferencePolicy
+    from rlx.model import Policy
+    from rlx.record import Recorder
+    from rlx.reward import JobPool
+    from rlx.run.progress import ProgressFile
+    from rlx.sampler import SamplingEngine
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The objects of one rank that live as long as its run.
+
+    Attributes:
+        critic: None if no estimator of the run needs values.
+        reference: None if the run uses no KL divergence from a reference policy.
+        recorder: None except on rank 0.
+    """
+
+    spec: ExperimentSpec
+    folder: RunFolder
+    ranks: Ranks
+    policy: Policy
+    sampler: SamplingEngine
+    learner: Learner
+    critic: Critic | None
+    reference: ReferencePolicy | None
+    pool: JobPool
+    recorder: Recorder | None
+    progress: ProgressFile
+
 
 CURRICULUM = "rollout.curriculum"
+
+
 """Name of the curriculum's state among those of estimators, whose names have no dot."""
 
 
@@ -38,7 +77,7 @@ class ControllerState:
         return self.states.get(CURRICULUM, {})
 
     @staticmethod
-    def begin(credit: CreditSpec, before: "ControllerState | None") -> "ControllerState":
+    def begin(credit: CreditSpec, before: ControllerState | None) -> ControllerState:
         """The initial state of a phase: the state so far, with a new β if its settings change."""
         settings = (credit.kl_coef, credit.kl_adaptive)
         if before is not None and before.settings == settings:
@@ -59,7 +98,7 @@ class ControllerState:
         beta: float | None,
         states: Mapping[str, Mapping[str, float]],
         critic: int,
-    ) -> "ControllerState":
+    ) -> ControllerState:
         """The state from a checkpoint of this phase; a fixed β comes from the settings instead."""
         begun = replace(ControllerState.begin(credit, None), states=states, critic=critic)
         if beta is None or not isinstance(begun.kl, AdaptiveKl):
@@ -78,7 +117,7 @@ class ControllerState:
         found: Iterable[tuple[Problem, float]] = (),
         *,
         with_critic: bool,
-    ) -> "ControllerState":
+    ) -> ControllerState:
         """The state after a step; `found` has the success of its problems."""
         states = {**self.states, spec.estimator.plugin: train.state} if train.state else self.states
         if spec.rollout.curriculum is not None:
@@ -89,3 +128,33 @@ class ControllerState:
             return controllers
         measured = float(mean_kl(train.kl, train.mask))
         return replace(controllers, kl=self.kl.update(measured, len(train.batch.rows)))
+
+
+class RunStopped(Exception):
+    """The run was stopped, after writing a checkpoint to resume from."""
+
+
+class StopRequest:
+    """Listens for SIGTERM.
+
+    Outside `defer_exit` there is nothing to save, so SIGTERM ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self._honoured = False
+        self.requested = False
+        signal.signal(signal.SIGTERM, self._handle_signal)
+
+    def _handle_signal(self, *_: object) -> None:
+        self.requested = True
+        if not self._honoured:
+            os._exit(128 + signal.SIGTERM)
+
+    @contextmanager
+    def defer_exit(self) -> Iterator[None]:
+        """Defers the exit: within this context, training checks `requested` after every step."""
+        self._honoured = True
+        try:
+            yield
+        finally:
+            self._honoured = False

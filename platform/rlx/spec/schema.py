@@ -1,17 +1,17 @@
-"""Generates the JSON Schema of experiment files, for editors."""
+"""The JSON Schema of experiments for editors, with the meaning of every key."""
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from rlx.plugin import Plugin
-from rlx.spec.base import StrictModel
+from rlx.plugin import Plugin, StrictModel
 from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
-from rlx.spec.field_docs import read_field_meanings
-
-__all__ = ["experiment_schema"]
 
 _NAMES_PLUGINS = {
     "PluginUse": ("plugin", "task"),
@@ -22,16 +22,26 @@ _NAMES_PLUGINS = {
     "PlacementUse": ("plugin", "placement"),
     "EstimatorUse": ("name", "estimator"),
 }
+
+
 _DEFAULTS = {
     "mask": MaskUse.model_fields["plugin"].default,
     "estimator": EstimatorUse.model_fields["plugin"].default,
 }
+
+
 """Names of the plugins of sections that name none."""
+
 
 Json = dict[str, Any]
 
+
 _EXTENDS = "Another experiment, whose values count where this one has none: a path, or an example."
+
+
 _CHANGES = "ChangesOf"
+
+
 """Prefix of the definitions for files that extend another one."""
 
 
@@ -167,3 +177,36 @@ def _list_subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for below in model.__subclasses__():
         yield below
         yield from _list_subclasses(below)
+
+
+def read_field_meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Returns the docstring below each field, by field name; empty for a model without source.
+
+    Pydantic's `use_attribute_docstrings` would read the source at every import.
+    """
+    meanings: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        for field, below in pairwise(_parse_class_body(cls)):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                meaning = _get_docstring_text(below)
+                if meaning is not None:
+                    meanings[field.target.id] = " ".join(meaning.split())
+    return meanings
+
+
+def _parse_class_body(cls: type) -> list[ast.stmt]:
+    """Returns the statements of a model's class body; empty if its source is unavailable."""
+    if not issubclass(cls, BaseModel) or cls is BaseModel:
+        return []
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError):  # created dynamically, so there is no source to read
+        return []
+    return tree[0].body if tree and isinstance(tree[0], ast.ClassDef) else []
+
+
+def _get_docstring_text(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        value = node.value.value
+        return value if isinstance(value, str) else None
+    return None

@@ -1,4 +1,4 @@
-"""Settings of a sampling engine. Only a run imports the engine that they name."""
+"""What a launcher and a sampler promise."""
 
 from typing import ClassVar, Self
 
@@ -6,7 +6,29 @@ from pydantic import Field
 
 from rlx.plugin.base import Count, Plugin, StrictModel
 
-__all__ = ["SamplerPlugin"]
+
+class LauncherPlugin(StrictModel, Plugin):
+    """The `runner.launcher` section of one launcher, selected by the field `kind`.
+
+    A subclass declares `kind: Literal["NAME"] = "NAME"`, with the name of its entry point.
+
+    Attributes:
+        implementation: "module:Class" of a `rlx.launch.Launcher`, or a function that returns one;
+            of a `rlx.launch.JobLauncher` if `submits_jobs`.
+        submits_jobs: whether a job system starts each run's supervisor, and not `rlx submit`.
+    """
+
+    implementation: ClassVar[str]
+    submits_jobs: ClassVar[bool] = False
+
+    kind: str
+
+    def check_ranks(self, ranks: int) -> None:
+        """Checks that the launcher can place this number of ranks.
+
+        Raises:
+            ValueError: it cannot.
+        """
 
 
 class SamplerPlugin(StrictModel, Plugin):

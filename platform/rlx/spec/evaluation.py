@@ -1,20 +1,11 @@
-"""The `probe:` and `monte_carlo:` sections: where reasoning is cut and what is sampled there."""
+"""What a run evaluates and probes: suites of problems, and probes of the reasoning."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from rlx.spec.base import Count, StrictModel
-
-__all__ = [
-    "Cut",
-    "FractionCuts",
-    "MonteCarloSpec",
-    "ProbeSpec",
-    "Scheme",
-    "SentenceCuts",
-    "TokenCuts",
-]
+from rlx.plugin import Count, StrictModel
+from rlx.spec.training import VariantName
 
 Scheme = Literal["early_answering", "filler", "mistake"]
 
@@ -96,3 +87,35 @@ class ProbeSpec(StrictModel):
     """Maximum length of a forced answer."""
     max_tokens: Count | None = Field(None, ge=1)
     """Budget of sampled tokens for one probe; problems that might exceed it are skipped."""
+
+
+OWN_SUITE = "own"
+
+
+"""Name of the suite of an experiment's own held-out sets, which uses the run's seed."""
+
+
+class SetSpec(StrictModel):
+    """One held-out set: the experiment with some values changed, like a phase's `set`."""
+
+    distribution: Literal["in", "out"] = "out"
+    """Whether problems of this kind are in the training distribution."""
+    problems: Count | None = Field(None, ge=1)
+    """Number of problems; null uses the suite's."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Values of the experiment by path, such as `task.numbers: [4]`."""
+
+
+class SuiteSpec(StrictModel):
+    """Held-out sets that are evaluated with the same sampling settings."""
+
+    name: VariantName
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seed of problems, sampling and confidence intervals, independent of the experiment's."""
+    problems: Count = Field(300, ge=1)
+    """Problems per set."""
+    samples: Count = Field(1, ge=1)
+    """Answers per problem; more than one gives pass@k and majority votes."""
+    greedy: bool = False
+    """Greedy decoding instead of sampling."""
+    sets: dict[VariantName, SetSpec] = Field(min_length=1)
