@@ -12,7 +12,7 @@ import pytest
 from patience import wait_until
 
 from rlx.launch.attempt import HangWatch
-from rlx.reward.worker import Stopwatch
+from rlx.stopwatch import Stopwatch
 
 LOOK = 5.0
 

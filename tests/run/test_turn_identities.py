@@ -17,7 +17,7 @@ from rlx.results.evidence import StepEvidence
 from rlx.results.identities import IDENTITIES
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
-from rlx.run.streams import build_trained_rows
+from rlx.run.trained_rows import build_trained_rows
 from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, RewardsSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, TokenStreams

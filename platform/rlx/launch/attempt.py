@@ -32,8 +32,8 @@ from rlx.launch.processes import (
     open_temporary_folder,
 )
 from rlx.launch.submission import child_environment
-from rlx.reward.worker import Stopwatch
 from rlx.spec import ExperimentSpec
+from rlx.stopwatch import Stopwatch
 from rlx_registry import Status
 
 HEARTBEAT_INTERVAL = 10.0

@@ -17,8 +17,8 @@ from rlx.launch.processes import (
 from rlx.launch.run_access import find_runs, is_spec_of_run, load_resolved_spec, locate_run_folder
 from rlx.launch.start_stop import attempts_used, take_over_run
 from rlx.reporting import Report, log_report
-from rlx.reward.worker import Stopwatch
 from rlx.spec import ExperimentSpec
+from rlx.stopwatch import Stopwatch
 from rlx.text import escape_unprintable
 from rlx_registry import (
     DatabaseUnavailableError,

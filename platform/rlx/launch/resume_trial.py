@@ -20,8 +20,8 @@ from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
 from rlx.record import RunSender, find_run_differences, open_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
-from rlx.reward.worker import Stopwatch
 from rlx.run import read_progress
+from rlx.stopwatch import Stopwatch
 from rlx_registry import Registry, RunRecord
 
 VICTIMS = ("rank", "supervisor", "scorer")

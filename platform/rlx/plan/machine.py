@@ -44,8 +44,14 @@ from rlx.launch import (
 from rlx.plan.checks import find_in_phases
 from rlx.plan.texts import check_texts
 from rlx.plugin import Plugin
-from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, PretrainedModelSpec, VllmSamplerSpec
-from rlx.spec.base import FaultKind
+from rlx.spec import (
+    ExperimentSpec,
+    FaultKind,
+    KeyPath,
+    PhaseSpec,
+    PretrainedModelSpec,
+    VllmSamplerSpec,
+)
 from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,

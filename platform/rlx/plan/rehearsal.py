@@ -16,8 +16,7 @@ from rlx.plan.responses import PlanSpeech, load_plan_problems, load_speech
 from rlx.plan.stopping_bias import find_stopping_bias
 from rlx.plan.trial import PlanTrial, run_trial
 from rlx.reward import RewardPool
-from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec
-from rlx.spec.base import FaultKind
+from rlx.spec import ExperimentSpec, FaultKind, KeyPath, PhaseSpec
 from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,

@@ -3,14 +3,8 @@ from .comparison import (
     Comparison,
     ComparisonRow,
     SuiteDifferences,
-    build_answer_frame,
     build_comparison_json,
     build_comparison_tables,
-    build_evaluation_frame,
-    build_metric_frame,
-    build_rollout_frame,
-    build_score_frame,
-    build_token_frame,
     compare_recipes,
     describe_exclusions,
     find_named_runs,
@@ -21,26 +15,25 @@ from .comparison import (
     select_newest_runs,
 )
 from .evaluating import (
-    EvaluationRequest,
-    ProbeRequest,
-    RescoreRequest,
     SuiteEvaluation,
     build_requested_suite,
     build_set_spec,
     evaluate,
 )
 from .evidence import Violation
+from .frames import (
+    build_answer_frame,
+    build_evaluation_frame,
+    build_metric_frame,
+    build_rollout_frame,
+    build_score_frame,
+    build_token_frame,
+)
 from .models import TrainedModel
 from .probing import ModelProbe, probe_model
-from .rescoring import (
-    ChangedRow,
-    Rescoring,
-    RescoringSummary,
-    StepAccounts,
-    load_step_accounts,
-    rescore,
-    select_rollout_steps,
-)
+from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
+from .rescoring import ChangedRow, Rescoring, RescoringSummary, rescore
+from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
 
 __all__ = [
     "AuditReport",

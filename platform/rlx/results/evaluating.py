@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,18 @@ from rlx.evaluation import (
     read_answers,
 )
 from rlx.home import format_path, get_rlx_home
-from rlx.launch import get_registry_url, locate_run_folder, open_registry
+from rlx.launch import (
+    get_registry_url,
+    locate_run_folder,
+    open_registry,
+)
 from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_environment_host, build_setup
 from rlx.plan import check_read_spec, validate_document
 from rlx.record import Recorder, update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target
+from rlx.results.requests import EvaluationRequest, check_sections
 from rlx.reward import score_rollouts
 from rlx.rollout import sample_rollout_trees
 from rlx.run import Progress, build_prompt_fit, draw_over_steps
@@ -41,116 +46,11 @@ from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_s
 from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import RunRecord
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRequest:
-    """What to evaluate, and on which problems.
-
-    Attributes:
-        target: a run, or the folder or hub name of a model.
-        experiment: file of a model's experiment; None for a run, which has its own.
-        step: evaluate the run's checkpoint of this step; None evaluates its exported model.
-        suite: YAML file with held-out sets; None takes the experiment's own.
-        problems: problems per set; None takes the suite's number, as all that follow.
-        samples: answers per problem.
-        greedy: use greedy decoding.
-        seed: seed of problems and sampling.
-        overrides: `key=value` of the sections `runner` and `sampler`.
-    """
-
-    target: str
-    experiment: Path | None = None
-    step: int | None = None
-    suite: Path | None = None
-    problems: int | None = None
-    samples: int | None = None
-    greedy: bool = False
-    seed: int | None = None
-    overrides: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.step is not None and self.experiment is not None:
-            raise SpecError("--at is for a run, which has its own experiment: drop --spec")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRequest:
-    """What to probe, and how; None takes the setting of the experiment's `probe:` section.
-
-    Attributes:
-        target: a run, or the folder or hub name of a model.
-        experiment: file of a model's experiment; None for a run, which has its own.
-        problems: number of held-out problems.
-        samples: continuations per cut point.
-        schemes: how to alter the reasoning; empty takes the experiment's.
-        cut: where to cut: `fraction`, `sentence` or `token`.
-        seed: seed of problems and sampling.
-        overrides: `key=value`; of a run only of the sections `probe`, `runner`, `sampler`, `seed`.
-    """
-
-    target: str
-    experiment: Path | None = None
-    problems: int | None = None
-    samples: int | None = None
-    schemes: tuple[str, ...] = ()
-    cut: str | None = None
-    seed: int | None = None
-    overrides: tuple[str, ...] = ()
-
-    def list_overrides(self) -> tuple[str, ...]:
-        """Returns the overrides and the settings as `key=value`; the settings win."""
-        probe = {"problems": self.problems, "samples": self.samples}
-        settings: dict[str, Any] = {f"probe.{name}": value for name, value in probe.items()}
-        settings |= {"probe.schemes": list(self.schemes) or None, "seed": self.seed}
-        named = [f"{key}={json.dumps(v)}" for key, v in settings.items() if v is not None]
-        return (*self.overrides, *named)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RescoreRequest:
-    """Which rollouts to rescore, and by which rules.
-
-    Attributes:
-        run: the run, by its id, its number or `latest`.
-        experiment: file of the experiment whose rules are taken; None takes the run's own.
-        overrides: `key=value` of the sections that are rules.
-        steps: the steps; empty takes all that are stored.
-        rows: number of rows to keep token by token, those whose advantages change most.
-    """
-
-    run: str
-    experiment: Path | None = None
-    overrides: tuple[str, ...] = ()
-    steps: tuple[int, ...] = ()
-    rows: int = 1
-
-
-def check_sections(overrides: Iterable[str], free: Collection[str], reason: str) -> None:
-    """Checks that overrides change nothing but the sections of `free`.
-
-    Raises:
-        SpecError: one does; the message names it and ends with `reason`.
-    """
-    fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in free})
-    if fixed:
-        raise SpecError(f"--set {escape_unprintable(fixed[0])}: {reason}")
-
-
 OWN = "held_out"
-
-
 """Name of the experiment's own held-out set in the default suite."""
-
-
 DEPARTURES = ("problems", "samples", "greedy", "seed")
-
-
 """Suite settings that a request can change."""
-
-
 FREE = ("runner", "sampler")
-
-
 """Spec sections that may be overridden; a suite's sets change the rest."""
 
 
@@ -278,6 +178,8 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
 
 
 # The suite --------------------------------------------------------------------------------------
+
+
 def _build_target_spec(target: TrainedModel, overrides: Sequence[str]) -> ExperimentSpec:
     reason = (
         f"a model is evaluated as it was trained; only {', '.join(FREE)} may be changed here, "
@@ -367,8 +269,6 @@ def build_set_spec(
 
 
 BATCH = 64
-
-
 """Problems that are answered, scored and cached together."""
 
 

@@ -24,8 +24,8 @@ from rlx.probe import (
 )
 from rlx.record import Recorder, probe_table, update_trackers
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
-from rlx.results.evaluating import ProbeRequest, check_sections
 from rlx.results.models import TrainedModel, load_model, open_target
+from rlx.results.requests import ProbeRequest, check_sections
 from rlx.run import (
     Progress,
     build_probe_context,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,35 +18,27 @@ from rlx.assignment import build_scored_rows, compute_answer_scores, find_lost_r
 from rlx.batch import TokenBatch, list_batch_rows
 from rlx.discovery import describe_plugin_changes
 from rlx.errors import ShapeError, SpecError
-from rlx.launch import get_registry_url, locate_run_folder, open_registry
+from rlx.launch import get_registry_url, open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, read_spec, validate_document
 from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.reporting import ShowProgress, ignore_progress
-from rlx.results.evaluating import RescoreRequest, check_sections
+from rlx.results.requests import RescoreRequest, check_sections
+from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import RewardEntry, RewardPool, RewardTable, score_rollouts
 from rlx.run import ControllerState, build_trained_rows, read_token_streams
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import apply_overrides, label_refusal, parse_yaml_document
 from rlx.step import assign_credit
 from rlx.train_batch import TokenStreams, TrainBatch
-from rlx_registry import ENDED, STREAMS, BodyRecord, Registry, RunRecord, read_body
-
-if TYPE_CHECKING:
-    from rlx.plan import RowAccount
+from rlx_registry import STREAMS, Registry, RunRecord, read_body
 
 RULES = ("rewards", "mask", "estimator", "credit", "loss", "evaluation")
-
-
 """Spec sections that determine rewards and advantages; the others determine what was sampled."""
 
 
 TOKENS = ("mask", "placed", "token_rewards", "kl", "returns", "advantages", "weights")
-
-
 """Token streams that are compared."""
-
-
 SCORES = ("total_score", "token_level_scores", "seed_returns_score")
 
 
@@ -486,66 +478,3 @@ def _keep_largest(rows: Sequence[ChangedRow], found: RescoredStep, most: int) ->
             break
         kept = sorted([*kept, ChangedRow(gap, row, found)], key=lambda one: -one.gap)[:most]
     return kept
-
-
-@dataclass(frozen=True, slots=True)
-class StepAccounts:
-    """The account of every row that a step trained on.
-
-    Attributes:
-        spec: the experiment with the settings of the step's phase.
-        rows: the accounts, in the order of the rows.
-        decoded: whether the tokens' texts are known; else they are token ids.
-    """
-
-    spec: ExperimentSpec
-    rows: "tuple[RowAccount, ...]"
-    decoded: bool
-
-
-def select_rollout_steps(
-    registry: Registry, run: RunRecord, requested: Sequence[int] = ()
-) -> list[int]:
-    """Returns the requested steps in order, or all that are stored.
-
-    Raises:
-        SpecError: the run has stored no rollouts, or not those of a requested step.
-    """
-    there = registry.results.rollout_steps(run.id)
-    if not there:
-        raise SpecError(f"{run.id} has recorded no rollouts{_explain_absence(run)}")
-    if missing := sorted(set(requested) - set(there)):
-        whole = len(there) == there[-1] - there[0] + 1
-        few = "" if whole else f", {len(there)} of them (`tracking.rollouts`)"
-        raise SpecError(
-            f"{run.id} has no rollouts of step {missing[0]}; it has steps {there[0]} to "
-            f"{there[-1]}{few}"
-        )
-    return sorted(set(requested)) or list(there)
-
-
-def load_step_accounts(run: RunRecord, body: BodyRecord) -> StepAccounts:
-    """Loads the rewards, KL and advantages of every token of a stored step.
-
-    Args:
-        run: the run.
-        body: where the registry says that the step is stored.
-
-    Raises:
-        RegistryError: the file is missing or damaged, or another version of rlx wrote it.
-    """
-    from rlx.plan import load_phase_spec, load_run_speech, stored_accounts
-    from rlx.record import read_step
-
-    folder = locate_run_folder(run)
-    spec = load_phase_spec(run.spec, str(body.statistics["phase"]))
-    speech = load_run_speech(spec.model, folder.tokenizer, folder.model)
-    stored = read_step(read_body(folder.root / body.path, body.sha256))
-    accounts = stored_accounts(stored.trees, stored.rewards, stored.rows, spec.credit, speech)
-    return StepAccounts(spec, accounts, speech is not None)
-
-
-def _explain_absence(run: RunRecord) -> str:
-    if run.spec.get("tracking", {}).get("rollouts") == "none":
-        return ": its spec says `tracking.rollouts: none`"
-    return "" if run.effective_status in ENDED else " yet"

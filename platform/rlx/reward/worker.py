@@ -13,21 +13,17 @@ import pickle
 import signal
 import struct
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import NamedTuple, NoReturn
 
 from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, reap_orphans
 from rlx.reward.job import describe_error, run_jobs
+from rlx.stopwatch import Stopwatch
 
 _LOOK = 0.05
-
-
 """Longest time between two looks at the child, in seconds."""
-
-
 _COUNTER = struct.Struct("q")
 
 
@@ -213,38 +209,3 @@ def run_chunk(
     except BaseException:
         _jobs.end()  # or its late report would be taken for that of the next chunk
         raise
-
-
-class Stopwatch:
-    """Adds up the intervals between looks, each of them up to a longest one.
-
-    A pause of this process (SIGSTOP, a suspended machine, job or container) and a clock that jumps
-    therefore add one interval at most. Slow looks make it run slow, never fast.
-
-    Args:
-        longest: the most that one interval adds, in seconds.
-        clock: returns the time in seconds.
-
-    Attributes:
-        seconds: the sum.
-    """
-
-    def __init__(self, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._longest, self._clock = longest, clock
-        self._before = clock()
-        self.seconds = 0.0
-
-    def look(self) -> float:
-        """Adds the time since the last look; returns the sum."""
-        self.seconds += self.skip()
-        return self.seconds
-
-    def skip(self) -> float:
-        """Leaves the time since the last look out; returns what would have been added."""
-        before, self._before = self._before, self._clock()
-        return min(max(self._before - before, 0.0), self._longest)
-
-    def restart(self) -> None:
-        """Starts again from 0."""
-        self.skip()
-        self.seconds = 0.0

@@ -1,4 +1,4 @@
-from .base import LARGEST, KeyPath, list_yaml_keys
+from .base import LARGEST, FaultKind, KeyPath, list_yaml_keys
 from .contradictions import find_cautions, find_contradictions
 from .credit import (
     PROFILES,
@@ -164,6 +164,7 @@ __all__ = [
     "EvaluationSpec",
     "ExpectedScore",
     "ExperimentSpec",
+    "FaultKind",
     "FinalTokenOnly",
     "ForcedAnswer",
     "FractionCuts",

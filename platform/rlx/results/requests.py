@@ -1,0 +1,104 @@
+"""What can be asked of a trained model or a run, as frozen objects. Imports no torch."""
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import SpecError
+from rlx.text import escape_unprintable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRequest:
+    """What to evaluate, and on which problems.
+
+    Attributes:
+        target: a run, or the folder or hub name of a model.
+        experiment: file of a model's experiment; None for a run, which has its own.
+        step: evaluate the run's checkpoint of this step; None evaluates its exported model.
+        suite: YAML file with held-out sets; None takes the experiment's own.
+        problems: problems per set; None takes the suite's number, as all that follow.
+        samples: answers per problem.
+        greedy: use greedy decoding.
+        seed: seed of problems and sampling.
+        overrides: `key=value` of the sections `runner` and `sampler`.
+    """
+
+    target: str
+    experiment: Path | None = None
+    step: int | None = None
+    suite: Path | None = None
+    problems: int | None = None
+    samples: int | None = None
+    greedy: bool = False
+    seed: int | None = None
+    overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.step is not None and self.experiment is not None:
+            raise SpecError("--at is for a run, which has its own experiment: drop --spec")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """What to probe, and how; None takes the setting of the experiment's `probe:` section.
+
+    Attributes:
+        target: a run, or the folder or hub name of a model.
+        experiment: file of a model's experiment; None for a run, which has its own.
+        problems: number of held-out problems.
+        samples: continuations per cut point.
+        schemes: how to alter the reasoning; empty takes the experiment's.
+        cut: where to cut: `fraction`, `sentence` or `token`.
+        seed: seed of problems and sampling.
+        overrides: `key=value`; of a run only of the sections `probe`, `runner`, `sampler`, `seed`.
+    """
+
+    target: str
+    experiment: Path | None = None
+    problems: int | None = None
+    samples: int | None = None
+    schemes: tuple[str, ...] = ()
+    cut: str | None = None
+    seed: int | None = None
+    overrides: tuple[str, ...] = ()
+
+    def list_overrides(self) -> tuple[str, ...]:
+        """Returns the overrides and the settings as `key=value`; the settings win."""
+        probe = {"problems": self.problems, "samples": self.samples}
+        settings: dict[str, Any] = {f"probe.{name}": value for name, value in probe.items()}
+        settings |= {"probe.schemes": list(self.schemes) or None, "seed": self.seed}
+        named = [f"{key}={json.dumps(v)}" for key, v in settings.items() if v is not None]
+        return (*self.overrides, *named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescoreRequest:
+    """Which rollouts to rescore, and by which rules.
+
+    Attributes:
+        run: the run, by its id, its number or `latest`.
+        experiment: file of the experiment whose rules are taken; None takes the run's own.
+        overrides: `key=value` of the sections that are rules.
+        steps: the steps; empty takes all that are stored.
+        rows: number of rows to keep token by token, those whose advantages change most.
+    """
+
+    run: str
+    experiment: Path | None = None
+    overrides: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
+    rows: int = 1
+
+
+def check_sections(overrides: Iterable[str], free: Collection[str], reason: str) -> None:
+    """Checks that overrides change nothing but the sections of `free`.
+
+    Raises:
+        SpecError: one does; the message names it and ends with `reason`.
+    """
+    fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in free})
+    if fixed:
+        raise SpecError(f"--set {escape_unprintable(fixed[0])}: {reason}")
