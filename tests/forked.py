@@ -48,7 +48,7 @@ MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 """How tests start the command line."""
 STARTED = (
     *("rlx.launch.supervisor", "rlx.launch.rank", "torch.distributed.run"),
-    *("rlx.launch.slurm", "rlx.launch.ray"),
+    *("rlx.launch.slurm_node", "rlx.launch.ray_driver"),
     *("measure_checkpoints", "measure_learner", "measure_loading"),
     *(f"gpu.{name}" for name in ("check", "gpu_kernels", "precision", "speed")),
     *(f"gpu.{name}" for name in ("collectives", "kill_resume", "stages", "whole_run")),

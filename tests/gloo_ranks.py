@@ -8,8 +8,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rlx.checkpoint import digests
-from rlx.checkpoint.store import RunState, find_newest_checkpoint, write_checkpoint
+from rlx.checkpoint import (
+    RunState,
+    find_by_shared_hashing,
+    find_newest_checkpoint,
+    write_checkpoint,
+)
 from rlx.learner import Ranks
 from rlx.manifest import CheckpointError
 
@@ -87,5 +91,5 @@ def find(folder, ranks):
     def find_here(compute):
         return find_newest_checkpoint(folder, {}, said.append, compute)
 
-    found = digests.find_by_shared_hashing(find_here, ranks)
+    found = find_by_shared_hashing(find_here, ranks)
     return [found and found.name, said]

@@ -302,9 +302,14 @@ def _list_room_functions() -> dict[str, GoldenFunction]:
     found: dict[str, GoldenFunction] = {}
     for room in _ROOMS:
         module = import_module(room)
-        for short in module.__all__:
+        own = [n for n, f in vars(module).items() if getattr(f, "__module__", "") == room]
+        for short in getattr(module, "__all__", own):  # a room of one file has no list
             function = getattr(module, short)
-            if inspect.isfunction(function) and _takes_plain_values(function):
+            if (
+                not short.startswith("_")
+                and inspect.isfunction(function)
+                and _takes_plain_values(function)
+            ):
                 name = f"{room.removeprefix('rlx.')}.{short}"
                 found[name] = partial(_call_room_function, function)
     return found

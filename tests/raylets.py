@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from patience import LIMIT
 
-from rlx.launch.ray import QUIET
+from rlx.launch.ray_launcher import QUIET
 
 __all__ = ["RayCluster", "open_ray_cluster"]
 

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rlx.cli import main
-from rlx.cli.output import format_json, open_console, print_report, print_table, print_text
+from rlx.cli.console import open_console, print_table
+from rlx.cli.output import format_json, print_report, print_text
 from rlx.cli.progress import ProgressDisplay, open_progress
 
 EVIL = "[/INST][bold]x[/bold]:smile:\x1b[31m\x00\u202e\x7f\x9b"

@@ -8,8 +8,8 @@ import pytest
 
 from rlx.cli import main
 from rlx.cli.compare import parse_grid, parse_seeds, read_group, record_group
+from rlx.cli.console import open_console
 from rlx.cli.follow import GroupView
-from rlx.cli.output import open_console
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry

@@ -37,10 +37,9 @@ HEADERS = {
 NEEDS_TOKEN = """\
 This server needs its token, and the request has none or a wrong one.
 
-The command that started the server, rlx web or rlx web --mlflow, printed its address with the
-token, or took the token from RLX_WEB_TOKEN. Open http://HOST:PORT/?token=TOKEN once in this
-browser, or send the header "Authorization: Bearer TOKEN". A server that is started again has a
-new token.
+rlx web, which started the server, printed its address with the token or took the token from
+RLX_WEB_TOKEN. Open http://HOST:PORT/?token=TOKEN once in this browser, or send the header
+"Authorization: Bearer TOKEN". A server that is started again has a new token.
 """
 
 

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rlx {rlx.__version__}")
         return 0
     try:
-        from rlx.cli.output import watch_interrupts
+        from rlx.cli.interrupts import watch_interrupts
 
         with watch_interrupts() as interrupts:
             from rlx.cli.verb_group import (

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from rlx.cli.output import (
+from rlx.cli.options import (
     DEFAULT_REGISTRY,
     complete_run,
     json_option,
     overrides_option,
-    print_json,
-    print_text,
     registry_option,
 )
+from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.launch import (
@@ -105,7 +104,7 @@ def _check_machine(*, as_json: bool) -> int:
     if as_json:
         print_json({"ready": ready, "findings": [asdict(part) for part in parts]})
     else:
-        from rlx.cli.output import print_table
+        from rlx.cli.console import print_table
 
         rows = [
             (
@@ -155,7 +154,7 @@ def _build_check_json(report: "AuditReport") -> dict[str, object]:
 
 
 def _show_audit(report: "AuditReport") -> None:
-    from rlx.cli.output import print_table
+    from rlx.cli.console import print_table
 
     rows = [
         (
@@ -245,7 +244,7 @@ def _check_resume(
 
 def _show_kill_table(done: Sequence[KillResult]) -> None:
     """Prints how often each victim was killed during which work."""
-    from rlx.cli.output import build_table, open_console
+    from rlx.cli.console import build_table, open_console
 
     counts = Counter((kill.work, kill.victim) for kill in done)
     victims = dict.fromkeys([*VICTIMS, *(kill.victim for kill in done)])

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from rlx import results
-from rlx.cli.output import complete_run, print_json, print_text, registry_option
+from rlx.cli.options import complete_run, registry_option
+from rlx.cli.output import print_json, print_text
 from rlx.cli.tables import describe_mlflow_page
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError
@@ -64,7 +65,7 @@ def compare(names: tuple[str, ...], diff: bool, form: str | None, url: str) -> N
 
 
 def _show_comparison(found: results.Comparison) -> None:
-    from rlx.cli.output import build_table, open_console
+    from rlx.cli.console import build_table, open_console
 
     console = open_console()
     for title, (head, *rows) in results.build_comparison_tables(found):
@@ -87,7 +88,7 @@ def _show_diff(names: tuple[str, ...], url: str, *, as_json: bool) -> None:
         report = {"sides": [side.name for side in sides], "differences": found}
         print_json(report)
         return
-    from rlx.cli.output import print_table
+    from rlx.cli.console import print_table
 
     heads = [escape_unprintable(side.name) for side in sides]
     for section, differ in found.items():

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx import results
-from rlx.cli.output import json_option, overrides_option, print_json, print_text, registry_option
+from rlx.cli.options import json_option, overrides_option, registry_option
+from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.home import format_path
@@ -167,7 +168,7 @@ def probe(
 
 
 def _show_probe_results(probes: "Sequence[RecordedProbe]") -> None:
-    from rlx.cli.output import open_console
+    from rlx.cli.console import open_console
     from rlx.cli.tables import show_probes
     from rlx.probe import render_probe_curve
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from rlx.checkpoint import LATEST, copy_checkpoint, list_checkpoint_steps, read_state
-from rlx.cli.output import complete_run, print_text, registry_option
+from rlx.cli.options import complete_run, registry_option
+from rlx.cli.output import print_text
 from rlx.errors import DivergedModelError, SpecError
 from rlx.launch import locate_run_folder, open_registry
 from rlx.manifest import CheckpointError

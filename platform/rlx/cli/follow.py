@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Column, Table
 
 from rlx.cli.compare import GroupMember
-from rlx.cli.output import build_table, open_console
+from rlx.cli.console import build_table, open_console
 from rlx.cli.progress import ProgressDisplay
 from rlx.cli.tables import show_run_summary
 from rlx.home import RunFolder

@@ -39,7 +39,7 @@ def new(example: str | None, is_short: bool, file: Path | None) -> None:
         raise SpecError("name the example to copy, as in --from rlcr; `rlx new` lists them")
     if example is None:
         rows = [(name, _read_summary(found)) for name, found in sorted(examples.items())]
-        from rlx.cli.output import print_table
+        from rlx.cli.console import print_table
 
         print_table("EXAMPLE", "SUMMARY", rows=rows)
         print_text("\nwrite one:  rlx new --from rlcr")

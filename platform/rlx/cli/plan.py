@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.output import overrides_option, print_json, print_report, print_text
+from rlx.cli.options import overrides_option
+from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import SpecError
 from rlx.plan import check_file, require_showable_texts
 from rlx.spec.reading import count_errors, format_diagnostic
@@ -60,7 +61,7 @@ def plan(
         print_json(report.to_json(), allow_nan=False)
         return report.exit_code
 
-    from rlx.cli.output import open_console
+    from rlx.cli.console import open_console
     from rlx.plan import show_plan
 
     show_plan(report, selected, open_console(), full=full or bool(numbers) or every is not None)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn
 from rich.table import Column
 
-from rlx.cli.output import open_console
+from rlx.cli.console import open_console
 from rlx.reporting import ShowProgress
 from rlx.text import escape_unprintable, format_timestamp
 

@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx import results
-from rlx.cli.output import (
-    build_table,
-    complete_run,
-    json_option,
-    open_console,
-    overrides_option,
-    print_json,
-    registry_option,
-)
+from rlx.cli.console import build_table, open_console
+from rlx.cli.options import complete_run, json_option, overrides_option, registry_option
+from rlx.cli.output import print_json
 from rlx.cli.progress import open_progress
 from rlx.launch import locate_run_folder
 from rlx.results import ChangedRow, RescoreRequest, Rescoring

@@ -2,7 +2,8 @@
 
 import click
 
-from rlx.cli.output import complete_run, overrides_option, print_text, registry_option
+from rlx.cli.options import complete_run, overrides_option, registry_option
+from rlx.cli.output import print_text
 from rlx.discovery import describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.home import tracking_url

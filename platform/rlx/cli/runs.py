@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.output import (
-    Command,
-    complete_run,
-    json_option,
-    print_json,
-    print_text,
-    registry_option,
-)
+from rlx.cli.options import Command, complete_run, json_option, registry_option
+from rlx.cli.output import print_json, print_text
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import RunFolder, format_path
 from rlx.launch import (
@@ -191,7 +185,7 @@ def _print_run_table(rows: Sequence[tuple[str, ...]], groups: Sequence[Sequence[
     """Prints runs with their groups: in a column, or if it does not fit, in a table below."""
     from rich.table import Column
 
-    from rlx.cli.output import UNLIMITED_WIDTH, build_table, open_console
+    from rlx.cli.console import UNLIMITED_WIDTH, build_table, open_console
 
     console = open_console()
     heads = ("NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE")
@@ -260,7 +254,7 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
             print_json(described)
             return None
         if found.status == "finished":
-            from rlx.cli.output import open_console
+            from rlx.cli.console import open_console
             from rlx.cli.tables import show_run_summary
 
             show_run_summary(registry, found, open_console())
@@ -501,7 +495,7 @@ def remove(
 def _show_plans(plans: Sequence[Removal]) -> None:
     from rich.table import Column
 
-    from rlx.cli.output import print_table
+    from rlx.cli.console import print_table
 
     rows = []
     for plan in plans:

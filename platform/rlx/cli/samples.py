@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.output import (
-    complete_run,
-    format_json,
-    json_option,
-    print_json,
-    print_text,
-    registry_option,
-)
+from rlx.cli.options import complete_run, json_option, registry_option
+from rlx.cli.output import format_json, print_json, print_text
 from rlx.errors import SpecError
 from rlx.launch import (
     locate_run_folder,
@@ -164,7 +158,7 @@ def _show_credit_rows(
     `there` holds the rows that may be shown.
     """
 
-    from rlx.cli.output import open_console
+    from rlx.cli.console import open_console
     from rlx.plan import convert_to_json, select_example_rows, show_rows
 
     if missing := sorted(set(numbers) - there):
@@ -215,7 +209,7 @@ def _show_samples(
     """Prints the prompts of rows, then the rows."""
     from rich.table import Column
 
-    from rlx.cli.output import print_table
+    from rlx.cli.console import print_table
 
     shown = [number for number in dict.fromkeys(row.tree for row in rows) if number in trees]
     if shown:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import click
 
-from rlx.cli.output import format_json, overrides_option, print_text
+from rlx.cli.options import overrides_option
+from rlx.cli.output import format_json, print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.reward import ScoredLine, build_reward, open_response_lines, score_lines

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from rlx.cli.compare import check_group, read_group, record_group, require_group_name
-from rlx.cli.output import overrides_option, print_text, print_warnings
+from rlx.cli.options import overrides_option
+from rlx.cli.output import print_text, print_warnings
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.importing import speed_up_imports
 from rlx.launch import (
@@ -236,8 +237,8 @@ def _submit_group(
         SpecError: the options or the name of the group are invalid, or the name is taken.
         InvalidSpec: a member is invalid; nothing is recorded then.
     """
+    from rlx.cli.console import open_console
     from rlx.cli.follow import GroupView
-    from rlx.cli.output import open_console
     from rlx.cli.tables import describe_mlflow_page
 
     if group is not None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from rlx.cli.output import build_table, open_console
+from rlx.cli.console import build_table, open_console
 from rlx.launch import locate_run_folder
 from rlx.probe import GRID, MeanInterval, RecordedProbe, agreement_line, compute_agreement
 from rlx.record import find_mlflow_link

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from rlx.cli.output import format_json, overrides_option, print_json, print_report, print_text
+from rlx.cli.options import overrides_option
+from rlx.cli.output import format_json, print_json, print_report, print_text
 from rlx.cli.verb_group import format_error_text
 from rlx.discovery import ExperimentPlugins, load_all_plugins
 from rlx.errors import RlxError, SpecError
@@ -178,7 +179,7 @@ def show_values(shown: ShownExperiment, *, as_json: bool) -> None:
     rows = [(p, json.dumps(values[p], ensure_ascii=False), f"# {origins[p]}") for p in paths]
     from rich.table import Column
 
-    from rlx.cli.output import open_console, print_table
+    from rlx.cli.console import open_console, print_table
 
     # Keys and origins stay whole where there is room; the values are what is wrapped.
     room = open_console().width - 4

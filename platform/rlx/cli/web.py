@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 import click
 
-from rlx.cli.output import Command, complete_run, print_text, registry_option
+from rlx.cli.options import Command, complete_run, registry_option
+from rlx.cli.output import print_text
 from rlx.errors import EnvironmentFault, RlxError, SpecError
 from rlx.launch import create_missing_registry, open_registry
 from rlx.spec import TrackingSpec

@@ -36,7 +36,7 @@ from .processes import (
     this_machine,
 )
 from .queue import run_queue
-from .ray import RayLauncher
+from .ray_launcher import RayLauncher
 from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
 from .run_access import (
     BROKEN_OFF,

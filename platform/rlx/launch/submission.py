@@ -316,9 +316,13 @@ def list_packages() -> Mapping[str, Package]:
         requirement = Requirement(line)
         name = canonicalize_name(requirement.name)
         extra = _find_extra(requirement)
-        if name != "rlx" and extra != "dev" and extra is not None:
+        if name != "rlx" and extra not in _DEVELOPMENT:
             found.setdefault(name, _build_package(requirement, extra))
     return found
+
+
+_DEVELOPMENT = ("dev", "lint", "release", "system", "test", None)
+"""Extras for work on rlx itself."""
 
 
 def _find_extra(requirement: Requirement) -> str | None:

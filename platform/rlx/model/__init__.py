@@ -112,9 +112,9 @@ __all__ = [
 ]
 
 _HOME = {
-    "StoredForm": "stored_weights",
     "Policy": "build",
     "build_policy": "build",
+    "StoredForm": "copies",
     "convert_weights": "copies",
     "copy_model": "copies",
     "keep_first_layers": "copies",

@@ -1,10 +1,4 @@
-from .engine import (
-    ProbeContext,
-    ProbedAnswer,
-    ProbeResult,
-    ProbeSample,
-    probe_model,
-)
+from .engine import ProbeContext, ProbedAnswer, ProbeResult, ProbeSample, probe_model
 from .pictures import (
     agreement_line,
     draw_probe_curves,

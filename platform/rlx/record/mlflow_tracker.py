@@ -358,10 +358,11 @@ def prepare_store(uri: str) -> None:
 
             aside = path.with_name(f"{path.name}.making")
             aside.unlink(missing_ok=True)  # of a process that was killed
-            SqlAlchemyStore(f"sqlite:///{aside}", str(path.parent / ARTIFACTS)).engine.dispose()
+            root = _get_artifact_root(path)
+            SqlAlchemyStore(f"sqlite:///{aside}", root).engine.dispose()
             aside.replace(path)
             # MLflow keeps a process's connections, even those to a file that has been replaced.
-            SqlAlchemyStore(uri, str(path.parent / ARTIFACTS)).engine.dispose()
+            SqlAlchemyStore(uri, root).engine.dispose()
         elif path.with_name(ARTIFACTS).is_dir():
             try:
                 _correct_locations(path)
@@ -369,8 +370,12 @@ def prepare_store(uri: str) -> None:
                 raise TrackerUnavailableError(f"MLflow's store {path}: {error}") from error
 
 
+def _get_artifact_root(path: Path) -> str:
+    return path.absolute().with_name(ARTIFACTS).as_uri()
+
+
 def _correct_locations(path: Path) -> None:
-    root = path.absolute().with_name(ARTIFACTS).as_uri()
+    root = _get_artifact_root(path)
     with closing(sqlite3.connect(path, timeout=30)) as store, store:
         for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
             inside = f"substr({column}, instr({column}, '/{ARTIFACTS}/') + {len(ARTIFACTS) + 1})"

@@ -1,11 +1,5 @@
 from .draw import expect_dialogue_length
-from .engine import (
-    SamplerDrift,
-    SamplingEngine,
-    copy_policy,
-    open_sampler,
-    require_engine,
-)
+from .engine import SamplerDrift, SamplingEngine, copy_policy, open_sampler, require_engine
 from .transformers_engine import TransformersSampler, open_transformers
 from .vllm_engine import VllmSampler, open_vllm
 

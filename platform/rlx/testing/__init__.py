@@ -58,8 +58,8 @@ _WITH_TORCH = {
     "check_mask": "masks",
     "example_batch": "masks",
     "mask_checks": "masks",
-    "check_placement": "placements",
-    "placement_checks": "placements",
+    "check_placement": "masks",
+    "placement_checks": "masks",
 }
 
 

@@ -30,7 +30,7 @@ with speed_up_imports():
     )
 
     from rlx.learner import Critic, Learner, join_ranks
-    from rlx.learner.engine import _convert_checkpoint_folder
+    from rlx.learner.universal import _convert_checkpoint_folder
     from rlx.model import build_policy
     from rlx.model.lora import adapt_model, adapter_weights
     from rlx.spec import CriticSpec, RunnerSpec

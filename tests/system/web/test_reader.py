@@ -1,4 +1,4 @@
-"""What a reader does on the pages: columns, notes, a log that grows."""
+"""What a reader follows on the pages: the stage of a run, a log that grows."""
 
 import json
 from pathlib import Path
@@ -6,29 +6,6 @@ from pathlib import Path
 import pytest
 from browsing import served
 from shown import submit
-
-from rlx_registry import Registry
-
-RATES = (1e-5, 3e-5, 1e-4)
-
-
-@pytest.fixture
-def sweep(registry):
-    """Three experiments of one name that differ in a rate, and one of another name."""
-    for n, rate in enumerate(RATES):
-        spec = {
-            "name": "s",
-            "learner": {"lr": rate, "clip": None},
-            "phases": [{"steps": 5 + n // 2}],
-        }
-        run, _ = registry.submit(
-            digest=str(n) * 64, seed=0, name="s", spec=spec, yaml="", plugins=[], code={},
-            environment={},
-        )  # fmt: skip
-        registry.results.add_metrics(run.id, 5, {"train/loss": 1.0 + n})
-        registry.transition(run.id, ["submitted"], "running")
-        registry.transition(run.id, ["running"], "finished")
-    submit(registry, name="other", digest="f")
 
 
 @pytest.fixture
@@ -56,54 +33,6 @@ def progress(folder, **fields):
     (folder / "progress.json").write_text(
         json.dumps({"stage": "warm start", "total": 400, "note": "", "doing": ""} | fields)
     )
-
-
-def titles(page):
-    return page.locator("table.runs thead th").all_inner_texts()[3:]
-
-
-def test_a_reader_arranges_columns_and_finds_them_again(visit, url, sweep):
-    with served(url) as address:
-        page = visit(address)
-        page.goto("/")
-        page.get_by_text("Columns", exact=True).click()
-        page.get_by_label("Brier", exact=True).uncheck()
-        page.get_by_label("ECE", exact=True).uncheck()
-        for _ in range(6):
-            page.get_by_role("button", name="learner.lr: earlier").press("Enter")
-        page.get_by_label("also").fill("metric:train/loss")
-        with page.expect_navigation():
-            page.locator("#columns").get_by_role("button", name="Show").click()
-        chosen = titles(page)
-        assert chosen.index("learner.lr") < chosen.index("Step")
-        assert chosen[-1] == "train/loss" and "Brier" not in chosen
-        page.goto("/")
-        page.wait_for_url("**column=*")
-        assert titles(page) == chosen, "the next visit"
-        page.get_by_text("Columns", exact=True).click()
-        page.get_by_role("link", name="the usual columns").click()
-        page.wait_for_url("**usual=1")
-        assert "Brier" in titles(page)
-        page.goto("/")
-        assert "Brier" in titles(page)
-
-
-def test_a_reader_writes_a_note(visit, url, registry):
-    run = submit(registry)
-    with served(url) as address:
-        page = visit(address)
-        page.goto(f"/runs/{run}")
-        page.get_by_text("Add a note or tags").click()
-        page.get_by_label("note", exact=True).fill("two\nlines <script>alert(1)</script>")
-        page.get_by_label("tags").fill("paper")
-        with page.expect_navigation():
-            page.get_by_role("button", name="Save").click()
-        assert page.locator(".note .text").inner_text() == "two\nlines <script>alert(1)</script>"
-        page.get_by_role("link", name="paper", exact=True).click()
-        page.wait_for_url("**q=tag*")
-        assert page.locator("[data-run]").count() == 1
-    with Registry.open(url, read_only=True) as opened:
-        assert opened.notes.read(run).tags == ("paper",)
 
 
 def waited(page):

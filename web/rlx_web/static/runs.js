@@ -18,10 +18,11 @@ for (const box of document.querySelectorAll("[data-all]"))
 const total = document.getElementById("total");
 let counted = new URLSearchParams(location.search).get("q") ? null : Number(total.dataset.total);
 
-/** Writes into a column, if it is shown. */
+/** Writes into a column; false if the page does not have it. */
 function fill(row, name, text) {
   const cell = row.querySelector(`[data-field="${name}"]`);
   if (cell) cell.textContent = text;
+  return cell !== null;
 }
 
 function show(data) {
@@ -35,7 +36,8 @@ function show(data) {
     row.dataset.status = run.status;
     if (badge) { badge.textContent = run.status; badge.className = `badge ${run.status}`; }
     fill(row, "step", run.step);
-    for (const [name, figure] of Object.entries(run.figures)) if (figure?.step) fill(row, name, number(figure.value));
+    for (const [name, figure] of Object.entries(run.figures))
+      if (figure?.step && !fill(row, name, number(figure.value))) return again(); // the first run with this figure
   }
   const now = Object.values(data.statuses).reduce((a, b) => a + b, 0);
   counted ??= now;

@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from typing_extensions import TypeAliasType
 
-from rlx.cli.output import open_console, print_table, print_text
+from rlx.cli.console import open_console, print_table
+from rlx.cli.output import print_text
 from rlx.discovery import (
     InstalledPlugin,
     PluginFault,

@@ -13,7 +13,8 @@ from typing import cast
 import click
 
 from rlx import __version__
-from rlx.cli.output import complete_plugin, json_option, print_json, print_text
+from rlx.cli.options import complete_plugin, json_option
+from rlx.cli.output import print_json, print_text
 from rlx.cli.plugins.page import describe_plugin_state, find_named_plugins
 from rlx.cli.verb_group import SuggestingGroup
 from rlx.discovery import Kind, PluginFault, list_installed_plugins, load_plugin
@@ -146,7 +147,7 @@ def _print_plugin_table(*, as_json: bool) -> None:
         ]
         print_json(entries)
         return
-    from rlx.cli.output import print_table
+    from rlx.cli.console import print_table
 
     rows = [(f.name, f.kind, f.source, api, state) for f, api, state in states]
     print_table("NAME", "KIND", "FROM", "API", "STATE", rows=rows)

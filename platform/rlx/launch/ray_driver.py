@@ -1,251 +1,46 @@
-"""Ranks as actors of a placement group on a Ray cluster, on a shared home."""
+"""Runs a run's ranks as actors of a Ray cluster: `python -m rlx.launch.ray_driver FOLDER RUN_ID`.
+
+The supervisor starts this process in place of the ranks, and talks to it through its input, see
+`rlx.launch.processes`. What all ranks take is reserved in one placement group. The actors say
+where they are, and ranks are numbered so that those of a node follow each other. If one ends
+otherwise than well, all are ended, and the supervisor decides about another attempt. Ray ends the
+actors, and they their ranks, if this process is killed.
+"""
 
 import logging
 import os
-import select
-import signal
-import socket
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.failures import describe_signal, write_failure, write_failure_reason
-from rlx.launch.launcher import Launcher
-from rlx.launch.processes import (
-    LauncherInput,
-    find_free_port,
-    find_network_interface,
-    open_temporary_folder,
-    stamp_output,
-)
+from rlx.launch.processes import LauncherInput, stamp_output
+from rlx.launch.ray_launcher import require_cluster
+from rlx.launch.ray_rank import RankActor, RankPlace, RankState
 from rlx.launch.run_access import load_resolved_spec
-from rlx.launch.submission import list_packages
 from rlx.reporting import print_to_log
 from rlx.run import ProgressFile
 from rlx.spec import ExperimentSpec, RayLauncherSpec
-from rlx.spec.reading import Diagnostic, build_error
-
-CONNECT_TIMEOUT = 5.0
-
-
-"""Seconds in which a cluster's address must accept a connection."""
-
-
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-
-
-"""What Ray reads from the environment when it is imported."""
-
-
-_PATH = ("runner", "launcher")
-
-
-class RayLauncher(Launcher):
-    """Starts each rank in an actor of a Ray cluster, through `rlx.launch.ray`."""
-
-    reads_input: ClassVar[bool] = True
-
-    @property
-    def settings(self) -> RayLauncherSpec:
-        """The section `runner.launcher`."""
-        assert isinstance(self.runner.launcher, RayLauncherSpec)
-        return self.runner.launcher
-
-    def check(self) -> Iterator[Diagnostic]:
-        """Yields why Ray is not usable here, or why its cluster cannot be reached."""
-        ray = list_packages()["ray"]
-        if not ray.fits:
-            message = f"launcher ray needs the package ray{ray.range}, found {ray.installed}"
-            yield build_error(_PATH, message, "pip install 'rlx[ray]'", kind="machine")
-            return
-        try:
-            require_cluster(self.settings.address)
-        except EnvironmentFault as fault:
-            yield build_error((*_PATH, "address"), str(fault), kind="machine")
-
-    def count_ranks_here(self) -> int:
-        return 0
-
-    def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
-        driver = [sys.executable, "-m", "rlx.launch.ray", str(folder.root), run_id]
-        return ["env", *(f"{name}={value}" for name, value in QUIET.items()), *driver]
-
-
-def require_cluster(address: str) -> None:
-    """Tries whether something listens at a cluster's address: Ray itself would try for minutes.
-
-    Raises:
-        EnvironmentFault: nothing does.
-    """
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-    except (OSError, OverflowError) as error:
-        raise EnvironmentFault(f"no Ray cluster at {address}: {error}") from error
-
-
-OUTPUT_WAIT = 0.25
-
-
-"""Longest time in seconds that a poll waits for output."""
-
-
-DESCENDANTS_GRACE = 5.0
-
-
-"""Seconds that the processes which a rank started have to exit after it."""
-
-
-_CHUNK = 1 << 16
-
-
-class RankPlace(NamedTuple):
-    """Where an actor runs.
-
-    Attributes:
-        node: Ray's id of the node.
-        host: its name.
-        address: its IP address.
-        port: a free one.
-        gpus: of the actor, by the tokens of CUDA_VISIBLE_DEVICES.
-        sees_run: whether the run's folder is there.
-    """
-
-    node: str
-    host: str
-    address: str
-    port: int
-    gpus: tuple[str, ...]
-    sees_run: bool
-
-
-class RankState(NamedTuple):
-    """Whole lines that a rank has printed since the last poll, and its exit code once it ended."""
-
-    output: bytes
-    code: int | None
-
-
-class RankActor:
-    """Runs one rank of the run with this folder."""
-
-    def __init__(self, folder: str) -> None:
-        adopt_orphans()
-        self._exit = ExitStack()
-        self._folder = RunFolder(Path(folder))
-        self._sees_run = self._folder.resolved_spec.exists()
-        self._temporary = self._exit.enter_context(open_temporary_folder(self._folder))
-        self._rest = b""
-        self._is_stopped = False
-        self._rank: subprocess.Popen[bytes] | None = None
-
-    def find_place(self) -> RankPlace:
-        """Where this actor runs."""
-        context = ray.get_runtime_context()
-        gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
-        address = ray.util.get_node_ip_address()
-        node, host = context.get_node_id(), socket.gethostname()
-        return RankPlace(node, host, address, find_free_port(), gpus, self._sees_run)
-
-    def start(self, run_id: str, cwd: str, environment: Mapping[str, str]) -> None:
-        """Starts the rank."""
-        own = {**os.environ, **environment, **self._temporary, "RLX_SUPERVISOR": str(os.getpid())}
-        if interface := find_network_interface(own["MASTER_ADDR"]):
-            own.setdefault("GLOO_SOCKET_IFNAME", interface)
-        # Ray starts its processes with this signal blocked, which they would pass on.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        self._rank = subprocess.Popen(
-            [sys.executable, "-m", "rlx.launch.rank", str(self._folder.root), run_id],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd=cwd if Path(cwd).is_dir() else None,
-            env=own,
-        )
-        assert self._rank.stdout is not None
-        os.set_blocking(self._rank.stdout.fileno(), False)
-
-    def poll_rank(self, *, stop: bool) -> RankState:
-        """Waits a moment for output or the end of the rank.
-
-        Args:
-            stop: asks the rank to end after its current step.
-        """
-        assert self._rank is not None and self._rank.stdout is not None
-        if stop and not self._is_stopped:
-            self._is_stopped = True
-            self._rank.terminate()
-        select.select([self._rank.stdout], [], [], OUTPUT_WAIT)
-        return self._read_output(self._rank.poll())
-
-    def end(self) -> RankState:
-        """Ends the rank, if it has not ended, with all that it started and its files."""
-        state = RankState(b"", None)
-        if self._rank is not None:  # else a peer could not start
-            code = self._rank.poll()
-            self._rank.kill()
-            self._rank.wait()
-            kill_descendants(DESCENDANTS_GRACE if code is not None else 0.0)
-            state = self._read_output(code)
-        self._exit.close()
-        return state
-
-    def _read_output(self, code: int | None) -> RankState:
-        assert self._rank is not None and self._rank.stdout is not None
-        text = self._rest
-        with suppress(BlockingIOError):  # there is no more now
-            while code is not None or len(text) < _CHUNK:
-                piece = os.read(self._rank.stdout.fileno(), _CHUNK)
-                if not piece:
-                    break
-                text += piece
-        end = len(text) if code is not None else text.rfind(b"\n") + 1
-        self._rest = text[end:]
-        return RankState(text[:end], code)
-
 
 POLL_INTERVAL = 0.25
-
-
 """Seconds between two looks at what the supervisor says."""
-
-
 POLLS_BEFORE_NOTICE = 20
-
-
 """Polls for room in the cluster before the log says that the run waits."""
-
-
 END_GRACE = 30.0
-
-
 """Seconds that actors have to end their ranks."""
-
-
 FORWARDED_PREFIXES = (
     *("RLX_", "OMP_", "PYTHON", "HF_", "TOKENIZERS_", "TRANSFORMERS_", "TORCH", "NCCL_", "GLOO_"),
     *("VLLM_", "PATH", "LD_LIBRARY_PATH", "XDG_CACHE_HOME"),
 )
-
-
 """Prefixes of the environment variables that ranks get from the supervisor's machine."""
 
 

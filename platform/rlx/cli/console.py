@@ -1,0 +1,101 @@
+"""The console of tables, pictures and progress bars. What it prints is untrusted.
+
+Strings are text, never markup or emoji codes. Characters that a terminal obeys or hides are printed
+as escapes, in strings before the layout is computed, and in all else as a last resort.
+
+A console is as wide as COLUMNS says, or else as its terminal. A pipe or a file has no width: lines
+are as long as their content, so that `grep` finds it.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import PaddingDimensions
+from rich.segment import Segment
+from rich.table import Column, Table
+from rich.text import Text
+
+from rlx.text import escape_lines
+
+UNLIMITED_WIDTH = 100_000
+"""Width of a console that is not a terminal: any table fits."""
+
+
+def open_console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """Returns the console of stdout or stderr. Styles are arguments or `rich.text.Text`."""
+    console = _PrintableConsole(
+        stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False
+    )
+    if not (console.is_terminal or os.environ.get("COLUMNS")):
+        console.width = UNLIMITED_WIDTH
+    return console
+
+
+def build_table(
+    *heads: str | Column,
+    rows: Iterable[Sequence[RenderableType]] = (),
+    title: str | None = None,
+    padding: PaddingDimensions = (0, 1, 0, 0),
+    is_text: bool = False,
+) -> Table:
+    """Returns a table without edges. Cells that do not fit are wrapped, never cut.
+
+    Args:
+        heads: headings of the columns; none is shown if all are empty. The first column is to the
+            left, and all others, of numbers, to the right; a `rich.table.Column` decides itself.
+        rows: the cells of every row.
+        title: printed bold above the table.
+        padding: cells around a cell, as `rich.table.Table` takes them.
+        is_text: each column is to the left, two blanks apart, without a line below the headings.
+    """
+    left = len(heads) if is_text else 1
+    columns = [
+        head if isinstance(head, Column) else Column(head, justify="right" if n >= left else "left")
+        for n, head in enumerate(heads)
+    ]
+    for column in columns:
+        column.overflow = "fold"
+    table = Table(
+        *columns,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None if is_text else box.SIMPLE,
+        show_edge=False,
+        show_header=any(column.header for column in columns),
+        pad_edge=False,
+        padding=(0, 2, 0, 0) if is_text else padding,
+    )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def print_table(*heads: str | Column, rows: Iterable[Sequence[RenderableType]]) -> None:
+    """Prints a table of text to stdout; see `build_table`."""
+    open_console().print(build_table(*heads, rows=rows, is_text=True))
+
+
+class _PrintableConsole(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(escape_lines(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        segments = super().render(renderable, options)
+        for segment in _strip_lines(segments) if isinstance(renderable, Table) else segments:
+            yield segment if segment.control else segment._replace(text=escape_lines(segment.text))
+
+
+def _strip_lines(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """Removes the blanks with which a table fills its last column."""
+    for line in Segment.split_lines(segments):
+        while line and not line[-1].text.strip():
+            line.pop()
+        if line:
+            line[-1] = line[-1]._replace(text=line[-1].text.rstrip())
+        yield from (*line, Segment.line())
