@@ -1,7 +1,9 @@
 """What is left of a run when one of its processes is killed: the truth, and no orphans."""
 
 import os
+import shutil
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 from forked import cold_starts
@@ -81,7 +83,11 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_peer(home):
 
 
 def test_a_hanging_import_is_shown_in_the_log(own_home, monkeypatch, tmp_path):
-    (tmp_path / "deepspeed.py").write_text("import time\ntime.sleep(100_000)\n")
+    # The first large import of a rank; `submit` reads no more of it than its version.
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("import time\ntime.sleep(100_000)\n")
+    shutil.copy(Path(find_spec("torch").origin).with_name("version.py"), torch)
     path = f"{tmp_path}{os.pathsep}{own_home.environment['PYTHONPATH']}"
     monkeypatch.setitem(own_home.environment, "PYTHONPATH", path)
     sets = {**own_home.long, "runner.hang_after": 40, "runner.max_attempts": 1}
@@ -90,4 +96,4 @@ def test_a_hanging_import_is_shown_in_the_log(own_home, monkeypatch, tmp_path):
     own_home.until(lambda: own_home.run(run).ended, "the run to end")
     assert own_home.run(run).reason.startswith("no progress for 40 s; the log shows")
     log = (Path(own_home.run(run).directory) / "run.log").read_text()
-    assert 'deepspeed.py", line 2 in <module>' in log
+    assert 'torch/__init__.py", line 2 in <module>' in log
