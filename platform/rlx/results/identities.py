@@ -430,17 +430,16 @@ def _rescore_stored_rewards(
 def _compare_reward_entries(
     name: str, then: RewardEntry | None, now: RewardEntry
 ) -> Iterator[tuple[str, Value, Value]]:
-    """Yields the differences between a stored score and a new one: name, stored, expected."""
+    """Yields the differences between a stored score and a new one: name, stored, expected.
+
+    Reasons are sentences of a plugin, and may be other ones in a later version.
+    """
     if then is None:
         yield f"reward {name}", "nothing", _get_entry_value(now)
     elif (then.raw, then.status) != (now.raw, now.status):
         yield f"reward {name}", _get_entry_value(then), _get_entry_value(now)
-    elif (then.reason, dict(then.parts)) != (now.reason, dict(now.parts)):
-        yield (
-            f"reason and parts of {name}",
-            _describe_entry_details(then),
-            _describe_entry_details(now),
-        )
+    elif dict(then.parts) != dict(now.parts):
+        yield f"parts of {name}", str(dict(then.parts)), str(dict(now.parts))
     elif then.weight != now.weight:
         yield f"weight of {name}", then.weight, now.weight
 
@@ -449,10 +448,6 @@ def _get_entry_value(entry: RewardEntry) -> Value:
     if entry.raw is not None:
         return entry.raw
     return f"absent: {entry.reason}" if entry.reason else "absent"
-
-
-def _describe_entry_details(entry: RewardEntry) -> str:
-    return f"{entry.reason or 'no reason'}; {dict(entry.parts)}"
 
 
 def _avoids_exponentials(e: StepEvidence) -> bool:
