@@ -1,22 +1,18 @@
 """A home that an earlier version wrote is read, checked, rescored, compared, shown and resumed.
 
 `stored/home_550b2e0.tar.xz` was written at commit 550b2e0: r-0001 finished; r-0002 was killed after
-step 8 of 16, with rollouts of its next step in flight; r-0003 is r-0002's experiment unbroken. What
+step 8 of 16, with sampling ahead, which is gone; r-0003 is r-0002's experiment unbroken. What
 that version printed of them lies beside the runs. Its registry was brought from revision 0005 of
 the schema to 0006. To rebuild it, run `experiments/quick.yaml`, made smaller, at that commit.
 """
 
 import json
-import math
 import re
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from stored_home import unpack_home
-
-from rlx.record import find_run_differences
 
 
 @pytest.fixture(scope="module")
@@ -85,27 +81,11 @@ def test_its_model_is_evaluated(past):
     assert done.returncode == 0, done.stderr
 
 
-LATER = re.compile(
-    r"metric (parts/\S+|rollout/len_\w+_std|warm_start/loss) at step \d+: \S+ and None"
-)
 """Curves that the earlier version did not have."""
-CHANGED = re.compile(r"metric \S+ at step \d+: (\S+) and (\S+)")
-BODIES = re.compile(r"the rollouts of step \d+ differ in (segments, rows|segments|rows)")
 """By log-probabilities and what follows from them; tokens are compared beside it."""
-ROUNDING = 1e-4
 """Relative; another kind of processor adds up in another order, some 1e-6 in single figures."""
 
-CLOSE = {"rtol": ROUNDING, "atol": 1e-5}
 """A fiftieth of the learning rate."""
-
-
-def is_expected(difference):
-    """Whether a curve came later, or differs by what another processor rounds otherwise."""
-    changed = CHANGED.fullmatch(difference)
-    if changed is None or "None" in changed.groups():
-        later = LATER.fullmatch(difference) or BODIES.fullmatch(difference)
-        return bool(later) or difference == "the exported weights differ"
-    return math.isclose(*map(float, changed.groups()), rel_tol=ROUNDING)
 
 
 def weights(home, run_id):
@@ -120,18 +100,8 @@ def tokens(home, run_id):
     }
 
 
-def test_a_killed_run_goes_on_to_the_same_numbers(past):
+def test_a_run_of_a_feature_that_is_gone_is_not_resumed(past):
     assert past.run("r-0002").status in ("running", "lost")
     done = past.rlx("resume", "r-0002", "-q")
-    assert done.returncode == 0, done.stderr
-    assert "'countdown.verify' had allow_decimals: True when the run began, and has False" in (
-        done.stderr
-    )
-    with past.registry() as registry:
-        events = {event.kind for event in registry.results.events("r-0002")}
-        differences = list(find_run_differences(registry, "r-0002", "r-0003"))
-    assert "resumed" in events
-    assert tokens(past, "r-0002") == tokens(past, "r-0003")
-    torch.testing.assert_close(weights(past, "r-0002"), weights(past, "r-0003"), **CLOSE)
-    assert [one for one in differences if not is_expected(one)] == []
-    assert len(differences) < 60, "only the curves that came later, and single figures"
+    assert done.returncode == 2
+    assert "has rollout.off_policy_steps, which this version of rlx cannot run" in done.stderr

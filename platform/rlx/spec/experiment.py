@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_core import to_json
 
+from rlx.errors import SpecError
 from rlx.plugin import PluginSection, Schedule, StrictModel
 from rlx.spec.base import KeyPath
 from rlx.spec.credit import CreditSpec
@@ -241,14 +242,20 @@ class ExperimentSpec(StrictModel):
         """Reads the resolved spec of a recorded run, which an earlier version may have written.
 
         Raises:
-            ValidationError: it has a setting that this version lacks.
+            SpecError: it has a setting that this version lacks.
         """
         tree = dict(recorded)
         for section, name, value in _FORMER_SETTINGS:
             settings = tree.get(section) or {}
             if name in settings and settings[name] == value:
                 tree[section] = {key: kept for key, kept in settings.items() if key != name}
-        return cls.model_validate_json(json.dumps(tree), strict=True)
+        try:
+            return cls.model_validate_json(json.dumps(tree), strict=True)
+        except ValidationError as error:
+            key = ".".join(map(str, error.errors()[0]["loc"]))
+            raise SpecError(
+                f"the recorded experiment has {key}, which this version of rlx cannot run"
+            ) from None
 
     @property
     def digest(self) -> str:
