@@ -93,10 +93,9 @@ def test_the_container_image_copies_what_exists():
 def test_the_container_image_agrees_with_the_project():
     base = dict(one.split("=", 1) for (one, *_) in list_instructions("ARG"))["BASE"]
     assert re.search(r":([\d.]+)", base)[1] in SpecifierSet(PROJECT["project"]["requires-python"])
-    from rlx.cli.web import web
+    from rlx.cli.web import DASHBOARD_PORT
 
-    (port,) = (option.default for option in web.params if option.name == "port")
-    assert list_instructions("EXPOSE") == [[str(port)]]
+    assert list_instructions("EXPOSE") == [[str(DASHBOARD_PORT)]]
     assert list_instructions("USER") == [["rlx"]]
 
 
