@@ -210,7 +210,8 @@ def test_schema_knows_the_installed_plugins(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_broken_plugin_is_a_row(capsys):
+def test_a_broken_plugin_is_a_row(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     assert main(["plugins"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert rows["cli.exact"].split()[1:] == ["reward", "rlx-cli-guest", "1.0", "1", "ok"]
