@@ -9,6 +9,7 @@ import pytest
 import torch
 from golden_records import build_credit_inputs
 from hypothesis import given, settings
+from rows import each_row
 
 from rlx.credit import group_advantages
 
@@ -103,7 +104,7 @@ FAMILY = [
 ]
 
 
-@pytest.mark.parametrize(("estimator", "oracle"), FAMILY)
+@each_row(("estimator", "oracle"), FAMILY)
 @settings(deadline=None)
 @given(rows=rows)
 def test_agrees_with_a_plain_loop_whatever_the_groups_and_the_order(estimator, oracle, rows):
@@ -120,7 +121,7 @@ def test_agrees_with_a_plain_loop_whatever_the_groups_and_the_order(estimator, o
     assert estimator(*tensors(rows), lengths).tolist() == close(expected)
 
 
-@pytest.mark.parametrize(("estimator", "oracle"), FAMILY)
+@each_row(("estimator", "oracle"), FAMILY)
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-10, 10, width=32), st.integers(1, 40)), min_size=1, max_size=5)
@@ -262,7 +263,7 @@ def test_remax_against_the_group_mean_is_centring(rows):
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("estimator", "raw"),
     [
         (partial(estimate, "rloo"), 0.9),

@@ -66,3 +66,24 @@ def test_a_correction_reads_no_ratio_of_tokens_that_nobody_sampled():
     assert (train.mask & train.batch.is_environment).any(), "observations are in the mask"
     torch.testing.assert_close(train.correction.weights[train.batch.is_own], torch.ones(3))
     assert train.correction.share == 0
+
+
+def test_a_row_with_a_ratio_of_its_own_is_needed_whole_where_any_token_has_a_signal():
+    trees = [conversation([("answer", "ab", {}, None)]), conversation([("answer", "cd", {}, None)])]
+    batch = build_token_batch(trees)
+    first = batch.is_own & (batch.is_own.cumsum(1) == 1)
+    first[1] = False
+    rows = ScoredRows.join(
+        batch,
+        batch.is_own,
+        turn_rewards=torch.ones(2, 1),
+        turn_present=torch.ones(2, 1, dtype=torch.bool),
+        global_rewards=torch.zeros(2),
+    )
+    for ratio, wanted in (("token", first), ("sequence", first.any(1)[:, None] & batch.is_own)):
+        loss = LossSpec.model_validate({"ratio": ratio})
+        rules = CreditRules(
+            estimator=lambda _: first.float(), credit=CreditSpec(), loss=loss, max_tokens=MAX_TOKENS
+        )
+        train = assign_credit(rows, TokenStreams(old_logprobs=batch.behaviour_logprobs), rules)
+        assert train.wanted.tolist() == wanted.tolist(), ratio

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import trees
 from pools import InProcess
+from rows import each_row
 
 from rlx.errors import RewardError
 from rlx.plugin import Problem, Score
@@ -126,7 +127,7 @@ def test_of_reads_the_nearest_earlier_turn_of_that_kind():
     }
 
 
-@pytest.mark.parametrize("order", list(permutations(range(4))))
+@each_row("order", list(permutations(range(4))))
 def test_rewards_run_after_what_they_need_in_whatever_order_they_are_written(order):
     calls = []
 
@@ -169,7 +170,7 @@ def positions(samples):
     return [float(i) for i in range(len(samples))]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("scope", "turn", "together"),
     [
         ("siblings", "confidence", [["0.3", "0.4"], ["0.7", "0.8"], ["1.3", "1.4"]]),
@@ -264,7 +265,7 @@ def test_a_global_reward_reads_the_nearest_turn_that_has_a_reward_and_other_glob
     assert table.rollouts[0, 6]["both"].reason == "accuracy failed"
 
 
-@pytest.mark.parametrize("scope", ["siblings", "group"])
+@each_row("scope", ["siblings", "group"])
 def test_the_company_of_a_rollout_is_all_rollouts_of_its_prompt(scope):
     pool = InProcess()
     table = score_rollouts([CHAINS, ONE], [overall("rank", positions, scope=scope)], pool)
@@ -298,7 +299,7 @@ def judged(sample):
     return 1.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("on_error", "dropped"),
     [("drop_sample", {(0, 6)}), ("drop_group", {(0, 3), (0, 6), (0, 8)})],
 )
@@ -433,7 +434,7 @@ def picky(sample):
     return 0.5
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("on_error", "dropped"),
     [("drop_sample", {(0, 7)}), ("drop_group", {(0, 7), (0, 8)})],
 )
@@ -490,9 +491,9 @@ def test_the_rewards_of_the_experiment_in_the_real_pool():
     assert all(math.isfinite(table.get_turn_total(place)) for place in table.turns)
 
 
-@pytest.mark.parametrize("formed", [True, False])
-@pytest.mark.parametrize("right", [True, False])
-@pytest.mark.parametrize("confidence", [0.0, 0.25, 1.0])
+@each_row("formed", [True, False])
+@each_row("right", [True, False])
+@each_row("confidence", [0.0, 0.25, 1.0])
 def test_the_coupled_reward_is_that_of_rlcr(formed, right, confidence):
     """0.5 · format + 0.5 · (R + 1) with R = y - (c - y)²; all of it 0 without the form (004, A)."""
     text = f"{'right' if right else 'wrong'} <confidence>{confidence}</confidence>"

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.plugin import Problem
 from rlx.rollout import Curriculum, PromptFit, compute_draw_probability
@@ -24,7 +25,7 @@ def draw(curriculum, start, count, seed=0):
     return fit.draw_train(problem, start, count, lambda n, p: curriculum.draws(n, p, seed))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("success", "floor", "probability"),
     [(0.0, 0.1, 0.1), (1.0, 0.1, 0.1), (0.5, 0.1, 1.0), (0.25, 0.2, 0.8), (0.75, 0.2, 0.8)],
 )
