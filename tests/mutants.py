@@ -43,6 +43,7 @@ class Room(NamedTuple):
 
 
 JOINTS = ("tests/credit_path", "tests/step")
+SCORES = ("table", "over", "environment")
 ESTIMATES = ("group", "outcome", "place", "returns", "second_level", "turns")
 ROOMS = {
     "credit": Room(
@@ -57,7 +58,7 @@ ROOMS = {
     ),
     "reward": Room(
         ("platform/rlx/reward/table.py", "platform/rlx/reward/scoring.py"),
-        ("tests/reward/test_table.py", "tests/reward/test_over.py", *JOINTS),
+        (*(f"tests/reward/test_{name}.py" for name in SCORES), *JOINTS, "tests/golden"),
     ),
     "plugins": Room(
         ("plugins/rlx_plugins/rlcr.py", "plugins/rlx_plugins/countdown/scorer.py"),
