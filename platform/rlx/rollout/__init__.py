@@ -27,7 +27,6 @@ from rlx.rollout.environment import (
 from rlx.rollout.game import derive_turn_seed
 from rlx.rollout.prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
 from rlx.rollout.schedule import (
-    Curriculum,
     RolloutPlan,
     build_rollout_plan,
     build_turn_segment,
@@ -51,7 +50,6 @@ __all__ = [
     "Author",
     "Completion",
     "CompletionRequest",
-    "Curriculum",
     "Dialogue",
     "DrawnProblems",
     "EnvironmentHost",
