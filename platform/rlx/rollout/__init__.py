@@ -30,7 +30,6 @@ from rlx.rollout.schedule import (
     RolloutPlan,
     build_rollout_plan,
     build_turn_segment,
-    compute_draw_probability,
     sample_rollout_trees,
 )
 from rlx.rollout.tree import (
@@ -73,7 +72,6 @@ __all__ = [
     "build_talk",
     "build_turn_segment",
     "check_environment_step",
-    "compute_draw_probability",
     "derive_turn_seed",
     "encode_between_turns",
     "encode_opening",
