@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from rows import each_row
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score
 
@@ -88,14 +89,14 @@ def test_the_worked_example_of_selective_answering():
     assert compute_accuracy_at_coverage(CORRECT, CONFIDENCE, 0.5, ties="stable") == 0.75
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@each_row("dtype", [np.float64, np.float32])
 def test_every_tenth_opens_its_own_bin_and_one_closes_the_last(dtype):
     tenths = (np.arange(11) / 10).astype(dtype)
     counts = [b.n for b in build_reliability_bins(np.ones(11), tenths)]
     assert counts == [1] * 9 + [2]
 
 
-@pytest.mark.parametrize("bins", [1, 7, 10, 15, 100])
+@each_row("bins", [1, 7, 10, 15, 100])
 def test_a_bin_holds_its_lower_edge_and_not_its_upper(bins):
     edges = [i / bins for i in range(bins)]
     below = [math.nextafter((i + 1) / bins, 0) for i in range(bins)]
@@ -297,7 +298,7 @@ def test_one_class_gives_none_and_plain_json_survives_a_round_trip():
 
 
 # Golden g17, of 50.
-@pytest.mark.parametrize(
+@each_row(
     ("successes", "interval"),
     [
         (0, (0.0, 0.0713475991334)),
@@ -312,14 +313,14 @@ def test_wilson_interval(successes, interval):
     assert compute_wilson_interval(successes, 50) == pytest.approx(interval)
 
 
-@pytest.mark.parametrize("n", range(1, 60))
+@each_row("n", range(1, 60))
 def test_wilson_interval_holds_the_share_itself(n):
     for successes in (0, 1, n - 1, n):
         low, high = compute_wilson_interval(successes, n)
         assert 0 <= low <= successes / n <= high <= 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("correct", "confidence", "says"),
     [
         ([], [], "at least one"),

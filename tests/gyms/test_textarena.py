@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from gyms_installed import need_library
 from pydantic import ValidationError
+from rows import each_row
 
 from rlx.cli import main
 from rlx.plugin import Action
@@ -93,7 +94,7 @@ def test_a_scripted_opponent_reads_the_game():
     assert "placed their symbol (X) in cell 0" in steps[0][1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "says"),
     [
         ({"id": "GuessTheNumbers-v0"}, "did you mean 'GuessTheNumber-v0'"),
@@ -187,7 +188,7 @@ evaluation: {problems: 8, correct: return}
 """
 
 
-@pytest.mark.parametrize("verb", ["plan", "submit"])
+@each_row("verb", ["plan", "submit"])
 def test_an_environment_of_another_task_is_named(verb, tmp_path, monkeypatch, capsys):
     need_library("gymnasium")
     monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))

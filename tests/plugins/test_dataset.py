@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import LIMIT
 from pydantic import ValidationError
+from rows import each_row
 
 from rlx.discovery import build_plugin
 from rlx.plugin import Demonstration, Task
@@ -62,7 +62,7 @@ def of_records(tmp_path, *rows, **options):
 # Records to problems ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("write", [jsonl, parquet])
+@each_row("write", [jsonl, parquet])
 def test_fields_are_mapped_by_dotted_paths(tmp_path, write):
     train = write(tmp_path / f"train.{write.__name__}", RECORDS)
     task = Dataset(train={"path": train}, held_out=0.3, stratum="level", **MAPPED)
@@ -244,7 +244,7 @@ def test_train_and_test_share_no_problem(tmp_path):
 # What is wrong, and where -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "options", "message"),
     [
         ({"promt": "x"}, {}, "there is no 'prompt'; did you mean 'promt'?"),
@@ -294,7 +294,7 @@ def test_a_bad_record_is_named_by_its_line(tmp_path, row, options, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "message"),
     [(b"{", "not JSON: "), (b"[1]", "not a JSON object"), (b'"\xff"', "not UTF-8")],
 )
@@ -346,7 +346,7 @@ def test_a_missing_file_is_a_fault_of_the_machine(tmp_path):
 HERE = {"path": "a.jsonl"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "message"),
     [
         ({"train": HERE}, "needs either `test` or `held_out`"),
@@ -382,7 +382,7 @@ def test_impossible_options_are_refused(options, message):
 # Values -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "expected"),
     [
         (datetime.date(2025, 3, 1), "2025-03-01"),
@@ -401,7 +401,7 @@ def test_values_become_plain_json(value, expected):
     assert json.loads(json.dumps(made)) == expected
 
 
-@pytest.mark.parametrize("value", [b"x", float("inf"), {1: 2}, np.float64("nan"), object()])
+@each_row("value", [b"x", float("inf"), {1: 2}, np.float64("nan"), object()])
 def test_values_that_json_has_not_are_refused(value):
     with pytest.raises(ValueError):
         convert_to_plain_json([value])
@@ -457,7 +457,6 @@ def python(folder, code):
         env=os.environ | offline,
         capture_output=True,
         text=True,
-        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

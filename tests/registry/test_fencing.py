@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from patience import LIMIT, stop_process, wait_until
+from patience import stop_process, wait_until
 
 from rlx_registry import FencedError, NotFoundError, Registry
 from rlx_registry.database import Database
@@ -139,7 +139,7 @@ def test_a_process_that_is_taken_over_stops_at_once(registry, url):
         wait_until("it to write", lambda: has_written(registry, process))
         assert registry.start("1", ["running"], "taken over").attempt == 2
         at_once = everything(registry)
-        said, _ = process.communicate(timeout=LIMIT)
+        said, _ = process.communicate()
     finally:
         stop_process(process)
     assert process.returncode == 3

@@ -4,8 +4,8 @@ import pickle
 import sys
 from pathlib import Path
 
-import pytest
 import torch
+from rows import each_row
 
 from rlx.home import RunFolder
 from rlx.launch import rank
@@ -46,7 +46,7 @@ def test_a_snapshot_says_which_lines_hold_memory():
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory"),

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from textwrap import dedent
 
-import pytest
 import yaml
+from rows import each_row
 
 from rlx.plan import check_file
 
@@ -38,7 +38,7 @@ def test_a_graph_of_ones_own(tmp_path, monkeypatch):
     assert plugins.task.data() == plugins.environment.data()
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if "\n  global:" in block])
+@each_row("block", [block for block in BLOCKS if "\n  global:" in block])
 def test_weights_of_rewards(block, tmp_path):
     spec = yaml.safe_load(of_ones_own(tmp_path).read_text())
     changes = {"evaluation": {"correct": "_exact"}} | yaml.safe_load(block)

@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+from rows import each_row
 
 from rlx_plugins.kg.load import load_world_graph, read_graph
 from rlx_plugins.kg.ntriples import RdfLiteral, parse_statement
@@ -52,7 +53,7 @@ def written(tmp_path, name, content):
     return path
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "content"),
     [
         ("g.tsv", TSV),
@@ -87,7 +88,7 @@ def test_ntriples(tmp_path):
     assert len(graph) == 4
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "expected"),
     [
         ('_:a <x:p> "a\\n\\"\\U0001F600"@en-GB.', RdfLiteral('a\n"😀', "en-gb", "")),
@@ -101,12 +102,12 @@ def test_statements(line, expected):
     assert parse_statement(line) == ("_:a", "x:p", expected)
 
 
-@pytest.mark.parametrize("line", ["", " \t\r\n", "# <x:a> <x:b> <x:c> ."])
+@each_row("line", ["", " \t\r\n", "# <x:a> <x:b> <x:c> ."])
 def test_lines_that_say_nothing(line):
     assert parse_statement(line) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "<x:a> <x:b> <x:c>",
@@ -130,7 +131,7 @@ def test_what_is_no_statement_is_refused(line):
         parse_statement(line)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "content", "message"),
     [
         ("g.tsv", "a\tr\tb\na\tr\n", "line 2: expected subject, relation and object separated"),

@@ -6,6 +6,7 @@ import unicodedata
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx_plugins.kg.text import (
     OVERHEAD,
@@ -75,7 +76,7 @@ def test_information_needs_room():
         format_information("x", max_chars=OVERHEAD)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("labels", "options", "text"),
     [
         (["Andorra", "Belgium"], {}, "borders of France: Andorra, Belgium"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from babel.core import get_cldr_version, get_global
+from rows import each_row
 from world_source import build_world_table, normalize_label
 
 import rlx_plugins
@@ -72,18 +73,18 @@ def test_every_entity_has_one_kind_and_one_label_and_every_fact_is_about_a_count
     assert len(set(world().facts)) == len(world().facts)
 
 
-@pytest.mark.parametrize("relation", sorted(RELATIONS - {"borders"}))
+@each_row("relation", sorted(RELATIONS - {"borders"}))
 def test_a_relation_leads_to_its_own_kind_and_every_country_has_it(relation):
     assert {o for values in objects(relation).values() for o in values} == of_kind(relation)
     assert all(objects(relation).values())
 
 
-@pytest.mark.parametrize("relation", ["capital", "continent", "domain"])
+@each_row("relation", ["capital", "continent", "domain"])
 def test_a_country_has_exactly_one(relation):
     assert {len(values) for values in objects(relation).values()} == {1}
 
 
-@pytest.mark.parametrize("relation", ["capital", "domain"])
+@each_row("relation", ["capital", "domain"])
 def test_no_two_countries_share_one(relation):
     assert len(of_kind(relation)) == len(of_kind("country")) == 196
 
@@ -114,7 +115,7 @@ def test_every_name_means_one_entity():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("alias", "label"),
     [
         ("Bogotá", "Bogota"),
@@ -135,7 +136,7 @@ def test_other_names_are_kept(alias, label):
 # Facts -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("country", "relation", "labels"),
     [
         ("Australia", "capital", "Canberra"),
