@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import each_row
 
-from rlx.plugin import Sample
+from rlx.plugin import Sample, get_last_block
 from rlx_plugins.countdown import (
     CountdownScore,
     CountdownVerify,
@@ -23,7 +23,6 @@ from rlx_plugins.countdown import (
     verify_equation_strict,
 )
 from rlx_plugins.countdown.expression import UncomputableError, evaluate_expression
-from rlx_plugins.tags import last_block
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = [
@@ -218,7 +217,7 @@ def test_safer_options_differ_from_the_source_only_where_they_should(options, st
 def test_last_block_equals_the_regular_expression(parts):
     text = "".join(parts)
     found = re.findall(r"<answer>(.*?)</answer>", text)
-    assert last_block(text, "<answer>", "</answer>") == (found[-1] if found else None)
+    assert get_last_block(text, "<answer>", "</answer>") == (found[-1] if found else None)
 
 
 @given(
