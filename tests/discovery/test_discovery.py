@@ -16,13 +16,11 @@ from rlx.discovery import (
     lookup,
     resolve_plugins,
 )
-from rlx.discovery.experiment_plugins import NEEDS, PROVIDERS
 from rlx.discovery.lookup import PluginFault
 from rlx.errors import PluginError
 from rlx.plan import check_file, check_read_spec, read_spec
 from rlx.spec import PluginUse
 from rlx.spec.reading.diagnostics import InvalidPlugins, InvalidSpec
-from rlx_registry import STREAMS
 
 GUEST = '''
 from typing import ClassVar, Literal
@@ -399,23 +397,6 @@ def test_a_warm_start_needs_demonstrations():
     error = refused(warm, ("{plugin: sums}", "{plugin: untold}"))
     assert "model.warm_start needs demonstrations, which the task provides" in str(error)
     assert str(error.diagnostics[0].position) == "guest.yaml:2:21"
-
-
-@each_row("name", PROVIDERS)
-def test_every_provider_says_what_it_is_and_what_to_do(name):
-    provider = PROVIDERS[name]
-    assert name == name.lower()
-    assert provider.origin.split()[0] in ("a", "the")
-    assert not provider.help.endswith(".")
-    if provider.implementation:
-        assert callable(import_implementation(provider.implementation))
-
-
-def test_every_stream_that_models_compute_has_a_provider():
-    optional = {s.provider for s in STREAMS.values() if s.is_optional}
-    assert optional == {name for name, one in PROVIDERS.items() if one.implementation}
-    assert {s.name for s in STREAMS.values() if s.is_output} <= NEEDS.keys()
-    assert "advantages" not in NEEDS, "an estimator cannot need what follows from its result"
 
 
 # Phases and warnings ---------------------------------------------------------------------------

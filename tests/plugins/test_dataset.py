@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import gzip
 import json
 import os
 import subprocess
@@ -305,6 +306,17 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, line, message):
         Dataset(train={"path": path}, held_out=0.5).check()
 
 
+@each_row("name", ["all.jsonl", "all.jsonl.gz"])
+def test_a_byte_order_mark_and_gzip_are_read_through(tmp_path, name):
+    lines = "".join(f"{json.dumps(row)}\n" for row in RECORDS).encode("utf-8-sig")
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    assert [row for _, row in records.Source(path=path).rows()] == RECORDS
+    path.write_bytes(gzip.compress(lines)[:-9])
+    with pytest.raises(ValueError, match=rf"{name}: not readable as gzip"):
+        list(records.Source(path=path).rows())
+
+
 def test_a_row_of_parquet_is_named_across_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "_BATCH", 4)
     rows = [{"prompt": str(n)} for n in range(9)] + [{"prompt": None}]
@@ -321,7 +333,7 @@ def test_files_that_are_not_what_they_are_called(tmp_path):
     for path, message in (
         (cut, "not readable as Parquet"),
         (empty, "holds no record"),
-        (other, r"must end in \.jsonl or \.parquet"),
+        (other, r"must end in \.jsonl, \.jsonl\.gz or \.parquet"),
     ):
         with pytest.raises(ValueError, match=rf"{path.name}: .*{message}"):
             Dataset(train={"path": path}, held_out=0.5).check()

@@ -1,8 +1,6 @@
 """The graph against plain sets of facts, in all worlds and with facts held out."""
 
 import pickle
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
@@ -257,15 +255,3 @@ def test_a_view_can_leave_them_out(world):
     assert len(view) == len(graph) - len(hidden)
     gone = {(full.label(s), full.relation_name(r), full.label(o)) for s, r, o in hidden}
     assert said(view) == said(full) - gone
-
-
-# Cost ---------------------------------------------------------------------------------------------
-
-
-def test_importing_it_takes_neither_numpy_nor_torch():
-    probe = (
-        "import rlx_plugins.kg.load, rlx_plugins.kg.subgraphs, sys;"
-        "print({'numpy', 'torch', 'pyarrow'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

@@ -127,8 +127,3 @@ def test_lists_show_as_many_as_fit(labels, prefix, limit, max_chars, grouped):
     assert count == (fits[-1] if fits else 0)
     if fits:
         assert shown == format_label_list(labels, limit=count, **options)
-
-
-def test_a_hub_is_listed_fast():
-    labels = [f"entity {n}" for n in range(200_000)]
-    assert format_label_list(labels, prefix="to:", max_chars=60).endswith("more")

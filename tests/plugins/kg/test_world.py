@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from babel.core import get_cldr_version, get_global
+from babel.core import get_cldr_version
 from rows import each_row
 from world_source import build_world_table, normalize_label
 
@@ -162,27 +162,6 @@ def test_the_file_is_what_the_builder_makes():
     text = WORLD.read_text(encoding="utf-8")
     assert re.search(r"Unicode CLDR (\S+)", text)[1] == get_cldr_version()
     assert build_world_table() == text
-
-
-def test_continents_are_those_of_the_time_zones():
-    """A second source: zones are named by continents, or by oceans, which tell nothing."""
-    areas = {
-        "Africa": {"africa"},
-        "America": {"north-america", "south-america"},
-        "Asia": {"asia"},
-        "Australia": {"oceania"},
-        "Europe": {"europe"},
-        "Pacific": {"oceania"},
-    }
-    odd, compared = set(), 0
-    for country, (continent,) in objects("continent").items():
-        zones = get_global("territory_zones")[country.removeprefix("country/").upper()]
-        told = {name for zone in zones for name in areas.get(zone.split("/")[0], ())}
-        compared += bool(told)
-        if told and continent.removeprefix("continent/") not in told:
-            odd.add(country)
-    assert compared > 180
-    assert odd == {"country/tr"}  # the zone is named after Istanbul, on the European side
 
 
 def test_a_name_that_is_no_label_is_refused():
