@@ -211,7 +211,7 @@ def test_its_own_function_samples_the_trees(tmp_path):
     assert [s.kind for s in tree.segments if s.kind] == ["answer", "again"]
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("rule", "says"),
     [
         ("def sample_tries(*_): return []", "one RolloutTree per problem, in order"),
