@@ -30,7 +30,6 @@ from rlx.plugin.environment import (
 )
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
 from rlx.plugin.schedule import (
-    CurriculumRule,
     DynamicSampling,
     PromptLimit,
     Schedule,
@@ -39,6 +38,7 @@ from rlx.plugin.schedule import (
     find_answer_level,
 )
 from rlx.plugin.section import PLUGIN_FAULT, PluginSection
+from rlx.plugin.tags import find_last_block, get_last_block
 from rlx.plugin.task import (
     Canonical,
     Corrupts,
@@ -61,7 +61,6 @@ __all__ = [
     "Canonical",
     "Corrupts",
     "Count",
-    "CurriculumRule",
     "Demonstration",
     "DynamicSampling",
     "Environment",
@@ -97,6 +96,8 @@ __all__ = [
     "Use",
     "expand_path",
     "find_answer_level",
+    "find_last_block",
     "get_confidence_values",
+    "get_last_block",
     "reward",
 ]
