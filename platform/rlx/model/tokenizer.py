@@ -48,10 +48,18 @@ def load_vocabulary(spec: TinyModelSpec, folder: Path | None = None) -> Vocabula
 
 
 def tiny_tokenizer(vocabulary: Vocabulary) -> "PreTrainedTokenizerBase":
-    """Returns the tokenizer of a tiny model for transformers."""
+    """Returns the tokenizer of a tiny model for transformers. Like rlx, its own call begins every
+    text with the token that begins a dialogue, if there is one."""
+    from tokenizers import Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_object=vocabulary.tokenizer, **vocabulary.special)
+    tokenizer = Tokenizer.from_str(vocabulary.definition)
+    if vocabulary.bos_token_id is not None:
+        name = vocabulary.special["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{name} $A", special_tokens=[(name, vocabulary.bos_token_id)]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **vocabulary.special)
 
 
 def build_vocabulary_dialogue(vocabulary: Vocabulary) -> PlainDialogue:

@@ -36,6 +36,7 @@ from rlx.plugin.schedule import (
     Schedule,
     TurnLevel,
     TurnSpec,
+    WorkedExample,
     find_answer_level,
 )
 from rlx.plugin.section import PLUGIN_FAULT, PluginSection
@@ -43,6 +44,7 @@ from rlx.plugin.task import (
     Canonical,
     Corrupts,
     Demonstration,
+    Message,
     Problem,
     Rehearsed,
     Split,
@@ -70,6 +72,7 @@ __all__ = [
     "Example",
     "LauncherPlugin",
     "Mask",
+    "Message",
     "Placement",
     "Plugin",
     "PluginSection",
@@ -95,6 +98,7 @@ __all__ = [
     "TurnLevel",
     "TurnSpec",
     "Use",
+    "WorkedExample",
     "expand_path",
     "find_answer_level",
     "get_confidence_values",
