@@ -220,6 +220,11 @@ def test_opo_sums_to_zero_over_the_tokens_of_a_group(rows):
     torch.testing.assert_close(per_group, torch.zeros_like(per_group), rtol=0, atol=1e-9)
 
 
+def test_the_only_row_with_a_token_is_its_own_baseline_of_opo():
+    scores, ids = torch.tensor([1.0, 0.0]), torch.tensor([3, 3])
+    assert estimate("opo", scores, ids, torch.tensor([1, 0])).tolist() == [0.0, 0.0]
+
+
 def test_gpg_is_centring_when_every_score_is_a_signal():
     scores, ids = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([5, 1, 5, 1])
     expected = group_advantages(scores, ids, normalize="center")

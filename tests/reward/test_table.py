@@ -319,6 +319,45 @@ def test_a_rollout_that_cannot_be_judged_gets_a_value_or_ends_the_run():
         score_rollouts([CHAINS], [overall("judge", judged)], InProcess())
 
 
+@each_row(
+    ("on_error", "dropped"),
+    [("drop_sample", {(0, 1), (0, 2)}), ("drop_group", {(0, 1), (0, 2), (0, 4)})],
+)
+def test_a_rollout_whose_environment_failed_is_dropped_alone_or_with_its_group(on_error, dropped):
+    """Two turns before the environment fails, and another rollout of the prompt."""
+    broken = RolloutTree(
+        Problem(id="p", prompt="?", fields={}),
+        (
+            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
+            turn(0, "right"),
+            turn(1, "right", number=2),
+            Segment(
+                parent=2,
+                author="environment",
+                token_ids=(),
+                info={"fault": "lost", "on_error": on_error},
+            ),
+            turn(0, "right"),
+        ),
+    )
+    assert score_rollouts([broken], [accuracy], InProcess()).dropped == dropped
+    broken.segments[3].info["on_error"] = "fail"
+    with pytest.raises(RewardError, match="the environment failed on problem p: lost"):
+        score_rollouts([broken], [accuracy], InProcess())
+
+
+def test_a_reward_sees_what_the_environment_said_of_earlier_turns_and_not_its_words():
+    seen = []
+    talk = trees.conversation(
+        [("answer", "a", {"n": 1}, "so?"), ("answer", "b", {"n": 2}, None)],
+    )
+    score_rollouts([talk], [named("judge", lambda s: seen.append(s) or 1.0)], InProcess())
+    assert [(s.history, s.context, s.observations) for s in seen] == [
+        ((), (), ()),
+        (({"n": 1},), ("a",), ("so?",)),
+    ]
+
+
 # Tables of several ranks, and scores of long ago --------------------------------------------------
 
 
