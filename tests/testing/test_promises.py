@@ -166,10 +166,6 @@ def test_without_examples_and_with_one_sample_some_do_not_apply():
     ("source", "says"),
     [
         ("import vllm\n", "imports vllm"),
-        (
-            "import time\nwhile time.process_time() < 1.8: pass\n",
-            "takes [1-3]\\.[0-9] s",
-        ),
         ("import os\nos._exit(7)\n", "exit code 7"),
         ("raise OSError('no')\n", "OSError: no"),
     ],
@@ -180,7 +176,7 @@ def test_importing_is_watched(source, says, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     weighty = type("Weighty", (Reward,), {"__module__": "weighty", "__qualname__": "Weighty"})
     with pytest.raises(AssertionError, match=says):
-        named(reward_checks(), "imports quickly, without heavy packages")(weighty)
+        named(reward_checks(), "imports no heavy package")(weighty)
 
 
 # Tasks -------------------------------------------------------------------------------------------

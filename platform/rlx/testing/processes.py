@@ -19,16 +19,15 @@ from rlx.spec import EnvironmentUse, RunnerSpec
 
 _SECONDS = 30.0
 _PROBE = """
-import json, sys, time
+import json, sys
 sys.path[:], module, name = json.loads(sys.argv[1])
 import rlx.plugin
-before, start, raised = set(sys.modules), time.process_time(), None
+before, raised = set(sys.modules), None
 try:
     getattr(__import__(module, fromlist=["_"]), name)
 except BaseException as error:
     raised = f"{type(error).__name__}: {error}"
-seconds = time.process_time() - start
-print("\\n" + json.dumps([seconds, sorted(set(sys.modules) - before), raised]))
+print("\\n" + json.dumps([sorted(set(sys.modules) - before), raised]))
 """
 
 
@@ -37,13 +36,11 @@ class ImportReport:
     """Effects of importing a module in a process that had imported only `rlx.plugin`.
 
     Attributes:
-        seconds: processor time, which is independent of other load on the machine.
         modules: modules that the import loaded.
         raised: the exception, if it raised one.
         died: how the process ended or exceeded its time limit, if it did.
     """
 
-    seconds: float = 0.0
     modules: frozenset[str] = frozenset()
     raised: str | None = None
     died: str | None = None
@@ -64,10 +61,10 @@ def first_import(module: str, name: str) -> ImportReport:
     except subprocess.TimeoutExpired:
         return ImportReport(died=f"did not end in {_SECONDS:g} s")
     try:
-        seconds, modules, raised = json.loads(done.stdout.splitlines()[-1])
+        modules, raised = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         return ImportReport(died=f"ended its process with exit code {done.returncode}")
-    return ImportReport(seconds, frozenset(modules), raised)
+    return ImportReport(frozenset(modules), raised)
 
 
 # Process pools -----------------------------------------------------------------------------------
