@@ -102,16 +102,14 @@ def test_phases_that_are_alike_are_shown_once(plan):
     assert [phase.names for phase in plan("rlcr").phases] == [("answers",), ("joint",)]
 
 
-def test_optimizer_steps_and_the_curriculum_are_settings(plan):
+def test_optimizer_steps_are_settings(plan):
     report = plan(
         "countdown",
         "optimizer.mini_batches=4",
         "optimizer.updates_per_rollout=2",
-        "rollout.curriculum={by: stratum, floor: 0.2}",
     )
     settings = dict(report.phases[0].settings)
     assert settings["optimizer steps"] == "8: 2 × 4 parts of 8 prompts"
-    assert settings["curriculum"] == "by stratum, at least 0.2"
     assert "optimizer steps" not in dict(plan("countdown").phases[0].settings)
 
 

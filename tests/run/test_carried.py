@@ -21,7 +21,6 @@ def spec(estimator="gae", **credit):
     return SimpleNamespace(
         estimator=SimpleNamespace(plugin=estimator),
         credit=CreditSpec(**credit),
-        rollout=SimpleNamespace(curriculum=None),
     )
 
 

@@ -39,7 +39,6 @@ rollout:
   num_generations_answer: 2
   answer: {max_new_tokens: 16}
   max_prompt_tokens: {limit: 60, on_longer: drop}
-  curriculum: {by: problem, floor: 0.3}
 rewards:
   turn:
     accuracy: {plugin: exact_match, turn: answer}
@@ -106,13 +105,6 @@ def test_the_loss_of_the_warm_start_is_a_curve(own_home, unbroken):
         curve = registry.results.metrics(unbroken)["warm_start/loss"]
     assert curve == list(enumerate(losses, start=1))
     assert len(curve) == 5 and curve[-1][1] < curve[0][1]
-
-
-def test_problems_that_are_never_solved_are_passed_over(own_home, unbroken):
-    """A model of 32 channels solves next to none, so all but the first pass are drawn less."""
-    with own_home.registry() as registry:
-        passed = dict(registry.results.metrics(unbroken)["curriculum/passed_over"])
-    assert passed[1] == 0 and sum(passed.values()) > 0
 
 
 def test_a_stopped_run_goes_on_with_the_same_problems(own_home, english, unbroken):

@@ -21,7 +21,6 @@ LONGER = {
     "credit": "{use_kl_in_reward: true, kl_adaptive: {target: 0.05, horizon: 100000}}",
     "phases.0.fresh_optimizer": "false",
     "optimizer.mini_batches": 2,
-    "rollout.curriculum": "{by: stratum, floor: 0.2}",
 }
 
 

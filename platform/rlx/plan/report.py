@@ -451,8 +451,6 @@ def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
     if passes * parts > 1:
         share = f"{parts} parts of {rollout.prompts_per_step / parts:g} prompts"
         settings.append(("optimizer steps", f"{passes * parts}: {passes} × {share}"))
-    if (rule := rollout.curriculum) is not None:
-        settings.append(("curriculum", f"by {rule.by}, at least {rule.floor:g}"))
     if (expected := loss.expected) is not None:
         values = len(build_setup(spec).rules.confidences)
         what = f"{expected.score} of {expected.of} over {values} values × {expected.coefficient:g}"

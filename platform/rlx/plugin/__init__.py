@@ -30,7 +30,6 @@ from rlx.plugin.environment import (
 )
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
 from rlx.plugin.schedule import (
-    CurriculumRule,
     DynamicSampling,
     PromptLimit,
     Schedule,
@@ -61,7 +60,6 @@ __all__ = [
     "Canonical",
     "Corrupts",
     "Count",
-    "CurriculumRule",
     "Demonstration",
     "DynamicSampling",
     "Environment",

@@ -87,24 +87,6 @@ class PromptLimit(StrictModel):
     beginning of the problem's text is removed. error: the run ends."""
 
 
-class CurriculumRule(StrictModel):
-    """Problems that are always or never solved are drawn less, and others in their place.
-
-    A problem whose share of right answers is p is drawn with the probability
-    floor + (1 - floor) · 4 p (1 - p), and one that has not been measured always.
-    """
-
-    by: Literal["problem", "stratum"] = "problem"
-    """What is measured together: problems of one id, for tasks with a fixed set of them, or all
-    problems of one stratum, for tasks that make up new ones. Problems without a stratum are always
-    drawn."""
-    floor: float = Field(0.1, ge=0.02, le=1)
-    """Probability of drawing a problem that is always or never solved."""
-    rate: float = Field(0.5, gt=0, le=1)
-    """Weight of the newest measurement in the running share of right answers; 1 forgets all
-    others."""
-
-
 class Schedule(StrictModel, Plugin):
     """The `rollout:` section of one schedule, selected by the field `schedule`.
 
@@ -133,8 +115,6 @@ class Schedule(StrictModel, Plugin):
     prompts_per_step: Count = Field(32, ge=1)
     max_prompt_tokens: PromptLimit | None = None
     """null shows every problem as it is; one that does not fit into the context ends the run."""
-    curriculum: CurriculumRule | None = None
-    """null draws every problem as often as the task has it."""
     dynamic_sampling: DynamicSampling | None = None
     """null trains on every sampled tree."""
     schedule: str

@@ -27,11 +27,9 @@ from rlx.rollout.environment import (
 from rlx.rollout.game import derive_turn_seed
 from rlx.rollout.prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
 from rlx.rollout.schedule import (
-    Curriculum,
     RolloutPlan,
     build_rollout_plan,
     build_turn_segment,
-    compute_draw_probability,
     sample_rollout_trees,
 )
 from rlx.rollout.tree import (
@@ -51,7 +49,6 @@ __all__ = [
     "Author",
     "Completion",
     "CompletionRequest",
-    "Curriculum",
     "Dialogue",
     "DrawnProblems",
     "EnvironmentHost",
@@ -75,7 +72,6 @@ __all__ = [
     "build_talk",
     "build_turn_segment",
     "check_environment_step",
-    "compute_draw_probability",
     "derive_turn_seed",
     "encode_between_turns",
     "encode_opening",

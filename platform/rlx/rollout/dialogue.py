@@ -9,8 +9,6 @@ from rlx.plugin import Problem
 from rlx.spec import TurnSpec
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
-
-
 """Returns the text of each token of a sequence."""
 
 

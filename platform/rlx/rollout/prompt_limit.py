@@ -56,19 +56,17 @@ class DrawnProblems:
         numbers: their numbers in the split.
         examined: how many numbers were examined.
         truncated: how many problems were shortened.
-        passed: how many problems were passed over, whether or not they fit.
     """
 
     problems: tuple[Problem, ...]
     numbers: tuple[int, ...]
     examined: int
     truncated: int
-    passed: int = 0
 
     @property
     def dropped(self) -> int:
         """How many problems did not fit."""
-        return self.examined - len(self.problems) - self.passed
+        return self.examined - len(self.problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +86,22 @@ class PromptFit:
     rule: PromptLimit | None
 
     def draw_train(
-        self,
-        get_problem: Callable[[int], Problem],
-        start: int,
-        count: int,
-        draws: Callable[[int, Problem], bool] = lambda number, problem: True,
+        self, get_problem: Callable[[int], Problem], start: int, count: int
     ) -> DrawnProblems:
         """Draws the first `count` problems from number `start` on that fit.
 
         Args:
             get_problem: returns the problem of a number.
             start, count: the first number, and how many problems to draw.
-            draws: whether a problem is drawn or passed over.
 
         Raises:
             SpecError: as `fit`, or nothing fits.
         """
         found: list[tuple[int, Problem, Problem]] = []
-        number, passed, dropped = start, 0, 0
+        number, dropped = start, 0
         while len(found) < count:
             problem = get_problem(number)
-            if not draws(number, problem):
-                passed += 1
-            elif (fitted := self.fit(problem)) is not None:
+            if (fitted := self.fit(problem)) is not None:
                 found.append((number, problem, fitted))
                 dropped = 0
             elif (dropped := dropped + 1) > MOST_DROPPED:
@@ -119,7 +110,7 @@ class PromptFit:
                     f"number {number}: raise its limit or model.max_position, or truncate"
                 )
             number += 1
-        return replace(_build_draw(found, number - start), passed=passed)
+        return _build_draw(found, number - start)
 
     def draw_held_out(self, get_problem: Callable[[int], Problem], numbers: range) -> DrawnProblems:
         """Returns those of some held-out problems that fit; dropped ones are not replaced.

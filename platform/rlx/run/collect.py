@@ -1,9 +1,8 @@
 """Collects the rollouts of a training step: samples, scores, and resamples those without signal."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 from rlx.assignment import find_lost_rows, join_row_rewards
@@ -14,7 +13,6 @@ from rlx.phase_setup import PhaseSetup, build_environment_host
 from rlx.plugin import Problem
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import (
-    Curriculum,
     DrawnProblems,
     PromptFit,
     RolloutPlan,
@@ -61,7 +59,6 @@ class StepRollouts:
         sampled, scored: seconds spent on sampling and on scoring.
         prompts: how many problems were dropped and how many truncated, because their prompts were
             too long; None if nothing limits them.
-        passed: how many problems the curriculum passed over; None without one.
     """
 
     trees: list[RolloutTree]
@@ -72,7 +69,6 @@ class StepRollouts:
     sampled: float
     scored: float
     prompts: tuple[int, int] | None = None
-    passed: int | None = None
 
     def list_trained_trees(self) -> list[RolloutTree]:
         """The trees that are not filtered."""
@@ -89,12 +85,7 @@ class StepRollouts:
         }
 
 
-def collect_rollouts(
-    context: RunContext,
-    setup: PhaseSetup,
-    cursor: int,
-    success: Mapping[str, float],
-) -> StepRollouts:
+def collect_rollouts(context: RunContext, setup: PhaseSetup, cursor: int) -> StepRollouts:
     """Draws, samples and scores the rollouts of a step.
 
     Dynamic sampling draws until `prompts_per_step` trees carry a signal or `max_batches` is
@@ -103,7 +94,6 @@ def collect_rollouts(
 
     Args:
         cursor: number of problems drawn before.
-        success: measured success, by the keys of the curriculum.
     """
     rollout = setup.spec.rollout
     count, dynamic = rollout.prompts_per_step, rollout.dynamic_sampling
@@ -112,7 +102,7 @@ def collect_rollouts(
     good: list[int] = []
     examined = 0
     for batch in range(dynamic.max_batches if dynamic else 1):
-        drawn = _draw_problems(context, setup, cursor + examined, success)
+        drawn = _draw_problems(context, setup, cursor + examined)
         seeds = _derive_seeds(context, "rollout", drawn.numbers)
         parcel = sample_and_score(context, setup, setup.plan, drawn.problems, seeds)
         good += [batch * count + t for t in _find_signal_trees(parcel)] if dynamic else []
@@ -136,7 +126,6 @@ def collect_rollouts(
         prompts=(sum(drawn.dropped for drawn in draws), sum(drawn.truncated for drawn in draws))
         if rollout.max_prompt_tokens
         else None,
-        passed=sum(drawn.passed for drawn in draws) if rollout.curriculum else None,
     )
 
 
@@ -151,34 +140,13 @@ def _sample_greedily(
     return sample_and_score(context, setup, plan, problems, seeds)
 
 
-def _draw_problems(
-    context: RunContext, setup: PhaseSetup, start: int, success: Mapping[str, float]
-) -> DrawnProblems:
-    data, rollout = derive_seed(context.spec.seed, "train"), setup.spec.rollout
-    fit, count = build_prompt_fit(context.policy, setup), rollout.prompts_per_step
+def _draw_problems(context: RunContext, setup: PhaseSetup, start: int) -> DrawnProblems:
+    data, fit = derive_seed(context.spec.seed, "train"), build_prompt_fit(context.policy, setup)
 
     def get_problem(number: int) -> Problem:
         return setup.task.problem("train", number, data)
 
-    if rollout.curriculum is None:
-        return fit.draw_train(get_problem, start, count)
-    curriculum = Curriculum(rollout.curriculum, success)
-    return fit.draw_train(get_problem, start, count, partial(curriculum.draws, seed=data))
-
-
-def list_success(rollouts: StepRollouts, correct: str) -> list[tuple[Problem, float]]:
-    """The problems of a step, each with its share of right answers; without unscored ones.
-
-    Args:
-        rollouts: those of the step, filtered ones included.
-        correct: the reward that tells right from wrong.
-    """
-    table, values = rollouts.table, [list[float]() for _ in rollouts.trees]
-    for (tree, _), entries in (*table.turns.items(), *table.rollouts.items()):
-        if (entry := entries.get(correct)) is not None and entry.raw is not None:
-            values[tree].append(min(max(entry.raw, 0.0), 1.0))
-    pairs = zip(rollouts.trees, values, strict=True)
-    return [(tree.problem, sum(found) / len(found)) for tree, found in pairs if found]
+    return fit.draw_train(get_problem, start, setup.spec.rollout.prompts_per_step)
 
 
 def _derive_seeds(context: RunContext, what: str, numbers: Sequence[int]) -> list[int]:

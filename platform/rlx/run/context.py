@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlx.kl import AdaptiveKl, FixedKl, mean_kl
-from rlx.plugin import Problem
-from rlx.rollout import Curriculum
 from rlx.spec import CreditSpec, ExperimentSpec
 from rlx.train_batch import TrainBatch
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from rlx.learner import Critic, Learner, Ranks, ReferencePolicy
     from rlx.model import Policy
     from rlx.record import Recorder
-    from rlx.reward import JobPool
+    from rlx.reward import RewardPool
     from rlx.run.progress import ProgressFile
     from rlx.sampler import SamplingEngine
 
@@ -43,15 +41,9 @@ class RunContext:
     learner: Learner
     critic: Critic | None
     reference: ReferencePolicy | None
-    pool: JobPool
+    pool: RewardPool
     recorder: Recorder | None
     progress: ProgressFile
-
-
-CURRICULUM = "rollout.curriculum"
-
-
-"""Name of the curriculum's state among those of estimators, whose names have no dot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +52,7 @@ class ControllerState:
 
     Attributes:
         kl: controller of β, the coefficient of the KL penalty in the reward.
-        states: state of each estimator, such as a running scale, by the estimator's name; and
-            that of the curriculum.
+        states: state of each estimator, such as a running scale, by the estimator's name.
         critic: number of steps in which the critic has been trained.
         settings: the settings with which `kl` started.
     """
@@ -70,11 +61,6 @@ class ControllerState:
     states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     critic: int = 0
     settings: tuple[object, ...] = ()
-
-    @property
-    def success(self) -> Mapping[str, float]:
-        """Measured success, by the keys of the curriculum."""
-        return self.states.get(CURRICULUM, {})
 
     @staticmethod
     def begin(credit: CreditSpec, before: ControllerState | None) -> ControllerState:
@@ -111,18 +97,10 @@ class ControllerState:
         return self.kl.beta if isinstance(self.kl, AdaptiveKl) else None
 
     def after(
-        self,
-        train: TrainBatch,
-        spec: ExperimentSpec,
-        found: Iterable[tuple[Problem, float]] = (),
-        *,
-        with_critic: bool,
+        self, train: TrainBatch, spec: ExperimentSpec, *, with_critic: bool
     ) -> ControllerState:
-        """The state after a step; `found` has the success of its problems."""
+        """The state after a step."""
         states = {**self.states, spec.estimator.plugin: train.state} if train.state else self.states
-        if spec.rollout.curriculum is not None:
-            success = Curriculum(spec.rollout.curriculum, self.success).measure(found)
-            states = {**states, CURRICULUM: success}
         controllers = replace(self, states=states, critic=self.critic + with_critic)
         if train.kl is None or not spec.credit.use_kl_in_reward or not train.mask.any():
             return controllers

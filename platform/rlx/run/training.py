@@ -12,7 +12,7 @@ from rlx.phase_setup import PhaseSetup
 from rlx.record import Role
 from rlx.reward import RewardTable
 from rlx.rollout import build_piece_splitter, is_fault_segment
-from rlx.run.collect import StepRollouts, collect_rollouts, list_success
+from rlx.run.collect import StepRollouts, collect_rollouts
 from rlx.run.context import ControllerState, RunContext
 from rlx.run.metrics import GpuPeaks, compute_mismatch_figures, step_figures
 from rlx.run.streams import StepInputs, compute_old_logprobs, compute_optional_streams
@@ -81,8 +81,7 @@ def train_step(
         context, setup, step, rollouts, train, updates, critic, seconds
     )
     _record_training_step(context, phase, step, figures, rollouts, train, setup)
-    found = list_success(rollouts, context.spec.evaluation.correct)
-    controllers = controllers.after(train, setup.spec, found, with_critic=critic is not None)
+    controllers = controllers.after(train, setup.spec, with_critic=critic is not None)
     return StepOutcome(figures, rollouts.drawn, controllers)
 
 
@@ -106,8 +105,7 @@ class _RankActors:
     def sample_and_score(self) -> StepRollouts:
         """Samples and scores the step's rollouts."""
         began = time.perf_counter()
-        success = self.controllers.success
-        rollouts = _collect_rollouts(self.context, self.setup, self.step, self.cursor, success)
+        rollouts = _collect_rollouts(self.context, self.setup, self.step, self.cursor)
         self.waited = time.perf_counter() - began
         self.peaks.end("sampling")
         return rollouts
@@ -132,11 +130,11 @@ class _RankActors:
 
 
 def _collect_rollouts(
-    context: RunContext, setup: PhaseSetup, step: int, cursor: int, success: Mapping[str, float]
+    context: RunContext, setup: PhaseSetup, step: int, cursor: int
 ) -> StepRollouts:
     """The step's rollouts."""
     try:
-        return collect_rollouts(context, setup, cursor, success)
+        return collect_rollouts(context, setup, cursor)
     except DivergedModelError as error:
         raise DivergedModelError(
             f"step {step}: {error}; `rlx export` writes the last checkpoint that is sound"
@@ -208,14 +206,11 @@ def _compute_step_figures(
 
 
 def _compute_prompt_figures(rollouts: StepRollouts) -> dict[str, float]:
-    """How many problems were too long, or passed over; empty if there is no such rule."""
-    figures: dict[str, float] = {}
-    if rollouts.prompts is not None:
-        dropped, truncated = rollouts.prompts
-        figures |= {"prompts/dropped": float(dropped), "prompts/truncated": float(truncated)}
-    if rollouts.passed is not None:
-        figures["curriculum/passed_over"] = float(rollouts.passed)
-    return figures
+    """How many problems were too long; empty if there is no such rule."""
+    if rollouts.prompts is None:
+        return {}
+    dropped, truncated = rollouts.prompts
+    return {"prompts/dropped": float(dropped), "prompts/truncated": float(truncated)}
 
 
 def _record_skipped_step(context: RunContext, step: int, rollouts: StepRollouts) -> None:

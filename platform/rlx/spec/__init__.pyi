@@ -97,7 +97,6 @@ from .reward import (
 )
 from .rollout import (
     SCHEDULES,
-    CurriculumRule,
     DynamicSampling,
     EnvironmentRolloutSpec,
     EnvironmentUse,
@@ -150,7 +149,6 @@ __all__ = [
     "Covariance",
     "CreditSpec",
     "CriticSpec",
-    "CurriculumRule",
     "Cut",
     "Divergence",
     "DrGrpo",

@@ -509,7 +509,6 @@ def _check_self_play(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         return
     for key, why in (
         ("forced_answer", "a turn after the last one would be one player's alone"),
-        ("curriculum", "what one copy of the policy wins, the other loses: success says nothing"),
         ("dynamic_sampling", "it would drop the rollouts of one player of a game"),
     ):
         if getattr(rollout, key) is not None:

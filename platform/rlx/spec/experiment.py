@@ -42,7 +42,6 @@ _LATER_DEFAULTS: Final = (
     (("optimizer",), "mini_batches", 1),
     (("critic",), "mini_batches", 1),
     (("rollout",), "max_prompt_tokens", None),
-    (("rollout",), "curriculum", None),
     (("rollout",), "self_play", None),
     (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
@@ -58,6 +57,7 @@ _LATER_DEFAULTS: Final = (
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
 they are not part of the digest, so that an experiment keeps its own. "*" is every key."""
 _FORMER_SETTINGS: Final = (
+    ("rollout", "curriculum", None),
     ("rollout", "off_policy_steps", 0),
     ("sampler", "adapters", "swap"),
     ("sampler", "colocate", True),

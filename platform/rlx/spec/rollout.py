@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import Field, field_validator
 
 from rlx.plugin import FAILED, Count, PluginSection, Schedule, StrictModel, TurnLevel
-from rlx.plugin import CurriculumRule as CurriculumRule
 from rlx.plugin import DynamicSampling as DynamicSampling
 from rlx.plugin import PromptLimit as PromptLimit
 from rlx.plugin import TurnSpec as TurnSpec

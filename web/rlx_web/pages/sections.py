@@ -54,7 +54,6 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
             ("share of groups", r"rollout/zero_signal_(.+)"),
             ("filtered", r"rollout/(filtered|kept|resampled)"),
             ("problems too long", r"prompts/(dropped|truncated)"),
-            ("problems passed over", r"curriculum/(passed_over)"),
             ("mean |advantage|", r"train/advantage_abs_(.+)"),
         ),
     ),
