@@ -106,35 +106,34 @@ SITUATIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("asked", "environment", "code", "said", "advice"), SITUATIONS)
-def test_one_clear_answer_with_the_exit_code_of_its_kind(
-    asked, environment, code, said, advice, folder, rlx
-):
-    before = {path.name for path in folder.iterdir()}
-    got, out, err = rlx(*asked, **environment)
-    assert got == code, err
-    assert said in err
-    assert advice in err
-    if code:
-        assert out == ""
-        assert err.startswith(("error: ", "Usage: "))
-    assert {path.name for path in folder.iterdir()} == before
+def test_one_clear_answer_with_the_exit_code_of_its_kind(folder, rlx, subtests):
+    for asked, environment, code, said, advice in SITUATIONS:
+        with subtests.test(
+            asked=asked, environment=environment, code=code, said=said, advice=advice
+        ):
+            before = {path.name for path in folder.iterdir()}
+            got, out, err = rlx(*asked, **environment)
+            assert got == code, err
+            assert said in err
+            assert advice in err
+            if code:
+                assert out == ""
+                assert err.startswith(("error: ", "Usage: "))
+            assert {path.name for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("asked", "environment", "code", "kind"),
-    [
+def test_json_gives_the_envelope(rlx, subtests):
+    for asked, environment, code, kind in (
         (["runs", "--json", "--limit", "no"], {}, 2, "usage"),
         (["status", "latest", "--json"], {}, 2, "SpecError"),
         (["runs", "--json"], {"RLX_REGISTRY": "sqlite:///{folder}/data.db"}, 5, "RegistryError"),
         (["runs", "--json"], {"RLX_HOME": "what?"}, 4, "EnvironmentFault"),
-    ],
-)
-def test_json_gives_the_envelope(asked, environment, code, kind, rlx):
-    got, out, err = rlx(*asked, **environment)
-    told = json.loads(out)["error"]
-    assert (got, told["exit_code"], told["kind"], err) == (code, code, kind, "")
-    assert told["message"]
+    ):
+        with subtests.test(asked=asked, environment=environment, code=code, kind=kind):
+            got, out, err = rlx(*asked, **environment)
+            told = json.loads(out)["error"]
+            assert (got, told["exit_code"], told["kind"], err) == (code, code, kind, "")
+            assert told["message"]
 
 
 def test_what_cannot_be_done_with_a_run_is_2(folder, rlx):

@@ -203,21 +203,19 @@ def test_a_file_gets_the_rows_that_were_asked_for(record, folder, capsys):
     assert json.loads(line) == both[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
+def test_what_cannot_be_exported_is_refused(record, capsys, subtests):
+    for arguments, complaint in (
         (["-", "--json"], "drop --json and --credit"),
         (["-", "--credit"], "drop --json and --credit"),
         (["."], "is a folder; name a file in it"),
         (["-", "--group", "5"], "no prompt 5"),
         (["-", "--step", "9"], "no rollouts of step 9"),
-    ],
-)
-def test_what_cannot_be_exported_is_refused(arguments, complaint, record, capsys):
-    record(*asked())
-    assert main(["samples", "--export", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert complaint in captured.err + captured.out
+    ):
+        with subtests.test(arguments=arguments, complaint=complaint):
+            record(*asked())
+            assert main(["samples", "--export", *arguments]) == 2
+            captured = capsys.readouterr()
+            assert complaint in captured.err + captured.out
 
 
 def test_a_run_that_kept_no_bodies_says_so(record, capsys):

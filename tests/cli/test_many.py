@@ -18,18 +18,21 @@ RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 GRID = ("--grid", "estimator.confidence.normalize=center,std")
 
 
-@pytest.mark.parametrize(
-    ("text", "seeds"),
-    [("0..4", [0, 1, 2, 3, 4]), ("3", [3]), ("7, 1..2", [7, 1, 2]), ("1,1..3", [1, 2, 3])],
-)
-def test_seeds(text, seeds):
-    assert parse_seeds(text) == seeds
+def test_seeds(subtests):
+    for text, seeds in (
+        ("0..4", [0, 1, 2, 3, 4]),
+        ("3", [3]),
+        ("7, 1..2", [7, 1, 2]),
+        ("1,1..3", [1, 2, 3]),
+    ):
+        with subtests.test(text=text, seeds=seeds):
+            assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["", "a", "4..0", "1-3", "-1", "0..", "1,,2"])
-def test_what_are_no_seeds(text):
-    with pytest.raises(SpecError, match="--seeds"):
-        parse_seeds(text)
+def test_what_are_no_seeds(subtests):
+    for text in ("", "a", "4..0", "1-3", "-1", "0..", "1,,2"):
+        with subtests.test(text=text), pytest.raises(SpecError, match="--seeds"):
+            parse_seeds(text)
 
 
 def test_a_grid_is_every_combination_of_values_as_yaml_reads_them():
@@ -49,16 +52,16 @@ def test_a_value_that_is_said_again_counts_once():
     assert parse_grid(["a=x,1,x,true,1"]) == [{"a": "x"}, {"a": 1}, {"a": True}]
 
 
-@pytest.mark.parametrize("texts", [["a"], ["a="], ["=1"], ["a=1", "a=2"]])
-def test_what_is_no_grid(texts):
-    with pytest.raises(SpecError, match="path=a,b"):
-        parse_grid(texts)
+def test_what_is_no_grid(subtests):
+    for texts in (["a"], ["a="], ["=1"], ["a=1", "a=2"]):
+        with subtests.test(texts=texts), pytest.raises(SpecError, match="path=a,b"):
+            parse_grid(texts)
 
 
-@pytest.mark.parametrize("value", ["{", "&x 1,*x", "!!set {}", "1]"])
-def test_values_that_cannot_be_read(value):
-    with pytest.raises(InvalidSpec, match="--grid a:1:"):
-        parse_grid([f"a={value}"])
+def test_values_that_cannot_be_read(subtests):
+    for value in ("{", "&x 1,*x", "!!set {}", "1]"):
+        with subtests.test(value=value), pytest.raises(InvalidSpec, match="--grid a:1:"):
+            parse_grid([f"a={value}"])
 
 
 @pytest.mark.parametrize(
@@ -142,20 +145,18 @@ def test_a_group_is_known_by_its_name(url, capsys):
     assert "no group 'rlcr-sedes'; did you mean 'rlcr-seeds'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_what_a_group_cannot_be_called(url, capsys, subtests):
+    for arguments, says in (
         (["--seeds", "0", "--group", "r-0007"], "a run could have this name"),
         (["--seeds", "0", "--group", "latest"], "a run could have this name"),
         (["--seeds", "0", "--group", "a b"], "write letters, digits"),
         (["--group", "mine"], "add one of them"),
         (["--seeds", "0..1", "--grid", "seed=1,2"], "both set the seed"),
         (["--grid", "name=a,b"], "a name does not change the experiment"),
-    ],
-)
-def test_what_a_group_cannot_be_called(url, arguments, says, capsys):
-    assert main(["submit", str(RLCR), *arguments, "--queue"]) == 2
-    assert says in capsys.readouterr().err
+    ):
+        with subtests.test(arguments=arguments, says=says):
+            assert main(["submit", str(RLCR), *arguments, "--queue"]) == 2
+            assert says in capsys.readouterr().err
 
 
 def test_a_group_is_not_called_as_an_experiment(url, capsys):
@@ -175,10 +176,11 @@ def test_nothing_is_recorded_where_one_member_cannot_be(url, capsys):
         Registry.open(url, create=False)
 
 
-@pytest.mark.parametrize("option", ["--again", "--detach", "--quiet"])
-def test_options_of_single_runs(url, option, capsys):
-    assert main(["submit", str(RLCR), "--seeds", "0..1", option]) == 2
-    assert "a group has --queue" in capsys.readouterr().err
+def test_options_of_single_runs(url, capsys, subtests):
+    for option in ("--again", "--detach", "--quiet"):
+        with subtests.test(option=option):
+            assert main(["submit", str(RLCR), "--seeds", "0..1", option]) == 2
+            assert "a group has --queue" in capsys.readouterr().err
 
 
 def test_a_group_is_followed_by_a_line_per_change(url, capsys):

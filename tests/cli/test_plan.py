@@ -80,22 +80,25 @@ def planned(tmp_path_factory):
     return {Path(path): (*found, pages[Path(path)]) for path, *found in lines}
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_experiment_is_planned(path, planned):
-    code, out, err, used, page = planned[path]
-    assert code == 0, err
-    assert used < CPU_SECONDS + HUB_SECONDS * ("hub:" in path.read_text())
-    said = json.loads(out)
-    assert said["ok"] and said["exit_code"] == 0
-    assert [f for f in said["findings"] if f["severity"] == "error"] == []
-    for phase in said["phases"]:
-        assert phase["rows"] and phase["shown"] and phase["groups"] and phase["kinds"]
-        assert any(token["advantage"] for row in phase["rows"] for token in row["tokens"])
-    stands_in = "kind: pretrained" in path.read_text()
-    assert bool(said["notes"]) == stands_in
-    assert all(phase["memory"]["total"] > 0 for phase in said["phases"]), "no files are needed"
-    assert page.read_text().startswith("<!doctype html>")
-    assert not (page.parents[1] / "home").exists()
+def test_every_experiment_is_planned(planned, subtests):
+    for path in EXPERIMENTS:
+        with subtests.test(path=path):
+            code, out, err, used, page = planned[path]
+            assert code == 0, err
+            assert used < CPU_SECONDS + HUB_SECONDS * ("hub:" in path.read_text())
+            said = json.loads(out)
+            assert said["ok"] and said["exit_code"] == 0
+            assert [f for f in said["findings"] if f["severity"] == "error"] == []
+            for phase in said["phases"]:
+                assert phase["rows"] and phase["shown"] and phase["groups"] and phase["kinds"]
+                assert any(token["advantage"] for row in phase["rows"] for token in row["tokens"])
+            stands_in = "kind: pretrained" in path.read_text()
+            assert bool(said["notes"]) == stands_in
+            assert all(phase["memory"]["total"] > 0 for phase in said["phases"]), (
+                "no files are needed"
+            )
+            assert page.read_text().startswith("<!doctype html>")
+            assert not (page.parents[1] / "home").exists()
 
 
 @pytest.mark.parametrize("path", [RLCR, KG], ids=lambda path: path.stem)
@@ -134,20 +137,18 @@ def test_narrow_terminals_keep_to_their_width(tmp_path):
     assert "+4." in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
+def test_specs_that_are_refused(tmp_path, subtests):
+    for overrides, said in (
         (["rollout.confidence.template='<confidence>'"], "never closes it"),
         (["estimator={name: gae}"], "gae"),
         (["credit.use_kl_in_reward=true", "estimator={name: multiturn_grpo}"], "KL"),
         (["rewards.turn.brier.turn=reply"], "reply"),
         (["rollout.answer.spans=[think, answr]"], "did you mean 'answer'?"),
-    ],
-)
-def test_specs_that_are_refused(tmp_path, overrides, said):
-    done = rlx(tmp_path, "plan", RLCR, *(f"--set={value}" for value in overrides))
-    assert done.returncode == 2 and done.stderr.lstrip().startswith("error: ")
-    assert said in done.stderr
+    ):
+        with subtests.test(overrides=overrides, said=said):
+            done = rlx(tmp_path, "plan", RLCR, *(f"--set={value}" for value in overrides))
+            assert done.returncode == 2 and done.stderr.lstrip().startswith("error: ")
+            assert said in done.stderr
 
 
 def test_the_verdict_comes_first(capsys, monkeypatch):

@@ -126,12 +126,13 @@ def test_a_functions_options_and_scope(guest, capsys):
     assert out[-1].split() == ["limit", "int", "≥", "1", "3", "Most."]
 
 
-@pytest.mark.parametrize("found", list_installed_plugins(), ids=lambda f: f"{f.kind} {f.name}")
-def test_every_page_fits(found, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["plugins", "show", f"{found.distribution}:{found.name}"]) == 0
-    table = capsys.readouterr().out.partition("\nOPTION")[2]
-    assert all(len(line) <= 80 for line in table.splitlines())
+def test_every_page_fits(capsys, monkeypatch, subtests):
+    for found in list_installed_plugins():
+        with subtests.test(found=found), monkeypatch.context() as monkeypatch:
+            monkeypatch.setenv("COLUMNS", "80")
+            assert main(["plugins", "show", f"{found.distribution}:{found.name}"]) == 0
+            table = capsys.readouterr().out.partition("\nOPTION")[2]
+            assert all(len(line) <= 80 for line in table.splitlines())
 
 
 def test_nested_options_say_what_they_hold(capsys):
@@ -143,9 +144,8 @@ class Inner(BaseModel):
     pass
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
+def test_types_are_written_as_people_write(subtests):
+    for kind, text in (
         (bool, "true | false"),
         (tuple[int, int], "[int, int]"),
         (tuple[str, ...], "list of text"),
@@ -157,10 +157,9 @@ class Inner(BaseModel):
         (Inner | None, "mapping | null"),
         (Path, "path"),
         (list, "list"),
-    ],
-)
-def test_types_are_written_as_people_write(kind, text):
-    assert describe_type(kind) == text
+    ):
+        with subtests.test(kind=kind, text=text):
+            assert describe_type(kind) == text
 
 
 def test_pages_and_promises_of_rewards_need_nothing_heavy():
@@ -204,9 +203,8 @@ def test_check_as_json(guest, capsys):
     assert states["ignores the order of samples"] == "skipped"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
+def test_what_cannot_be_checked(guest, capsys, subtests):
+    for arguments, code, says in (
         (["mixture"], 2, "without tasks: use `--option tasks=VALUE`"),
         (["rich", "--option", "needed"], 2, "write an option as KEY=VALUE"),
         (["rich", "--option", "needed=much"], 2, "must be a number"),
@@ -217,12 +215,11 @@ def test_check_as_json(guest, capsys):
         (["listed", "--kind", "rewards"], 2, "no plugin kind 'rewards'"),
         (["./nowhere"], 2, "cannot read nowhere as a wheel"),
         (["."], 2, "no pyproject.toml"),
-    ],
-)
-def test_what_cannot_be_checked(arguments, code, says, guest, capsys):
-    assert main(["plugins", "check", *arguments]) == code
-    out, err = capsys.readouterr()
-    assert says in out + err
+    ):
+        with subtests.test(arguments=arguments, code=code, says=says):
+            assert main(["plugins", "check", *arguments]) == code
+            out, err = capsys.readouterr()
+            assert says in out + err
 
 
 def test_options_are_given_as_in_yaml(guest, capsys):
@@ -269,9 +266,8 @@ def test_new_says_what_to_do_next(capsys):
     assert lines(capsys) == ["pip install -e ./rlx-brief && rlx plugins check brief"]
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
+def test_names_that_will_not_do(capsys, subtests):
+    for name, says in (
         (
             "Brief-Answer",
             "use a to z, 0 to 9 and _, beginning with a letter; did you mean 'brief_answer'?",
@@ -283,12 +279,11 @@ def test_new_says_what_to_do_next(capsys):
         ("reward", "Python or rlx reserves it"),
         ("countdown", "provided by rlx"),
         ("registry", "a package 'rlx_registry' is installed already"),
-    ],
-)
-def test_names_that_will_not_do(name, says, capsys):
-    assert main(["plugins", "new", name]) == 2
-    assert says in capsys.readouterr().err
-    assert list(Path().iterdir()) == []
+    ):
+        with subtests.test(name=name, says=says):
+            assert main(["plugins", "new", name]) == 2
+            assert says in capsys.readouterr().err
+            assert list(Path().iterdir()) == []
 
 
 def test_nothing_is_overwritten(begun, capsys):

@@ -62,22 +62,20 @@ def test_a_folder_needs_an_experiment_and_an_experiment_a_folder(run, capsys):
     assert "there is no folder r-0001" in refused(capsys, "r-0001", "--spec", EXPERIMENT)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_what_does_not_fit_is_said(run, capsys, subtests):
+    for arguments, said in (
         (["--set", "task.operators=+"], "a run is probed as it was trained"),
         (["--set", "probe.span=plan"], "rollout.answer.spans has think, answer"),
         (["--set", "probe.sample=3"], "did you mean"),
         (["--samples", "0"], "--samples"),
         (["--scheme", "early"], "early_answering"),
         (["--out", "home"], "--out home is a folder"),
-    ],
-)
-def test_what_does_not_fit_is_said(run, capsys, arguments, said):
-    model = run / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    assert said in refused(capsys, "latest", *arguments)
+    ):
+        with subtests.test(arguments=arguments, said=said):
+            model = run / "model"
+            model.mkdir()
+            (model / "config.json").write_text("{}")
+            assert said in refused(capsys, "latest", *arguments)
 
 
 def test_a_model_that_is_not_whole(run, folder, capsys):

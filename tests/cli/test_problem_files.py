@@ -141,23 +141,21 @@ def test_names_that_nobody_can_see_are_left_out_and_counted(folder, capsys):
     assert row["graph"] == [["Ada", "made", "Bob"]]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
+def test_other_rows_are_refused_by_place_and_nothing_is_left(folder, subtests):
+    for row, message in (
         ({"id": "x"}, "there is no 'question'"),
         (rog(1, question=""), "question: expected text, got ''"),
         (rog(1, answer="Bob"), "answer: expected a list, got 'Bob'"),
         (rog(1, q_entity=None), "q_entity: expected a list, got None"),
         (rog(1, graph=[["a", "b"]]), "graph: expected three parts as fact 1, got ['a', 'b']"),
-    ],
-)
-def test_other_rows_are_refused_by_place_and_nothing_is_left(folder, row, message):
-    (folder / "a.jsonl").write_text(f"{json.dumps(rog(0))}\n{json.dumps(row)}\n")
-    with pytest.raises(SystemExit) as caught:
-        script().main(["cwq", "--train", "a.jsonl", "--test", "a.jsonl", "--to", "here"])
-    assert str(caught.value).startswith("a.jsonl line 2: not in the form of RoG: ")
-    assert message in str(caught.value)
-    assert not (folder / "here" / "train.jsonl.gz").exists()
+    ):
+        with subtests.test(row=row, message=message):
+            (folder / "a.jsonl").write_text(f"{json.dumps(rog(0))}\n{json.dumps(row)}\n")
+            with pytest.raises(SystemExit) as caught:
+                script().main(["cwq", "--train", "a.jsonl", "--test", "a.jsonl", "--to", "here"])
+            assert str(caught.value).startswith("a.jsonl line 2: not in the form of RoG: ")
+            assert message in str(caught.value)
+            assert not (folder / "here" / "train.jsonl.gz").exists()
 
 
 def test_a_source_without_questions_is_refused(folder):

@@ -62,13 +62,15 @@ def dead():
     return process.pid
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["runs", "--status", "no"], ["web", "--port", "99999"], ["web", "--mlflow", "--port", "0"]],
-)
-def test_values_out_of_range_are_wrong_usage(arguments, registry, capsys):
-    assert main(arguments) == 2
-    assert "Invalid value for" in capsys.readouterr().err
+def test_values_out_of_range_are_wrong_usage(registry, capsys, subtests):
+    for arguments in (
+        ["runs", "--status", "no"],
+        ["web", "--port", "99999"],
+        ["web", "--mlflow", "--port", "0"],
+    ):
+        with subtests.test(arguments=arguments):
+            assert main(arguments) == 2
+            assert "Invalid value for" in capsys.readouterr().err
 
 
 def test_stopping_where_nothing_ever_ran_makes_nothing(folder, capsys):

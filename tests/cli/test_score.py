@@ -233,9 +233,8 @@ def test_options_reach_the_reward(folder):
     assert [g["score"] for g in scored(done)] == [2.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
+def test_what_is_refused(folder, subtests):
+    for arguments, code, said in (
         (["lines.jsonl"], 2, "--reward"),
         (["--reward", "countdown"], 2, "FILE"),
         (["--reward=countdown", "lines.jsonl", "--workers=0"], 2, "--workers"),
@@ -250,13 +249,12 @@ def test_options_reach_the_reward(folder):
         (["--reward=lacking", "lines.jsonl"], 4, "/nowhere/at-all"),
         (["--reward=countdown", "none.jsonl"], 4, "none.jsonl: No such file"),
         (["--reward=countdown", "."], 4, "Is a directory"),
-    ],
-)
-def test_what_is_refused(folder, arguments, code, said):
-    written(folder, RIGHT)
-    done = rlx(folder, *arguments)
-    assert (done.returncode, done.stdout) == (code, b"")
-    assert said in done.stderr.decode() and "Traceback" not in done.stderr.decode()
+    ):
+        with subtests.test(arguments=arguments, code=code, said=said):
+            written(folder, RIGHT)
+            done = rlx(folder, *arguments)
+            assert (done.returncode, done.stdout) == (code, b"")
+            assert said in done.stderr.decode() and "Traceback" not in done.stderr.decode()
 
 
 def test_stdin_and_packed_files(folder):

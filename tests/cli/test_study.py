@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from rlx.plan import read_spec
 
 STUDY = Path(__file__).parents[2] / "experiments" / "study"
@@ -36,13 +34,16 @@ def spec_of(name):
     return {path: value for path, value in leaves(said) if path != "name"}
 
 
-@pytest.mark.parametrize("arm", APART)
-def test_arms_share_all_that_does_not_set_them_apart(arm):
-    center, own = spec_of("center"), spec_of(arm)
-    unlike = {path for path in center.keys() | own.keys() if center.get(path) != own.get(path)}
-    assert unlike == APART[arm]
-    assert own["phases.0.set"] == center["phases.0.set"]
-    assert own["phases.1.steps"] == center["phases.1.steps"]
+def test_arms_share_all_that_does_not_set_them_apart(subtests):
+    for arm in APART:
+        with subtests.test(arm=arm):
+            center, own = spec_of("center"), spec_of(arm)
+            unlike = {
+                path for path in center.keys() | own.keys() if center.get(path) != own.get(path)
+            }
+            assert unlike == APART[arm]
+            assert own["phases.0.set"] == center["phases.0.set"]
+            assert own["phases.1.steps"] == center["phases.1.steps"]
 
 
 def test_there_are_six_arms():

@@ -83,17 +83,20 @@ def planned(line):
         yield build_plan(ROOT / file, read, plugins)
 
 
-@pytest.mark.parametrize("line", sorted(set(commands())))
-def test_every_command_of_the_readme_plans(line, monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    for name in OFFLINE:
-        monkeypatch.setenv(name, "1")
-    monkeypatch.chdir(ROOT)
-    for report in planned(line):
-        assert report.exit_code == 0
-        assert not [f for f in report.findings if f.severity == "error"]
-        assert all(phase.memory.total > 0 for phase in report.phases), "no files are needed"
-        assert any("its data are not" in note for note in report.notes) != ("samples" in line)
+def test_every_command_of_the_readme_plans(monkeypatch, tmp_path, subtests):
+    for line in sorted(set(commands())):
+        with subtests.test(line=line), monkeypatch.context() as monkeypatch:
+            monkeypatch.setenv("HF_HOME", str(tmp_path))
+            for name in OFFLINE:
+                monkeypatch.setenv(name, "1")
+            monkeypatch.chdir(ROOT)
+            for report in planned(line):
+                assert report.exit_code == 0
+                assert not [f for f in report.findings if f.severity == "error"]
+                assert all(phase.memory.total > 0 for phase in report.phases), "no files are needed"
+                assert any("its data are not" in note for note in report.notes) != (
+                    "samples" in line
+                )
 
 
 def test_the_readme_names_every_file():
@@ -118,37 +121,36 @@ def record_of(source):
     return RECORDS[owner], RIGHT.get(owner) or RECORDS[owner]["answer"]
 
 
-@pytest.mark.parametrize(
-    ("suite", "name"), [(suite, name) for suite, own in SUITES.items() for name in own]
-)
-def test_a_suite_fits_and_reads_its_data(suite, name, tmp_path):
-    target = TrainedModel(name, read_document(GPU / f"{name}.yaml"), "nowhere", None)
-    asked = read_suite(GPU / "suites" / f"{suite}.yaml")
-    assert {one.distribution for one in asked.sets.values()} == {"in", "out"}
-    for title, one in asked.sets.items():
-        parts = build_setup(build_set_spec(target, title, one, ()))
-        record, right = record_of(parts.task.test)
-        test = tmp_path / f"{title}.jsonl"
-        test.write_text(json.dumps(record))
-        train = tmp_path / f"{title}.train.jsonl"
-        own = {key: "Other?" for key in ("question", "problem") if key in record}
-        train.write_text(json.dumps({**record, **own}))
-        task = parts.task.model_validate(
-            {**parts.task.model_dump(), "train": {"path": train}, "test": {"path": test}}
-        )
-        problem = task.problem("test", 0, 0)
-        assert "Who?" in problem.prompt or "2 + 2" in problem.prompt, title
-        (accuracy,) = [r for r in parts.rewards if r.name == "accuracy"]
-        for said, score in ((right, 1.0), ("nobody", 0.0)):
-            sample = Sample(
-                id="a",
-                problem=dict(problem.fields),
-                turn="answer",
-                number=1,
-                response=said,
-                spans={"answer": said},
-            )
-            assert accuracy.plugin.score(sample).value == score, title
+def test_a_suite_fits_and_reads_its_data(tmp_path, subtests):
+    for suite, name in [(suite, name) for suite, own in SUITES.items() for name in own]:
+        with subtests.test(suite=suite, name=name):
+            target = TrainedModel(name, read_document(GPU / f"{name}.yaml"), "nowhere", None)
+            asked = read_suite(GPU / "suites" / f"{suite}.yaml")
+            assert {one.distribution for one in asked.sets.values()} == {"in", "out"}
+            for title, one in asked.sets.items():
+                parts = build_setup(build_set_spec(target, title, one, ()))
+                record, right = record_of(parts.task.test)
+                test = tmp_path / f"{title}.jsonl"
+                test.write_text(json.dumps(record))
+                train = tmp_path / f"{title}.train.jsonl"
+                own = {key: "Other?" for key in ("question", "problem") if key in record}
+                train.write_text(json.dumps({**record, **own}))
+                task = parts.task.model_validate(
+                    {**parts.task.model_dump(), "train": {"path": train}, "test": {"path": test}}
+                )
+                problem = task.problem("test", 0, 0)
+                assert "Who?" in problem.prompt or "2 + 2" in problem.prompt, title
+                (accuracy,) = [r for r in parts.rewards if r.name == "accuracy"]
+                for said, score in ((right, 1.0), ("nobody", 0.0)):
+                    sample = Sample(
+                        id="a",
+                        problem=dict(problem.fields),
+                        turn="answer",
+                        number=1,
+                        response=said,
+                        spans={"answer": said},
+                    )
+                    assert accuracy.plugin.score(sample).value == score, title
 
 
 def test_suites_ask_the_same_of_the_same_sets():
@@ -161,18 +163,19 @@ def test_suites_ask_the_same_of_the_same_sets():
 # Data --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("sample", "name"), [("hotpot", "hotpot"), ("big_math", "math")])
-def test_samples_have_the_shape_of_the_data(sample, name):
-    lines = (GPU / "samples" / f"{sample}.jsonl").read_text().splitlines()
-    path = GPU / "samples" / f"{sample}.jsonl"
-    _, plugins = check_file(GPU / f"{name}.yaml")
-    options = {"train": {"path": path}, "test": None, "held_out": 0.3}
-    task = plugins.task.model_validate({**plugins.task.model_dump(), **options})
-    splits = task._splits()
-    assert len(lines) == sum(map(len, splits.values())) == 8
-    if sample == "hotpot":
-        assert {p.stratum for split in splits.values() for p in split} == {"0", "1", "2"}
-        assert all(p.fields["paragraphs"].count("[") == 8 for p in splits["train"])
+def test_samples_have_the_shape_of_the_data(subtests):
+    for sample, name in (("hotpot", "hotpot"), ("big_math", "math")):
+        with subtests.test(sample=sample, name=name):
+            lines = (GPU / "samples" / f"{sample}.jsonl").read_text().splitlines()
+            path = GPU / "samples" / f"{sample}.jsonl"
+            _, plugins = check_file(GPU / f"{name}.yaml")
+            options = {"train": {"path": path}, "test": None, "held_out": 0.3}
+            task = plugins.task.model_validate({**plugins.task.model_dump(), **options})
+            splits = task._splits()
+            assert len(lines) == sum(map(len, splits.values())) == 8
+            if sample == "hotpot":
+                assert {p.stratum for split in splits.values() for p in split} == {"0", "1", "2"}
+                assert all(p.fields["paragraphs"].count("[") == 8 for p in splits["train"])
 
 
 def test_no_experiment_trains_on_samples():

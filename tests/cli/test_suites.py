@@ -34,21 +34,25 @@ def test_every_suite_is_tried():
     assert {str(path.relative_to(EXPERIMENTS).with_suffix("")) for path in found} == set(FOR)
 
 
-@pytest.mark.parametrize(
-    ("suite", "experiment"), [(suite, name) for suite, names in FOR.items() for name in names]
-)
-def test_a_suite_fits_its_experiments(suite, experiment, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    document = read_document(EXPERIMENTS / f"{experiment}.yaml")
-    target = TrainedModel(experiment, document, "nowhere", None)
-    asked = read_suite(EXPERIMENTS / f"{suite}.yaml")
-    for name, one in asked.sets.items():
-        spec = build_set_spec(target, name, one, ())
-        task, speech = build_setup(spec).task, load_local_dialogue(spec.model)
-        problems = [task.problem("test", n, 0) for n in range(one.problems or asked.problems)]
-        for problem in problems:
-            speech.open(problem.prompt, problem.system)  # says what it has no token for
-        assert len({problem.id for problem in problems}) > 0.2 * len(problems), name
+def test_a_suite_fits_its_experiments(monkeypatch, subtests):
+    for suite, experiment in [(suite, name) for suite, names in FOR.items() for name in names]:
+        with (
+            subtests.test(suite=suite, experiment=experiment),
+            monkeypatch.context() as monkeypatch,
+        ):
+            monkeypatch.chdir(ROOT)
+            document = read_document(EXPERIMENTS / f"{experiment}.yaml")
+            target = TrainedModel(experiment, document, "nowhere", None)
+            asked = read_suite(EXPERIMENTS / f"{suite}.yaml")
+            for name, one in asked.sets.items():
+                spec = build_set_spec(target, name, one, ())
+                task, speech = build_setup(spec).task, load_local_dialogue(spec.model)
+                problems = [
+                    task.problem("test", n, 0) for n in range(one.problems or asked.problems)
+                ]
+                for problem in problems:
+                    speech.open(problem.prompt, problem.system)  # says what it has no token for
+                assert len({problem.id for problem in problems}) > 0.2 * len(problems), name
 
 
 @pytest.mark.parametrize(

@@ -102,23 +102,21 @@ def test_version_needs_not_even_click(tmp_path):
     assert "click" not in modules
 
 
-@pytest.mark.parametrize(
-    ("files", "code"),
-    [
+def test_exit_codes_and_every_file(capsys, subtests):
+    for files, code in (
         (["good.yaml"], 0),
         (["typo.yaml"], 2),
         (["nobody.yaml"], 3),
         (["nobody.yaml", "typo.yaml", "good.yaml"], 2),
         (["missing.yaml"], 2),
-    ],
-)
-def test_exit_codes_and_every_file(files, code, capsys):
-    assert main(["validate", *files]) == code
-    out, err = capsys.readouterr()
-    assert all(name in out + err for name in files)
-    assert ("good.yaml: ok" in out) == ("good.yaml" in files)
-    assert ("error:" in err) == (code > 0)
-    assert "submitted" not in err, "nobody asked for a run"
+    ):
+        with subtests.test(files=files, code=code):
+            assert main(["validate", *files]) == code
+            out, err = capsys.readouterr()
+            assert all(name in out + err for name in files)
+            assert ("good.yaml: ok" in out) == ("good.yaml" in files)
+            assert ("error:" in err) == (code > 0)
+            assert "submitted" not in err, "nobody asked for a run"
 
 
 def test_overrides_are_checked_with_the_file(capsys):
@@ -228,13 +226,14 @@ def test_a_plugins_options_are_a_table(capsys):
     assert main(["plugins", "show", "cli.nothing"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [(["vaildate"], "Did you mean 'validate'?"), (["validate", "--formt"], "--format")],
-)
-def test_wrong_usage_is_answered_with_the_nearest(arguments, says, capsys):
-    assert main(arguments) == 2
-    assert says in capsys.readouterr().err
+def test_wrong_usage_is_answered_with_the_nearest(capsys, subtests):
+    for arguments, says in (
+        (["vaildate"], "Did you mean 'validate'?"),
+        (["validate", "--formt"], "--format"),
+    ):
+        with subtests.test(arguments=arguments, says=says):
+            assert main(arguments) == 2
+            assert says in capsys.readouterr().err
 
 
 def raising(error):

@@ -102,7 +102,7 @@ def test_phases_that_are_alike_are_shown_once(plan):
     assert [phase.names for phase in plan("rlcr").phases] == [("answers",), ("joint",)]
 
 
-def test_optimizer_steps_are_settings(plan):
+def test_optimizer_steps_are_a_setting(plan):
     report = plan(
         "countdown",
         "optimizer.mini_batches=4",

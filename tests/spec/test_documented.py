@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from rlx.plan import check_file
@@ -67,11 +66,12 @@ def taken(tmp_path, snippets):
     return check_file(spec, told)
 
 
-@pytest.mark.parametrize(("name", "snippets"), list(algorithms()))
-def test_an_algorithm_by_name(name, snippets, tmp_path):
-    read, plugins = taken(tmp_path, snippets)
-    assert read.spec.digest
-    assert plugins.warnings == (), name
+def test_an_algorithm_by_name(tmp_path, subtests):
+    for name, snippets in algorithms():
+        with subtests.test(name=name, snippets=snippets):
+            read, plugins = taken(tmp_path, snippets)
+            assert read.spec.digest
+            assert plugins.warnings == (), name
 
 
 def test_there_are_as_many_as_the_issue_names():
@@ -102,8 +102,9 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize("snippet", sorted(set(settings())))
-def test_a_setting_by_itself(snippet, tmp_path):
-    more = [extra for part, extras in NEEDS.items() if part in snippet for extra in extras]
-    read, _ = taken(tmp_path, [*more, snippet])
-    assert read.spec.digest
+def test_a_setting_by_itself(tmp_path, subtests):
+    for snippet in sorted(set(settings())):
+        with subtests.test(snippet=snippet):
+            more = [extra for part, extras in NEEDS.items() if part in snippet for extra in extras]
+            read, _ = taken(tmp_path, [*more, snippet])
+            assert read.spec.digest

@@ -22,9 +22,8 @@ def value(text):
     return parse_yaml_document(f"x: {text}", "t.yaml").tree["x"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_reads_the_core_schema_of_yaml_1_2(subtests):
+    for text, expected in (
         ("1e-5", 1e-5),
         ("3e-3", 3e-3),
         ("1e3", 1000.0),
@@ -48,12 +47,11 @@ def value(text):
         ("<<", "<<"),
         ("=", "="),
         ("1e", "1e"),
-    ],
-)
-def test_reads_the_core_schema_of_yaml_1_2(text, expected):
-    got = value(text)
-    assert got == expected
-    assert type(got) is type(expected)
+    ):
+        with subtests.test(text=text, expected=expected):
+            got = value(text)
+            assert got == expected
+            assert type(got) is type(expected)
 
 
 def test_keys_are_text_as_written():
@@ -71,9 +69,8 @@ def test_knows_where_keys_and_values_stand():
     assert document.locate(("nowhere",)) is None
 
 
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
+def test_refuses_what_no_experiment_needs(tmp_path, monkeypatch, subtests):
+    for data, says in (
         (b"a: 1\nb: \xff\xfe\n", "t.yaml:2:4"),
         (b"\xff\xfea\x00", "not UTF-8: byte 0xff at 0"),
         (b"a" * (MAX_BYTES + 1), "larger than 256 KiB"),
@@ -83,14 +80,13 @@ def test_knows_where_keys_and_values_stand():
         (b"a: " + b"9" * 5000, "more than 400 digits"),
         (b"a: 1e999", "1e999 is not a finite number"),
         (b"? [a]\n: 1", "a key must be plain text"),
-    ],
-)
-def test_refuses_what_no_experiment_needs(tmp_path, monkeypatch, data, says):
-    monkeypatch.chdir(tmp_path)
-    Path("t.yaml").write_bytes(data)
-    with pytest.raises(InvalidSpec) as caught:
-        read_document(Path("t.yaml"))
-    assert says in str(caught.value)
+    ):
+        with subtests.test(data=data, says=says), monkeypatch.context() as monkeypatch:
+            monkeypatch.chdir(tmp_path)
+            Path("t.yaml").write_bytes(data)
+            with pytest.raises(InvalidSpec) as caught:
+                read_document(Path("t.yaml"))
+            assert says in str(caught.value)
 
 
 def test_says_why_a_file_cannot_be_opened(tmp_path):
@@ -177,25 +173,23 @@ def test_options_of_nested_plugins_can_be_set():
     assert options["tasks"]["easy"] == {"plugin": "countdown", "numbers": [2, 3]}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_the_value_of_an_override_is_yaml(subtests):
+    for text, expected in (
         ("'12'", "12"),
         ('"a: b"', "a: b"),
         ("a=b", "a=b"),
         ("{prompt}?", None),
         ("'{prompt}?'", "{prompt}?"),
         ("# x", None),
-    ],
-)
-def test_the_value_of_an_override_is_yaml(text, expected):
-    override = f"rollout.confidence.template={text}"
-    if expected is None:
-        with pytest.raises(InvalidSpec) as caught:
-            read_spec(RLCR, [override])
-        assert caught.value.diagnostics[0].position.text == override
-    else:
-        assert read_spec(RLCR, [override]).spec.rollout.confidence.template == expected
+    ):
+        with subtests.test(text=text, expected=expected):
+            override = f"rollout.confidence.template={text}"
+            if expected is None:
+                with pytest.raises(InvalidSpec) as caught:
+                    read_spec(RLCR, [override])
+                assert caught.value.diagnostics[0].position.text == override
+            else:
+                assert read_spec(RLCR, [override]).spec.rollout.confidence.template == expected
 
 
 def test_overriding_leaves_the_document_alone():

@@ -63,19 +63,19 @@ def test_every_whole_number_has_bounds():
     assert unbounded == []
 
 
-@pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
-def test_our_own_experiments_fit_it(path, installed):
-    tree = parse_yaml_document(path.read_text(encoding="utf-8"), path.name).tree
-    assert [error.message for error in installed.iter_errors(tree)] == []
-    assert list(installed.iter_errors({**tree, "sede": 1}))
+def test_our_own_experiments_fit_it(installed, subtests):
+    for path in OURS:
+        with subtests.test(path=path):
+            tree = parse_yaml_document(path.read_text(encoding="utf-8"), path.name).tree
+            assert [error.message for error in installed.iter_errors(tree)] == []
+            assert list(installed.iter_errors({**tree, "sede": 1}))
 
 
 NESTED = "{plugin: by_data_source, turn: answer, sources: {x: {plugin: exact_match, NAME: answer}}}"
 
 
-@pytest.mark.parametrize(
-    ("section", "option"),
-    [
+def test_options_of_plugins_are_known_by_their_names(installed, subtests):
+    for section, option in (
         ("task: {plugin: countdown, NAME: [1, 9]}", "number_range"),
         ("rewards: {turn: {a: {plugin: exact_match, turn: answer, NAME: answer}}}", "span"),
         (f"rewards: {{turn: {{a: {NESTED}}}}}", "span"),
@@ -90,12 +90,14 @@ NESTED = "{plugin: by_data_source, turn: answer, sources: {x: {plugin: exact_mat
         ("credit: {placement: {NAME: turn_end}}", "plugin"),
         ("sampler: {engine: transformers, NAME: 4}", "max_rows"),
         ("runner: {launcher: {kind: slurm, NAME: 1}}", "nodes"),
-    ],
-)
-def test_options_of_plugins_are_known_by_their_names(section, option, installed):
-    names = (option, f"{option}x")
-    fine, misspelt = (read("rlcr", section.replace("NAME", name)) for name in names)
-    assert (count_faults(installed, fine), count_faults(installed, misspelt) > 0) == (0, True)
+    ):
+        with subtests.test(section=section, option=option):
+            names = (option, f"{option}x")
+            fine, misspelt = (read("rlcr", section.replace("NAME", name)) for name in names)
+            assert (count_faults(installed, fine), count_faults(installed, misspelt) > 0) == (
+                0,
+                True,
+            )
 
 
 def test_placements_have_no_options_of_others(installed):

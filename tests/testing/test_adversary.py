@@ -41,37 +41,36 @@ def build_reward(name):
 # What rlx ships ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", REWARDS)
-def test_no_shipped_reward_pays_in_full_without_a_solution(name):
-    report = search_adversarial_texts(build_reward(name), budget=600, seconds=10, seed=1)
-    assert report is not None
-    assert report.calls > 0
-    assert (report.faults, report.outside) == ((), ())
-    paid = None if report.paid_in_full is None else report.paid_in_full.text
-    if name in BY_FORM:
-        assert paid is not None
-        assert not report.reads_problem
-    else:
-        assert paid is None
+def test_no_shipped_reward_pays_in_full_without_a_solution(subtests):
+    for name in REWARDS:
+        with subtests.test(name=name):
+            report = search_adversarial_texts(build_reward(name), budget=600, seconds=10, seed=1)
+            assert report is not None
+            assert report.calls > 0
+            assert (report.faults, report.outside) == ((), ())
+            paid = None if report.paid_in_full is None else report.paid_in_full.text
+            if name in BY_FORM:
+                assert paid is not None
+                assert not report.reads_problem
+            else:
+                assert paid is None
 
 
-@pytest.mark.parametrize(
-    ("cls", "options"),
-    [
+def test_the_rules_that_warn_are_gamed(monkeypatch, subtests):
+    """The examples of the default rule, searched under the other."""
+    for cls, options in (
         (CountdownScore, {"allow_decimals": True}),
         (CountdownVerify, {"allow_decimals": True}),
         (CountdownScore, {"numeric": "float64", "ops": "python"}),
-    ],
-)
-def test_the_rules_that_warn_are_gamed(cls, options, monkeypatch):
-    """The examples of the default rule, searched under the other."""
-    defaults = tuple(e for e in cls.examples if not e.options)
-    monkeypatch.setattr(cls, "examples", tuple(_with_options(e, options) for e in defaults))
-    report = search_adversarial_texts(cls(**options))
-    assert report.judged
-    assert report.paid_in_full is not None
-    assert cls(**options).score(report.paid_in_full.sample).value == 1.0
-    assert cls().score(report.paid_in_full.sample).value < 1.0
+    ):
+        with subtests.test(cls=cls, options=options), monkeypatch.context() as monkeypatch:
+            defaults = tuple(e for e in cls.examples if not e.options)
+            monkeypatch.setattr(cls, "examples", tuple(_with_options(e, options) for e in defaults))
+            report = search_adversarial_texts(cls(**options))
+            assert report.judged
+            assert report.paid_in_full is not None
+            assert cls(**options).score(report.paid_in_full.sample).value == 1.0
+            assert cls().score(report.paid_in_full.sample).value < 1.0
 
 
 def _with_options(example, options):
@@ -120,26 +119,25 @@ def test_the_same_seed_finds_the_same():
     assert one != search_adversarial_texts(gamed.ByGreatNumber(), seed=4)
 
 
-@pytest.mark.parametrize("budget", [30, 200])
-def test_calls_are_bounded(budget):
-    assert 0 < search_adversarial_texts(gamed.Honest(), budget=budget).calls <= budget
+def test_calls_are_bounded(subtests):
+    for budget in (30, 200):
+        with subtests.test(budget=budget):
+            assert 0 < search_adversarial_texts(gamed.Honest(), budget=budget).calls <= budget
 
 
 # The promise -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("cls", "why"),
-    [
+def test_a_find_that_breaks_a_promise_fails_the_check(subtests):
+    for cls, why in (
         (gamed.Judged, "is no solution"),
         (gamed.Beyond, "outside its value_range"),
         (gamed.Fragile, "ZeroDivisionError"),
-    ],
-)
-def test_a_find_that_breaks_a_promise_fails_the_check(cls, why):
-    (check,) = [c for c in reward_checks() if c.name == "pays only for solutions"]
-    with pytest.raises(AssertionError, match=why):
-        check(cls)
+    ):
+        with subtests.test(cls=cls, why=why):
+            (check,) = [c for c in reward_checks() if c.name == "pays only for solutions"]
+            with pytest.raises(AssertionError, match=why):
+                check(cls)
 
 
 def test_a_find_that_breaks_no_promise_is_shown():
@@ -161,15 +159,16 @@ def test_without_examples_there_is_nothing_to_search_with():
 # Parts -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_every_mutation_changes_some_text(name):
-    responses = ["<think>3*4=12</think><answer>3*4-2</answer>"]
-    pieces = list_pieces(responses, {"numbers": [2, 3, 4], "target": 10})
-    changed = {
-        MUTATIONS[name](responses[0], ["<answer>7</answer>"], pieces, random.Random(seed))
-        for seed in range(20)
-    }
-    assert changed - set(responses)
-    text, origin = mutate_text("", ["a"], pieces, random.Random(0))
-    assert isinstance(text, str)
-    assert origin in MUTATIONS
+def test_every_mutation_changes_some_text(subtests):
+    for name in MUTATIONS:
+        with subtests.test(name=name):
+            responses = ["<think>3*4=12</think><answer>3*4-2</answer>"]
+            pieces = list_pieces(responses, {"numbers": [2, 3, 4], "target": 10})
+            changed = {
+                MUTATIONS[name](responses[0], ["<answer>7</answer>"], pieces, random.Random(seed))
+                for seed in range(20)
+            }
+            assert changed - set(responses)
+            text, origin = mutate_text("", ["a"], pieces, random.Random(0))
+            assert isinstance(text, str)
+            assert origin in MUTATIONS

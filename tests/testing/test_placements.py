@@ -16,17 +16,23 @@ from rlx.testing import check_placement
 PLACEMENTS = [found.name for found in list_installed_plugins("placement")]
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
-def test_every_installed_placement_keeps_every_promise_as_a_plugin(name):
-    check_placement(load_plugin("placement", name))
+def test_every_installed_placement_keeps_every_promise_as_a_plugin(subtests):
+    for name in PLACEMENTS:
+        with subtests.test(name=name):
+            check_placement(load_plugin("placement", name))
 
 
-@pytest.mark.parametrize("on_missing_turn", ["drop", "to_last_token"])
-@pytest.mark.parametrize("turn_reduce", [None, *get_args(TurnReduce)])
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_every_placement_keeps_every_promise(placement, turn_reduce, on_missing_turn):
-    options = {"turn_reduce": turn_reduce, "on_missing_turn": on_missing_turn}
-    check_placement(partial(place_rewards, placement=bound.placement(placement), **options))
+def test_every_placement_keeps_every_promise(subtests):
+    for placement in PLACEMENTS:
+        for turn_reduce in (None, *get_args(TurnReduce)):
+            for on_missing_turn in ("drop", "to_last_token"):
+                with subtests.test(
+                    placement=placement, turn_reduce=turn_reduce, on_missing_turn=on_missing_turn
+                ):
+                    options = {"turn_reduce": turn_reduce, "on_missing_turn": on_missing_turn}
+                    check_placement(
+                        partial(place_rewards, placement=bound.placement(placement), **options)
+                    )
 
 
 def changed(change):
@@ -62,7 +68,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("complaint", BROKEN)
-def test_the_promises_have_teeth(complaint):
-    with pytest.raises(AssertionError, match=complaint):
-        check_placement(changed(BROKEN[complaint]))
+def test_the_promises_have_teeth(subtests):
+    for complaint in BROKEN:
+        with subtests.test(complaint=complaint), pytest.raises(AssertionError, match=complaint):
+            check_placement(changed(BROKEN[complaint]))

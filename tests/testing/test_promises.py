@@ -69,26 +69,28 @@ def options(tmp_path):
     }
 
 
-@pytest.mark.parametrize(("kind", "name"), OURS)
-def test_every_plugin_that_rlx_ships_keeps_every_promise(kind, name, options):
-    if name in LIBRARIES:
-        need_library(LIBRARIES[name])
-    given = options.get((kind, name))
-    plugin = (
-        load_plugin(kind, name)
-        if given is None
-        else build_plugin(PluginUse(plugin=name, **given), kind)
-    )
-    checks = [c for c in list_plugin_checks(kind) if c.name != SEARCHED]
-    run_checks(checks, plugin)
+def test_every_plugin_that_rlx_ships_keeps_every_promise(options, subtests):
+    for kind, name in OURS:
+        with subtests.test(kind=kind, name=name):
+            if name in LIBRARIES:
+                need_library(LIBRARIES[name])
+            given = options.get((kind, name))
+            plugin = (
+                load_plugin(kind, name)
+                if given is None
+                else build_plugin(PluginUse(plugin=name, **given), kind)
+            )
+            checks = [c for c in list_plugin_checks(kind) if c.name != SEARCHED]
+            run_checks(checks, plugin)
 
 
-@pytest.mark.parametrize("name", [name for kind, name in OURS if kind == "reward"])
-def test_every_reward_that_rlx_ships_has_gold_wrong_and_hostile_examples(name):
-    examples = load_plugin("reward", name).examples
-    assert any(e.name.startswith("gold") for e in examples)
-    assert len(examples) >= 3
-    assert len({e.value for e in examples}) > 1
+def test_every_reward_that_rlx_ships_has_gold_wrong_and_hostile_examples(subtests):
+    for name in [name for kind, name in OURS if kind == "reward"]:
+        with subtests.test(name=name):
+            examples = load_plugin("reward", name).examples
+            assert any(e.name.startswith("gold") for e in examples)
+            assert len(examples) >= 3
+            assert len({e.value for e in examples}) > 1
 
 
 # Rewards -----------------------------------------------------------------------------------------
@@ -101,9 +103,8 @@ def test_good_rewards_break_none():
     check_reward(graded(reason="so"))
 
 
-@pytest.mark.parametrize(
-    ("reward", "promise"),
-    [
+def test_a_bad_reward_breaks_the_right_promise(subtests):
+    for reward, promise in (
         (bad.nameless, "has a docstring"),
         (bad.half_an_option, "keeps its options through JSON"),
         (bad.as_text, "returns a number or abstains"),
@@ -117,11 +118,12 @@ def test_good_rewards_break_none():
         (bad.trusting, "tolerates hostile text"),
         (bad.by_position, "ignores the order of samples"),
         (bad.spread, "accepts a single sample"),
-    ],
-)
-def test_a_bad_reward_breaks_the_right_promise(reward, promise):
-    with pytest.raises(AssertionError, match=r"\w"):
-        named(reward_checks(), promise)(reward)
+    ):
+        with (
+            subtests.test(reward=reward, promise=promise),
+            pytest.raises(AssertionError, match=r"\w"),
+        ):
+            named(reward_checks(), promise)(reward)
 
 
 @pytest.mark.parametrize(
@@ -184,20 +186,17 @@ def test_importing_is_watched(source, says, tmp_path, monkeypatch):
 # Tasks -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("task", "promise"),
-    [
+def test_a_bad_task_breaks_the_right_promise(subtests):
+    for task, promise in (
         (bad.Secretive, "returns the same demonstration again"),
         (bad.Moody, "returns the same demonstration again"),
         (bad.Fickle, "returns the same problem again"),
         (bad.Leaky, "keeps train and test disjoint"),
         (bad.Odd, "returns complete problems"),
         (bad.Silent, "returns complete problems"),
-    ],
-)
-def test_a_bad_task_breaks_the_right_promise(task, promise):
-    with pytest.raises(AssertionError, match=r"\w"):
-        named(task_checks(), promise)(task)
+    ):
+        with subtests.test(task=task, promise=promise), pytest.raises(AssertionError, match=r"\w"):
+            named(task_checks(), promise)(task)
 
 
 def test_good_tasks_break_none():
@@ -215,9 +214,8 @@ def test_check_task_names_the_promise():
 # Environments ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("environment", "promise", "says"),
-    [
+def test_a_bad_environment_breaks_the_right_promise(subtests):
+    for environment, promise, says in (
         (bad.Wordless, "has a docstring", "has no docstring"),
         (bad.Unfinished, "returns a Step", "has no step"),
         (bad.Unnamed, "returns a Step", "gave a turn of kind 'say'; its kinds are shout"),
@@ -231,11 +229,12 @@ def test_check_task_names_the_promise():
         (bad.Locked, "tolerates hostile text", "its reset: RuntimeError: no key"),
         (bad.Selfish, "plays both players", "'both': player 1 never has a turn"),
         (bad.Whispering, "plays both players", "player 1 reads nothing before its first turn"),
-    ],
-)
-def test_a_bad_environment_breaks_the_right_promise(environment, promise, says):
-    with pytest.raises(AssertionError, match=says):
-        named(environment_checks(), promise)(environment)
+    ):
+        with (
+            subtests.test(environment=environment, promise=promise, says=says),
+            pytest.raises(AssertionError, match=says),
+        ):
+            named(environment_checks(), promise)(environment)
 
 
 def test_a_good_environment_breaks_none():
@@ -258,35 +257,33 @@ def in_place(batch):
     return batch.is_own.logical_and_(batch.turn_ids > 1)
 
 
-@pytest.mark.parametrize(
-    ("mask", "promise"),
-    [
+def test_a_bad_mask_breaks_the_right_promise(subtests):
+    for mask, promise in (
         (lambda b: b.is_own.float(), "returns bool of the batch's shape"),
         (lambda b: b.is_own.any(dim=1), "returns bool of the batch's shape"),
         (lambda b: b.is_token, "selects only a row's own tokens"),
         (in_place, "does not modify the batch"),
         (lambda b: b.is_own & (b.token_ids.roll(1, 0) > 50), "ignores the order of rows"),
         (lambda b: b.is_own & (b.turn_ids.shape[1] < 20), "ignores padding"),
-    ],
-)
-def test_a_bad_mask_breaks_the_right_promise(mask, promise):
-    with pytest.raises(AssertionError, match=r"\w"):
-        named(mask_checks(), promise)(mask)
+    ):
+        with subtests.test(mask=mask, promise=promise), pytest.raises(AssertionError, match=r"\w"):
+            named(mask_checks(), promise)(mask)
 
 
 def test_a_good_mask_breaks_none():
     check_mask(lambda batch: batch.is_own & (batch.turn_ids > 1))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_example_batches_hold_every_case_that_a_promise_speaks_of(seed):
-    batch = example_batch(seed)
-    assert {row.kind for row in batch.rows} == {"answer", "confidence"}
-    assert {len(row.turns) for row in batch.rows} == {1, 2}
-    assert (~batch.is_token).any(), "no row is padded"
-    found = sum(span.any(dim=1).int() for span in batch.spans.values())
-    assert (found == 0).any() and (found > 0).any()
-    assert batch.is_end.any() and not batch.is_end.any(dim=1).all()
+def test_example_batches_hold_every_case_that_a_promise_speaks_of(subtests):
+    for seed in range(5):
+        with subtests.test(seed=seed):
+            batch = example_batch(seed)
+            assert {row.kind for row in batch.rows} == {"answer", "confidence"}
+            assert {len(row.turns) for row in batch.rows} == {1, 2}
+            assert (~batch.is_token).any(), "no row is padded"
+            found = sum(span.any(dim=1).int() for span in batch.spans.values())
+            assert (found == 0).any() and (found > 0).any()
+            assert batch.is_end.any() and not batch.is_end.any(dim=1).all()
 
 
 def test_an_estimator_that_needs_more_is_passed_over_with_the_reason():

@@ -86,7 +86,10 @@ class PromptFit:
     rule: PromptLimit | None
 
     def draw_train(
-        self, get_problem: Callable[[int], Problem], start: int, count: int
+        self,
+        get_problem: Callable[[int], Problem],
+        start: int,
+        count: int,
     ) -> DrawnProblems:
         """Draws the first `count` problems from number `start` on that fit.
 

@@ -85,7 +85,11 @@ class StepRollouts:
         }
 
 
-def collect_rollouts(context: RunContext, setup: PhaseSetup, cursor: int) -> StepRollouts:
+def collect_rollouts(
+    context: RunContext,
+    setup: PhaseSetup,
+    cursor: int,
+) -> StepRollouts:
     """Draws, samples and scores the rollouts of a step.
 
     Dynamic sampling draws until `prompts_per_step` trees carry a signal or `max_batches` is
@@ -141,12 +145,13 @@ def _sample_greedily(
 
 
 def _draw_problems(context: RunContext, setup: PhaseSetup, start: int) -> DrawnProblems:
-    data, fit = derive_seed(context.spec.seed, "train"), build_prompt_fit(context.policy, setup)
+    data, rollout = derive_seed(context.spec.seed, "train"), setup.spec.rollout
+    fit, count = build_prompt_fit(context.policy, setup), rollout.prompts_per_step
 
     def get_problem(number: int) -> Problem:
         return setup.task.problem("train", number, data)
 
-    return fit.draw_train(get_problem, start, setup.spec.rollout.prompts_per_step)
+    return fit.draw_train(get_problem, start, count)
 
 
 def _derive_seeds(context: RunContext, what: str, numbers: Sequence[int]) -> list[int]:

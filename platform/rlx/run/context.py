@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlx.learner import Critic, Learner, Ranks, ReferencePolicy
     from rlx.model import Policy
     from rlx.record import Recorder
-    from rlx.reward import RewardPool
+    from rlx.reward import JobPool
     from rlx.run.progress import ProgressFile
     from rlx.sampler import SamplingEngine
 
@@ -41,7 +41,7 @@ class RunContext:
     learner: Learner
     critic: Critic | None
     reference: ReferencePolicy | None
-    pool: RewardPool
+    pool: JobPool
     recorder: Recorder | None
     progress: ProgressFile
 
@@ -97,7 +97,11 @@ class ControllerState:
         return self.kl.beta if isinstance(self.kl, AdaptiveKl) else None
 
     def after(
-        self, train: TrainBatch, spec: ExperimentSpec, *, with_critic: bool
+        self,
+        train: TrainBatch,
+        spec: ExperimentSpec,
+        *,
+        with_critic: bool,
     ) -> ControllerState:
         """The state after a step."""
         states = {**self.states, spec.estimator.plugin: train.state} if train.state else self.states

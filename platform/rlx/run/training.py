@@ -206,7 +206,7 @@ def _compute_step_figures(
 
 
 def _compute_prompt_figures(rollouts: StepRollouts) -> dict[str, float]:
-    """How many problems were too long; empty if there is no such rule."""
+    """How many problems were too long; empty if nothing limits them."""
     if rollouts.prompts is None:
         return {}
     dropped, truncated = rollouts.prompts
