@@ -10,11 +10,12 @@ BEGIN, END = 1, 0
 class Characters:
     """A `Dialogue`, and a `Speech` of probes, whose tokens are characters."""
 
-    def open(self, text, system=""):
-        return (BEGIN, *map(ord, system + text))
+    def open(self, text, system="", history=(), prefix=""):
+        said = "".join(message.content for message in history)
+        return (BEGIN, *map(ord, system + said + text + prefix))
 
-    def reply(self, text, after):
-        return (*(() if after[-1] == END else (END,)), *self.encode(text))
+    def reply(self, text, after, prefix=""):
+        return (*(() if after[-1] == END else (END,)), *self.encode(text + prefix))
 
     def encode(self, text):
         return tuple(map(ord, text))
@@ -26,8 +27,9 @@ class Characters:
     def break_control_tokens(self, text):
         return text
 
-    def encode_observation(self, text, after, *, inline):
-        return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
+    def encode_observation(self, text, after, *, inline, prefix=""):
+        ids = self.encode(text + prefix) if inline else self.reply(text, after, prefix)
+        return TurnPrompt(text, ids)
 
 
 class Hashing:

@@ -3,13 +3,13 @@
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlx.plugin import Demonstration, Plugin, Problem, Split
+from rlx.plugin import Demonstration, Message, Plugin, Problem, Split, StrictModel
 from rlx_plugins.answer_text import format_number
 from rlx_plugins.records import Source, Stamp, convert_to_plain_json, get_value_at_path
 from rlx_plugins.templates import fill_template, list_template_fields
@@ -18,13 +18,21 @@ _Placed = list[tuple[str, Problem]]
 _Splits = Mapping[Split, tuple[Problem, ...]]
 
 
+class MessageTemplate(StrictModel):
+    """A message of a prompt; its content is a template over the fields."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
 class Dataset(Plugin):
     """Problems from JSONL or Parquet files, or from a Hugging Face dataset.
 
     Training problems are shuffled by the seed in every pass; test problems keep the file order. All
-    records are read and checked before the first problem is returned. A prompt may be a list of
-    chat messages, `[{role, content}]`: one user message, optionally preceded by a system message.
-    Two problems are duplicates if their system messages and prompts are equal.
+    records are read and checked before the first problem is returned. A prompt is text or a list of
+    chat messages, `[{role, content}]`, in the record or in `prompt`: perhaps a system message, then
+    user and assistant in turns, the user last. Two problems are duplicates if their messages are
+    equal.
     """
 
     train: Source
@@ -37,8 +45,10 @@ class Dataset(Plugin):
     fields: Annotated[Mapping[str, str], Field(min_length=1)] | None = None
     """Name of each field of a problem, and the dotted path to it in the record; by default all
     top-level fields under their own names. Rewards read them."""
-    prompt: str = "{prompt}"
-    """Template over the fields, such as `"{question}\\n"`; `{{` is a brace."""
+    prompt: str | Annotated[tuple[MessageTemplate, ...], Field(min_length=1)] = "{prompt}"
+    """Template over the fields, such as `"{question}\\n"`, or messages whose contents are
+    templates; `{{` is a brace. Where a field holds messages, the template is filled with the
+    last."""
     system: str | None = None
     """The field that holds a system message."""
     stratum: str | None = None
@@ -55,7 +65,14 @@ class Dataset(Plugin):
     @classmethod
     def _check_templates(cls, value: Any) -> Any:
         for template in (value,) if isinstance(value, str) else value or ():
-            list_template_fields(template)
+            list_template_fields(getattr(template, "content", template))
+        return value
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_roles(cls, value: Any) -> Any:
+        if not isinstance(value, str) and (wrong := _describe_roles([m.role for m in value])):
+            raise ValueError(wrong)
         return value
 
     @model_validator(mode="after")
@@ -64,7 +81,8 @@ class Dataset(Plugin):
             raise ValueError("needs either `test` or `held_out`, the share to keep for testing")
         if self.fields is None:
             return self
-        used = {"prompt": list_template_fields(self.prompt)}
+        texts = [self.prompt] if isinstance(self.prompt, str) else [m.content for m in self.prompt]
+        used = {"prompt": [name for text in texts for name in list_template_fields(text)]}
         used["demonstrations"] = [
             n for t in self.demonstrations or () for n in list_template_fields(t)
         ]
@@ -159,7 +177,7 @@ def _name_source(source: Source) -> str:
 def _build_problem_from_record(task: Dataset, record: Mapping[str, Any]) -> Problem:
     mapping = task.fields or {name: name for name in record}
     fields = {name: _get_field_value(record, path) for name, path in mapping.items()}
-    chat, prompt = _fill_prompt(task.prompt, fields)
+    chat, history, prompt = _fill_prompt(task.prompt, fields)
     if not prompt.strip():
         raise ValueError("the prompt is empty")
     system = _get_field_label(fields, task.system)
@@ -167,7 +185,8 @@ def _build_problem_from_record(task: Dataset, record: Mapping[str, Any]) -> Prob
         raise ValueError(f"the prompt has a system message, and so has {task.system!r}")
     if task.demonstrations is not None:
         _build_demonstration(task.demonstrations, fields)
-    own = _written([chat or system, prompt, fields])
+    earlier = [[message.content for message in history]] if history else []
+    own = _written([chat or system, *earlier, prompt, fields])
     return Problem(
         id=_compute_text_hash(own).hex()[:16]
         if task.id is None
@@ -176,6 +195,7 @@ def _build_problem_from_record(task: Dataset, record: Mapping[str, Any]) -> Prob
         fields=fields,
         stratum=_get_field_label(fields, task.stratum),
         system=chat or system,
+        history=history,
         allow_control_tokens=task.allow_control_tokens,
     )
 
@@ -213,16 +233,28 @@ def _build_demonstration(templates: Iterable[str], fields: Mapping[str, Any]) ->
 # Templates ---------------------------------------------------------------------------------------
 
 
-def _fill_prompt(template: str, fields: Mapping[str, Any]) -> tuple[str, str]:
-    """System message of a chat, "" without one, and the prompt."""
-    texts, system = {}, ""
-    for name in list_template_fields(template):
+def _fill_prompt(
+    prompt: str | Sequence[MessageTemplate], fields: Mapping[str, Any]
+) -> tuple[str, tuple[Message, ...], str]:
+    """The system message, "" without one, the messages after it, and the prompt."""
+    if not isinstance(prompt, str):
+        return _split_messages([(m.role, _fill_text(m.content, fields)) for m in prompt])
+    system, history = "", tuple[Message, ...]()
+    texts = {}
+    for name in list_template_fields(prompt):
         value = get_value_at_path(fields, name)
         if isinstance(value, list):
-            system, texts[name] = _split_chat_messages(name, value)
+            system, history, texts[name] = _split_messages(_read_messages(name, value))
         else:
             texts[name] = _format_field_text(name, value)
-    return system, fill_template(template, texts)
+    return system, history, fill_template(prompt, texts)
+
+
+def _fill_text(template: str, fields: Mapping[str, Any]) -> str:
+    names = list_template_fields(template)
+    return fill_template(
+        template, {n: _format_field_text(n, get_value_at_path(fields, n)) for n in names}
+    )
 
 
 def _format_field_text(name: str, value: Any) -> str:
@@ -233,22 +265,43 @@ def _format_field_text(name: str, value: Any) -> str:
     return format_number(value)
 
 
-def _split_chat_messages(name: str, messages: list[Any]) -> tuple[str, str]:
-    """The system and the user message of a chat."""
-    pairs = [
-        (m.get("role"), m.get("content")) if isinstance(m, Mapping) else (None, None)
-        for m in messages
-    ]
-    roles = [role for role, _ in pairs]
-    if roles not in (["user"], ["system", "user"]):
+def _describe_roles(roles: Sequence[str]) -> str:
+    """Says what is wrong with the order of a prompt's messages; "" if nothing is."""
+    spoken = roles[1:] if roles[:1] == ["system"] else roles
+    if list(spoken) == ["user", "assistant"] * (len(spoken) // 2) + ["user"]:
+        return ""
+    return (
+        "messages are perhaps one of the system, then user and assistant in turns, the user first "
+        f"and last; got {', '.join(roles) or 'none'}"
+    )
+
+
+def _read_messages(name: str, messages: Sequence[Any]) -> list[tuple[Any, str]]:
+    """The role and the text of every message in a field.
+
+    Raises:
+        ValueError: they are no messages, or have another order than a prompt's.
+    """
+    if not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages):
         raise ValueError(
-            f"{name!r} must be text, or one user message with perhaps a system message before it, "
-            f"got {_format_short_repr(roles if any(roles) else messages)}"
+            f"{name!r} must be text, or messages with a role and a content, "
+            f"got {_format_short_repr(messages)}"
         )
-    texts = [
-        _format_field_text(f"{name}.{i}.content", content) for i, (_, content) in enumerate(pairs)
+    if wrong := _describe_roles([m["role"] for m in messages]):
+        raise ValueError(f"{name!r}: {wrong}")
+    return [
+        (m["role"], _format_field_text(f"{name}.{i}.content", m.get("content")))
+        for i, m in enumerate(messages)
     ]
-    return ("" if len(texts) == 1 else texts[0]), texts[-1]
+
+
+def _split_messages(
+    messages: Sequence[tuple[Any, str]],
+) -> tuple[str, tuple[Message, ...], str]:
+    """The system message, "" without one, the messages after it, and the last, a user's."""
+    system = messages[0][1] if messages[0][0] == "system" else ""
+    spoken = messages[1:] if messages[0][0] == "system" else messages
+    return system, tuple(Message(role, text) for role, text in spoken[:-1]), spoken[-1][1]
 
 
 def _format_short_repr(value: Any) -> str:
@@ -267,8 +320,9 @@ def _compute_text_hash(text: str) -> bytes:
 
 
 def _compute_prompt_hash(problem: Problem) -> bytes:
-    """A hash of system message and prompt, equal for duplicates."""
-    return _compute_text_hash(f"{len(problem.system)} {problem.system}{problem.prompt}")
+    """A hash of the messages, equal for duplicates."""
+    earlier = "".join(f"{len(m.content)} {m.content}" for m in problem.history)
+    return _compute_text_hash(f"{len(problem.system)} {problem.system}{earlier}{problem.prompt}")
 
 
 def _compute_split_position(problem: Problem) -> float:

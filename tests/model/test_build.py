@@ -137,10 +137,11 @@ def test_every_end_token_that_the_files_name_ends_a_turn(checkpoint):
 
 
 def test_without_the_template_it_speaks_plain_text(checkpoint):
-    folder, style = checkpoint
+    folder, _ = checkpoint
     plain = build_policy(PretrainedModelSpec(path=str(folder), chat_template=False), 0)
-    begin = style.bos or ""
-    assert plain.tokenizer.decode(plain.dialogue.open("3 4", "Add.")) == f"{begin}Add.\n\n3 4"
+    own = plain.tokenizer("Add.\n\n3 4").input_ids  # which adds no BOS, though some have the token
+    assert list(plain.dialogue.open("3 4", "Add.")) == own
+    assert plain.tokenizer.decode(own) == "Add.\n\n3 4"
 
 
 def test_end_tokens_of_all_files_come_together(tmp_path):

@@ -8,6 +8,7 @@ from rows import each_row
 
 from rlx.errors import SpecError
 from rlx.model import ChatDialogue
+from rlx.plugin import Message
 
 SYSTEM = "Say how sure you are."
 CLOSING = sorted(name for name, style in STYLES.items() if style.closes)
@@ -70,6 +71,34 @@ def test_the_pieces_are_the_templates_own_whole(name, system, closed):
         *speaker.dialogue.reply(said[4], second),
     )
     assert list(ids) == speaker.whole(system, *said)
+
+
+CONVERSATIONS = (
+    ("nums: 3 17 20", "17 + 3 = 20", "sure?"),
+    ("nums: 3", "<answer>3</answer>", "nums: 4", "<answer>4</answer>", "nums: 5"),
+    ("one", "two", "three", "four", "five", "six", "seven"),
+)
+
+
+@pytest.mark.parametrize("name", SPEAKERS)
+def test_earlier_messages_are_the_template_s(name):
+    speaker = SPEAKERS[name]
+    for system in ("", SYSTEM):
+        for said in CONVERSATIONS:
+            roles = ("user", "assistant") * len(said)
+            history = [Message(r, c) for r, c in zip(roles, said[:-1], strict=False)]
+            ids = speaker.dialogue.open(said[-1], system, history)
+            assert list(ids) == speaker.whole(system, *said), (system, said)
+
+
+@pytest.mark.parametrize("name", SPEAKERS)
+def test_a_prefix_follows_the_header(name):
+    dialogue, whole = SPEAKERS[name].dialogue, SPEAKERS[name].whole
+    rendered = whole("", "nums: 3", tokenize=False) + "<answer>"
+    assert dialogue.open("nums: 3", prefix="<answer>") == dialogue.encode(rendered)
+    turn = dialogue.encode("17")
+    usual = dialogue.reply("sure?", turn)
+    assert dialogue.reply("sure?", turn, "It is") == (*usual, *dialogue.encode("It is"))
 
 
 @pytest.mark.parametrize("name", CLOSING)

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rlx.errors import SpecError
-from rlx.model import PlainDialogue, build_policy
+from rlx.model import PlainDialogue, Vocabulary, build_policy, tiny_tokenizer
+from rlx.plugin import Message
 from rlx.rollout import find_spans
 from rlx.spec import TinyModelSpec
 
@@ -104,6 +105,28 @@ def test_the_end_token_is_read_as_nothing(tiny):
 def test_text_without_tokens_is_refused(policies, name, text):
     with pytest.raises(SpecError, match="no token for"):
         policies[name].dialogue.encode(text)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_plain_text_begins_as_the_tokenizer_s_own_call_begins_it(begins):
+    """Having a BOS token is not using it."""
+    vocabulary = Vocabulary.build_bytes()
+    tokenizer = tiny_tokenizer(vocabulary)
+    if not begins:
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=vocabulary.tokenizer, **vocabulary.special
+        )
+    dialogue = PlainDialogue(tokenizer, (tokenizer.eos_token_id,))
+    assert (tokenizer("hi").input_ids[0] == tokenizer.bos_token_id) == begins
+    for text in ("hi", "", " two words\n", "é"):
+        assert list(dialogue.open(text)) == tokenizer(text).input_ids
+
+
+def test_earlier_messages_are_turns_of_plain_text(tiny):
+    end = tiny.end_ids[0]
+    history = [Message("user", "3\n"), Message("assistant", "7")]
+    expected = (*tiny.open("sure?\n\n3\n"), *tiny.encode("7"), end, *tiny.encode("4\n5"))
+    assert tiny.open("4\n", "sure?", history, "5") == expected
 
 
 def test_a_turn_is_closed_exactly_once(tiny, policy):

@@ -65,7 +65,7 @@ def test_a_whole_folder_passes(folder):
         ("/nowhere/at/all", "no folder '/nowhere/at/all' on this machine; give a folder"),
         ("./nowhere", "no folder './nowhere' on this machine"),
         ("~/no such model", "no folder '~/no such model'"),
-        (__file__, "is a file; give the folder"),
+        (__file__, "is a file, but no .gguf file; give a GGUF file, or the folder"),
     ],
 )
 def test_a_path_that_leads_nowhere(path, complaint):

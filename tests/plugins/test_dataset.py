@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from rows import each_row
 
 from rlx.discovery import build_plugin
-from rlx.plugin import Demonstration, Task
+from rlx.plugin import Demonstration, Message, Task
 from rlx.spec import PluginUse
 from rlx.testing.tasks import check_task
 from rlx_plugins import records
@@ -118,6 +118,44 @@ def test_a_prompt_may_be_a_chat(tmp_path):
         ("Be brief.", "Q: 1 + {x}?"),
     ]
     assert asked[0].id != asked[1].id
+
+
+def test_a_prompt_may_be_a_conversation(tmp_path):
+    said = [("system", "Be brief."), ("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 2?")]
+    column = [{"role": role, "content": content} for role, content in said]
+    (held,) = problems(of_records(tmp_path, {"prompt": column, "answer": "4"}))
+    templates = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "{prompt} + {prompt}?"},
+    ]
+    rows = [{"prompt": 2, "answer": "4"}, {"prompt": 3, "answer": "6"}]
+    filled, other = problems(of_records(tmp_path, *rows, prompt=templates))
+    for problem in (held, filled):
+        assert (problem.system, problem.prompt) == ("Be brief.", "2 + 2?")
+        assert problem.history == (Message("user", "1 + 1?"), Message("assistant", "2"))
+    assert other.prompt == "3 + 3?" and other.id != filled.id
+
+
+def test_problems_with_other_messages_before_the_prompt_are_no_duplicates(tmp_path):
+    rows = [
+        {"prompt": [*({"role": r, "content": c} for r, c in (("user", "a"), ("assistant", c)))]}
+        for c in ("b", "c")
+    ]
+    for row in rows:
+        row["prompt"].append({"role": "user", "content": "and?"})
+    first, second = problems(of_records(tmp_path, *rows))
+    assert first.id != second.id
+
+
+def test_messages_of_a_template_take_turns():
+    with pytest.raises(ValueError, match="the user first and last; got user, user"):
+        Dataset(
+            train="a.jsonl",
+            held_out=0.1,
+            prompt=[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+        )
 
 
 def test_system_messages_come_from_a_field(tmp_path):
@@ -260,11 +298,21 @@ def test_train_and_test_share_no_problem(tmp_path):
         ({"prompt": " \n"}, {}, "the prompt is empty"),
         ({"prompt": "x", "answer": float("nan")}, {}, "'answer': nan is not a finite number"),
         ({"prompt": "\ud800"}, {}, "'prompt': a lone surrogate is not a character"),
-        ({"prompt": []}, {}, "one user message with perhaps a system message before it, got []"),
         (
-            {"prompt": [{"role": r, "content": "x"} for r in ("user", "assistant", "user")]},
+            {"prompt": []},
             {},
-            "got ['user', 'assistant', 'user']",
+            "'prompt': messages are perhaps one of the system, then user and assistant in turns, "
+            "the user first and last; got none",
+        ),
+        (
+            {"prompt": [{"role": r, "content": "x"} for r in ("user", "user")]},
+            {},
+            "got user, user",
+        ),
+        (
+            {"prompt": [{"role": r, "content": "x"} for r in ("user", "assistant")]},
+            {},
+            "got user, assistant",
         ),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},

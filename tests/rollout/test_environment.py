@@ -363,7 +363,7 @@ def test_a_turn_without_an_answer_is_the_last_of_its_rollout():
 
 def test_what_no_token_stands_for_is_the_environment_s_fault():
     class Limited(Characters):
-        def encode_observation(self, text, after, *, inline):
+        def encode_observation(self, text, after, *, inline, prefix=""):
             if "2" in text:
                 raise SpecError("no token for '2'")
             return TurnPrompt(text, tuple(map(ord, text)))

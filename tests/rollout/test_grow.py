@@ -6,7 +6,7 @@ import speech
 from hypothesis import given, settings
 from speech import BEGIN, END, Characters
 
-from rlx.plugin import Problem
+from rlx.plugin import Problem, WorkedExample
 from rlx.rollout import (
     NO_PARENT,
     CompletionRequest,
@@ -49,6 +49,32 @@ def grown(spec, names, seeds, session=None):
     return sample_rollout_trees(
         build_rollout_plan(spec), [problem(n) for n in names], seeds, session, Characters()
     )
+
+
+def test_examples_and_prefixes_are_read_and_not_sampled():
+    spec = two_turn.model_copy(
+        update={
+            "system": "S",
+            "examples": (WorkedExample(user="one?", assistant="<answer>1</answer>"),),
+            "answer": two_turn.answer.model_copy(update={"prefix": "<answer>"}),
+            "confidence": two_turn.confidence.model_copy(update={"prefix": "<confidence>"}),
+        }
+    )
+    session = Hashing()
+    session.texts = lambda sampling: (f"7</{sampling.spans[-1]}>",)
+    (tree,) = grown(spec, ["a"], [7], session)
+    last = tree.path(len(tree.segments) - 1)
+    prompt, answer, question, confidence = (tree.segments[i] for i in last)
+    opening = "Sone?<answer>1</answer>Q: a?\n<answer>"
+    assert "".join(map(chr, prompt.token_ids[1:])) == opening and prompt.text == "Q: a?\n"
+    assert "".join(map(chr, question.token_ids)).endswith("sure of a?\n<confidence>")
+    for turn, name in ((answer, "answer"), (confidence, "confidence")):
+        own = "".join(map(chr, turn.token_ids)).rstrip(chr(END))
+        assert turn.text == f"<{name}>{own}" and len(turn.logprobs) == len(turn.token_ids)
+        assert not own.startswith("<")
+        if turn.finish_reason == "stop":
+            span = turn.spans[name]
+            assert (span.text, span.inner, span.outer) == ("7", (0, 1), (0, len(own)))
 
 
 # Shapes -------------------------------------------------------------------------------------------

@@ -38,10 +38,10 @@ END = 0
 class Characters:
     """A dialogue in which a token is a character."""
 
-    def open(self, text, system=""):
+    def open(self, text, system="", history=(), prefix=""):
         return tuple(map(ord, text))
 
-    def reply(self, text, after):
+    def reply(self, text, after, prefix=""):
         return tuple(map(ord, text))
 
     def encode(self, text):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.errors import PluginError, SpecError
 from rlx.model.vocabulary import Vocabulary
-from rlx.plugin import Environment, Problem, Rehearsed, Step, Task
+from rlx.plugin import Environment, Message, Problem, Rehearsed, Step, Task
 from rlx.rollout import (
     EnvironmentPlan,
     LocalHost,
@@ -18,6 +18,9 @@ from rlx.rollout import (
     encode_opening,
     fill_turn_template,
     find_spans,
+    list_example_messages,
+    read_turn,
+    remove_prefix,
 )
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
@@ -69,10 +72,13 @@ class _DialogueBase(ABC):
             )
         return tuple(ids)
 
-    def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
+    def encode_observation(
+        self, text: str, after: Sequence[int], *, inline: bool, prefix: str = ""
+    ) -> TurnPrompt:
         """See `rlx.rollout.Dialogue`."""
         text = self.break_control_tokens(text)
-        return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
+        ids = self.encode(text + prefix) if inline else self.reply(text, after, prefix)
+        return TurnPrompt(text, ids)
 
     def break_control_tokens(self, text: str) -> str:
         """See `rlx.rollout.Dialogue`."""
@@ -81,7 +87,7 @@ class _DialogueBase(ABC):
         return text
 
     @abstractmethod
-    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
+    def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """See `rlx.rollout.Dialogue`."""
 
     def piece(self, token: int) -> str:
@@ -139,22 +145,40 @@ class _DialogueBase(ABC):
 class PlainDialogue(_DialogueBase):
     """Concatenates turns as plain text; a turn ends with the end-of-sequence token.
 
+    A dialogue begins with the tokens that the tokenizer's own call puts before a text: BOS with
+    some tokenizers, and nothing with others that have the token. What a call puts behind a text
+    (EOS) would end the dialogue and is left out.
+
     Args:
         tokenizer: the model's tokenizer.
         end_ids: tokens that end a turn; the first one closes turns without an end token.
     """
 
-    def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        """Returns the BOS token, if the model has one, then the system message and the text."""
-        begin = self._tokenizer.bos_token_id
-        return (
-            *(() if begin is None else (begin,)),
-            *self.encode(_prepend_system_message(text, system)),
-        )
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase | Vocabulary", end_ids: Sequence[int]
+    ) -> None:
+        super().__init__(tokenizer, end_ids)
+        bare, whole = (list(tokenizer.encode("a", add_special_tokens=s)) for s in (False, True))
+        starts = range(len(whole) - len(bare) + 1)
+        found = next((at for at in starts if whole[at : at + len(bare)] == bare), 0)
+        self._beginning = tuple(whole[:found])
 
-    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
+    def open(
+        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
+    ) -> tuple[int, ...]:
+        """Returns what begins a dialogue, the system message, earlier turns, and the text."""
+        asked = [message.content for message in history[::2]] + [text]
+        asked[0] = _prepend_system_message(asked[0], system)
+        asked[-1] += prefix
+        ids = (*self._beginning, *self.encode(asked[0]))
+        for said, following in zip(history[1::2], asked[1:], strict=True):
+            turn = self.encode(said.content)
+            ids += (*turn, *self.reply(following, turn))
+        return ids
+
+    def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """Returns the text, after an end token if the turn `after` has none."""
-        return (*(() if self._is_closed(after) else self.end_ids[:1]), *self.encode(text))
+        return (*(() if self._is_closed(after) else self.end_ids[:1]), *self.encode(text + prefix))
 
 
 class ChatDialogue(_DialogueBase):
@@ -177,22 +201,25 @@ class ChatDialogue(_DialogueBase):
         self._closing = self._closing_ids()
         self.end_ids = tuple(dict.fromkeys((*self._closing[-1:], *end_ids)))
 
-    def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        """Returns the system message, the text and the header of the first turn, templated."""
-        if not system or self._takes_system:
-            messages = [_build_message("system", system)] if system else []
-            return self.encode(self._render([*messages, _build_message("user", text)]))
-        return self.encode(
-            self._render([_build_message("user", _prepend_system_message(text, system))])
-        )
+    def open(
+        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
+    ) -> tuple[int, ...]:
+        """Returns the messages and the header of the first turn, templated, and the prefix."""
+        messages = [_build_message(message.role, message.content) for message in history]
+        messages.append(_build_message("user", text))
+        if system and self._takes_system:
+            messages.insert(0, _build_message("system", system))
+        elif system:
+            messages[0]["content"] = _prepend_system_message(messages[0]["content"], system)
+        return self.encode(self._render(messages) + prefix)
 
-    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
+    def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """Returns the tokens that close the turn `after`, the text, and the next turn's header.
 
         The end token of the turn is not repeated. A turn without one is closed as the template does
         it, or with the first end token if the template does not close turns.
         """
-        ids = self.encode(self._render_turn_suffix(text))
+        ids = self.encode(self._render_turn_suffix(text) + prefix)
         if self._is_closed(after):
             return ids[len(self._closing) or int(ids[:1] == tuple(after[-1:])) :]
         closes = self._closing or self._is_closed(ids[:1])
@@ -351,15 +378,19 @@ class DemonstrationPlayer:
         turn: tuple[int, ...] = ()
         rollout = self.spec.rollout
         texts = rollout.arrange_demonstration(self.task.demonstration(problem, seed).turns)
+        examples = list_example_messages(rollout)
         for turn_spec, text in zip(rollout.turn_specs.values(), texts, strict=False):
-            template = turn_spec.template
             if turn:
-                prompt = fill_turn_template(dialogue, template, problem)
-                opening = encode_between_turns(dialogue, prompt, turn)
+                prompt = fill_turn_template(dialogue, turn_spec.template, problem)
+                opening = encode_between_turns(dialogue, prompt, turn, turn_spec.prefix)
             else:
-                opening = encode_opening(dialogue, template, problem, rollout.system).token_ids
+                opening = encode_opening(
+                    *(dialogue, turn_spec.template, problem),
+                    *(rollout.system, examples, turn_spec.prefix),
+                ).token_ids
             stopped = text.endswith(turn_spec.stop) if turn_spec.stop else False
-            turn = (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
+            rest = remove_prefix(text, turn_spec.prefix)
+            turn = (*dialogue.encode(rest), *(() if stopped else dialogue.end_ids[:1]))
             yield _TurnTokens(opening, turn)
 
 
@@ -367,14 +398,15 @@ def _encode_turn(dialogue: ModelDialogue, text: str, plan: EnvironmentPlan) -> t
     """Returns the tokens of a turn; like a sampled turn, one with a stop string has no end
     token."""
     stopped = any(stop in text for stop in plan.turn.stop)
-    return (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
+    rest = remove_prefix(text, plan.turn.prefix)
+    return (*dialogue.encode(rest), *(() if stopped else dialogue.end_ids[:1]))
 
 
 def _parse_turn(
     dialogue: ModelDialogue, turn: tuple[int, ...], plan: EnvironmentPlan, number: int
 ) -> tuple[str, dict[str, str]]:
     """Returns the text and spans of a turn, parsed from its tokens like those of a sampled turn."""
-    text, ends = dialogue.read(turn)
+    text, ends = read_turn(dialogue, turn, plan.turn.prefix)
     spans = find_spans(text, ends, plan.turn.spans, first_turn=number == 1)
     return text, {name: span.text for name, span in spans.items()}
 
@@ -455,6 +487,8 @@ class _ScriptedPlayer:
             self.opening = plan.opening(seen, dialogue).token_ids
             return
         text = plan.build_turn_text(shown, self.number)
-        observation = dialogue.encode_observation(text, self.last_turn, inline=plan.inline)
+        observation = dialogue.encode_observation(
+            text, self.last_turn, inline=plan.inline, prefix=plan.turn.prefix
+        )
         self.observations.append(observation.text)
         self.opening = observation.token_ids

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import EnvironmentFault, SpecError
+from rlx.model.gguf_file import SUFFIX, check_gguf_file, import_gguf_file
 from rlx.plugin import expand_path
 from rlx.spec import PretrainedModelSpec
 
@@ -38,6 +39,9 @@ def check_model_files(spec: PretrainedModelSpec) -> None:
         SpecError: the model is of a kind that rlx cannot train.
         EnvironmentFault: its files are missing, damaged, or unreachable.
     """
+    if (file := find_gguf_file(spec)) is not None:
+        check_gguf_file(file)
+        return
     folder = _find_local_model(spec)
     if folder is None:
         _list_hub_files(spec)
@@ -46,15 +50,23 @@ def check_model_files(spec: PretrainedModelSpec) -> None:
 
 
 def model_folder(spec: PretrainedModelSpec) -> Path:
-    """Returns the folder with the model's files, downloaded from the Hub if necessary.
+    """Returns the folder with the model's files, imported or downloaded if necessary.
 
     Raises:
         SpecError: as `check_model_files`.
         EnvironmentFault: as `check_model_files`.
     """
+    if (file := find_gguf_file(spec)) is not None:
+        return import_gguf_file(file)
     folder = _find_local_model(spec) or _fetch_snapshot(spec)
     _check_folder(folder, spec.path)
     return folder
+
+
+def find_gguf_file(spec: PretrainedModelSpec) -> Path | None:
+    """Returns the GGUF file that `model.path` names, or None."""
+    file = expand_path(spec.path)
+    return file if file.suffix == SUFFIX and file.is_file() else None
 
 
 def compute_model_fingerprint(spec: PretrainedModelSpec) -> str:
@@ -76,8 +88,11 @@ def _find_local_model(spec: PretrainedModelSpec) -> Path | None:
         return folder
     if folder.exists():
         raise EnvironmentFault(
-            f"model.path: {spec.path!r} is a file; give the folder that contains it"
+            f"model.path: {spec.path!r} is a file, but no {SUFFIX} file; give a GGUF file, or the "
+            "folder of a model in the Hugging Face layout"
         )
+    if folder.suffix == SUFFIX:
+        raise EnvironmentFault(f"model.path: there is no file {spec.path!r} on this machine")
     if not HUB_NAME.fullmatch(spec.path):
         raise EnvironmentFault(
             f"model.path: there is no folder {spec.path!r} on this machine; give a folder that "

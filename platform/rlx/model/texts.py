@@ -135,6 +135,8 @@ def _list_prompts(source: TextSource, sample: int) -> Iterator[str]:
     spec = source.spec
     dialogue = build_vocabulary_dialogue(Vocabulary.build_bytes())
     yield spec.rollout.system
+    yield from (message.content for one in spec.rollout.examples for message in one.messages)
+    yield from (turn.prefix for turn in spec.rollout.turn_specs.values())
     drawn: list[tuple[Task, Split, int]] = [
         (source.task, "train", spec.rollout.prompts_per_step * spec.steps),
         *((task, "test", spec.evaluation.problems) for task in source.held_out.values()),
@@ -144,6 +146,7 @@ def _list_prompts(source: TextSource, sample: int) -> Iterator[str]:
         for number in range(min(sample, count)):
             problem = task.problem(split, number, data)
             yield problem.system
+            yield from (message.content for message in problem.history)
             for turn in spec.rollout.turn_specs.values():
                 yield fill_turn_template(dialogue, turn.template, problem)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ChatDialogue, ModelDialogue, PlainDialogue
-from rlx.model.files import CONFIG, TOKENIZERS, first_line
+from rlx.model.files import CONFIG, TOKENIZERS, find_gguf_file, first_line
+from rlx.model.gguf_file import find_imported_folder
 from rlx.model.vocabulary import Vocabulary
 from rlx.plugin import expand_path
 from rlx.spec import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec, TinyModelSpec
@@ -48,10 +49,18 @@ def load_vocabulary(spec: TinyModelSpec, folder: Path | None = None) -> Vocabula
 
 
 def tiny_tokenizer(vocabulary: Vocabulary) -> "PreTrainedTokenizerBase":
-    """Returns the tokenizer of a tiny model for transformers."""
+    """Returns the tokenizer of a tiny model for transformers. Like rlx, its own call begins every
+    text with the token that begins a dialogue, if there is one."""
+    from tokenizers import Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_object=vocabulary.tokenizer, **vocabulary.special)
+    tokenizer = Tokenizer.from_str(vocabulary.definition)
+    if vocabulary.bos_token_id is not None:
+        name = vocabulary.special["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{name} $A", special_tokens=[(name, vocabulary.bos_token_id)]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **vocabulary.special)
 
 
 def build_vocabulary_dialogue(vocabulary: Vocabulary) -> PlainDialogue:
@@ -136,6 +145,8 @@ def find_local_files(spec: PretrainedModelSpec) -> Path | None:
     The weights may be missing. Does not access the network.
     """
     folder = expand_path(spec.path)
+    if (file := find_gguf_file(spec)) is not None:
+        return find_imported_folder(file)
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError

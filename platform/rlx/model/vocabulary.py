@@ -134,10 +134,11 @@ class Vocabulary:
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         return {"input_ids": encoding.ids, "offset_mapping": encoding.offsets}
 
-    def encode(self, text: str, **_: bool) -> list[int]:
-        """The tokens of a text, without special tokens around it."""
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a text; with special tokens, after the one that begins a dialogue."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        begin = self.bos_token_id if add_special_tokens else None
+        return ids if begin is None else [begin, *ids]
 
     def decode(self, ids: Sequence[int], **_: bool) -> str:
         """The text of tokens; control tokens give their names."""

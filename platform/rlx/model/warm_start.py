@@ -239,7 +239,10 @@ def _compute_stage_digest(
     plugins = [p for p in (stage.task, stage.environment) if isinstance(p, Plugin)]
     turns: dict[str, Any] = {n: t.template for n, t in spec.rollout.turn_specs.items()}
     turns |= {f"{n}.stop": list(t.stop) for n, t in spec.rollout.turn_specs.items() if t.stop}
+    turns |= {f"{n}.prefix": t.prefix for n, t in spec.rollout.turn_specs.items() if t.prefix}
     turns["system"] = spec.rollout.system
+    if spec.rollout.examples:
+        turns["examples"] = [example.model_dump() for example in spec.rollout.examples]
     if isinstance(spec.rollout, EnvironmentRolloutSpec):
         keys = ("environment", "max_turns", "forced_answer", "observation")
         turns["environment"] = {key: resolved["rollout"][key] for key in keys}

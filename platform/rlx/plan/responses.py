@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import PluginError, SpecError
-from rlx.plugin import Action, Problem, Rehearsed, Schedule, StandsIn, Step, Task
+from rlx.plugin import Action, Message, Problem, Rehearsed, Schedule, StandsIn, Step, Task
 from rlx.rollout import (
     Completion,
     CompletionRequest,
@@ -78,26 +78,36 @@ class StandInDialogue:
         self._pieces: list[str] = []
         self.end_ids = self.encode("<|im_end|>" if chat else "<|endoftext|>")
 
-    def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        """System message and text, then the header of the first turn."""
-        if not self._chat:
-            return self.encode(f"{system}\n\n{text}" if system else text)
-        before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
-        return self.encode(before + self._write_user_message(text))
+    def open(
+        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
+    ) -> tuple[int, ...]:
+        """System message, earlier turns and text, then the header of the first turn."""
+        asked = [message.content for message in history[::2]] + [text]
+        if self._chat:
+            before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+            ids = self.encode(before + self._write_user_message(asked[0]))
+        else:
+            ids = self.encode(f"{system}\n\n{asked[0]}" if system else asked[0])
+        for said, following in zip(history[1::2], asked[1:], strict=True):
+            ids += (*self.encode(said.content), *self.reply(following, ()))
+        return (*ids, *self.encode(prefix))
 
-    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
+    def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """The text and the next turn's header, after closing the previous turn if it is open."""
         closing = () if after and after[-1] in self.end_ids else self.end_ids
         message = f"\n{self._write_user_message(text)}" if self._chat else text
-        return (*closing, *self.encode(message))
+        return (*closing, *self.encode(message + prefix))
 
     def _write_user_message(self, text: str) -> str:
         return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
-    def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
+    def encode_observation(
+        self, text: str, after: Sequence[int], *, inline: bool, prefix: str = ""
+    ) -> TurnPrompt:
         """Encodes the text with control token names broken up, as a reply or inline."""
         text = self.break_control_tokens(text)
-        return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
+        ids = self.encode(text + prefix) if inline else self.reply(text, after, prefix)
+        return TurnPrompt(text, ids)
 
     def break_control_tokens(self, text: str) -> str:
         """Inserts a space into names of control tokens."""
@@ -385,7 +395,7 @@ class ResponseAuthor:
     def end_response(self, text: str, turn: TurnSpec, *, cut: bool, seed: int) -> Completion:
         """Encodes a text, ended as the turn's settings would end it, or cut in the middle."""
         stops = [at + len(stop) for stop in turn.stop if (at := text.find(stop)) >= 0]
-        ids = self.speech.encode(text[: min(stops)] if stops else text)
+        ids = self.speech.encode((text[: min(stops)] if stops else text).removeprefix(turn.prefix))
         if not stops:
             ids = (*ids, self.speech.end_ids[0])
         budget = min(turn.max_new_tokens, max(1, len(ids) // 2)) if cut else turn.max_new_tokens

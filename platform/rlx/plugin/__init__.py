@@ -35,6 +35,7 @@ from rlx.plugin.schedule import (
     Schedule,
     TurnLevel,
     TurnSpec,
+    WorkedExample,
     find_answer_level,
 )
 from rlx.plugin.section import PLUGIN_FAULT, PluginSection
@@ -43,6 +44,7 @@ from rlx.plugin.task import (
     Canonical,
     Corrupts,
     Demonstration,
+    Message,
     Problem,
     Rehearsed,
     Split,
@@ -69,6 +71,7 @@ __all__ = [
     "Example",
     "LauncherPlugin",
     "Mask",
+    "Message",
     "Placement",
     "Plugin",
     "PluginSection",
@@ -94,6 +97,7 @@ __all__ = [
     "TurnLevel",
     "TurnSpec",
     "Use",
+    "WorkedExample",
     "expand_path",
     "find_answer_level",
     "find_last_block",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from rlx.plugin.base import Count, Plugin, StrictModel
+from rlx.plugin.task import Message
 
 ANSWER = "answer"
 """Kind of the turns that answer the problem, where a schedule has several kinds."""
@@ -20,6 +21,9 @@ class TurnSpec(StrictModel):
     template: str = "{prompt}"
     """Text shown before the turn; `{prompt}` is replaced by the problem's prompt. If it is empty
     for a turn after the first, the turn continues the previous one in the same message."""
+    prefix: str = ""
+    """How the policy's message begins, such as `<answer>`: given, not sampled, and never learned.
+    It is part of the turn's text."""
     max_new_tokens: Count = Field(256, ge=1)
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -68,6 +72,18 @@ def find_answer_level(kinds: Sequence[str]) -> int:
     return kinds.index(ANSWER) if ANSWER in kinds else 0
 
 
+class WorkedExample(StrictModel):
+    """A worked example, shown as two messages before every problem."""
+
+    user: Annotated[str, Field(min_length=1)]
+    assistant: Annotated[str, Field(min_length=1)]
+
+    @property
+    def messages(self) -> tuple[Message, Message]:
+        """What the user asks, and what the assistant answers."""
+        return Message("user", self.user), Message("assistant", self.assistant)
+
+
 class DynamicSampling(StrictModel):
     """Replaces trees in which no group's scores differ by newly sampled ones (DAPO)."""
 
@@ -112,6 +128,8 @@ class Schedule(StrictModel, Plugin):
     system: str = ""
     """System message of every dialogue whose problem has none; models without a chat template see
     it before the prompt."""
+    examples: tuple[WorkedExample, ...] = ()
+    """Worked examples as messages of the dialogue, after the system message."""
     prompts_per_step: Count = Field(32, ge=1)
     max_prompt_tokens: PromptLimit | None = None
     """null shows every problem as it is; one that does not fit into the context ends the run."""

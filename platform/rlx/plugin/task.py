@@ -12,6 +12,28 @@ CONFIDENCES = tuple(str(step / 20) for step in range(21))
 """Confidences from 0.0 to 1.0 in steps of .05, as texts: the values of tasks that name none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a dialogue before the policy's first turn: an example, or what was said."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "content", replace_surrogates(self.content))
+
+
+def describe_message_order(roles: Sequence[str]) -> str:
+    """Says what is wrong with the order of messages before a prompt; "" if nothing is.
+
+    User and assistant take turns; the user begins, and the assistant ends.
+    """
+    expected = ["user", "assistant"] * (len(roles) // 2)
+    if list(roles) == expected:
+        return ""
+    return f"messages before the prompt are user, assistant, user, ...; got {', '.join(roles)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One problem, with everything needed to score an answer.
@@ -20,8 +42,10 @@ class Problem:
         id: stable across runs, so that two runs can be compared on the same problem.
         prompt: the text shown to the model.
         system: a system message; "" uses the experiment's.
-        allow_control_tokens: whether names of control tokens in `prompt` and `system`, such as
-            `<|im_end|>`, become control tokens. Otherwise they are broken up, as in observations.
+        history: messages between the system message and the prompt, user and assistant in turns.
+        allow_control_tokens: whether names of control tokens in `prompt`, `history` and `system`,
+            such as `<|im_end|>`, become control tokens. Otherwise they are broken up, as in
+            observations.
 
     Lone surrogates in the texts become U+FFFD, because no model, file or database takes them.
         fields: the task's record (ground truth, `data_source`, ...), plain JSON values.
@@ -35,8 +59,11 @@ class Problem:
     stratum: str = ""
     system: str = ""
     allow_control_tokens: bool = False
+    history: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:
+        if wrong := describe_message_order([message.role for message in self.history]):
+            raise ValueError(wrong)
         for name in ("id", "prompt", "stratum", "system"):
             object.__setattr__(self, name, replace_surrogates(getattr(self, name)))
 

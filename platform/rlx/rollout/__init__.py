@@ -14,6 +14,9 @@ from rlx.rollout.dialogue import (
     encode_between_turns,
     encode_opening,
     fill_turn_template,
+    list_example_messages,
+    read_turn,
+    remove_prefix,
 )
 from rlx.rollout.environment import (
     EnvironmentHost,
@@ -80,6 +83,9 @@ __all__ = [
     "find_spans",
     "is_fault_segment",
     "join_spans",
+    "list_example_messages",
     "measure_prompt",
+    "read_turn",
+    "remove_prefix",
     "sample_rollout_trees",
 ]

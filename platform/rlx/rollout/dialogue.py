@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from rlx.plugin import Problem
-from rlx.spec import TurnSpec
+from rlx.errors import SpecError
+from rlx.plugin import Message, Problem
+from rlx.spec import RolloutSpec, TurnSpec
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 """Returns the text of each token of a sequence."""
@@ -28,16 +29,23 @@ class TurnPrompt:
 class Dialogue(Protocol):
     """Converts text to tokens and back in the model's format. Never re-tokenises sampled tokens."""
 
-    def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        """Tokens of an optional system message and of `text`, up to the start of the first turn."""
+    def open(
+        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
+    ) -> tuple[int, ...]:
+        """Tokens of an optional system message, earlier messages and `text`, up to the start of the
+        first turn, which begins with `prefix`."""
         ...
 
-    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
+    def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """Tokens that follow the turn `after`, contain `text`, and start the next turn.
 
         A turn that did not close itself (token limit or stop string) is closed first. If a schedule
         has no text between turns, the next turn continues `after`: see `encode_between_turns`.
         """
+        ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of `text` alone."""
         ...
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
@@ -51,28 +59,33 @@ class Dialogue(Protocol):
         """
         ...
 
-    def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
+    def encode_observation(
+        self, text: str, after: Sequence[int], *, inline: bool, prefix: str = ""
+    ) -> TurnPrompt:
         """Encodes an environment's text after the turn `after`. The text is untrusted.
 
         Args:
             inline: only the text, directly after the turn; otherwise like `reply`.
+            prefix: how the next turn begins.
         """
         ...
 
 
 class _ReplyingDialogue(Protocol):
-    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]: ...
+    def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]: ...
+
+    def encode(self, text: str) -> tuple[int, ...]: ...
 
 
 def encode_between_turns(
-    dialogue: _ReplyingDialogue, text: str, after: Sequence[int]
+    dialogue: _ReplyingDialogue, text: str, after: Sequence[int], prefix: str = ""
 ) -> tuple[int, ...]:
-    """Tokens between the turn `after` and a turn with the prompt `text`.
+    """Tokens between the turn `after` and a turn with the prompt `text` that begins with `prefix`.
 
-    Without a text there are none: the next turn continues the same message after the stop string.
-    Several turns can then fork from one sequence.
+    Without a text the next turn continues the same message after the stop string. Several turns can
+    then fork from one sequence.
     """
-    return dialogue.reply(text, after) if text else ()
+    return dialogue.reply(text, after, prefix) if text else dialogue.encode(prefix)
 
 
 def fill_turn_template(dialogue: Dialogue, template: str, problem: Problem) -> str:
@@ -87,8 +100,18 @@ def fill_turn_template(dialogue: Dialogue, template: str, problem: Problem) -> s
     return template.replace("{prompt}", prompt)
 
 
+def list_example_messages(rollout: RolloutSpec) -> tuple[Message, ...]:
+    """The worked examples of a `rollout:` section as messages."""
+    return tuple(message for example in rollout.examples for message in example.messages)
+
+
 def encode_opening(
-    dialogue: Dialogue, template: str, problem: Problem, system: str = ""
+    dialogue: Dialogue,
+    template: str,
+    problem: Problem,
+    system: str = "",
+    examples: Sequence[Message] = (),
+    prefix: str = "",
 ) -> TurnPrompt:
     """Encodes what the model reads before the first turn.
 
@@ -97,12 +120,31 @@ def encode_opening(
         template: template of the first turn.
         problem: its prompt fills the template, as `fill_turn_template` does.
         system: the experiment's system message, for a problem without its own.
+        examples: the experiment's messages before those of the problem.
+        prefix: how the first turn begins.
     """
-    own = problem.system
+    own, history = problem.system, problem.history
     if not problem.allow_control_tokens:
         own = dialogue.break_control_tokens(own)
+        history = tuple(
+            replace(message, content=dialogue.break_control_tokens(message.content))
+            for message in history
+        )
     text = fill_turn_template(dialogue, template, problem)
-    return TurnPrompt(text, dialogue.open(text, own or system))
+    ids = dialogue.open(text, own or system, (*examples, *history), prefix)
+    return TurnPrompt(text, ids)
+
+
+def read_turn(
+    dialogue: Dialogue, token_ids: Sequence[int], prefix: str
+) -> tuple[str, tuple[int, ...]]:
+    """Reads a turn that begins with `prefix`, whose characters count to the turn's first token.
+
+    Returns:
+        The text of the turn, and its length after every token.
+    """
+    text, ends = dialogue.read(token_ids)
+    return prefix + text, tuple(len(prefix) + end for end in ends)
 
 
 class TokenReader(Protocol):
@@ -132,6 +174,20 @@ def build_piece_splitter(speech: TokenReader | None) -> Pieces:
         return [part or speech.piece(token) for part, token in zip(parts, ids, strict=True)]
 
     return split_pieces
+
+
+def remove_prefix(text: str, prefix: str) -> str:
+    """Returns what is left to write of a worked turn that begins with `prefix`.
+
+    Raises:
+        SpecError: the turn does not begin with it.
+    """
+    if not text.startswith(prefix):
+        raise SpecError(
+            f"a worked turn begins with {text[: len(prefix) + 20]!r}, not with the prefix "
+            f"{prefix!r} of its kind: begin it so, or leave the prefix out"
+        )
+    return text[len(prefix) :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from rlx.errors import SpecError
-from rlx.plugin import FAILED, Action, Environment, Problem, Step
+from rlx.plugin import FAILED, Action, Environment, Message, Problem, Step
 from rlx.rollout.dialogue import (
     CompletionRequest,
     Dialogue,
     SamplingSession,
     TurnPrompt,
     encode_opening,
+    list_example_messages,
+    read_turn,
 )
 from rlx.rollout.game import OngoingGame, PlayerRollout, SampledTurn, build_player_trees
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, find_hull, find_spans
@@ -123,6 +125,7 @@ class EnvironmentPlan:
         inline: whether observations directly follow a turn, without a message of their own.
         on_error: what to drop if a rollout has a fault.
         system: system message for problems without their own.
+        examples: messages before those of every problem.
         players: how many players the policy is: 2 in self-play.
         learn: in self-play, whose turns learn.
     """
@@ -134,6 +137,7 @@ class EnvironmentPlan:
     inline: bool
     on_error: Literal["fail", "drop_sample", "drop_group"]
     system: str = ""
+    examples: tuple[Message, ...] = ()
     players: int = 1
     learn: Literal["both", "first"] = "both"
 
@@ -151,7 +155,10 @@ class EnvironmentPlan:
 
     def opening(self, problem: Problem, dialogue: Dialogue) -> TurnPrompt:
         """The prompt of the first turn."""
-        return encode_opening(dialogue, self.turn.template, problem, self.system)
+        turn = self.turn
+        return encode_opening(
+            *(dialogue, turn.template, problem), self.system, self.examples, turn.prefix
+        )
 
     def action(self, turn: SampledTurn) -> Action:
         """A sampled turn, as the environment receives it."""
@@ -195,6 +202,7 @@ def build_talk(spec: EnvironmentRolloutSpec) -> EnvironmentPlan:
         inline=spec.observation == "inline",
         on_error=spec.environment.on_error,
         system=spec.system,
+        examples=list_example_messages(spec),
         players=spec.players,
         learn="both" if spec.self_play is None else spec.self_play.learn,
     )
@@ -287,7 +295,7 @@ def _sample_turns(
     completions = session.generate(_build_requests(plan, live, drawn), sampling)
     flat = [one for group in completions for one in group]
     for order, (game, seed, completion) in enumerate(zip(live, drawn, flat, strict=True)):
-        text, ends = dialogue.read(completion.token_ids)
+        text, ends = read_turn(dialogue, completion.token_ids, sampling.prefix)
         number = game.mover.turns + 1
         spans = find_spans(text, ends, sampling.spans, first_turn=number == 1)
         hull = find_hull(text, ends, sampling.spans, first_turn=number == 1)
@@ -374,7 +382,9 @@ def _show_observation(
             rollout.open(plan.opening(seen, dialogue), step.anchor)
             return None
         text = plan.build_turn_text(step.observation, rollout.turns + 1)
-        prompt = dialogue.encode_observation(text, rollout.last_turn, inline=plan.inline)
+        prompt = dialogue.encode_observation(
+            text, rollout.last_turn, inline=plan.inline, prefix=plan.turn.prefix
+        )
     except SpecError as error:
         return HostFault(f"its observation cannot be shown: {error}")
     rollout.chain.append(_build_observation_segment(prompt, step))

@@ -39,11 +39,16 @@ def measure_prompt(plan: RolloutPlan, problem: Problem, dialogue: Dialogue) -> P
         SpecError: the vocabulary has no token for part of a text.
     """
     first, *below = plan.levels
-    prompt = len(encode_opening(dialogue, first.turn.template, problem, plan.system).token_ids)
-    total = prompt + first.turn.max_new_tokens
+    turn = first.turn
+    opening = encode_opening(
+        *(dialogue, turn.template, problem), plan.system, plan.examples, turn.prefix
+    )
+    prompt = len(opening.token_ids)
+    total = prompt + turn.max_new_tokens
     for level in below:
         text = fill_turn_template(dialogue, level.turn.template, problem)
-        total += len(encode_between_turns(dialogue, text, ())) + level.turn.max_new_tokens
+        between = encode_between_turns(dialogue, text, (), level.turn.prefix)
+        total += len(between) + level.turn.max_new_tokens
     return PromptLength(prompt, total)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlx.discovery import import_implementation
 from rlx.errors import PluginError, RlxError
-from rlx.plugin import Problem, Schedule, TurnLevel, TurnSpec, find_answer_level
+from rlx.plugin import Message, Problem, Schedule, TurnLevel, TurnSpec, find_answer_level
 from rlx.rollout.dialogue import (
     Completion,
     CompletionRequest,
@@ -23,6 +23,8 @@ from rlx.rollout.dialogue import (
     encode_between_turns,
     encode_opening,
     fill_turn_template,
+    list_example_messages,
+    read_turn,
 )
 from rlx.rollout.environment import (
     EnvironmentHost,
@@ -44,12 +46,14 @@ class RolloutPlan:
         system: system message for problems without their own.
         talk: how the rollouts of the single level continue with an environment; None without one.
         own: settings of a schedule whose own function samples the trees; None without one.
+        examples: messages before those of every problem.
     """
 
     levels: tuple[TurnLevel, ...]
     system: str = ""
     talk: EnvironmentPlan | None = None
     own: Schedule | None = None
+    examples: tuple[Message, ...] = ()
 
     @property
     def answer_level(self) -> int:
@@ -129,7 +133,9 @@ def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
     """Builds the levels of a schedule."""
     talk = build_talk(spec) if isinstance(spec, EnvironmentRolloutSpec) else None
     own = spec if spec.implementation else None
-    return RolloutPlan(spec.list_levels(), spec.system, talk, own)
+    return RolloutPlan(
+        spec.list_levels(), spec.system, talk, own, examples=list_example_messages(spec)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +199,8 @@ def _sample_levels(
         opened = []
         for node in above:
             opening = _build_prompt_segment(
-                grown[node.tree], node.segment, problems[node.tree], level, dialogue, plan.system
+                *(grown[node.tree], node.segment, problems[node.tree], level.turn, dialogue),
+                *(plan.system, plan.examples),
             )
             grown[node.tree].append(opening)
             context = node.context + opening.token_ids
@@ -233,16 +240,17 @@ def _build_prompt_segment(
     segments: list[Segment],
     parent: int,
     problem: Problem,
-    level: TurnLevel,
+    turn: TurnSpec,
     dialogue: Dialogue,
     system: str,
+    examples: Sequence[Message],
 ) -> Segment:
     if parent == NO_PARENT:
-        opening = encode_opening(dialogue, level.turn.template, problem, system)
+        opening = encode_opening(*(dialogue, turn.template, problem), system, examples, turn.prefix)
         text, ids = opening.text, opening.token_ids
     else:
-        text = fill_turn_template(dialogue, level.turn.template, problem)
-        ids = encode_between_turns(dialogue, text, segments[parent].token_ids)
+        text = fill_turn_template(dialogue, turn.template, problem)
+        ids = encode_between_turns(dialogue, text, segments[parent].token_ids, turn.prefix)
     return Segment(parent=parent, author="prompt", token_ids=ids, text=text)
 
 
@@ -267,7 +275,7 @@ def build_turn_segment(
         kind: kind of turn.
         seed: seed that it was sampled from.
     """
-    text, ends = dialogue.read(completion.token_ids)
+    text, ends = read_turn(dialogue, completion.token_ids, turn.prefix)
     return Segment(
         parent=parent,
         author="policy",

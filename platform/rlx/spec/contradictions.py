@@ -287,6 +287,14 @@ def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             against=("rollout", "schedule"),
         )
         return
+    if first.turn.prefix:
+        yield build_error(
+            (*("rollout", *first.at), "prefix"),
+            "probe cuts turns that the policy has written from their first character, and "
+            f"{first.key}.prefix gives theirs",
+            "drop `prefix`, or drop `probe`",
+            against=("probe",),
+        )
     span: str | None = spec.probe.span
     if span not in spans:
         message = (

@@ -38,11 +38,14 @@ PLUGIN_SECTIONS: Final[Mapping[tuple[str], PluginSection[Any]]] = {
 """Sections whose model is chosen by name, among installed ones."""
 
 _NOT_IN_DIGEST = ("name", "seed", "runner", "tracking")
-_LATER_DEFAULTS: Final = (
+_LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("optimizer",), "mini_batches", 1),
     (("critic",), "mini_batches", 1),
     (("rollout",), "max_prompt_tokens", None),
     (("rollout",), "self_play", None),
+    (("rollout",), "examples", []),
+    (("rollout", "*"), "prefix", ""),
+    (("rollout", "levels", "*"), "prefix", ""),
     (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
     (("loss",), "temperatures", [1.0, 1.05]),
@@ -284,12 +287,17 @@ class ExperimentSpec(StrictModel):
 
 
 def _list_sections(tree: Mapping[str, Any], path: Sequence[str]) -> list[Any]:
-    """The mappings at a path of keys; "*" is every key."""
+    """The mappings at a path of keys; "*" is every key, and every item of a list."""
     found: list[Any] = [tree]
     for key in path:
-        inner = (one.values() if key == "*" else [one.get(key)] for one in found)
-        found = [one for some in inner for one in some if one]
-    return found
+        inner: list[Any] = []
+        for one in found:
+            if key != "*":
+                inner += [one.get(key)] if isinstance(one, dict) else []
+            else:
+                inner += one.values() if isinstance(one, dict) else one
+        found = [one for one in inner if one and isinstance(one, dict | list)]
+    return [one for one in found if isinstance(one, dict)]
 
 
 def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> MisplacedSetting | None:

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import SkipTest
 
 from rlx.errors import RlxError
-from rlx.plugin import Problem, TurnSpec
+from rlx.plugin import Message, Problem, TurnSpec
 from rlx.rollout import (
     Completion,
     CompletionRequest,
@@ -126,11 +126,17 @@ class RandomSession:
 class ByteDialogue:
     """A dialogue with one token per byte."""
 
-    def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        return (*f"{system}{text}".encode(), _END)
+    def open(
+        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
+    ) -> tuple[int, ...]:
+        said = "".join(message.content for message in history)
+        return (*f"{system}{said}{text}".encode(), _END, *prefix.encode())
 
-    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
-        return (*text.encode(), _END)
+    def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
+        return (*text.encode(), _END, *prefix.encode())
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         ends = [0]
@@ -141,5 +147,7 @@ class ByteDialogue:
     def break_control_tokens(self, text: str) -> str:
         return text
 
-    def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
-        return TurnPrompt(text, self.reply(text, after))
+    def encode_observation(
+        self, text: str, after: Sequence[int], *, inline: bool, prefix: str = ""
+    ) -> TurnPrompt:
+        return TurnPrompt(text, self.reply(text, after, prefix))
