@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from rows import each_row
 
 from rlx.batch import NO_TURN, TokenBatch, build_token_batch, list_batch_rows
 from rlx.errors import ShapeError
@@ -211,7 +212,7 @@ def test_a_confidence_may_stay_without_the_row_of_its_answer():
     assert [r.parent for r in batch.rows if r.kind == "confidence"] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("without", [[], [(0, 1)]])
+@each_row("without", [[], [(0, 1)]])
 def test_no_rows_are_no_batch(without):
     trees = [tree(prompt(NO_PARENT, 1), turn(0, 2))] if without else []
     with pytest.raises(ShapeError, match="zero rollouts"):

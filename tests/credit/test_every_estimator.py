@@ -5,6 +5,7 @@ from dataclasses import replace
 import bound
 import pytest
 import torch
+from rows import each_row
 
 from rlx.credit import spread_over_mask, total_scores
 from rlx.discovery import list_installed_plugins, load_plugin
@@ -36,19 +37,18 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERWISE)
+@each_row("name", OTHERWISE)
 def test_they_keep_them_with_other_options(name):
     check_estimator(load_plugin("estimator", name)(**OTHERWISE[name]))
 
 
-@pytest.mark.parametrize("second_level", ["prompt_scale", "prompt_renorm", "ema_scale"])
+@each_row("second_level", ["prompt_scale", "prompt_renorm", "ema_scale"])
 def test_two_level_keeps_them_with_every_second_level(second_level):
     check_estimator(load_plugin("estimator", "two_level")(second_level=second_level))
 
 
-@pytest.mark.parametrize("singleton", ["zero", "raw"])
-@pytest.mark.parametrize("normalize", ["std", "center", "leave_one_out", "batch_std"])
-@pytest.mark.parametrize("ddof", [0, 1])
+@each_row("normalize", ["std", "center", "leave_one_out", "batch_std"])
+@each_row(("ddof", "singleton"), [(0, "raw"), (1, "zero")])
 def test_grpo_keeps_them_with_every_option(normalize, ddof, singleton):
     options = {"normalize": normalize, "ddof": ddof, "singleton": singleton}
     check_estimator(load_plugin("estimator", "grpo")(**options))
@@ -110,7 +110,7 @@ def in_place(x):
     return grpo(x)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("broken", "complaint"),
     [
         (outside_the_mask, "outside the mask"),
@@ -136,7 +136,7 @@ def test_the_promises_have_teeth(broken, complaint):
 # The examples are worth checking against. ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_row("seed", range(5))
 def test_examples_hold_every_case_that_a_promise_speaks_of(seed):
     x = example_inputs(seed)
     _, sizes = x.group_ids.unique(return_counts=True)

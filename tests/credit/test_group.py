@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import example, given, settings
+from rows import each_row
 
 from rlx.credit import CreditInputs, group_advantages, spread_over_mask, total_scores
 from rlx.errors import ShapeError
@@ -57,7 +58,7 @@ def oracle(group, *, normalize, ddof, eps, singleton):
 # Worked examples ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("c0", [0.5, 0.6, 0.7, 0.8, 0.9])
+@each_row("c0", [0.5, 0.6, 0.7, 0.8, 0.9])
 def test_sigma_pushes_confidences_to_the_edge_and_centring_does_not(c0):
     """Expected push upwards on two siblings at c0 ± 0.05 when answers are right 7 times in 10."""
 
@@ -263,7 +264,7 @@ def test_a_row_whose_score_is_nan_stays_within_its_mask():
     assert actual.tolist() == [[0.0, 0.0], [2.0, 0.0]]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "complaint"),
     [
         ({"tree_ids": torch.zeros(3)}, "tree_ids has 3 rows, not 2"),

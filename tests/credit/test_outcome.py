@@ -9,6 +9,7 @@ import pytest
 import torch
 from golden_records import build_credit_inputs
 from hypothesis import given, settings
+from rows import each_row
 
 from rlx.credit import group_advantages
 
@@ -103,7 +104,7 @@ FAMILY = [
 ]
 
 
-@pytest.mark.parametrize(("estimator", "oracle"), FAMILY)
+@each_row(("estimator", "oracle"), FAMILY)
 @settings(deadline=None)
 @given(rows=rows)
 def test_agrees_with_a_plain_loop_whatever_the_groups_and_the_order(estimator, oracle, rows):
@@ -120,7 +121,7 @@ def test_agrees_with_a_plain_loop_whatever_the_groups_and_the_order(estimator, o
     assert estimator(*tensors(rows), lengths).tolist() == close(expected)
 
 
-@pytest.mark.parametrize(("estimator", "oracle"), FAMILY)
+@each_row(("estimator", "oracle"), FAMILY)
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-10, 10, width=32), st.integers(1, 40)), min_size=1, max_size=5)
@@ -219,6 +220,11 @@ def test_opo_sums_to_zero_over_the_tokens_of_a_group(rows):
     torch.testing.assert_close(per_group, torch.zeros_like(per_group), rtol=0, atol=1e-9)
 
 
+def test_the_only_row_with_a_token_is_its_own_baseline_of_opo():
+    scores, ids = torch.tensor([1.0, 0.0]), torch.tensor([3, 3])
+    assert estimate("opo", scores, ids, torch.tensor([1, 0])).tolist() == [0.0, 0.0]
+
+
 def test_gpg_is_centring_when_every_score_is_a_signal():
     scores, ids = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([5, 1, 5, 1])
     expected = group_advantages(scores, ids, normalize="center")
@@ -262,7 +268,7 @@ def test_remax_against_the_group_mean_is_centring(rows):
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("estimator", "raw"),
     [
         (partial(estimate, "rloo"), 0.9),

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import assume, given, settings
+from rows import each_row
 
 from rlx.credit import (
     CreditInputs,
@@ -224,7 +225,7 @@ def test_error_is_raised_exactly_where_a_rewarded_turn_has_no_token(rows, placem
     assert missing[caught.value.row, caught.value.turn - 1]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_row("seed", range(5))
 def test_final_token_only_carries_the_total_score(seed):
     x = example_inputs(seed, dtype=torch.float64)
     result = place_rewards(x, placement=bound.placement("final_token_only"))
@@ -234,8 +235,8 @@ def test_final_token_only_carries_the_total_score(seed):
     assert carried.tolist() == near(total_scores(x).tolist(), 1e-12, 1e-12)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("policy", ["drop", "to_last_token"])
+@each_row("placement", PLACEMENTS)
+@each_row("policy", ["drop", "to_last_token"])
 def test_a_row_that_learns_nowhere_shows_what_it_lost(placement, policy):
     row = Row([0.5, None, 0.25], 1.0, [1, 2, 3], [False] * 3)
     result, _ = placed([row], placement=placement, turn_reduce="sum", on_missing_turn=policy)
@@ -244,7 +245,7 @@ def test_a_row_that_learns_nowhere_shows_what_it_lost(placement, policy):
     assert result.lost.tolist() == [1.75]
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@each_row("placement", PLACEMENTS)
 def test_without_turns_or_without_tokens_there_is_still_an_answer(placement):
     only_global, _ = placed([Row([], 1.0, [1, 1], [True, True])], placement=placement)
     assert only_global.token_rewards.sum() == 1.0
@@ -277,7 +278,7 @@ def tensors(**change):
     return {**given_, **change}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "complaint"),
     [
         ({"turn_present": torch.ones(2, 1)}, r"turn_present is \(2, 1\), turn_rewards is \(2, 3\)"),
@@ -291,7 +292,7 @@ def test_tensors_that_disagree_are_refused(change, complaint):
         CreditInputs.from_rewards(**tensors(**change))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("option", "names"),
     [("turn_reduce", TurnReduce), ("on_missing_turn", OnMissingTurn)],
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from golden_records import build_credit_inputs
 from hypothesis import given, settings
+from rows import each_row
 
 from rlx.credit import compute_gae_advantages, estimate_vineppo, whiten_values
 from rlx.credit.kernels import map_row_blocks, select_masked
@@ -152,8 +153,8 @@ def test_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, environment):
     assert_close(returns, torch.where(mask, advantages + values, 0.0))
 
 
-@pytest.mark.parametrize("environment", ["skip", "literal"])
-@pytest.mark.parametrize("decay", [0.0, 1e-30, 0.95, 0.9999, 1.0])
+@each_row("environment", ["skip", "literal"])
+@each_row("decay", [0.0, 1e-30, 0.95, 0.9999, 1.0])
 def test_gae_of_long_rows_in_float32(decay, environment):
     """More rows than are worked on at once, and discounts whose powers are no numbers any more."""
     rewards, values, mask = tidy(*batch((70, 4096), 0, torch.float32)[:3])
@@ -257,7 +258,7 @@ EVERY = {
     "turn_level_gae": lambda *x: turn_gae(*x, gamma=0.9, lam=0.8, gamma_high=0.7),
     "whiten": lambda r, _, m, __: (whiten_values(r, m),),
 }
-every = pytest.mark.parametrize("function", EVERY.values(), ids=EVERY.keys())
+every = each_row("function", EVERY.values(), ids=list(EVERY))
 
 
 @every

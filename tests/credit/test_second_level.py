@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from rows import each_row
 
 from rlx.credit import ema_scale, group_advantages, prompt_scale
 
@@ -137,8 +138,8 @@ def test_a_step_without_signal_does_not_touch_the_scale():
 # Shared -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-6])
-@pytest.mark.parametrize(
+@each_row("eps", [0.0, 1e-6])
+@each_row(
     "scaled",
     [partial(prompt_scale, ddof=1), lambda a, _, eps: ema_scale(a, None, momentum=0.9, eps=eps)[0]],
     ids=["prompt_scale", "ema_scale"],

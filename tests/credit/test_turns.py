@@ -10,6 +10,7 @@ import pytest
 import torch
 from golden_records import build_credit_inputs
 from hypothesis import given
+from rows import each_row
 
 from rlx.credit import group_advantages
 from rlx.credit.turns import compute_step_returns
@@ -186,7 +187,7 @@ FAMILY = [
 ]
 
 
-@pytest.mark.parametrize(("estimator", "oracle", "own"), FAMILY)
+@each_row(("estimator", "oracle", "own"), FAMILY)
 @given(data=st.data(), batch=batches())
 def test_agrees_with_a_plain_loop_on_ragged_batches_full_of_nan(
     estimator, oracle, own, data, batch
@@ -197,7 +198,7 @@ def test_agrees_with_a_plain_loop_on_ragged_batches_full_of_nan(
         assert got == close(expected)
 
 
-@pytest.mark.parametrize(("estimator", "oracle", "own"), FAMILY)
+@each_row(("estimator", "oracle", "own"), FAMILY)
 @given(data=st.data(), batch=batches())
 def test_rows_may_be_shuffled_and_padded(estimator, oracle, own, data, batch):
     actual = estimator(batch)
@@ -219,7 +220,7 @@ def test_rows_may_be_shuffled_and_padded(estimator, oracle, own, data, batch):
     assert (moved[:, width:] == 0).all()
 
 
-@pytest.mark.parametrize(("estimator", "oracle", "own"), FAMILY)
+@each_row(("estimator", "oracle", "own"), FAMILY)
 @given(
     st.lists(st.none() | st.just(0.1), min_size=1, max_size=4),
     st.floats(-10, 10, width=32),

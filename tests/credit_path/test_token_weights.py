@@ -66,3 +66,46 @@ def test_a_correction_reads_no_ratio_of_tokens_that_nobody_sampled():
     assert (train.mask & train.batch.is_environment).any(), "observations are in the mask"
     torch.testing.assert_close(train.correction.weights[train.batch.is_own], torch.ones(3))
     assert train.correction.share == 0
+
+
+def select_wanted(batch, advantages, old, **loss):
+    """The tokens that need a log-probability with a gradient, for an estimator's advantages."""
+    count = len(batch.rows)
+    rows = ScoredRows.join(
+        batch,
+        batch.is_own,
+        turn_rewards=torch.ones(count, 1),
+        turn_present=torch.ones(count, 1, dtype=torch.bool),
+        global_rewards=torch.zeros(count),
+    )
+    rules = CreditRules(
+        estimator=lambda _: advantages,
+        credit=CreditSpec(),
+        loss=LossSpec.model_validate(loss),
+        max_tokens=MAX_TOKENS,
+    )
+    return assign_credit(rows, TokenStreams(old_logprobs=old), rules).wanted
+
+
+def test_a_row_with_a_ratio_of_its_own_is_needed_whole_where_any_token_has_a_signal():
+    trees = [conversation([("answer", "ab", {}, None)]), conversation([("answer", "cd", {}, None)])]
+    batch = build_token_batch(trees)
+    first = batch.is_own & (batch.is_own.cumsum(1) == 1)
+    first[1] = False
+    for ratio, wanted in (("token", first), ("sequence", first.any(1)[:, None] & batch.is_own)):
+        found = select_wanted(batch, first.float(), batch.behaviour_logprobs, ratio=ratio)
+        assert found.tolist() == wanted.tolist(), ratio
+
+
+def test_a_token_that_a_covariance_holds_near_the_old_policy_is_needed_without_an_advantage():
+    batch = build_token_batch([conversation([("answer", "abcd", {}, None)])])
+    old, advantages = (torch.zeros(batch.is_own.shape) for _ in range(2))
+    old[batch.is_own] = torch.tensor([-0.1, -1.0, -1.2, -1.1])
+    advantages[batch.is_own] = torch.tensor([0.0, -1.0, -1.0, 0.0])
+    # Products of deviations: 0.375, 0.075, 0.175 and -0.125.
+    for rule, first in (({"kind": "kl"}, True), ({"kind": "clip", "low": 0.2}, False)):
+        covariance = {"fraction": 0.25, **rule}
+        wanted = select_wanted(
+            batch, advantages, old, aggregate="sequence_sum", covariance=covariance
+        )
+        assert wanted[batch.is_own].tolist() == [first, True, True, False], rule

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import assume, given, settings
+from rows import each_row
 
 from rlx.kl import CLAMP, AdaptiveKl, FixedKl, kl_terms, mean_kl, subtract_kl_penalty
 
@@ -88,7 +89,7 @@ def test_near_the_reference_k3_is_k2_even_in_float32(size, sign):
     assert k3 == near(k2, rel=size, absolute=1e-10)
 
 
-@pytest.mark.parametrize("x", [CLAMP, 6.0, 300.0])
+@each_row("x", [CLAMP, 6.0, 300.0])
 def test_k3_stays_finite_however_far_the_policies_are_apart(x):
     assert kl_terms(torch.zeros(1), torch.tensor([x]), "k3").item() == near(math.exp(5) - 6)
     assert kl_terms(torch.zeros(1), torch.tensor([-x]), "k3").item() == near(math.exp(-5) + 4)
@@ -222,7 +223,7 @@ def test_mean_kl_is_a_mean_over_rows_that_have_tokens(rows, random, padding):
     assert mean_kl(terms, mask).item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each_row("dtype", [torch.float32, torch.float64])
 def test_dtype_is_kept(dtype):
     zeros, mask = torch.zeros(2, 3, dtype=dtype), torch.ones(2, 3, dtype=torch.bool)
     for kind in KINDS:

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from rows import each_row
 
 from rlx.loss.correction import compute_correction_weights, compute_sampler_mismatch
 from rlx.spec.loss import MaskedCorrection, TruncatedCorrection
@@ -42,7 +43,7 @@ def batch(drawn):
 # Worked example -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("spec", "weights", "mean", "share"),
     [
         (TruncatedCorrection(), [[1, 2, 0.5, 1], [1, 0.25, 1, 1]], 4.75 / 5, 1 / 5),
@@ -150,8 +151,8 @@ def test_what_stands_outside_the_mask_changes_nothing(drawn, spec, noise):
     )
 
 
-@pytest.mark.parametrize("log_ratio", [100.0, -100.0, math.inf, -math.inf])
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@each_row("log_ratio", [100.0, -100.0, math.inf, -math.inf])
+@each_row("level", ["token", "sequence"])
 def test_policies_that_have_nothing_in_common_still_give_numbers(log_ratio, level):
     learner, mask = torch.tensor([[log_ratio]]), torch.ones(1, 1, dtype=torch.bool)
     spec = TruncatedCorrection(level=level)

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from rows import each_row
 
 from rlx.loss import compute_expected_score_loss, compute_proper_scores
 
@@ -13,7 +14,7 @@ SCORES = ["brier", "log", "spherical"]
 GRID = torch.arange(21, dtype=torch.float64) / 20
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("score", "right", "wrong"),
     [
         ("brier", [0.0, 0.75, 1.0], [1.0, 0.75, 0.0]),
@@ -28,7 +29,7 @@ def test_scores_of_never_half_and_always(score, right, wrong):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("score", SCORES)
+@each_row("score", SCORES)
 @given(st.integers(0, 20))
 def test_the_truth_earns_most_in_expectation(score, truth):
     p = GRID[truth]
@@ -39,7 +40,7 @@ def test_the_truth_earns_most_in_expectation(score, truth):
     assert (earned <= 1).all(), "no value is worth less than saying nothing, which scores 0"
 
 
-@pytest.mark.parametrize(("values", "labels"), [([1.5], [1.0]), ([0.5], [-1.0]), ([0.5], [2.0])])
+@each_row(("values", "labels"), [([1.5], [1.0]), ([0.5], [-1.0]), ([0.5], [2.0])])
 def test_what_is_no_probability_is_refused(values, labels):
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
         compute_proper_scores(torch.tensor(values), torch.tensor(labels), "brier")
@@ -54,7 +55,7 @@ def _draw_policy(seed):
     return logits, labels, weights
 
 
-@pytest.mark.parametrize("score", SCORES)
+@each_row("score", SCORES)
 def test_the_gradient_is_the_one_by_moments_or_by_enumeration(score):
     logits, labels, weights = _draw_policy(0)
     scores = compute_proper_scores(GRID, labels, score)

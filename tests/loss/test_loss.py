@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from rows import each_row
 
 from rlx.loss import (
     aggregate_losses,
@@ -135,7 +136,7 @@ def test_on_policy_the_gradient_is_the_policy_gradient(tokens, clip):
         torch.testing.assert_close(gradient, -advantages)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ratio", "advantage", "moves"),
     [
         (1.1, 1.0, True),
@@ -289,8 +290,8 @@ def test_the_bonus_is_a_mean_over_the_contents_of_the_span(mask, coefficient):
     assert weights.sum().item() == pytest.approx(coefficient * any(map(any, mask)), rel=1e-5)
 
 
-@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
-@pytest.mark.parametrize("log_ratio", [100.0, -100.0])
+@each_row("advantage", [1.0, 0.0, -1.0])
+@each_row("log_ratio", [100.0, -100.0])
 def test_a_ratio_beyond_all_bounds_leaves_a_gradient_that_is_a_number(log_ratio, advantage):
     for surrogate in (
         lambda x, a: clipped_surrogate(x, a, clip=(0.2, 0.2), dual_clip=None),

@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from rows import each_row
 
 from rlx.loss import (
     aggregate_losses,
@@ -154,8 +155,8 @@ def test_rows_far_from_the_old_policy_lose_their_negative_tokens(batch, bound):
     assert (losses[held] == 0).all() and (losses[~held] != 0).all()
 
 
-@pytest.mark.parametrize("surrogate", SURROGATES)
-@pytest.mark.parametrize("ratio", RATIOS)
+@each_row("surrogate", SURROGATES)
+@each_row("ratio", RATIOS)
 @given(batch=batches)
 def test_on_policy_every_loss_has_the_policy_gradient_and_none_without_advantages(
     surrogate, ratio, batch

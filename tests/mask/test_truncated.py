@@ -1,7 +1,7 @@
 """`truncated: skip`: rows in which a turn ran out of tokens do not learn."""
 
 import bound
-import pytest
+from rows import each_row
 
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
@@ -28,8 +28,8 @@ def list_learning_rows(name, *segments):
     return mask.any(dim=1).tolist()
 
 
-@pytest.mark.parametrize("name", ["model_tokens", "turn_spans"])
-@pytest.mark.parametrize(
+@each_row("name", ["model_tokens", "turn_spans"])
+@each_row(
     ("long", "short", "learn"),
     [
         ("length", "stop", [False, True]),
@@ -43,7 +43,7 @@ def test_a_truncated_row_is_skipped_whether_or_not_it_is_the_longest(name, long,
     assert list_learning_rows(name, turn(0, 5, reason=long), turn(0, 2, reason=short)) == learn
 
 
-@pytest.mark.parametrize("name", ["model_tokens", "turn_spans"])
+@each_row("name", ["model_tokens", "turn_spans"])
 def test_one_truncated_turn_skips_the_whole_row(name):
     seen = Segment(parent=1, author="environment", token_ids=(5,))
     assert list_learning_rows(name, turn(0, 2, reason="length"), seen, turn(2, 3, number=2)) == [

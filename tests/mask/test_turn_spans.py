@@ -1,7 +1,7 @@
 """Which tokens learn."""
 
 import bound
-import pytest
+from rows import each_row
 
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
@@ -48,7 +48,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("spans", "reason", "default", "without_eos"), CASES)
+@each_row(("spans", "reason", "default", "without_eos"), CASES)
 def test_worked_example(spans, reason, default, without_eos):
     # The row below has spans, so that the batch knows their names.
     one, other = turn(0, 8, reason=reason, **spans), turn(0, 3, think=(0, 1), answer=(1, 2))
@@ -83,7 +83,7 @@ def test_observations_do_not_learn_and_every_turn_ends():
     assert masks(turn(0, 3, kind="query"), seen, last) == ["..x" + "xx.x"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("hull", "joined", "default"),
     [((1, 6), ".xxxxx..", ".xx.xx.x"), ((1, 8), ".xxxxxxx", ".xx.xx.x"), (None, "." * 8, "." * 8)],
 )

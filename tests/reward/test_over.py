@@ -2,6 +2,7 @@
 
 import pytest
 from pools import InProcess
+from rows import each_row
 from trees import turn
 
 from rlx.plugin import Problem, Reward, Score
@@ -46,7 +47,7 @@ def read_values(over, *trees):
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("over", "values"),
     [
         ("below", [0.5, 1.0, None, 0.25]),

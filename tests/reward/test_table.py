@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import trees
 from pools import InProcess
+from rows import each_row
 
 from rlx.errors import RewardError
 from rlx.plugin import Problem, Score
@@ -126,7 +127,7 @@ def test_of_reads_the_nearest_earlier_turn_of_that_kind():
     }
 
 
-@pytest.mark.parametrize("order", list(permutations(range(4))))
+@each_row("order", list(permutations(range(4))))
 def test_rewards_run_after_what_they_need_in_whatever_order_they_are_written(order):
     calls = []
 
@@ -169,7 +170,7 @@ def positions(samples):
     return [float(i) for i in range(len(samples))]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("scope", "turn", "together"),
     [
         ("siblings", "confidence", [["0.3", "0.4"], ["0.7", "0.8"], ["1.3", "1.4"]]),
@@ -264,7 +265,7 @@ def test_a_global_reward_reads_the_nearest_turn_that_has_a_reward_and_other_glob
     assert table.rollouts[0, 6]["both"].reason == "accuracy failed"
 
 
-@pytest.mark.parametrize("scope", ["siblings", "group"])
+@each_row("scope", ["siblings", "group"])
 def test_the_company_of_a_rollout_is_all_rollouts_of_its_prompt(scope):
     pool = InProcess()
     table = score_rollouts([CHAINS, ONE], [overall("rank", positions, scope=scope)], pool)
@@ -298,7 +299,7 @@ def judged(sample):
     return 1.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("on_error", "dropped"),
     [("drop_sample", {(0, 6)}), ("drop_group", {(0, 3), (0, 6), (0, 8)})],
 )
@@ -316,6 +317,45 @@ def test_a_rollout_that_cannot_be_judged_gets_a_value_or_ends_the_run():
     }
     with pytest.raises(RewardError, match=r"whole rollout of problem c.*rewards\.global\.judge\."):
         score_rollouts([CHAINS], [overall("judge", judged)], InProcess())
+
+
+@each_row(
+    ("on_error", "dropped"),
+    [("drop_sample", {(0, 1), (0, 2)}), ("drop_group", {(0, 1), (0, 2), (0, 4)})],
+)
+def test_a_rollout_whose_environment_failed_is_dropped_alone_or_with_its_group(on_error, dropped):
+    """Two turns before the environment fails, and another rollout of the prompt."""
+    broken = RolloutTree(
+        Problem(id="p", prompt="?", fields={}),
+        (
+            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
+            turn(0, "right"),
+            turn(1, "right", number=2),
+            Segment(
+                parent=2,
+                author="environment",
+                token_ids=(),
+                info={"fault": "lost", "on_error": on_error},
+            ),
+            turn(0, "right"),
+        ),
+    )
+    assert score_rollouts([broken], [accuracy], InProcess()).dropped == dropped
+    broken.segments[3].info["on_error"] = "fail"
+    with pytest.raises(RewardError, match="the environment failed on problem p: lost"):
+        score_rollouts([broken], [accuracy], InProcess())
+
+
+def test_a_reward_sees_what_the_environment_said_of_earlier_turns_and_not_its_words():
+    seen = []
+    talk = trees.conversation(
+        [("answer", "a", {"n": 1}, "so?"), ("answer", "b", {"n": 2}, None)],
+    )
+    score_rollouts([talk], [named("judge", lambda s: seen.append(s) or 1.0)], InProcess())
+    assert [(s.history, s.context, s.observations) for s in seen] == [
+        ((), (), ()),
+        (({"n": 1},), ("a",), ("so?",)),
+    ]
 
 
 # Tables of several ranks, and scores of long ago --------------------------------------------------
@@ -433,7 +473,7 @@ def picky(sample):
     return 0.5
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("on_error", "dropped"),
     [("drop_sample", {(0, 7)}), ("drop_group", {(0, 7), (0, 8)})],
 )
@@ -490,9 +530,9 @@ def test_the_rewards_of_the_experiment_in_the_real_pool():
     assert all(math.isfinite(table.get_turn_total(place)) for place in table.turns)
 
 
-@pytest.mark.parametrize("formed", [True, False])
-@pytest.mark.parametrize("right", [True, False])
-@pytest.mark.parametrize("confidence", [0.0, 0.25, 1.0])
+@each_row("formed", [True, False])
+@each_row("right", [True, False])
+@each_row("confidence", [0.0, 0.25, 1.0])
 def test_the_coupled_reward_is_that_of_rlcr(formed, right, confidence):
     """0.5 · format + 0.5 · (R + 1) with R = y - (c - y)²; all of it 0 without the form (004, A)."""
     text = f"{'right' if right else 'wrong'} <confidence>{confidence}</confidence>"

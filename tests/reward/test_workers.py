@@ -13,6 +13,7 @@ from patience import LIMIT, wait_until
 from pebble import ProcessPool
 from pool_promises import *  # noqa: F403
 from pool_promises import job, value
+from rows import each_row
 
 from rlx.errors import EnvironmentFault
 from rlx.reward.pool import ChunkWorkers, RewardPool
@@ -97,13 +98,13 @@ def test_workers_that_cannot_start_are_a_fault_of_the_environment(monkeypatch):
         RewardPool(workers=1, memory_mb=256)
 
 
-@pytest.mark.parametrize(("workers", "memory_mb"), [(0, 256), (1, 0)])
+@each_row(("workers", "memory_mb"), [(0, 256), (1, 0)])
 def test_an_empty_pool_is_refused(workers, memory_mb):
     with pytest.raises(ValueError, match="at least"):
         RewardPool(workers, memory_mb)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reward", "responses", "deadline"),
     [
         (length(), (), 1.0),

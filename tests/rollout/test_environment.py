@@ -7,6 +7,7 @@ from typing import ClassVar
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from rows import each_row
 from speech import END, Characters, Hashing
 
 from rlx.batch import build_token_batch
@@ -287,7 +288,7 @@ def test_a_rollout_that_outgrows_the_model_ends_and_the_others_go_on():
 # Observations ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("observation", ["inline", "message"])
+@each_row("observation", ["inline", "message"])
 def test_how_an_observation_is_shown(observation):
     seen = set()
     for chain in everyone(grown("abcd", range(4), observation=observation)):
@@ -403,7 +404,7 @@ for _ in range(100_000):
     deep = [deep]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("step", "says"),
     [
         (None, "gave NoneType instead of a Step"),
@@ -417,6 +418,7 @@ for _ in range(100_000):
         (Step(kind="try", info={"a": deep}), "info that is not plain JSON"),
         (Step(kind="try", info={"a": "x" * 2_000_000}), "info of 2000"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "step",
 )
 def test_nonsense_is_refused(step, says):
     with pytest.raises(ValueError, match=says):

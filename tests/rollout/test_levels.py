@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 from pydantic import ValidationError
+from rows import each_row
 
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
@@ -83,7 +84,7 @@ def test_a_copy_has_other_levels():
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("levels", "reason"),
     [
         ((), "at least 1 item"),
@@ -102,7 +103,7 @@ ANSWERED = "<think>2+3\n</think><answer>2+3</answer>"
 WHOLE = f"{ANSWERED}<analysis>5=5</analysis><confidence>0.9</confidence>"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("levels", "turns", "arranged"),
     [
         (

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.errors import SpecError
 from rlx.model import Vocabulary, build_vocabulary_dialogue
@@ -31,7 +32,7 @@ def test_a_prompt_and_its_longest_dialogue_are_counted():
     assert length.dialogue == 1 + len("Q: abc") + 10 + 1 + len("sure?") + 4
 
 
-@pytest.mark.parametrize("context", [100, 25], ids=["limit", "context"])
+@each_row("context", [100, 25], ids=["limit", "context"])
 def test_each_rule(context):
     limit = 20 if context == 100 else None
     longest = 16 if context == 100 else 11  # BOS and "Q: " are four tokens, an answer ten

@@ -6,6 +6,7 @@ from typing import ClassVar
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from rows import each_row
 from speech import Characters, Hashing
 
 from rlx.batch import build_token_batch
@@ -174,7 +175,7 @@ def test_held_out_games_have_one_player():
     assert plan.copy_with_siblings(2).trees_per_prompt == 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("step", "says"),
     [
         (Step(kind="turn", player=2), "gave 2 as the next player, which is 0 or 1"),

@@ -1,8 +1,8 @@
 """Named spans, from text to tokens."""
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
+from rows import each_row
 
 from rlx.rollout import Span, find_hull, find_spans
 
@@ -70,7 +70,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_row("case", CASES, ids=str)
 def test_worked_example(case):
     pieces, expected = CASES[case]
     found = find_spans(*cut(*pieces), TAGS)
@@ -109,7 +109,7 @@ HULLS = {
 }
 
 
-@pytest.mark.parametrize("case", HULLS, ids=str)
+@each_row("case", HULLS, ids=str)
 def test_worked_hull(case):
     pieces, expected = HULLS[case]
     assert find_hull(*cut(*pieces), TAGS) == expected

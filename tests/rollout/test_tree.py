@@ -1,6 +1,7 @@
 """What a tree refuses, and how it is walked."""
 
 import pytest
+from rows import each_row
 
 from rlx.errors import TreeError
 from rlx.plugin import Problem
@@ -63,7 +64,7 @@ def test_a_rollout_ends_where_nothing_but_a_prompt_follows():
     assert asked.rollouts == (3, 4), "a confidence is no rollout of its own"
 
 
-@pytest.mark.parametrize("parent", [0, 1, 5, -2])
+@each_row("parent", [0, 1, 5, -2])
 def test_a_parent_must_come_before_its_child(parent):
     with pytest.raises(TreeError, match=f"segment 0 of 'p0' names parent {parent}"):
         RolloutTree(PROBLEM, (prompt(parent, 1),))
@@ -74,7 +75,7 @@ def test_a_segment_cannot_be_its_own_parent():
         RolloutTree(PROBLEM, (prompt(NO_PARENT, 1), turn(1, 2)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "complaint"),
     [
         ({"logprobs": (-0.1,)}, "a segment of 2 policy tokens needs 2 logprobs, got 1"),

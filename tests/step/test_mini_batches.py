@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
+from rows import each_row
 
 from rlx.assignment import split_mini_batches
 from rlx.batch import build_token_batch
@@ -70,8 +70,8 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=str)
-@pytest.mark.parametrize(
+@each_row("loss", LOSSES, ids=str)
+@each_row(
     ("parts", "names"),
     [(2, ["pqr", "st"]), (3, ["pq", "rs", "t"]), (5, ["p", "q", "r", "s", "t"])],
 )

@@ -5,6 +5,7 @@ import math
 import bound
 import pytest
 import torch
+from rows import each_row
 
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
@@ -135,7 +136,7 @@ def test_the_spans_of_an_answer_do_not_learn_in_the_rows_below_it():
     assert not train.weights[answers_of_confidences].any()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("loss", "by_hand"),
     [
         ({"aggregate": "token_mean"}, [3 / 11, 2 / 11, 2 / 11, 1 / 11, 1 / 11, 2 / 11]),

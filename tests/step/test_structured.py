@@ -3,6 +3,7 @@
 import bound
 import pytest
 import torch
+from rows import each_row
 
 from rlx.batch import build_token_batch
 from rlx.credit import Credit
@@ -101,7 +102,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("stage", "state_masking", "expected"), TABLE)
+@each_row(("stage", "state_masking", "expected"), TABLE)
 def test_one_effective_mask_for_all_four(stage, state_masking, expected):
     ones = torch.ones(2, 6)
     streams = TokenStreams(
@@ -131,7 +132,7 @@ def test_one_effective_mask_for_all_four(stage, state_masking, expected):
         assert torch.equal(train.mask[0], where)
 
 
-@pytest.mark.parametrize("state_masking", [True, False])
+@each_row("state_masking", [True, False])
 def test_in_a_single_turn_the_two_masks_are_one(state_masking):
     batch = build_token_batch([SINGLE])
     mask = bound.mask("effective", state_masking=state_masking)(batch)
@@ -147,7 +148,7 @@ def test_the_masks_that_a_batch_names_by_content():
     assert batch.turn_ids.tolist() == [[-1, 1, 1, -1, -1, 2], [-1, 1, 1, 1, -1, -1]]
 
 
-@pytest.mark.parametrize("strategy", ["model_tokens", "turn_spans"])
+@each_row("strategy", ["model_tokens", "turn_spans"])
 def test_rows_that_ran_out_of_tokens_can_be_skipped(strategy):
     cut = RolloutTree(
         MULTI.problem,
@@ -182,7 +183,7 @@ def test_states_are_told_apart_by_what_opened_the_turn_or_by_the_environments_wo
 # Scores and placement ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("credit", "sums"),
     [
         ({}, [0.675, 0.3]),
@@ -207,7 +208,7 @@ def test_the_sources_score_grows_with_length():
     assert train.scores.masked_return_sum.tolist() == pytest.approx([3 * 0.675, 3 * 0.3])
 
 
-@pytest.mark.parametrize("use_kl_in_reward", [True, False])
+@each_row("use_kl_in_reward", [True, False])
 def test_seed000_places_by_whether_kl_is_on(use_kl_in_reward):
     credit = CreditSpec(profile="seed000", use_kl_in_reward=use_kl_in_reward)
     expected = "turn_proportional" if use_kl_in_reward else "final_token_only"
@@ -304,7 +305,7 @@ def test_an_entropy_bonus_on_everything_that_learns():
 # What an estimator may not do ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("estimator", "complaint"),
     [
         (lambda x: x.global_rewards, r"shape \(2,\), not \[B, T\]"),

@@ -1,0 +1,384 @@
+"""Mutants: `make mutants` changes one place of the algorithm after the other, and reports which
+changes the tests do not notice in tests/mutants.md.
+
+A mutant is one file with another operator, number, flag or function. It lies in a folder with links
+to all the other files, first on the path of imports, so that worker processes read it too. Each
+mutant has a fork of a process that has imported the libraries and nothing of rlx, and is killed
+when a test of its room fails. tests/mutants.yaml has changes that are always tried, and verdicts on
+survivors.
+"""
+
+import argparse
+import ast
+import contextlib
+import hashlib
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, cast
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+LISTS = ROOT / "tests" / "mutants.yaml"
+PAGE = ROOT / "tests" / "mutants.md"
+LIBRARIES = ("torch", "hypothesis", "pydantic", "lazy_loader", "graphlib", "pebble")
+
+
+class Room(NamedTuple):
+    """Code that belongs together, and the tests that should notice a change, the cheapest first."""
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+JOINTS = ("tests/credit_path", "tests/step")
+SCORES = ("table", "over", "environment")
+ESTIMATES = ("group", "outcome", "place", "returns", "second_level", "turns")
+ROOMS = {
+    "credit": Room(
+        ("platform/rlx/credit/*.py",),
+        ("tests/golden", *JOINTS, *(f"tests/credit/test_{name}.py" for name in ESTIMATES)),
+    ),
+    "mask": Room(("platform/rlx/mask/*.py",), ("tests/mask", *JOINTS)),
+    "loss": Room(("platform/rlx/loss/*.py",), ("tests/loss", "tests/golden", *JOINTS)),
+    "kl": Room(("platform/rlx/kl.py",), ("tests/kl", *JOINTS)),
+    "assignment": Room(
+        ("platform/rlx/assignment.py", "platform/rlx/train_batch.py"), (*JOINTS, "tests/golden")
+    ),
+    "reward": Room(
+        ("platform/rlx/reward/table.py", "platform/rlx/reward/scoring.py"),
+        (*(f"tests/reward/test_{name}.py" for name in SCORES), *JOINTS, "tests/golden"),
+    ),
+    "plugins": Room(
+        ("plugins/rlx_plugins/rlcr.py", "plugins/rlx_plugins/countdown/scorer.py"),
+        ("tests/plugins/test_rlcr.py", "tests/plugins/test_countdown_scorer.py"),
+    ),
+}
+
+PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.In, ast.NotIn),
+    (ast.Is, ast.IsNot),
+    (ast.And, ast.Or),
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.Div),
+    (ast.BitAnd, ast.BitOr),
+]
+SWAPS = {ast.FloorDiv: ast.Mult, ast.Pow: ast.Mult}
+SWAPS |= {old: new for pair in PAIRS for old, new in (pair, pair[::-1])}
+FUNCTIONS = {"minimum": "maximum", "amin": "amax", "min": "max", "any": "all", "sum": "mean"}
+FUNCTIONS |= {new: old for old, new in FUNCTIONS.items()}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file.
+
+    Attributes:
+        place: file, line and column.
+        code: the line as it is.
+        change: what becomes what.
+        source: the whole changed file.
+        tests: what to run.
+    """
+
+    room: str
+    place: str
+    code: str
+    change: str
+    source: str = field(repr=False)
+    tests: tuple[str, ...]
+
+    @property
+    def file(self) -> str:
+        return self.place.split(":")[0]
+
+    def rank(self, seed: int) -> bytes:
+        """A random number that stays the same when other lines change."""
+        return hashlib.blake2b(f"{seed} {self.file} {self.code} {self.change}".encode()).digest()
+
+
+def find_mutants(room: str, file: str) -> Iterator[Mutant]:
+    """All mutants of a file, in order."""
+    source = (ROOT / file).read_bytes()
+    lines = source.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    # Tests that are named after the file come first.
+    tests = tuple(sorted(ROOMS[room].tests, key=lambda test: Path(file).stem not in test))
+    for node in _walk_code(ast.parse(source)):
+        for new in _change(node):
+            start = starts[node.lineno - 1] + node.col_offset
+            end = starts[node.end_lineno - 1] + node.end_col_offset
+            text = ast.unparse(new) if isinstance(new, ast.stmt) else f"({ast.unparse(new)})"
+            yield Mutant(
+                room=room,
+                place=f"{file}:{node.lineno}:{node.col_offset + 1}",
+                code=lines[node.lineno - 1].decode().strip(),
+                change=f"{ast.unparse(node)} → {ast.unparse(new)}",
+                source=(source[:start] + text.encode() + source[end:]).decode(),
+                tests=tests,
+            )
+
+
+def _walk_code(node: ast.AST) -> Iterator[Any]:
+    """The nodes that compute: no annotations, decorators, messages of errors or texts."""
+    match node:
+        case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
+            return
+        case ast.FunctionDef(name="__repr__" | "__str__"):
+            return
+        case ast.AnnAssign(target=ast.Name(id="examples")):  # a plugin's, which are checks
+            return
+    yield node
+    skipped = {"annotation", "returns", "decorator_list", "bases", "type_params"}
+    for name, value in ast.iter_fields(node):
+        if name not in skipped:
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _walk_code(child)
+
+
+def _change(node: ast.AST) -> Iterator[ast.AST]:
+    match node:
+        case ast.Compare(ops=ops):
+            for i, op in enumerate(ops):
+                if type(op) in SWAPS:
+                    yield _replace(node, ops=[*ops[:i], SWAPS[type(op)](), *ops[i + 1 :]])
+        case ast.BinOp(op=op) | ast.BoolOp(op=op) | ast.AugAssign(op=op) if type(op) in SWAPS:
+            yield _replace(node, op=SWAPS[type(op)]())
+        case ast.UnaryOp(op=ast.Not() | ast.Invert() | ast.USub(), operand=operand):
+            if not isinstance(operand, ast.Constant):
+                yield operand
+        case ast.Constant(value=bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield ast.Constant(value + 1)
+        case ast.Call(func=ast.Attribute(attr=name)) if name in FUNCTIONS:
+            yield _replace(node, func=_replace(node.func, attr=FUNCTIONS[name]))
+        case ast.Call(func=ast.Name(id="min" | "max" | "any" | "all" as name)):
+            yield _replace(node, func=ast.Name(FUNCTIONS[name]))
+
+
+def _replace(node: Any, **fields: Any) -> Any:
+    changed = copy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def read_fixed_mutants() -> Iterator[Mutant]:
+    """The changes that tests/mutants.yaml lists.
+
+    Raises:
+        ValueError: a text is not in its file exactly once.
+    """
+    for known in yaml.safe_load(LISTS.read_text())["fixed"]:
+        file, old, new = known["file"], known["old"], known["new"]
+        source = (ROOT / file).read_text()
+        if source.count(old) != 1:
+            raise ValueError(f"{file} has {source.count(old)} times, not once: {old}")
+        yield Mutant(
+            room="fixed",
+            place=f"{file}:{source[: source.index(old)].count(chr(10)) + 1}",
+            code=known["about"],
+            change=f"{_shorten(old)} → {_shorten(new)}",
+            source=source.replace(old, new),
+            tests=tuple(known["tests"]),
+        )
+
+
+def _shorten(text: str) -> str:
+    return " ".join(text.split())
+
+
+class Result(NamedTuple):
+    """What became of a mutant."""
+
+    mutant: Mutant
+    is_killed: bool
+
+
+def try_mutants(mutants: Sequence[Mutant], jobs: int, limit: float) -> Iterator[Result]:
+    """Runs the tests of each mutant, several at a time; one that takes too long is killed."""
+    context = multiprocessing.get_context("fork")
+    waiting, running = list(reversed(mutants)), {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            mutant = waiting.pop()
+            folder = tempfile.TemporaryDirectory(prefix="mutant-")
+            path = _write(Path(folder.name), mutant)
+            process = context.Process(target=_run_tests, args=(path, mutant.tests))
+            process.start()
+            running[process.sentinel] = process, mutant, folder, time.monotonic() + limit
+        soonest = min(deadline for *_, deadline in running.values())
+        wait(list(running), timeout=max(0.0, soonest - time.monotonic()))
+        for sentinel, (process, mutant, folder, deadline) in list(running.items()):
+            if process.is_alive() and time.monotonic() < deadline:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(cast(int, process.pid), signal.SIGKILL)  # and what the tests have started
+            process.join()
+            folder.cleanup()
+            del running[sentinel]
+            yield Result(mutant, process.exitcode != 0)
+
+
+def _write(folder: Path, mutant: Mutant) -> str:
+    """Writes a mutant and links to all that is beside it; returns where imports find it."""
+    first, *names = Path(mutant.file).parts
+    source, target = ROOT / first, folder / first
+    for name in names:
+        target.mkdir()
+        for entry in source.iterdir():
+            if entry.name != name:
+                (target / entry.name).symlink_to(entry)
+        source, target = source / name, target / name
+    target.write_text(mutant.source)
+    os.utime(target, (0, 0))  # what Python has compiled is of another time
+    return str(folder / first)
+
+
+def _run_tests(path: str | None, tests: Sequence[str]) -> NoReturn:
+    """Runs tests in this process, with what is at a path in place of rlx's own."""
+    os.setsid()
+    if path is not None:
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, path)
+        inherited = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = path + (os.pathsep + inherited if inherited else "")
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
+    quietly = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    for test in tests:  # what comes later is not even collected
+        if code := pytest.main(["-x", *quietly, test]):
+            sys.exit(code)
+    sys.exit()
+
+
+def check_tests(tests: set[tuple[str, ...]]) -> float:
+    """Runs what is to kill mutants without one; returns the seconds that the longest took.
+
+    Raises:
+        SystemExit: tests fail.
+    """
+    longest = 0.0
+    for paths in sorted(tests):
+        start = time.monotonic()
+        process = multiprocessing.get_context("fork").Process(target=_run_tests, args=(None, paths))
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(f"fails without a mutant: {' '.join(paths)}")
+        longest = max(longest, time.monotonic() - start)
+    return longest
+
+
+def read_verdicts() -> dict[tuple[str, str, str], str]:
+    """Why a survivor is none that a test should kill, by file, line of code and change."""
+    verdicts = yaml.safe_load(LISTS.read_text())["survivors"]
+    return {(v["file"], v["code"], v["change"]): v["why"] for v in verdicts}
+
+
+def build_page(results: Sequence[Result], counts: dict[str, int], seed: int) -> str:
+    """The page of a run: by room how many mutants there are and were killed, then the survivors."""
+    lines = [
+        "# Mutants",
+        "",
+        f"Written by `make mutants`: a sample of the changes of each room, with seed {seed},",
+        "and the list of [mutants.yaml](mutants.yaml). A failing test of a room kills a mutant.",
+        "",
+        "| room | mutants | tried | killed | share |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    drawn = [r for r in results if r.mutant.room != "fixed"]
+    for room, count in {**counts, "all": sum(counts.values()), "fixed": 0}.items():
+        own = drawn if room == "all" else [r for r in results if r.mutant.room == room]
+        killed = sum(r.is_killed for r in own)
+        share = f"{killed / len(own):.1%}" if own else ""
+        lines.append(f"| {room} | {count or len(own):,} | {len(own)} | {killed} | {share} |")
+    lines += ["", "## Survivors", "", "| place | line | change | why |", f"|{' --- |' * 4}"]
+    verdicts = read_verdicts()
+    for mutant, is_killed in results:
+        if not is_killed:
+            why = verdicts.get((mutant.file, mutant.code, mutant.change), "?")
+            cells = (mutant.place, f"`{mutant.code}`", f"`{mutant.change}`", why)
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def find_all_mutants() -> dict[str, list[Mutant]]:
+    """All mutants of each room, in order of their places."""
+    return {
+        name: [
+            mutant
+            for pattern in room.sources
+            for path in sorted(ROOT.glob(pattern))
+            for mutant in find_mutants(name, str(path.relative_to(ROOT)))
+        ]
+        for name, room in ROOMS.items()
+    }
+
+
+def draw_mutants(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """Some of a room's mutants, in order of their places."""
+    drawn = set(sorted(mutants, key=lambda mutant: mutant.rank(seed))[:count])
+    return [mutant for mutant in mutants if mutant in drawn]
+
+
+def main() -> int:
+    """Tries mutants, and writes the page unless only some of them were asked for."""
+    parser = argparse.ArgumentParser(description="changes that tests do not notice")
+    parser.add_argument("--sample", type=int, default=60, help="how many of each room")
+    parser.add_argument("--seed", type=int, default=0, help="draws the sample")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    parser.add_argument("--only", metavar="FILE[:LINE]", help="the mutants of a file or line")
+    parser.add_argument("--rooms", nargs="+", choices=[*ROOMS, "fixed"], help="no others")
+    arguments = parser.parse_args()
+    os.chdir(ROOT)
+    rooms = find_all_mutants()
+    if arguments.only is not None:
+        place = f"{arguments.only}:"
+        mutants = [m for own in rooms.values() for m in own if f"{m.place}:".startswith(place)]
+    else:
+        chosen = arguments.rooms or [*ROOMS, "fixed"]
+        mutants = list(read_fixed_mutants()) if "fixed" in chosen else []
+        for room in [room for room in rooms if room in chosen]:
+            mutants += draw_mutants(rooms[room], arguments.sample, arguments.seed)
+    if not mutants:
+        sys.exit("there is no such mutant")
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    limit = 60.0 + 5.0 * check_tests({tuple(sorted(mutant.tests)) for mutant in mutants})
+    results = []
+    for result in try_mutants(mutants, arguments.jobs, limit):
+        results.append(result)
+        mutant, is_killed = result
+        fate = "killed  " if is_killed else "SURVIVES"
+        print(f"{len(results)}/{len(mutants)} {fate} {mutant.place} {mutant.change}", flush=True)
+        if not is_killed:
+            print(f"    {mutant.code}", flush=True)
+    results.sort(key=lambda result: mutants.index(result.mutant))
+    if arguments.only is None and arguments.rooms is None:
+        counts = {room: len(own) for room, own in rooms.items()}
+        PAGE.write_text(build_page(results, counts, arguments.seed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
