@@ -9,7 +9,7 @@ from rlx.batch import TokenBatch
 from rlx.discovery import bind_implementation, list_needed_streams, resolve_plugins
 from rlx.errors import PluginError
 from rlx.plugin import Environment, Plugin, RewardPlugin, Task, get_confidence_values
-from rlx.reward import JobPool, NamedReward, PooledHost
+from rlx.reward import NamedReward, PooledHost, RewardPool
 from rlx.rollout import FAILED, RolloutPlan, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 from rlx.train_batch import CreditRules, Estimate
@@ -130,7 +130,7 @@ def _list_kl_streams(spec: ExperimentSpec) -> frozenset[str]:
     return frozenset({"reference_logprobs"} if uses_kl else ())
 
 
-def build_environment_host(setup: PhaseSetup, pool: JobPool) -> PooledHost | None:
+def build_environment_host(setup: PhaseSetup, pool: RewardPool) -> PooledHost | None:
     """The host that runs the environment in the worker pool; None without an environment."""
     rollout, environment = setup.spec.rollout, setup.environment
     if environment is None or not isinstance(rollout, EnvironmentRolloutSpec):

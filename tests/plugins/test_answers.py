@@ -143,7 +143,7 @@ def test_hostile_text_is_no_answer(text):
 
 @pytest.fixture(scope="module")
 def pool():
-    with RewardPool(workers=1, memory_mb=512, grace=60) as pool:
+    with RewardPool(workers=1, memory_mb=512) as pool:
         yield pool
 
 

@@ -56,7 +56,7 @@ def test_every_row_of_a_mixed_batch_is_scored_by_its_own_source():
         tree("bare", {"answer": "3+4"}, "3+4"),
     ]
     use = TurnReward(plugin="by_data_source", turn="answer", on_error="drop_sample")
-    with RewardPool(workers=1, memory_mb=512, grace=60) as pool:
+    with RewardPool(workers=1, memory_mb=512) as pool:
         table = score_rollouts(trees, [NamedReward("accuracy", use, by_source())], pool)
     entries = {place: rewards["accuracy"] for place, rewards in table.turns.items()}
     assert {place: e.raw for place, e in entries.items()} == {
@@ -95,7 +95,7 @@ def test_a_nested_reward_may_read_another():
     verify = build_plugin(PluginUse(plugin="countdown.verify"), "reward")
     accuracy = TurnReward(plugin="countdown.verify", turn="answer")
     calibration = TurnReward(plugin="by_data_source", turn="confidence", of="accuracy")
-    with RewardPool(workers=1, memory_mb=512, grace=60) as pool:
+    with RewardPool(workers=1, memory_mb=512) as pool:
         table = score_rollouts(
             trees,
             [

@@ -66,19 +66,20 @@ class LeavingGame(Environment):
         return ENDS["its deadline"]()
 
 
-def run_chunk_slowly(payload, deadlines, memory_mb, grace):
+def run_chunk_slowly(payload, deadlines, memory_mb):
     """`run_chunk` of a worker that does not get to run until its child runs a job."""
     before = worker._jobs._count_started()
     worker._jobs.send(pickle.dumps((payload, memory_mb)))
     while worker._jobs._count_started() == before:
         time.sleep(0.01)  # scenario
-    return worker._jobs.await_report(deadlines, grace)
+    return worker._jobs.await_report(deadlines)
 
 
-def begin_nothing(payload, deadlines, memory_mb, _grace):
+def begin_nothing(payload, deadlines, memory_mb):
     """`run_chunk` of a worker whose child does not get to run."""
     worker._jobs.end()
     worker._jobs._start()
     os.kill(worker._jobs._pid, signal.SIGSTOP)
     worker._jobs.send(pickle.dumps((payload, memory_mb)))
-    return worker._jobs.await_report(deadlines, 0.5)
+    worker._IMPORT_SECONDS = 0.5
+    return worker._jobs.await_report(deadlines)

@@ -53,7 +53,7 @@ def table():
         NamedReward("novel", TurnReward(plugin="novel", turn="query"), novelty()),
         NamedReward("new", TurnReward(plugin="new", turn="answer"), novelty()),
     ]
-    with RewardPool(workers=1, memory_mb=256, grace=60) as pool:
+    with RewardPool(workers=1, memory_mb=256) as pool:
         return score_rollouts([TREE], rewards, pool)
 
 

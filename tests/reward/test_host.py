@@ -43,7 +43,7 @@ REWARDS = (
 
 @pytest.fixture(scope="module")
 def pool():
-    with RewardPool(workers=2, memory_mb=256, grace=60) as pool:
+    with RewardPool(workers=2, memory_mb=256) as pool:
         yield pool
 
 

@@ -42,7 +42,7 @@ numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def pool():
-    with RewardPool(workers=1, memory_mb=256, grace=60) as pool:
+    with RewardPool(workers=1, memory_mb=256) as pool:
         yield pool
 
 
@@ -184,7 +184,7 @@ def paused(processes):
 def test_a_pause_is_not_counted_against_a_deadline(tmp_path):
     deadline, here = 3.0, tmp_path / "go on"
     others = set(psutil.Process().children(recursive=True))
-    with RewardPool(workers=1, memory_mb=256, grace=60) as pool, ThreadPoolExecutor() as threads:
+    with RewardPool(workers=1, memory_mb=256) as pool, ThreadPoolExecutor() as threads:
         scored = threads.submit(pool.score, [job(waiting(), str(here), deadline)])
         wait_until("the scorer to wait", Path(f"{here}.waiting").exists)
         with paused(set(psutil.Process().children(recursive=True)) - others):
@@ -197,13 +197,11 @@ def test_a_pause_is_not_counted_against_a_deadline(tmp_path):
 def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(pool, mark):
     """The time for the import of plugins must not be added to it."""
     payload = pickle.dumps([job(leaving(how="plainly", end="its deadline"), mark)])
-    report = pool._workers._pool.schedule(
-        run_chunk_slowly, args=(payload, (DEADLINE,), 256, 3600.0)
-    )
+    report = pool._workers._pool.schedule(run_chunk_slowly, args=(payload, (DEADLINE,), 256))
     assert report.result(timeout=LIMIT).fault == FAULTS["its deadline"]
 
 
 def test_workers_whose_first_process_does_not_begin_say_so(monkeypatch):
     monkeypatch.setattr("rlx.reward.pool.run_chunk", begin_nothing)
     with pytest.raises(EnvironmentFault, match=r"cannot start: no process has begun within 0.5 s"):
-        ChunkWorkers(1, 256, 60.0)
+        ChunkWorkers(1, 256)

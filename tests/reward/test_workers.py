@@ -49,7 +49,7 @@ def test_workers_killed_while_idle_are_replaced():
 def test_a_chunk_that_is_forgotten_while_the_last_worker_dies_has_an_end(monkeypatch):
     """The library puts it into a queue that nobody reads any more."""
     before = set(psutil.Process().children())
-    workers = ChunkWorkers(1, 256, 60.0)
+    workers = ChunkWorkers(1, 256)
     monkeypatch.setattr(ProcessPool, "schedule", lambda *_, **__: Future())
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(workers.run, pickle.dumps([]), ())

@@ -29,7 +29,6 @@ ROUNDING = 16
 tokens, or averaged over turns, comes back with an error of a few units.
 """
 
-
 _DEFAULTS = GroupComparison()
 
 

@@ -376,7 +376,6 @@ _FILLER = PackedTree(
     branches=PackedBranches(*[_NOTHING] * 6),
 )
 
-
 SizedT = TypeVar("SizedT", bound=Sized)
 
 

@@ -130,8 +130,6 @@ def build_confidence_branches(
 
 
 LARGEST = ("ratio_max", "token_ratio_max")
-
-
 """Attributes of `UpdateSums` that are maxima instead of sums."""
 
 
@@ -363,8 +361,6 @@ def _accumulate_statistics(
 
 
 CHUNK = 8192
-
-
 """Tokens of the vocabulary per chunk."""
 
 

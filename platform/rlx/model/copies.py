@@ -17,16 +17,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 Module = TypeVar("Module", bound=nn.Module)
 
-
 FEW = 2
-
-
 """Minimum number of layers to keep: the second one reads what the first one wrote."""
 
-
 NUMBERS = ("layer_idx", "layer_id", "layer_number", "layer_index")
-
-
 """Attributes with a layer's own number."""
 
 

@@ -29,14 +29,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NEARBY = 200
-
-
 """Characters shown on each side of what a tokenizer cannot write."""
 
-
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-
-
 """What an incomplete UTF-8 sequence decodes to."""
 
 
@@ -286,8 +281,6 @@ class ChatDialogue(_DialogueBase):
 
 
 ModelDialogue = PlainDialogue | ChatDialogue
-
-
 """A model's dialogue format; see `rlx.rollout.Dialogue`."""
 
 

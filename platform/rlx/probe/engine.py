@@ -21,7 +21,7 @@ from rlx.probe.questions import (
     find_reasoning,
     truncate_completion,
 )
-from rlx.reward import JobPool, NamedReward, RewardEntry, RewardTable, score_rollouts
+from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import (
     Completion,
     CompletionRequest,
@@ -57,7 +57,7 @@ class ProbeContext:
     task: Task
     rewards: Sequence[NamedReward]
     correct: str
-    pool: JobPool
+    pool: RewardPool
     fit: PromptFit | None = None
 
 

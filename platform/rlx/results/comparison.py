@@ -45,10 +45,7 @@ METRICS = (
     "accuracy", "mean_confidence", "brier", "brier_recalibrated", "nll", "auroc", "auroc_one_bit",
     "within_auroc", "aurc", "ece", "ece_debiased", "ece_mass", "alike_share",
 )  # fmt: skip
-
-
 """Metrics that are compared, of every evaluation after training that has them."""
-
 
 COLUMNS = (
     *("suite", "metric", "recipe", "seeds", "mean", "std", "low", "high"),
@@ -56,26 +53,15 @@ COLUMNS = (
     *("by_problem_difference", "by_problem_difference_low", "by_problem_difference_high"),
     *("by_problem_p", "by_problem_p_holm"),
 )
-
-
 """Keys of a comparison's records."""
 
-
 NOT_COMPARED = ("name", "seed")
-
-
 """Spec keys that do not distinguish recipes."""
 
-
 NAMED = 5
-
-
 """Names that an error lists when none is similar."""
 
-
 Evaluations = dict[str, list[EvaluationRecord]]
-
-
 """Evaluations by run id."""
 
 
@@ -469,7 +455,6 @@ def _compare_recipes_by_problem(
 
 SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
 
-
 Flat = Mapping[str, Any]
 
 
@@ -563,7 +548,6 @@ def _flatten_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 Table = list[list[str]]
 
-
 BY_PROBLEM = (
     "Problem by problem: each problem's mean over answers and seeds, one recipe's minus the "
     "other's, with more weight on problems evaluated more often; [ ] is the 95 % bootstrap "
@@ -571,7 +555,6 @@ BY_PROBLEM = (
     "differ, else from 9999 random sign changes. It takes the trained models as fixed; "
     "how the recipes would do with other seeds is for the test over seeds."
 )
-
 
 FAMILY = (
     "Each p is corrected by Holm's method for the recipes in its row. The rows are not corrected "

@@ -49,7 +49,6 @@ _CENTRED = (Grpo, Uniform, DrGrpo, Rloo, Gpg, TwoLevel)
 _COMPARING = (*_CENTRED, Opo, PassAtK)
 """Estimators that use a row's score only relative to the scores of its group."""
 
-
 Check = Callable[[StepEvidence], IdentityResult]
 
 

@@ -36,7 +36,6 @@ from rlx_registry import STREAMS, Registry, RunRecord, read_body
 RULES = ("rewards", "mask", "estimator", "credit", "loss", "evaluation")
 """Spec sections that determine rewards and advantages; the others determine what was sampled."""
 
-
 TOKENS = ("mask", "placed", "token_rewards", "kl", "returns", "advantages", "weights")
 """Token streams that are compared."""
 SCORES = ("total_score", "token_level_scores", "seed_returns_score")

@@ -7,7 +7,7 @@ from rlx.reward.lines import (
     open_response_lines,
     score_lines,
 )
-from rlx.reward.pool import ChunkWorkers, JobPool, PooledHost, RewardPool, describe_worker_error
+from rlx.reward.pool import ChunkWorkers, PooledHost, RewardPool, describe_worker_error
 from rlx.reward.scoring import (
     NamedReward,
     compute_mean_value,
@@ -21,7 +21,6 @@ __all__ = [
     "ChunkReport",
     "ChunkWorkers",
     "JobOutcome",
-    "JobPool",
     "NamedReward",
     "Place",
     "PooledHost",

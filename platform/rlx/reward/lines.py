@@ -31,16 +31,11 @@ from rlx.spec.reading import (
 from rlx.text import escape_unprintable
 
 MAX_SPANS = 64
-
-
 """Maximum number of tag names extracted from one response, which may hold a hundred thousand."""
-
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-
 _closing_tags = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>").finditer
-
 
 Name = str | int
 
@@ -212,7 +207,6 @@ def group_neighboring_lines(lines: Iterable[ResponseLine]) -> Iterator[list[Resp
 
 
 _LINES = 2048  # per batch; files may have millions
-
 
 _CHARACTERS = 8 << 20
 

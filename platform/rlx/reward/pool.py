@@ -4,7 +4,6 @@ import math
 import multiprocessing
 import pickle
 import sys
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, InvalidStateError, wait
@@ -24,31 +23,106 @@ from rlx.rollout import HostFault
 
 _CHUNK = 64
 
-
 LOOK = 1.0
-
-
 """Seconds between two looks at workers that answer nothing."""
 
-
 _AHEAD = 2
-
-
 """Chunks that are sent to each worker at once, so that it need not wait for the next one."""
-
 
 _Positions = tuple[int, ...]
 
 
-class JobPool(ABC):
-    """Workers that run jobs; a context manager.
+CONSTS.term_timeout = 60.0
+"""Seconds in which a worker that is told to end may kill what its plugins started; the library's 3
+are too few on a busy machine."""
+
+_RENEW_AFTER = 1000  # chunks; limits the damage of a scorer with a slow memory leak
+
+_MAX_RESTARTS = 3
+
+
+class ChunkWorkers:
+    """Worker processes that run chunks of jobs.
 
     Args:
-        width: number of chunks that run at the same time.
+        count: number of processes.
+        memory_mb: MiB of address space that a job may add to its worker's.
+
+    Raises:
+        EnvironmentFault: they do not start.
     """
 
-    def __init__(self, width: int) -> None:
-        self._width = width
+    def __init__(self, count: int, memory_mb: int) -> None:
+        self._memory_mb = memory_mb
+        self._pool = ProcessPool(
+            max_workers=count,
+            max_tasks=_RENEW_AFTER,
+            initializer=start_worker,
+            context=multiprocessing.get_context("spawn"),
+        )
+        self._sent = WeakSet[Future[ChunkReport]]()
+        try:
+            fault = self.run(pickle.dumps([]), ()).fault  # after the start of an interpreter
+        except (BrokenExecutor, ProcessExpired, OSError) as error:
+            fault = f"{error}{_explain_script()}"
+        if fault is not None:
+            self.close()
+            raise EnvironmentFault(f"reward workers cannot start: {fault}")
+
+    @property
+    def is_active(self) -> bool:
+        """Whether chunks can be sent; not if workers kept dying while idle."""
+        return bool(self._pool.active)
+
+    def send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
+        """Has a chunk of pickled jobs run, each with its deadline in seconds."""
+        # Without a timeout of the pool's own, which would count by the wall clock.
+        arguments = (payload, deadlines, self._memory_mb)
+        report: Future[ChunkReport] = self._pool.schedule(run_chunk, args=arguments)
+        self._sent.add(report)
+        return report
+
+    def run(self, payload: bytes, deadlines: tuple[float, ...]) -> ChunkReport:
+        """Runs a chunk, as `send` does, and waits for what becomes of it."""
+        report = self.send(payload, deadlines)
+        while not wait([report], LOOK).done:
+            self.end_forgotten()
+        return report.result()
+
+    def end_forgotten(self) -> None:
+        """Ends the chunks that will never be answered, once the workers have ended.
+
+        The library forgets a chunk that is sent while the last worker dies idle.
+        """
+        if self.is_active:
+            return
+        self.close()
+        for report in list(self._sent):
+            with suppress(InvalidStateError):  # it has been answered
+                report.set_exception(BrokenExecutor("all workers have ended"))
+
+    def close(self) -> None:
+        """Ends the workers at once, even during a job, and all that their plugins started."""
+        self._pool.stop()
+        self._pool.join()
+
+
+class RewardPool:
+    """A pool of worker processes that run jobs; a context manager.
+
+    Args:
+        workers: number of processes.
+        memory_mb: MiB of address space that a job may add to its worker's.
+
+    Raises:
+        EnvironmentFault: the workers do not start.
+    """
+
+    def __init__(self, workers: int, memory_mb: int) -> None:
+        if workers < 1 or memory_mb < 1:
+            raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
+        self._count, self._memory_mb, self._restarts = workers, memory_mb, 0
+        self._workers = ChunkWorkers(workers, memory_mb)
 
     def __enter__(self) -> Self:
         return self
@@ -61,25 +135,9 @@ class JobPool(ABC):
     ) -> None:
         self.close()
 
-    @abstractmethod
     def close(self) -> None:
-        """Takes leave of the workers."""
-
-    @abstractmethod
-    def _send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
-        """Has a chunk of pickled jobs run by a worker."""
-
-    @abstractmethod
-    def _require_workers(self) -> None:
-        """Called before chunks are sent.
-
-        Raises:
-            EnvironmentFault: there are no workers.
-        """
-
-    @abstractmethod
-    def _end_forgotten(self) -> None:
-        """Called while nothing is answered: ends the chunks that no worker will ever answer."""
+        """Ends the workers at once, even during a job, and all that their plugins started."""
+        self._workers.close()
 
     def score(self, jobs: Sequence[Work]) -> list[JobOutcome]:
         """Runs the jobs and returns their outcomes in order. No plugin can make it raise.
@@ -87,12 +145,13 @@ class JobPool(ABC):
         Raises:
             EnvironmentFault: the workers die repeatedly while idle.
         """
+        self._restarts = 0
         outcomes: dict[int, JobOutcome] = {}
-        queue = deque(self._cut_chunks(len(jobs)))
+        queue = deque(_cut_chunks(len(jobs), self._count))
         running: dict[Any, _Positions] = {}
         while queue or running:
             self._require_workers()
-            while queue and len(running) < _AHEAD * self._width:
+            while queue and len(running) < _AHEAD * self._count:
                 positions = queue.popleft()
                 chunk = [jobs[position] for position in positions]
                 try:
@@ -112,12 +171,35 @@ class JobPool(ABC):
         while running:
             if done := wait(running, LOOK, FIRST_COMPLETED).done:
                 return done
-            self._end_forgotten()
+            self._workers.end_forgotten()
         return ()
 
-    def _cut_chunks(self, count: int) -> Iterable[_Positions]:
-        size = max(1, min(_CHUNK, math.ceil(count / self._width)))
-        return (tuple(range(i, min(i + size, count))) for i in range(0, count, size))
+    def _send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
+        try:
+            return self._workers.send(payload, deadlines)
+        except RuntimeError as error:  # they have just ended, and are started again
+            lost: Future[ChunkReport] = Future()
+            lost.set_exception(BrokenExecutor(str(error)))
+            return lost
+
+    def _require_workers(self) -> None:
+        """Starts the workers again if they died while idle.
+
+        Raises:
+            EnvironmentFault: they died too often.
+        """
+        if self._workers.is_active:
+            return
+        self._restarts += 1
+        self.close()
+        if self._restarts > _MAX_RESTARTS:
+            raise EnvironmentFault("reward workers keep dying while idle")
+        self._workers = ChunkWorkers(self._count, self._memory_mb)
+
+
+def _cut_chunks(count: int, workers: int) -> Iterable[_Positions]:
+    size = max(1, min(_CHUNK, math.ceil(count / workers)))
+    return (tuple(range(i, min(i + size, count))) for i in range(0, count, size))
 
 
 def _collect_outcomes(
@@ -160,134 +242,6 @@ def describe_worker_error(error: BaseException) -> str:
     return f"cannot be run by a worker: {describe_error(error)}"
 
 
-CONSTS.term_timeout = 60.0
-
-
-"""Seconds in which a worker that is told to end may kill what its plugins started; the library's 3
-are too few on a busy machine."""
-
-
-_RENEW_AFTER = 1000  # chunks; limits the damage of a scorer with a slow memory leak
-
-
-_MAX_RESTARTS = 3
-
-
-class ChunkWorkers:
-    """Worker processes that run chunks of jobs.
-
-    Args:
-        count: number of processes.
-        memory_mb: MiB of address space that a job may add to its worker's.
-        grace: seconds for the import of a plugin in a fresh worker, in addition to two deadlines.
-
-    Raises:
-        EnvironmentFault: they do not start.
-    """
-
-    def __init__(self, count: int, memory_mb: int, grace: float) -> None:
-        self._memory_mb, self._grace = memory_mb, grace
-        self._pool = ProcessPool(
-            max_workers=count,
-            max_tasks=_RENEW_AFTER,
-            initializer=start_worker,
-            context=multiprocessing.get_context("spawn"),
-        )
-        self._sent = WeakSet[Future[ChunkReport]]()
-        try:
-            fault = self.run(pickle.dumps([]), ()).fault  # after the start of an interpreter
-        except (BrokenExecutor, ProcessExpired, OSError) as error:
-            fault = f"{error}{_explain_script()}"
-        if fault is not None:
-            self.close()
-            raise EnvironmentFault(f"reward workers cannot start: {fault}")
-
-    @property
-    def is_active(self) -> bool:
-        """Whether chunks can be sent; not if workers kept dying while idle."""
-        return bool(self._pool.active)
-
-    def send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
-        """Has a chunk of pickled jobs run, each with its deadline in seconds."""
-        # Without a timeout of the pool's own, which would count by the wall clock.
-        arguments = (payload, deadlines, self._memory_mb, self._grace)
-        report: Future[ChunkReport] = self._pool.schedule(run_chunk, args=arguments)
-        self._sent.add(report)
-        return report
-
-    def run(self, payload: bytes, deadlines: tuple[float, ...]) -> ChunkReport:
-        """Runs a chunk, as `send` does, and waits for what becomes of it."""
-        report = self.send(payload, deadlines)
-        while not wait([report], LOOK).done:
-            self.end_forgotten()
-        return report.result()
-
-    def end_forgotten(self) -> None:
-        """Ends the chunks that will never be answered, once the workers have ended.
-
-        The library forgets a chunk that is sent while the last worker dies idle.
-        """
-        if self.is_active:
-            return
-        self.close()
-        for report in list(self._sent):
-            with suppress(InvalidStateError):  # it has been answered
-                report.set_exception(BrokenExecutor("all workers have ended"))
-
-    def close(self) -> None:
-        """Ends the workers at once, even during a job, and all that their plugins started."""
-        self._pool.stop()
-        self._pool.join()
-
-
-class RewardPool(JobPool):
-    """A pool of worker processes for scoring; a context manager.
-
-    Args:
-        workers: number of processes.
-        memory_mb: MiB of address space that a job may add to its worker's.
-        grace: seconds for the import of a plugin in a fresh worker, in addition to two deadlines.
-
-    Raises:
-        EnvironmentFault: the workers do not start.
-    """
-
-    def __init__(self, workers: int, memory_mb: int, *, grace: float = 60.0) -> None:
-        if workers < 1 or memory_mb < 1:
-            raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
-        super().__init__(workers)
-        self._settings = workers, memory_mb, grace
-        self._workers, self._restarts = ChunkWorkers(*self._settings), 0
-
-    def close(self) -> None:
-        """Ends the workers at once, even during a job, and all that their plugins started."""
-        self._workers.close()
-
-    def score(self, jobs: Sequence[Work]) -> list[JobOutcome]:
-        self._restarts = 0
-        return super().score(jobs)
-
-    def _send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
-        try:
-            return self._workers.send(payload, deadlines)
-        except RuntimeError as error:  # they have just ended, and are started again
-            lost: Future[ChunkReport] = Future()
-            lost.set_exception(BrokenExecutor(str(error)))
-            return lost
-
-    def _end_forgotten(self) -> None:
-        self._workers.end_forgotten()
-
-    def _require_workers(self) -> None:
-        if self._workers.is_active:
-            return
-        self._restarts += 1
-        self.close()
-        if self._restarts > _MAX_RESTARTS:
-            raise EnvironmentFault("reward workers keep dying while idle")
-        self._workers = ChunkWorkers(*self._settings)
-
-
 def _explain_script() -> str:
     """A hint for scripts, which workers import: they must not start workers themselves."""
     main = sys.modules["__main__"]
@@ -305,7 +259,7 @@ class PooledHost:
         deadline: seconds per call.
     """
 
-    def __init__(self, environment: Environment, pool: JobPool, deadline: float) -> None:
+    def __init__(self, environment: Environment, pool: RewardPool, deadline: float) -> None:
         self._environment, self._pool, self._deadline = environment, pool, deadline
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Literal
 from rlx.errors import RewardError
 from rlx.plugin import RewardPlugin, Sample, Score
 from rlx.reward.job import JobOutcome, RewardJob
-from rlx.reward.pool import JobPool
+from rlx.reward.pool import RewardPool
 from rlx.reward.table import Entries, Place, RewardEntry, RewardTable
 from rlx.rollout import FAILED, NO_PARENT, RolloutTree, is_fault_segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
@@ -39,7 +39,7 @@ class NamedReward:
 
 
 def score_rollouts(
-    trees: Sequence[RolloutTree], rewards: Sequence[NamedReward], pool: JobPool
+    trees: Sequence[RolloutTree], rewards: Sequence[NamedReward], pool: RewardPool
 ) -> RewardTable:
     """Scores every turn and every whole rollout of every tree.
 
@@ -100,7 +100,7 @@ def rescore_rollouts(
     trees: Sequence[RolloutTree],
     rewards: Sequence[NamedReward],
     table: RewardTable,
-    pool: JobPool,
+    pool: RewardPool,
 ) -> Iterator[tuple[NamedReward, Place, RewardEntry]]:
     """Scores trees again, with the values in `table` for the rewards that plugins read. Faults stay
     faults, regardless of `on_error`.
@@ -115,7 +115,7 @@ def _score_one(
     reward: NamedReward,
     turns: Mapping[Place, Entries],
     rollouts: Mapping[Place, Entries],
-    pool: JobPool,
+    pool: RewardPool,
 ) -> Iterable[tuple[Place, RewardEntry]]:
     """One entry for each turn of the reward's kind, or for each rollout."""
     missing = RewardEntry(reward.name, None, reward.use.weight, "absent")

@@ -24,6 +24,8 @@ from rlx.stopwatch import Stopwatch
 
 _LOOK = 0.05
 """Longest time between two looks at the child, in seconds."""
+_IMPORT_SECONDS = 60.0
+"""Time for the import of plugins in a fresh child, in addition to two deadlines."""
 _COUNTER = struct.Struct("q")
 
 
@@ -66,7 +68,7 @@ class _JobProcess:
         self._before = self._count_started()
         self._pipe.send_bytes(chunk)
 
-    def await_report(self, deadlines: Sequence[float], grace: float) -> ChunkReport:
+    def await_report(self, deadlines: Sequence[float]) -> ChunkReport:
         """Waits for the outcomes of a chunk.
 
         Only the time that this process has seen pass counts against a deadline, because a pause
@@ -81,7 +83,8 @@ class _JobProcess:
             if current != before:
                 spent.restart()
             # Until the first job starts, the child imports the plugins.
-            limit = deadlines[current - 1] if current else 2 * max(deadlines, default=0.0) + grace
+            begin = 2 * max(deadlines, default=0.0) + _IMPORT_SECONDS
+            limit = deadlines[current - 1] if current else begin
             if spent.look() > limit:
                 self.end()
                 if not deadlines:  # as of the chunk by which a worker shows that it has started
@@ -189,23 +192,20 @@ def _leave() -> NoReturn:
         os._exit(128 + signal.SIGTERM)
 
 
-def run_chunk(
-    payload: bytes, deadlines: Sequence[float], memory_mb: int, grace: float
-) -> ChunkReport:
+def run_chunk(payload: bytes, deadlines: Sequence[float], memory_mb: int) -> ChunkReport:
     """Runs a chunk of pickled jobs in this worker's child.
 
     Args:
         payload: the pickled jobs.
         deadlines: the deadline of each, in seconds.
         memory_mb: MiB of address space that they may add to the child's.
-        grace: seconds for the import of plugins, in addition to two deadlines.
     """
     try:
         _jobs.send(pickle.dumps((payload, memory_mb)))
     except OSError:
         return _jobs.report_death()
     try:
-        return _jobs.await_report(deadlines, grace)
+        return _jobs.await_report(deadlines)
     except BaseException:
         _jobs.end()  # or its late report would be taken for that of the next chunk
         raise

@@ -10,8 +10,6 @@ from rlx.plugin import Message, Problem
 from rlx.spec import RolloutSpec, TurnSpec
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
-
-
 """Returns the text of each token of a sequence."""
 
 

@@ -28,8 +28,6 @@ from rlx.spec import EnvironmentRolloutSpec, ForcedAnswer, TurnSpec
 from rlx.text import replace_surrogates
 
 _LONGEST = 1_000_000
-
-
 """Maximum characters of an observation, and of a turn's info as JSON."""
 
 

@@ -13,7 +13,6 @@ from rlx.plugin import Problem
 
 NO_PARENT = -1
 
-
 Author = Literal["prompt", "policy", "environment"]
 
 

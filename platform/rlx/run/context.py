@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlx.learner import Critic, Learner, Ranks, ReferencePolicy
     from rlx.model import Policy
     from rlx.record import Recorder
-    from rlx.reward import JobPool
+    from rlx.reward import RewardPool
     from rlx.run.progress import ProgressFile
     from rlx.sampler import SamplingEngine
 
@@ -41,7 +41,7 @@ class RunContext:
     learner: Learner
     critic: Critic | None
     reference: ReferencePolicy | None
-    pool: JobPool
+    pool: RewardPool
     recorder: Recorder | None
     progress: ProgressFile
 

@@ -22,7 +22,7 @@ from rlx.probe import (
     settings_of,
 )
 from rlx.record import Recorder, probe_table
-from rlx.reward import JobPool
+from rlx.reward import RewardPool
 from rlx.rollout import Sampler
 from rlx.run.collect import build_prompt_fit
 from rlx.run.progress import Progress
@@ -60,7 +60,7 @@ def run_probe(context: "RunContext", setup: PhaseSetup, *, step: int, label: str
 
 
 def build_probe_context(
-    setup: PhaseSetup, policy: Policy, sampler: Sampler, pool: JobPool
+    setup: PhaseSetup, policy: Policy, sampler: Sampler, pool: RewardPool
 ) -> ProbeContext:
     """Builds the context of an experiment's probe from the setup that training uses."""
     return ProbeContext(

@@ -13,14 +13,9 @@ from rlx.rollout import CompletionRequest
 from rlx.spec import ExperimentSpec, TurnSpec
 
 LARGE = 8192
-
-
 """Tokens of a vocabulary above which a token is found by blocks of the vocabulary."""
 
-
 BLOCK = 256
-
-
 """Tokens per block."""
 
 
@@ -113,20 +108,12 @@ def require_finite_logits(logprobs: Iterable[Sequence[float]]) -> None:
 
 
 PROMPT = 1024
-
-
 """Tokens of a prompt with all questions, if nothing limits them."""
 
-
 Read = Callable[[Sequence[int]], tuple[str, tuple[int, ...]]]
-
-
 """See `rlx.rollout.Dialogue.read`."""
 
-
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-
-
 """What part of a character decodes to."""
 
 

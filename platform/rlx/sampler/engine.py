@@ -148,26 +148,15 @@ def copy_policy(policy: Policy, dtype: torch.dtype, device: torch.device | None 
 
 
 NARROW = 5
-
-
 """Maximum width of an attention window in the trial, in tokens: shorter than its contexts."""
 
-
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
-
-
 """Maximum relative difference of logits (L2 norms), by dtype."""
 
-
 CAPTURED = frozenset({"cuda"})
-
-
 """Devices on which steps are captured, because launching kernels takes time."""
 
-
 ROUGHLY = 0.1
-
-
 """Maximum relative difference for all other dtypes; rounding errors are well below it."""
 
 

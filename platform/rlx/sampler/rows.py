@@ -17,14 +17,9 @@ from rlx.sampler.shared_attention import (
 )
 
 COMPACT_BELOW = 0.75
-
-
 """Finished rows are dropped once the fraction of running rows is below this."""
 
-
 COMPACT_CAPTURED_BELOW = 0.5
-
-
 """The same where steps are captured: each smaller batch costs a capture, which takes longer than a
 few finished rows in a step whose time hardly depends on its rows."""
 
