@@ -2,14 +2,12 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
 
 import pytest
-from forked import cold_starts
 
 from rlx.cli import main
 
@@ -20,24 +18,16 @@ SOURCES = sorted(FOLDER.glob("sources/*.yaml"))
 EXPERIMENTS = [*sorted(FOLDER.glob("*.yaml")), *SOURCES, *STUDY]
 RLCR = next(path for path in EXPERIMENTS if path.stem == "rlcr")
 KG = next(path for path in EXPERIMENTS if path.stem == "kg")
-CPU_SECONDS = 10
-HUB_SECONDS = 10
-"""More where data come from the hub and answers are mathematics: two packages to import."""
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 PLANS = """
-import contextlib, io, json, resource, sys
+import contextlib, io, json, sys
 from rlx.cli import main
 
-def measure():
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
 for path, page in zip(sys.argv[1::2], sys.argv[2::2]):
-    before, out, err = measure(), io.StringIO(), io.StringIO()
+    out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(["plan", path, "--json", "--html", page])
-    seconds = measure() - before
-    print(json.dumps([path, code, out.getvalue(), err.getvalue(), seconds]), flush=True)
+    print(json.dumps([path, code, out.getvalue(), err.getvalue()]), flush=True)
 """
 """One process for all experiments, since the imports cost more than most plans."""
 GUEST = '''
@@ -83,9 +73,8 @@ def planned(tmp_path_factory):
 def test_every_experiment_is_planned(planned, subtests):
     for path in EXPERIMENTS:
         with subtests.test(path=path):
-            code, out, err, used, page = planned[path]
+            code, out, err, page = planned[path]
             assert code == 0, err
-            assert used < CPU_SECONDS + HUB_SECONDS * ("hub:" in path.read_text())
             said = json.loads(out)
             assert said["ok"] and said["exit_code"] == 0
             assert [f for f in said["findings"] if f["severity"] == "error"] == []
@@ -99,17 +88,6 @@ def test_every_experiment_is_planned(planned, subtests):
             )
             assert page.read_text().startswith("<!doctype html>")
             assert not (page.parents[1] / "home").exists()
-
-
-@pytest.mark.parametrize("path", [RLCR, KG], ids=lambda path: path.stem)
-def test_a_plan_takes_seconds(path, tmp_path):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with cold_starts():
-        done = rlx(tmp_path, "plan", path)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used < CPU_SECONDS
 
 
 def test_tables_for_people(tmp_path):

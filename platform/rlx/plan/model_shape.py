@@ -88,6 +88,19 @@ KNOWN = {
     )
     for size, numbers in _SIZES.items()
     for kind in ("", "-Instruct")
+} | {
+    "experiments/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": ModelShape(
+        vocabulary=49_152,
+        hidden=576,
+        layers=30,
+        heads=9,
+        kv_heads=3,
+        head_dim=64,
+        intermediate=1536,
+        positions=8192,
+        tied=True,
+        small=0,
+    )
 }
 """Dimensions of the models that the experiments name, from their published configurations: plans
 need no files."""
