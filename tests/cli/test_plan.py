@@ -49,6 +49,7 @@ def rlx(folder, *arguments, program=MAIN, **environment):
             **os.environ,
             "RLX_HOME": str(folder / "home"),
             "HF_HOME": str(folder / "hub"),
+            "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "120",
             **environment,

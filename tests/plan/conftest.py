@@ -19,7 +19,10 @@ def planned(name, *overrides):
 
 
 @pytest.fixture
-def plan():
+def plan(monkeypatch):
+    """Plans without data of the hub, which would be asked for them again and again."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     return planned
 
 

@@ -49,7 +49,7 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
     assert "./no/model" in fault.message
     none = Package("peft", ">=0.17", "lora", installed=None, fits=False)
     monkeypatch.setattr("rlx.plan.machine.list_packages", lambda: {"peft": none})
-    monkeypatch.setattr("rlx.model.files.check_model_files", lambda _: None)
+    monkeypatch.setattr("rlx.model.check_model_files", lambda _: None)
     fault = refused(folder, RLCR, lora)
     assert (fault.exit_code, fault.path) == (4, ("model", "lora"))
     assert fault.helps == ("pip install 'peft>=0.17'",)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rows import each_row
 
 from rlx.model import build_policy
 from rlx.plan.memory import LevelTokens, count_cached_tokens
@@ -76,7 +75,7 @@ def sample(session, turns, prompts, *, go_on=False):
         ]
 
 
-@each_row("case", CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_the_cache_takes_what_is_planned(case):
     turns, max_rows = CASES[case]
     levels, above = [], PROMPTS

@@ -477,7 +477,8 @@ class _Explainer:
         wanted = " or ".join(dict.fromkeys(_describe_expected(f.error) for f in group))
         names = [name for f in group for name in _parse_literals(f.error)]
         message = f"'{format_key_path(path)}' must be {wanted}, not {describe_value(value)}"
-        return build_error(path, message, *suggest_fixes(value, names, ""), kind="value")
+        kind = next((f.type for f in group if f.type.startswith("string_")), "")
+        return build_error(path, message, *suggest_fixes(value, names, kind), kind="value")
 
     def explain_other_fault(self, fault: _Fault) -> Diagnostic:
         error, place = fault.error, fault.place
