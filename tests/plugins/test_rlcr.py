@@ -120,7 +120,15 @@ def test_a_parent_that_is_no_probability_is_not_the_models_fault(of):
 
 @each_row(
     ("text", "value", "extreme"),
-    [("0.7", 0.7, 0.0), ("1", 1.0, 1.0), ("0.99", 0.99, 1.0), ("0.98", 0.98, 0.0), ("0", 0.0, 1.0)],
+    [
+        ("0.7", 0.7, 0.0),
+        ("1", 1.0, 1.0),
+        ("0.99", 0.99, 1.0),
+        ("0.98", 0.98, 0.0),
+        ("0.01", 0.01, 1.0),
+        ("0.02", 0.02, 0.0),
+        ("0", 0.0, 1.0),
+    ],
 )
 def test_a_stated_confidence_is_its_own_value(text, value, extreme):
     score = StatedConfidence().score(sample(confidence(text)))
