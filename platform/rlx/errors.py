@@ -71,8 +71,6 @@ OUT_OF_MEMORY_TEXTS = (
     "Cuda failure 'out of memory'",  # the same of older NCCL (src/include/checks.h)
     "Triton Error [CUDA]: out of memory",  # a kernel of flex attention is loaded (driver.c)
 )
-
-
 """What the errors say by which libraries report that a GPU has no free memory."""
 
 

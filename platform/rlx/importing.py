@@ -10,14 +10,10 @@ from pathlib import Path
 from threading import current_thread, main_thread
 
 PATIENCE = 20.0
-
-
 """Time limit for importing one plugin, in seconds."""
 
 
 BESIDE = ("mlflow", "pandas", "scipy", "sklearn")
-
-
 """Optional dependencies that transformers and DeepSpeed import if installed: for assisted
 generation, for losses of other models, and for an autotuner."""
 

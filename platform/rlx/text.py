@@ -18,8 +18,6 @@ _BLANK = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     r"\U000e0100-\U000e01ef]"
 )
-
-
 """Invisible characters of other categories: fillers, variation selectors, the blank braille cell.
 """
 
@@ -107,8 +105,6 @@ def redact_passwords(text: str, *urls: str) -> str:
 
 
 _USER_PASSWORD = re.compile(r"(://[^:/\n]*):[^@\n]*@(?:[^/?#\s@]*@)*")
-
-
 """Up to the first `@`, as SQLAlchemy reads a URL, or the last one before the path, as HTTP does."""
 
 
@@ -119,8 +115,6 @@ _SECRET_NAME = re.compile(r"(pass|passwd|password|pwd|secret|token|(api|access)_
 
 
 SHORTEST = 4
-
-
 """Minimum length of a secret that is replaced wherever it stands; shorter ones are in words."""
 
 

@@ -23,8 +23,6 @@ _ACTIONS = {
     "Taxi-v4": ("south", "north", "east", "west", "pickup", "dropoff"),
     "Blackjack-v1": ("stick", "hit"),
 }
-
-
 """Names of actions as in the library's documentation, in the order of their numbers."""
 
 

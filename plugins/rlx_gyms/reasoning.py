@@ -82,8 +82,6 @@ def _run_in_child(function: Callable[[], Any], seconds: float, writing: int) -> 
 
 
 CHUNK = 256
-
-
 """Size of the datasets that entries are drawn from. Some generate all their entries at once."""
 
 
@@ -191,8 +189,6 @@ Entry = Mapping[str, Any]
 
 
 _EVALUATED_LITERALS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
-
-
 """Their scorers give the answer to `eval`, to read a list."""
 
 
@@ -202,8 +198,6 @@ _PARSED_FORMULAS = frozenset(
 
 
 _PARSED_ARITHMETIC = frozenset({"countdown", "puzzle24"})
-
-
 """Their scorers give the answer to `parse_expr`, as those of `_PARSED_FORMULAS`."""
 
 

@@ -174,8 +174,6 @@ SINGLE_PLAYER = {
     "ThreeCardMonte-v0": "[0]",
     "TowerOfHanoi-v0": "[A C]",
 }
-
-
 """The games of one player that need no download, each with a first move that is valid."""
 
 
@@ -233,8 +231,6 @@ EPISODES = (
 
 
 _LONGEST = 1000
-
-
 """Characters of a move that a game reads: Python refuses to read a number of 5000 digits."""
 
 

@@ -22,8 +22,6 @@ from pydantic import Field
 from rlx.plugin import Action, Demonstration, Plugin, Problem, Reply, Split, StatefulEnvironment
 
 LONGEST_MESSAGE = 1_000_000
-
-
 """Longest message in bytes that is read from the other side."""
 
 
@@ -158,8 +156,6 @@ _PROGRAM = Path(__file__).with_name("verifiers_worker.py")
 
 
 _START = 60.0
-
-
 """Seconds for the import of a taskset."""
 
 

@@ -122,6 +122,15 @@ def test_plain_text_begins_as_the_tokenizer_s_own_call_begins_it(begins):
         assert list(dialogue.open(text)) == tokenizer(text).input_ids
 
 
+def test_a_tokenizer_whose_call_changes_the_text_is_refused(monkeypatch):
+    vocabulary = Vocabulary.build_bytes()
+    monkeypatch.setattr(
+        Vocabulary, "encode", lambda _, text, *, add_special_tokens: [4 + add_special_tokens]
+    )
+    with pytest.raises(SpecError, match="own call changes the tokens of a text"):
+        PlainDialogue(vocabulary, (0,))
+
+
 def test_earlier_messages_are_turns_of_plain_text(tiny):
     end = tiny.end_ids[0]
     history = [Message("user", "3\n"), Message("assistant", "7")]

@@ -43,20 +43,14 @@ PREFIX = "step_"
 
 
 LATEST = "latest"
-
-
 """Selects the newest checkpoint, in place of a step."""
 
 
 CONVERTED = "converted_"
-
-
 """Name prefix of folders made by `convert_checkpoint`, followed by the digest of the source."""
 
 
 Recorded = Mapping[int, str]
-
-
 """Digests of a run's checkpoints in the registry, by step."""
 
 
@@ -322,8 +316,6 @@ _Share = dict[Path, str] | CheckpointError | OSError
 
 
 OF_RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_")
-
-
 """How the names of DeepSpeed's files of one rank begin; rank 0 writes all others."""
 
 

@@ -112,14 +112,10 @@ GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 GOES_ON = {"queued", "submitted", "running", "lost", "finished"}
-
-
 """Statuses of a run that a group reuses; a run with any other status is submitted again."""
 
 
 MOST = 10_000
-
-
 """Maximum number of runs in a group."""
 
 

@@ -40,8 +40,6 @@ VERBS = {
     "plugins": ("plugins.verbs:plugins", "List plugins; show, check or create one."),
     "web": ("web:web", "Serve the dashboard, or MLflow's UI."),
 }
-
-
 """Of each verb its place in this package, "module:command", and its line in `rlx --help`."""
 
 
@@ -56,8 +54,6 @@ FORMER_VERBS = {
     "verify-resume": "check --kills",
     "worker": "resume --queued",
 }
-
-
 """Verbs of earlier versions, and what does their work now."""
 
 
@@ -69,8 +65,6 @@ OTHER_WORDS = {
     "run": "submit",
     "train": "submit",
 }
-
-
 """What verbs of rlx are called elsewhere."""
 
 

@@ -209,8 +209,6 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
         ),
     }
 )
-
-
 """Every provider: of streams, by its name in their table (`rlx_registry.STREAMS`), and of other
 things that a plugin may need."""
 
@@ -226,14 +224,10 @@ NEEDS: Mapping[str, Provider] = MappingProxyType(
     }
     | {name: one for name, one in PROVIDERS.items() if not one.implementation}
 )
-
-
 """The provider of everything that `needs` may name."""
 
 
 ALIASES: Mapping[str, str] = MappingProxyType({"greedy_baseline": "greedy_scores"})
-
-
 """Former names of streams, which estimators of others may still ask for."""
 
 

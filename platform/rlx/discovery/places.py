@@ -201,8 +201,6 @@ def _fill_conventions(
 
 
 DEMONSTRATIONS: KeyPath = ("model", "warm_start", "demonstrations")
-
-
 """Where an experiment names the task of its warm start."""
 
 

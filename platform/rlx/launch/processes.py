@@ -42,8 +42,6 @@ from rlx_registry import (
 )
 
 _RANK = "rlx.launch.rank"
-
-
 """Module on the command lines of ranks, and of a torchrun that starts them."""
 
 
@@ -51,8 +49,6 @@ _COMMAND_LOOKS = 200
 
 
 _COMMAND_PAUSE = 0.01
-
-
 """Looks at a process without a command line, and seconds between them."""
 
 
@@ -169,8 +165,6 @@ def list_live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int
 
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 """Signals by which a user, a system or a terminal ends a command."""
 
 
@@ -227,8 +221,6 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 _FOLDER_NAME = re.compile(r"rlx-[0-9a-f]{10}-\d+-\w{8}")
-
-
 """Names of temporary folders."""
 
 
@@ -300,8 +292,6 @@ def _build_mark(run: RunFolder) -> str:
 
 
 TIMESTAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
-
-
 """Pattern of what `stamp_output` puts before a line."""
 
 
@@ -336,14 +326,10 @@ STOP = b"stop\n"
 
 
 POLL_INTERVAL = 0.05
-
-
 """Seconds between two polls of several processes."""
 
 
 LAUNCHER_GRACE = 30.0
-
-
 """Seconds that a launcher has to end its ranks on all machines once its input has ended."""
 
 
@@ -463,8 +449,6 @@ class LauncherInput:
 
 
 CHOSEN_PORTS = range(20_000, 30_000)
-
-
 """Above Ray's workers, and below what systems give to processes that ask for any port."""
 
 

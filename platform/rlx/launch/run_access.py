@@ -26,20 +26,14 @@ if TYPE_CHECKING:
     from rlx.spec import ExperimentSpec
 
 KILLED = "its supervisor was gone"
-
-
 """Reason of a lost run for which none was recorded."""
 
 
 BROKEN_OFF = "its submission was interrupted"
-
-
 """Reason of a lost run that was recorded, and never started."""
 
 
 RUN_LIKE = re.compile(r"(r-)?[0-9]+|latest")
-
-
 """Arguments that name a run: its id, its number, or `latest`."""
 
 

@@ -46,8 +46,6 @@ from rlx_registry import (
 )
 
 UNRECORDED = ".unrecorded-"
-
-
 """Name prefix of folders of runs that are not recorded yet, or were never recorded."""
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from rlx.spec import Aggregate, ProperScore
 
 ETA = 1e-8
-
-
 """η, added to the number of tokens, so that a fully masked batch has loss 0."""
 
 
@@ -123,8 +121,6 @@ def entropy_weights(contents: Tensor, coefficient: float) -> Tensor:
 
 
 LEAST = 0.001
-
-
 """The log score treats probabilities below this one as equal to it."""
 
 

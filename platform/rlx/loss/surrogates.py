@@ -7,16 +7,12 @@ from rlx.repeatable import sum_by_slot
 from rlx.spec import ClipCovariance, Divergence, KlCovariance
 
 LONGEST = 20.0
-
-
 """Log-ratios are clamped to ±20 nats before exponentiation: beyond that, a clipped token's gradient
 would be 0 · ∞.
 """
 
 
 TINY = 1e-8
-
-
 """Added to probabilities of everything but the token, which can be 0."""
 
 

@@ -152,6 +152,9 @@ class PlainDialogue(_DialogueBase):
     Args:
         tokenizer: the model's tokenizer.
         end_ids: tokens that end a turn; the first one closes turns without an end token.
+
+    Raises:
+        SpecError: its call does not put tokens around a text but changes the text's own.
     """
 
     def __init__(
@@ -160,7 +163,12 @@ class PlainDialogue(_DialogueBase):
         super().__init__(tokenizer, end_ids)
         bare, whole = (list(tokenizer.encode("a", add_special_tokens=s)) for s in (False, True))
         starts = range(len(whole) - len(bare) + 1)
-        found = next((at for at in starts if whole[at : at + len(bare)] == bare), 0)
+        found = next((at for at in starts if whole[at : at + len(bare)] == bare), None)
+        if found is None:
+            raise SpecError(
+                "model: the tokenizer's own call changes the tokens of a text, so rlx cannot tell "
+                "with which tokens a dialogue begins; set model.chat_template: true"
+            )
         self._beginning = tuple(whole[:found])
 
     def open(

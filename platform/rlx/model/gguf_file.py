@@ -57,7 +57,7 @@ def find_imported_folder(file: Path) -> Path | None:
 def import_gguf_file(file: Path) -> Path:
     """Imports a file, unless that has been done, and returns its folder in the cache.
 
-    Weights are kept as float32. Takes about a minute for 135 million weights.
+    Weights are kept as float32: 4 bytes each, and about half a minute for 135 million.
 
     Raises:
         EnvironmentFault, SpecError: as `check_gguf_file`, or what is read disagrees with the file's
@@ -84,14 +84,18 @@ def import_gguf_file(file: Path) -> Path:
 
 
 def _locate_import(file: Path) -> Path:
-    """The folder that belongs to the content of a file."""
+    """The folder of a file as it is now: by its path, size and time of modification."""
     stat = file.stat()
     known = f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns} {_IMPORTS}"
     return locate_cache() / "gguf" / hashlib.sha256(known.encode()).hexdigest()[:16]
 
 
 def _read_header(file: Path) -> dict[str, Any]:
-    """Returns the fields of a file that are single values, and its vocabulary."""
+    """Returns the fields of a file, by their names.
+
+    Raises:
+        EnvironmentFault: as `check_gguf_file`.
+    """
     try:
         from gguf import GGUFReader
     except ImportError as error:

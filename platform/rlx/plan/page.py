@@ -181,14 +181,10 @@ POSITIVE = ("", "blue", "bold blue", "bold white on blue")
 
 
 _SHOWN_PROMPT = 400
-
-
 """Characters of a prompt to show."""
 
 
 _NARROW_TERMINAL = 100
-
-
 """Below this terminal width, token tables omit columns that are shown elsewhere."""
 
 

@@ -53,8 +53,6 @@ class EncodingDialogue(Dialogue, Protocol):
 
 # Tokenizers --------------------------------------------------------------------------------------
 _PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
-
-
 """Short words with the space before them, single digits, single signs: roughly how large byte-level
 vocabularies split a text."""
 
@@ -267,14 +265,10 @@ Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
 
 
 ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
-
-
 """Roles of a group's first responses; the remaining ones are good or poor."""
 
 
 _DRAWS = 24
-
-
 """Demonstrations to try when looking for a good or a poor one."""
 
 

@@ -8,21 +8,15 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 API = 1
-
-
 """Version of the plugin API. rlx refuses a plugin that needs a newer version."""
 
 
 LARGEST = 10**9
-
-
 """Largest count in an experiment. Sums and products of counts then fit the registry's columns and
 the libraries' 64-bit integers."""
 
 
 Count = Annotated[int, Field(le=LARGEST)]
-
-
 """A number of things, such as steps; a field adds its own lower bound. One with an upper bound of
 its own is an `int`: of two bounds, pydantic keeps this one."""
 

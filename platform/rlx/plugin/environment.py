@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 from rlx.plugin.base import Plugin
 
 FAILED = "failed"
-
-
 """Kind of a turn that its environment failed to answer; reserved by rlx."""
 
 

@@ -36,14 +36,10 @@ from rlx_registry import (
 )
 
 AT_ONCE = 32
-
-
 """Trees that are converted to columns together."""
 
 
 Role = Literal["trained", "filtered", "greedy"]
-
-
 """Role of a tree: trained on, filtered out for lack of signal, or sampled as a greedy baseline."""
 
 
@@ -55,14 +51,10 @@ TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
     for stream in STREAMS.values()
     if stream.is_stored and stream.shape != "[B]"
 }
-
-
 """Types of the values stored per token of a row."""
 
 
 SCORE_COLUMNS: Final = tuple(field.name for field in build_arrow_type(ScoreRecord))
-
-
 """Scores stored per row."""
 
 
@@ -70,8 +62,6 @@ _STORED_NAMES = {"masked_return_sum": "seed_returns_score"}
 
 
 PIECES = pa.field("pieces", pa.list_(pa.list_(pa.string())))
-
-
 """Text of each token of each segment, for readers without a tokenizer; not used in computations."""
 
 
@@ -492,8 +482,6 @@ def _parse_row_scores(flat: pa.Table) -> dict[str, Tensor]:
 
 
 ENTRIES = build_arrow_type(list[RewardRecord])
-
-
 """Type of a column with the reward entries of a turn or rollout."""
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 MOST_PARTS = 20
-
-
 """Parts of one reward that become curves."""
 
 
@@ -282,8 +280,6 @@ def compute_mismatch_figures(
 
 
 MOST_KEYS, MOST_VALUES = 50, 20
-
-
 """Maximum number of `info` keys, first by name, and of values per key, most frequent first."""
 
 
@@ -418,20 +414,14 @@ def write_memory_snapshot(path: Path) -> None:
 
 
 SUSTAINED = 3
-
-
 """Consecutive steps that must show the pattern, and first steps that form the baseline."""
 
 
 FULL, RISE, REPEATS = 0.85, 1.4, 0.10
-
-
 """Thresholds: share of the allowed turns, growth of turns, share of turns that repeat others."""
 
 
 FEW, MOST = 0.5, 0.8
-
-
 """Thresholds of the share of invalid turns: in the first steps, and in the latest."""
 
 

@@ -90,8 +90,6 @@ class ProbeSpec(StrictModel):
 
 
 OWN_SUITE = "own"
-
-
 """Name of the suite of an experiment's own held-out sets, which uses the run's seed."""
 
 

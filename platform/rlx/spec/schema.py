@@ -28,8 +28,6 @@ _DEFAULTS = {
     "mask": MaskUse.model_fields["plugin"].default,
     "estimator": EstimatorUse.model_fields["plugin"].default,
 }
-
-
 """Names of the plugins of sections that name none."""
 
 
@@ -40,8 +38,6 @@ _EXTENDS = "Another experiment, whose values count where this one has none: a pa
 
 
 _CHANGES = "ChangesOf"
-
-
 """Prefix of the definitions for files that extend another one."""
 
 

@@ -15,8 +15,6 @@ OURS = frozenset(
         *("output", "error", "open-mode", "export", "export-file", "parsable", "wrap", "wait"),
     }
 )
-
-
 """sbatch options that rlx sets itself, or that would make a job something other than one run."""
 
 
@@ -104,8 +102,6 @@ LAUNCHERS: Final = PluginSection(
 
 
 LauncherSpec = Annotated[LauncherPlugin, LAUNCHERS]
-
-
 """A bare kind stands for its defaults: `launcher: slurm`."""
 
 
@@ -356,6 +352,4 @@ SAMPLERS: Final = PluginSection(
 
 
 SamplerSpec = Annotated[SamplerPlugin, SAMPLERS]
-
-
 """`engine` defaults to `transformers`."""

@@ -30,8 +30,6 @@ KINDS: tuple[Kind, ...] = (
     "schedule",
     "launcher",
 )
-
-
 """Kinds that have templates."""
 
 
@@ -40,8 +38,6 @@ _IMPLEMENTATIONS: dict[Kind, str] = {
     "mask": "tokens.py",
     "launcher": "ranks.py",
 }
-
-
 """The file of the function that a descriptor names, for kinds that have one."""
 
 
