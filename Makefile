@@ -36,9 +36,8 @@ PYTEST = -m pytest -n $(WORKERS)
 test: $(VENV)/.installed-test  ## every test that needs no server, browser or new process: some minutes; ARGS=tests/mask for some
 	$(BIN)/python $(PYTEST) --dist worksteal $(or $(ARGS),tests --ignore=tests/system)
 
-# rlx starts as a fork of a process that has the libraries, but for tests that need a new interpreter.
 test-system: $(VENV)/.installed-system  ## the others: command lines, kills, PostgreSQL, Chromium, MLflow, Ray, Slurm, vLLM; ARGS=tests/system/web
-	$(BIN)/python $(PYTEST) --dist loadfile --forks --durations=30 $(or $(ARGS),tests/system)
+	$(BIN)/python $(PYTEST) --dist loadfile --durations=30 $(or $(ARGS),tests/system)
 	$(if $(ARGS),,$(BIN)/python $(PYTEST) --dist worksteal --database postgresql tests/registry)
 
 coverage: install  ## lines and branches that tests run, by package: tests/coverage.md; an hour or two; ARGS="tests/credit tests/loss" for some

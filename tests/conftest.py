@@ -8,7 +8,6 @@ import gc
 import signal
 
 import pytest
-from forked import fork_rlx
 from hypothesis import settings
 
 # The same examples each time: a change fails for what it does. --hypothesis-profile=thorough tries
@@ -34,11 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="CPU seconds by room, and of the N files and phases of tests that cost most",
     )
-    parser.addoption(
-        "--forks",
-        action="store_true",
-        help="starts rlx as copies of a process that has the libraries, not as new interpreters",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,8 +40,6 @@ def pytest_configure(config: pytest.Config) -> None:
         from cpu import CpuDurations
 
         config.pluginmanager.register(CpuDurations(longest))
-    if config.getoption("--forks"):
-        fork_rlx()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

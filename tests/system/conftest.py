@@ -17,7 +17,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import cold_starts
 from patience import LIMIT, signal_processes, stop_process, wait_until
 
 from rlx.run import read_progress
@@ -340,8 +339,7 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def finished(home):
-    with cold_starts():  # as a user's first run is
-        return Finished(home, MIRRORED)
+    return Finished(home, MIRRORED)
 
 
 @pytest.fixture(scope="module")

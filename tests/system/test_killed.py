@@ -6,8 +6,6 @@ import signal
 from importlib.util import find_spec
 from pathlib import Path
 
-from forked import cold_starts
-
 
 def command(pid):
     try:
@@ -91,8 +89,7 @@ def test_a_hanging_import_is_shown_in_the_log(own_home, monkeypatch, tmp_path):
     path = f"{tmp_path}{os.pathsep}{own_home.environment['PYTHONPATH']}"
     monkeypatch.setitem(own_home.environment, "PYTHONPATH", path)
     sets = {**own_home.long, "runner.hang_after": 40, "runner.max_attempts": 1}
-    with cold_starts():
-        run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
+    run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
     own_home.until(lambda: own_home.run(run).ended, "the run to end")
     assert own_home.run(run).reason.startswith("no progress for 40 s; the log shows")
     log = (Path(own_home.run(run).directory) / "run.log").read_text()

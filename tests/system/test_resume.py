@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from forked import cold_starts
 
 from rlx.record import find_run_differences
 
@@ -57,8 +56,7 @@ def checkpoints(home, run_id):
 
 
 def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on(home, unbroken):
-    with cold_starts():  # new interpreters, whose seeds of `hash` differ from the unbroken run's
-        run_id = begin(home)
+    run_id = begin(home)  # its interpreters' seeds of `hash` differ from the unbroken run's
     home.stop(run_id, after=2)
     last = home.run(run_id).step
     assert checkpoints(home, run_id)[-1].name == f"step_{last:06d}"

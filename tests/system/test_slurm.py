@@ -1,40 +1,20 @@
 """Runs as jobs of a real Slurm: whatever happens to a job, the registry says what is true."""
 
 import os
-import shutil
 import signal
-import sys
 
 import pytest
 import slurm
 from patience import LIMIT
-from relaying import serve_relays
 
 from rlx.launch import is_job, reconcile_job
 
-SRUN = """\
-#!/bin/sh
-# Has what a job starts on its nodes begin through a relay: with `pytest --forks` as forks.
-options=
-while [ "$1" != {python} ]; do
-  options="$options $1"
-  shift
-done
-exec {srun} $options {relay} "$@"
-"""
 TWO = {"runner.launcher": "{kind: slurm, nodes: 2}", "runner.ranks": 2}
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    with slurm.cluster() as running, serve_relays(running.folder) as relay:
-        commands = running.folder / "bin"
-        commands.mkdir()
-        wrapper = commands / "srun"
-        text = SRUN.format(python=sys.executable, srun=shutil.which("srun"), relay=relay)
-        wrapper.write_text(text)
-        wrapper.chmod(0o755)
-        running.environment["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"
+    with slurm.cluster() as running:
         yield running
 
 
