@@ -8,7 +8,7 @@ from typing import TypeVar
 from rlx.text import escape_unprintable
 from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError
 
-PATIENCE = 600.0
+OUTAGE_TIME_LIMIT = 600.0
 """Seconds to wait for the registry to become available again."""
 LONGEST = 10.0
 """Maximum seconds between two attempts."""
@@ -16,7 +16,7 @@ LONGEST = 10.0
 T = TypeVar("T")
 
 
-def retry_registry_call(ask: Callable[[], T], patience: float = PATIENCE) -> T:
+def retry_registry_call(ask: Callable[[], T], patience: float = OUTAGE_TIME_LIMIT) -> T:
     """Calls `ask`, with retries while the registry is unavailable.
 
     A full or read-only disk is not retried, because waiting does not fix it.
