@@ -3,16 +3,19 @@
 Files are read row by row. Callers use the location in their error messages.
 """
 
+import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
 from difflib import get_close_matches
 from importlib import import_module
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -33,8 +36,8 @@ class Source(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Path | tuple[Path, ...] | None = None
-    """A `.jsonl` or `.parquet` file, an ordered list of them, or a folder: one written by
-    `save_to_disk`, or one of data files in the hub's layout."""
+    """A `.jsonl`, `.jsonl.gz` or `.parquet` file, an ordered list of them, or a folder: one written
+    by `save_to_disk`, or one of data files in the hub's layout."""
     hub: str | None = None
     """Name of a dataset, such as `openai/gsm8k`."""
     config: str | None = None
@@ -92,12 +95,12 @@ class Source(BaseModel):
         for path in self.paths:
             if path.is_dir():
                 yield from _load_folder_rows(path, self.split)
-            elif path.suffix == ".jsonl":
-                yield from _read_jsonl_rows(path)
+            elif path.name.endswith((".jsonl", ".jsonl.gz")):
+                yield from read_json_lines(path)
             elif path.suffix == ".parquet":
                 yield from _read_parquet_rows(path)
             else:
-                raise ValueError(f"{path}: its name must end in .jsonl or .parquet")
+                raise ValueError(f"{path}: its name must end in .jsonl, .jsonl.gz or .parquet")
 
 
 def _get_file_stamp(path: Path) -> Stamp:
@@ -111,28 +114,63 @@ def _get_file_stamp(path: Path) -> Stamp:
 # Files -------------------------------------------------------------------------------------------
 
 
-def _open_binary_file(path: Path) -> BinaryIO:
+def _open_binary_file(path: Path) -> BufferedReader:
     try:
         return path.open("rb")
     except OSError as error:
         raise OSError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _read_jsonl_rows(path: Path) -> Iterator[Row]:
+def read_text_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a text file in UTF-8 with their locations.
+
+    A byte order mark at its start is dropped. A file that begins like gzip is decompressed.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line is not UTF-8, or it is not a complete gzip file.
+    """
     with _open_binary_file(path) as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            where = f"{path} line {number}"
+        packed = stream.peek(2)[:2] == b"\x1f\x8b"
+        lines = gzip.GzipFile(fileobj=stream) if packed else stream
+        try:
+            for number, line in enumerate(lines, start=1):
+                where = f"{path} line {number}"
+                try:
+                    yield where, line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise ValueError(f"{where}: not UTF-8") from None
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path}: not readable as gzip: {error}") from None
+
+
+def parse_json_object(text: str) -> Mapping[str, Any]:
+    """Parses a JSON object.
+
+    Raises:
+        ValueError: the text is not a JSON object.
+    """
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    return record
+
+
+def read_json_lines(path: Path) -> Iterator[Row]:
+    """Yields the objects of a file of JSON Lines with their locations; empty lines are skipped.
+
+    Raises:
+        OSError, ValueError: as `read_text_lines`; also a line that is not a JSON object.
+    """
+    for where, line in read_text_lines(path):
+        if line.strip():
             try:
-                record = json.loads(line.decode())
-            except UnicodeDecodeError:
-                raise ValueError(f"{where}: not UTF-8") from None
-            except (ValueError, RecursionError) as error:  # also a number of too many digits
-                raise ValueError(f"{where}: not JSON: {error}") from None
-            if not isinstance(record, dict):
-                raise ValueError(f"{where}: not a JSON object")
-            yield where, record
+                yield where, parse_json_object(line)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
 
 
 def _read_parquet_rows(path: Path) -> Iterator[Row]:

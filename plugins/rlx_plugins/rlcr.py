@@ -9,8 +9,7 @@ import math
 import re
 from typing import ClassVar, Literal, NamedTuple, get_args
 
-from rlx.plugin import Example, Reward, Sample, Score
-from rlx_plugins.tags import last_block
+from rlx.plugin import Example, Reward, Sample, Score, get_last_block
 
 _number = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)").fullmatch
 _not_finite = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE | re.ASCII).fullmatch
@@ -29,7 +28,7 @@ def parse_confidence(text: str) -> ParsedConfidence:
     The block must contain one plain decimal number in ASCII digits: no exponent, no percent sign.
     The reasons are "no confidence", "unparsable", "not finite" and "out of range".
     """
-    block = last_block(text, "<confidence>", "</confidence>")
+    block = get_last_block(text, "<confidence>", "</confidence>")
     if block is None:
         return ParsedConfidence(None, "no confidence")
     content = block.strip(" \t\r\n")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import LIMIT
+from rows import each_row
 
 from rlx.discovery import (
     build_plugin,
@@ -16,13 +16,11 @@ from rlx.discovery import (
     lookup,
     resolve_plugins,
 )
-from rlx.discovery.experiment_plugins import NEEDS, PROVIDERS
 from rlx.discovery.lookup import PluginFault
 from rlx.errors import PluginError
 from rlx.plan import check_file, check_read_spec, read_spec
 from rlx.spec import PluginUse
 from rlx.spec.reading.diagnostics import InvalidPlugins, InvalidSpec
-from rlx_registry import STREAMS
 
 GUEST = '''
 from typing import ClassVar, Literal
@@ -179,7 +177,7 @@ def guests(tmp_path, monkeypatch):
     (tmp_path / "guest_needy.py").write_text("# needs more\nimport not_there\n")
     (tmp_path / "guest_garbled.py").write_text("x = 1\ndef (:\n")
     (tmp_path / "guest_leaves.py").write_text("raise SystemExit('bye')\n")
-    (tmp_path / "guest_slow.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "guest_slow.py").write_text("import signal\nwhile True: signal.pause()\n")
     distribution(tmp_path, "rlx-guest", "0.1.0", POINTS)
     distribution(tmp_path, "rlx-rival", "2.0", RIVAL)
     monkeypatch.syspath_prepend(tmp_path)
@@ -240,7 +238,7 @@ def test_a_name_that_two_offer_must_be_qualified():
     assert load_plugin("reward", "rlx_rival:twice").__name__ == "Closeness"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "says"),
     [
         ("needy", "cause: ModuleNotFoundError: No module named 'not_there'"),
@@ -267,9 +265,7 @@ def test_an_import_that_hangs_is_broken_off():
         "from rlx import importing; from rlx.discovery import load_plugin;"
         "importing.IMPORT_TIME_LIMIT = 0.2; load_plugin('reward', 'slow')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "reward plugin 'slow' failed to import" in done.stderr
     assert "importing it takes more than 0.2 s" in done.stderr
 
@@ -403,23 +399,6 @@ def test_a_warm_start_needs_demonstrations():
     assert str(error.diagnostics[0].position) == "guest.yaml:2:21"
 
 
-@pytest.mark.parametrize("name", PROVIDERS)
-def test_every_provider_says_what_it_is_and_what_to_do(name):
-    provider = PROVIDERS[name]
-    assert name == name.lower()
-    assert provider.origin.split()[0] in ("a", "the")
-    assert not provider.help.endswith(".")
-    if provider.implementation:
-        assert callable(import_implementation(provider.implementation))
-
-
-def test_every_stream_that_models_compute_has_a_provider():
-    optional = {s.provider for s in STREAMS.values() if s.is_optional}
-    assert optional == {name for name, one in PROVIDERS.items() if one.implementation}
-    assert {s.name for s in STREAMS.values() if s.is_output} <= NEEDS.keys()
-    assert "advantages" not in NEEDS, "an estimator cannot need what follows from its result"
-
-
 # Phases and warnings ---------------------------------------------------------------------------
 
 
@@ -440,7 +419,7 @@ def test_an_estimators_warning_stands_at_its_line():
     assert warning.position.line == 13
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("override", "says"),
     [
         ("rollout.num_generations_answer=1", "so no answer learns"),

@@ -7,6 +7,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from rows import each_row
 
 from rlx.cli import main
 from rlx.errors import EnvironmentFault, PluginError
@@ -122,7 +123,7 @@ def test_yaml_names_it_and_the_experiment_stays_the_same():
     assert "page_wrap_code" not in sys.modules
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "ranks", "says"),
     [
         (

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rows import each_row
 
 from rlx.cli import main
 from rlx.discovery import build_placement
@@ -68,7 +69,7 @@ def test_a_bare_name_is_written_as_one():
     assert read.spec.dump_resolved()["credit"]["placement"] == "early"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "says"),
     [
         ("earyl", "no placement plugin named 'earyl'"),

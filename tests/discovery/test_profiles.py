@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 
 import pytest
+from rows import each_row
 
 from rlx.discovery import describe_plugin_changes, load_plugin
 from rlx.discovery.places import fill_profile_options
@@ -57,7 +58,7 @@ def test_a_profile_is_what_its_estimators_do_where_the_yaml_does_not_say(profile
     assert CreditSpec(profile=profile).resolved_placement.plugin == placement
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "option", "own", "theirs"),
     [
         ("gpg", "alpha", "groups", "scores"),

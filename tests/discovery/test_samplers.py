@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rows import each_row
 
 from rlx.cli import main
 from rlx.discovery import resolve_plugins
@@ -130,7 +131,7 @@ def test_only_what_is_named_is_imported():
     assert "page_echo_engine" not in sys.modules
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "says", "code"),
     [
         (

@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import distribution
 
 import pytest
+from rows import each_row
 
 from rlx.cli import main
 from rlx.discovery import resolve_plugins
@@ -164,7 +165,7 @@ def test_only_what_is_named_is_imported(tmp_path):
     assert "page_retry" in sys.modules and "page_retry_rule" not in sys.modules
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "says", "code"),
     [
         ("{schedule: rerty}", "must be 'single' or 'two_turn' or .*did you mean 'retry'", 2),

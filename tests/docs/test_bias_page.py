@@ -17,6 +17,7 @@ from bias_table import (
 )
 from estimator_pages import names
 from expected_gradients import PROCESS, Case, build_case, compute_expected_gradient, list_steps
+from rows import each_row
 
 from rlx.spec import CreditSpec
 
@@ -30,7 +31,7 @@ def read_cells(variant):
     return dict(zip(PLACEMENTS, row[3:6], strict=True))
 
 
-@pytest.mark.parametrize("objective", ["sum", "mean"])
+@each_row("objective", ["sum", "mean"])
 def test_the_exact_gradient_is_that_of_automatic_differentiation(objective):
     logits = PROCESS.logits.clone().requires_grad_()
     returns = PROCESS.returns[objective]
@@ -38,12 +39,12 @@ def test_the_exact_gradient_is_that_of_automatic_differentiation(objective):
     torch.testing.assert_close(PROCESS.compute_exact_gradient(returns), slope, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("sizes", [(1, 4), (2, 2)])
+@each_row("sizes", [(1, 4), (2, 2)])
 def test_the_enumerated_steps_are_all_there_are(sizes):
     assert sum(step.probability for step in list_steps(*sizes)) == pytest.approx(1, abs=1e-12)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("variant", "placement"),
     [
         (Variant("rloo", {}), "turn_proportional"),
@@ -66,7 +67,7 @@ def test_structured_scores_do_not_read_the_placement():
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@each_row("variant", VARIANTS, ids=str)
 def test_every_variant_has_the_verdict_and_reasons_of_the_plan(variant):
     for placement, cell in read_cells(variant).items():
         assert cell.startswith("exact") != bool(list_case_reasons(variant.build_case(placement)))

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
+from rows import each_row
 
 from rlx.cli.verb_group import VERBS
 
@@ -21,7 +21,7 @@ def list_code(page):
     yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each_row("page", PAGES, ids=lambda page: page.name)
 def test_commands_exist(page):
     lines = list(list_code(page))
     verbs = {found[1] for line in lines if (found := re.match(r"rlx ([a-z][a-z-]*)", line))}

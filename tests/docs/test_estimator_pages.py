@@ -1,15 +1,15 @@
 """The pages of `docs/estimators/` say what the code says."""
 
-import pytest
 from estimator_pages import FOLDER, index, names, page, picture
+from rows import each_row
 
 
-@pytest.mark.parametrize("name", names())
+@each_row("name", names())
 def test_a_page_is_what_make_docs_writes(name):
     assert (FOLDER / f"{name}.md").read_text() == page(name), "run `make docs`"
 
 
-@pytest.mark.parametrize("name", names())
+@each_row("name", names())
 def test_a_picture_shows_the_numbers_of_today(name, tmp_path):
     picture(name, tmp_path / "now.svg")
     texts = [_texts(path) for path in (FOLDER / f"{name}.svg", tmp_path / "now.svg")]

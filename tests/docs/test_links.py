@@ -4,7 +4,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
+from rows import each_row
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -26,7 +26,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in plain}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
+@each_row("page", PAGES, ids=str)
 def test_links_lead_somewhere(page):
     dead = []
     for target in LINK.findall(CODE.sub("", (ROOT / page).read_text())):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rows import each_row
 
 from rlx.plan import check_file
 
@@ -23,7 +24,7 @@ def test_there_are_some():
     assert any(param.id.startswith("README") for param in EXPERIMENTS)
 
 
-@pytest.mark.parametrize("text", EXPERIMENTS)
+@each_row("text", EXPERIMENTS)
 def test_an_experiment_validates(text, tmp_path):
     file = tmp_path / "documented.yaml"
     file.write_text(text)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from rows import each_row
 from trees import turn
 
 from rlx.evaluation.answers import (
@@ -93,7 +94,7 @@ def test_a_confidence_may_stand_in_the_answer_itself():
     assert in_one_sequence(NAN, NAN)[1]["confidence"] is None, "nobody stated any"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("stated", "share"),
     [
         ([[0.5, 0.5], [0.1, 0.2]], 0.5),
@@ -143,7 +144,7 @@ def grow_levels(*kinds):
     return build_rollout_plan(spec), trees, RewardTable(turns, frozenset(), {})
 
 
-@pytest.mark.parametrize(
+@each_row(
     "kinds",
     [
         ("answer", "confidence"),

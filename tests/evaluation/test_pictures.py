@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 import matplotlib.image
 import numpy as np
 import pytest
+from rows import each_row
 
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.pictures import (
@@ -28,7 +29,7 @@ def painted(png):
     return float((matplotlib.image.imread(png)[..., :3].min(axis=2) < 0.98).mean())
 
 
-@pytest.mark.parametrize("name", ["r", "r.png", "r.svg", "rlcr-0.5"])
+@each_row("name", ["r", "r.png", "r.svg", "rlcr-0.5"])
 def test_a_reliability_diagram_is_a_png_and_an_svg(tmp_path, name):
     png, svg = draw_reliability_diagram(OVERCONFIDENT, EVEN, tmp_path / "plots" / name)
     stem = name.removesuffix(".png").removesuffix(".svg")
@@ -74,8 +75,8 @@ def test_drawing_leaves_pyplot_alone(tmp_path, monkeypatch):
     assert "matplotlib.pyplot" not in sys.modules
 
 
-@pytest.mark.parametrize("calibration", [OVERCONFIDENT, EVEN, UNREADABLE])
-@pytest.mark.parametrize("width", [66, 80])
+@each_row("calibration", [OVERCONFIDENT, EVEN, UNREADABLE])
+@each_row("width", [66, 80])
 def test_the_terminal_diagram_fits_and_says_every_bin(calibration, width):
     lines = render_reliability_text(calibration, width=width).plain.splitlines()
     held = [b for b in calibration.bins if b.n]

@@ -4,9 +4,9 @@ import json
 import zlib
 from pathlib import Path
 
-import pytest
 import yaml
 from gyms_installed import need_library
+from rows import each_row
 
 from rlx.plan import check_file
 
@@ -21,7 +21,7 @@ def test_there_are_some():
     assert EXPERIMENTS
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+@each_row("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_experiment_validates(path):
     check_file(path)
 

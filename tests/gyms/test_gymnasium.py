@@ -3,6 +3,7 @@
 import pytest
 from gyms_installed import need_library
 from pydantic import ValidationError
+from rows import each_row
 
 from rlx.plugin import Action
 from rlx.rollout import LocalHost
@@ -66,7 +67,7 @@ def test_splits_share_no_first_state_and_cover_all():
     assert {int(p) for p in train | test} == {0, 1, 2, 3, 4, 6, 8, 9, 10, 13, 14}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "says"),
     [
         ({"id": "FrozenLake-v11"}, "did you mean 'FrozenLake-v1'"),
@@ -80,7 +81,7 @@ def test_environments_that_cannot_be_played_are_named(options, says):
         GymnasiumTask(**options)
 
 
-@pytest.mark.parametrize("id", ["Blackjack-v1", "Taxi-v4", "CartPole-v1", "CliffWalking-v1"])
+@each_row("id", ["Blackjack-v1", "Taxi-v4", "CartPole-v1", "CliffWalking-v1"])
 def test_other_environments_play_to_their_end(id):
     starts = "any" if id in ("Taxi-v4", "CliffWalking-v1") else "reset"
     task, host = GymnasiumTask(id=id, starts=starts), LocalHost(GymnasiumEnvironment())

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from gyms_installed import need_library
 from pydantic import ValidationError
+from rows import each_row
 
 from rlx.discovery import build_plugin
 from rlx.plugin import Sample
@@ -91,7 +92,7 @@ def test_hostile_answers_are_scored_or_cut_off(problems):
     assert paid == set()
 
 
-@pytest.mark.parametrize("dataset", sorted(RUN_ANSWERS))
+@each_row("dataset", sorted(RUN_ANSWERS))
 def test_no_answer_runs_as_code(dataset, tmp_path):
     problem, mark = ReasoningGymTask(dataset=dataset).problem("train", 0, 0), tmp_path / "mark"
     for text in (f"open({str(mark)!r}, 'w')", f"[open({str(mark)!r}, 'w')]"):
@@ -110,7 +111,7 @@ def test_the_scorers_that_run_answers_are_known():
     assert set().union(*found.values()) == {"answer", *OTHER_CODE}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "(x).real", "x.real", "1.real", "x if x else x", "eval(x)", "S(x)", "N(x)", "x[0]", "'x'",
@@ -122,7 +123,7 @@ def test_only_plain_formulas_are_read(text):
     assert not is_readable("simple_integration", text, {"answer": "x**2/2 + C"})
 
 
-@pytest.mark.parametrize("text", ["x**2/2 + C", "2.5e-3*x", "-log(x)/sqrt(2) + .5", "Heaviside(x)"])
+@each_row("text", ["x**2/2 + C", "2.5e-3*x", "-log(x)/sqrt(2) + .5", "Heaviside(x)"])
 def test_formulas_are_read(text):
     assert is_readable("simple_integration", text, {"answer": "Heaviside(x) + C"})
 
@@ -138,7 +139,7 @@ def test_a_scorer_that_never_returns_is_cut_off_in_a_worker_and_recorded():
     assert gold.value == 1.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "says"),
     [
         ({"dataset": "chain_sun"}, "did you mean 'chain_sum'"),

@@ -1,11 +1,11 @@
 """TextArena through rlx: every game of one player that needs no download, and a game of two."""
 
 import re
-from pathlib import Path
 
 import pytest
 from gyms_installed import need_library
 from pydantic import ValidationError
+from rows import each_row
 
 from rlx.cli import main
 from rlx.plugin import Action
@@ -19,13 +19,6 @@ need_library("textarena")
 @pytest.fixture(scope="module")
 def problems():
     return {game: TextArenaTask(id=game).problem("train", 0, 0) for game in SINGLE_PLAYER}
-
-
-def test_the_page_lists_every_game_with_a_move():
-    page = (Path(__file__).parents[2] / "docs" / "gyms.md").read_text()
-    assert {
-        game for game, move in SINGLE_PLAYER.items() if f"`{game}` `{move}`" not in page
-    } == set()
 
 
 def play(environment, problem, turns, seed=0):
@@ -93,7 +86,7 @@ def test_a_scripted_opponent_reads_the_game():
     assert "placed their symbol (X) in cell 0" in steps[0][1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "says"),
     [
         ({"id": "GuessTheNumbers-v0"}, "did you mean 'GuessTheNumber-v0'"),
@@ -187,7 +180,7 @@ evaluation: {problems: 8, correct: return}
 """
 
 
-@pytest.mark.parametrize("verb", ["plan", "submit"])
+@each_row("verb", ["plan", "submit"])
 def test_an_environment_of_another_task_is_named(verb, tmp_path, monkeypatch, capsys):
     need_library("gymnasium")
     monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))

@@ -3,6 +3,7 @@
 import checkpoints
 import pytest
 import torch
+from rows import each_row
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -112,8 +113,8 @@ def path(tree, node):
     return tree.token_ids[[j for j in range(node + 1) if node < tree.ends[j]]].tolist()
 
 
-@pytest.mark.parametrize("limit", [1000, 6, 1])
-@pytest.mark.parametrize("merge", [True, False])
+@each_row("limit", [1000, 6, 1])
+@each_row("merge", [True, False])
 def test_every_token_of_a_branch_follows_its_row_and_its_own_tokens(limit, merge):
     values = ((11,), (12, 13), (12, 14, 15), (4, 5))
     branches = Branches(
@@ -140,7 +141,7 @@ def test_every_token_of_a_branch_follows_its_row_and_its_own_tokens(limit, merge
     assert packed.sources[len(packed.targets) :].tolist() == packed.branches.at.tolist()
 
 
-@pytest.mark.parametrize("merge", [True, False])
+@each_row("merge", [True, False])
 def test_values_of_one_token_add_no_node(merge):
     branches = Branches(
         rows=torch.tensor([0] * 3), starts=torch.tensor([3] * 3), tokens=((11,), (12,), (13,))

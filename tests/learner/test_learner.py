@@ -5,6 +5,7 @@ All stages, on two ranks, are in tests/system/learner.
 
 import pytest
 from learner_figures import judge_stage, measure_learner
+from rows import each_row
 
 from rlx.learner import learning_rate
 from rlx.spec import OptimizerSpec
@@ -48,7 +49,7 @@ def test_a_cosine_schedule():
     assert rates(steps=4, schedule="cosine") == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@each_row("schedule", ["linear", "cosine"])
 def test_warm_up_comes_first_and_the_fall_begins_at_the_peak(schedule):
     found = rates(steps=8, schedule=schedule, warmup_steps=4)
     assert found[:5] == [0.5, 1, 1.5, 2, 2]

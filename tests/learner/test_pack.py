@@ -4,10 +4,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.learner.pack import (
     RankMicroBatches,
@@ -200,7 +200,7 @@ def test_an_empty_micro_batch_is_one_token_that_predicts_nothing():
     assert len(packed.sources) == len(packed.targets) == 0
 
 
-@pytest.mark.parametrize("limit", [1, 7])
+@each_row("limit", [1, 7])
 def test_a_tree_longer_than_the_limit_is_a_micro_batch_of_its_own(limit):
     shares = distribute_trees([tree_of(9), tree_of(8)], 1, limit)
     assert [len(batch) for batch in shares[0]] == [1, 1]

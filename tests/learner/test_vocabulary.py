@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
+from rows import each_row
 
 from rlx.kl import kl_terms
 from rlx.learner import PackedPolicy, Ranks, choice
@@ -31,9 +32,9 @@ def compute_whole(hidden, weight, bias, temperatures, states, tokens):
     return logprobs[states, tokens], -(logprobs.exp() * logprobs).sum(dim=-1)
 
 
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("chunk", [1, 7, 50, 64])
-@pytest.mark.parametrize("scale", [1.0, 60.0], ids=["flat", "peaked"])
+@each_row("biased", [False, True])
+@each_row("chunk", [1, 7, 50, 64])
+@each_row("scale", [1.0, 60.0], ids=["flat", "peaked"])
 def test_results_and_gradients_are_those_of_whole_logits(biased, chunk, scale):
     generator = torch.Generator().manual_seed(0)
     real = {"generator": generator, "dtype": torch.float32}

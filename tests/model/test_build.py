@@ -10,6 +10,7 @@ import pytest
 import torch
 from checkpoints import FAMILIES, HEARD, STYLES, make_checkpoint, tokenizer
 from pydantic import ValidationError
+from rows import each_row
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -65,7 +66,7 @@ def test_the_global_generator_does_not_reach_the_weights():
     assert same(one, weights(build_policy(SMALL, 0)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("shape", "complaint"),
     [({"head_dim": 24}, "greater than or equal to 32"), ({"heads": 4, "kv_heads": 3}, "divide")],
 )
@@ -172,7 +173,7 @@ def test_the_samplers_twin_has_the_learners_precision(checkpoint):
     assert same(dict(loaded.named_parameters()), weights(copied))
 
 
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@each_row("stored", [torch.float32, torch.bfloat16, torch.float16])
 def test_weights_of_the_training_precision_are_those_that_float32_is_rounded_to(
     checkpoint, tmp_path, stored
 ):
@@ -215,7 +216,7 @@ def test_buffers_that_would_be_rounded_too_are_those_of_float32(tmp_path):
         assert torch.equal(buffers[name], buffer)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_row("dtype", [torch.float32, torch.bfloat16])
 def test_a_buffer_that_is_never_float32_is_loaded_once_or_twice(tmp_path, dtype):
     config = RecurrentGemmaConfig(
         num_hidden_layers=3, vocab_size=64, hidden_size=32, intermediate_size=64, lru_width=32,
@@ -254,7 +255,7 @@ def test_ranks_share_the_memory_of_weights_in_the_stored_precision(checkpoint, t
     assert found == {wanted == torch.bfloat16}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("config", "window"),
     [
         (LlamaConfig(max_position_embeddings=512), None),

@@ -4,6 +4,7 @@ import pytest
 from checkpoints import STYLES, Style, tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.errors import SpecError
 from rlx.model import ChatDialogue
@@ -54,9 +55,9 @@ def template(text, *, closes="<end>"):
 # Against the template itself ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("system", ["", SYSTEM])
-@pytest.mark.parametrize("closed", [True, False])
-@pytest.mark.parametrize("name", CLOSING)
+@each_row("system", ["", SYSTEM])
+@each_row("closed", [True, False])
+@each_row("name", CLOSING)
 def test_the_pieces_are_the_templates_own_whole(name, system, closed):
     speaker = SPEAKERS[name]
     said = ("nums: 3 17 20", "17 + 3 = 20", "sure?", "I am", "really?")
@@ -81,7 +82,7 @@ def test_whatever_is_asked_stands_where_the_template_puts_it(name, first, second
     assert speaker.tokenizer.decode(ids) == expected
 
 
-@pytest.mark.parametrize("name", STYLES)
+@each_row("name", STYLES)
 def test_how_a_turn_was_sampled_does_not_matter(name):
     dialogue = SPEAKERS[name].dialogue
     usual = dialogue.encode("<answer>17</answer>")
@@ -94,7 +95,7 @@ def test_how_a_turn_was_sampled_does_not_matter(name):
 # Ends of turns -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STYLES)
+@each_row("name", STYLES)
 def test_a_turn_is_closed_exactly_once(name):
     style, dialogue = STYLES[name], SPEAKERS[name].dialogue
     unclosed = dialogue.reply("sure?", dialogue.encode("17"))
@@ -130,7 +131,7 @@ def test_blanks_before_the_end_token_are_the_templates_own():
 # Templates that cannot be used -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "{{ m['content'] | upper }}<end>",

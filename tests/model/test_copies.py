@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from rows import each_row
 
 from rlx.model import copy_model, keep_first_layers, share_model
 
@@ -80,7 +81,7 @@ def test_a_second_module_has_the_same_weights_until_it_gets_others():
     assert torch.equal(logits(model), before)
 
 
-@pytest.mark.parametrize("case", KINDS)
+@each_row("case", KINDS)
 def test_one_layer_of_every_kind_is_kept(case):
     kind, options, needed = KINDS[case]
     model = model_of(kind, **options)

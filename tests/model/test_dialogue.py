@@ -6,6 +6,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import each_row
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -70,7 +71,7 @@ def test_every_shipped_tokenizer_is_tried():
     assert SHIPPED == sorted(EPISODES) == sorted(STRANGE)
 
 
-@pytest.mark.parametrize(("name", "text"), WORDS)
+@each_row(("name", "text"), WORDS)
 def test_what_the_task_says_survives_the_tokenizer(policies, name, text):
     dialogue = policies[name].dialogue
     ids = dialogue.encode(text)
@@ -84,7 +85,7 @@ def test_any_sum_survives_the_tokenizer(tiny, a, b, op, tag):
     assert tiny.read(tiny.encode(text))[0] == text
 
 
-@pytest.mark.parametrize(("name", "text"), WORDS)
+@each_row(("name", "text"), WORDS)
 def test_ends_are_cumulative_lengths(policies, name, text):
     dialogue = policies[name].dialogue
     ids = dialogue.encode(text)
@@ -99,7 +100,7 @@ def test_the_end_token_is_read_as_nothing(tiny):
     assert tiny.read(()) == ("", ())
 
 
-@pytest.mark.parametrize(("name", "text"), [(n, t) for n, ts in STRANGE.items() for t in ts])
+@each_row(("name", "text"), [(n, t) for n, ts in STRANGE.items() for t in ts])
 def test_text_without_tokens_is_refused(policies, name, text):
     with pytest.raises(SpecError, match="no token for"):
         policies[name].dialogue.encode(text)
@@ -162,10 +163,8 @@ def test_a_token_across_a_border_belongs_to_the_span(bytewise):
     assert "".join(said[slice(*span.outer)]) == "<answer>7</answer>"
 
 
-@pytest.mark.parametrize(
-    "content", ["é", "€7", "7€", "😀😀", "7 ", "", "a\N{REPLACEMENT CHARACTER}b"]
-)
-@pytest.mark.parametrize("around", ["", "é", "😀 "])
+@each_row("content", ["é", "€7", "7€", "😀😀", "7 ", "", "a\N{REPLACEMENT CHARACTER}b"])
+@each_row("around", ["", "é", "😀 "])
 def test_spans_hold_every_byte_of_their_text(bytewise, content, around):
     whole = f"{around}<answer>{content}</answer>{around}"
     ids = bytewise.encode(whole)

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import pytest
+from rows import each_row
 
 from rlx.model import build_policy
 from rlx.model.dialogue import DemonstrationPlayer
@@ -93,12 +94,12 @@ def own_turns(episode):
     return [tuple(turn) for turn in turns]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "rollout",
     [{}, {"observation": "inline"}, {"forced_answer": None}, {"turn": {"stop": ["</answer>"]}}],
     ids=["message", "inline", "not forced", "stopped"],
 )
-@pytest.mark.parametrize("index", range(5))
+@each_row("index", range(5))
 def test_a_lesson_is_what_a_rollout_of_its_words_is(index, rollout, dialogue):
     turn = {**SPEC["rollout"]["turn"], **rollout.get("turn", {})}
     said = spec(**{**rollout, "turn": turn})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
+from rows import each_row
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model import build_policy
@@ -58,7 +59,7 @@ def test_a_whole_folder_passes(folder):
     check_model_files(PretrainedModelSpec(path=str(folder)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "complaint"),
     [
         ("/nowhere/at/all", "no folder '/nowhere/at/all' on this machine; give a folder"),

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from rows import each_row
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from rlx.errors import EnvironmentFault, SpecError
@@ -116,7 +117,7 @@ def test_a_plain_model_is_without_adapters():
         assert torch.equal(logits(model), before)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "targets", "expected"),
     [
         (qwen3, ["all-linear"], EVERYWHERE),
@@ -133,7 +134,7 @@ def test_adapters_go_where_they_are_asked_to(make, targets, expected):
     assert where(model) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("target", "complaint"),
     [
         (

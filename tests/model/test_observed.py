@@ -4,6 +4,7 @@ import pytest
 from checkpoints import STYLES, tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.errors import SpecError
 from rlx.model import ChatDialogue, PlainDialogue
@@ -34,7 +35,7 @@ def test_plain_text_follows_the_turn():
     )
 
 
-@pytest.mark.parametrize("name", CHATS)
+@each_row("name", CHATS)
 def test_a_message_is_the_template_s_and_inline_is_the_text_alone(name):
     dialogue = CHATS[name]
     turn = (*dialogue.encode("<kg-query>x</kg-query>"), dialogue.end_ids[0])
@@ -91,7 +92,7 @@ def test_no_prompt_of_a_task_becomes_a_control_token(name, data):
     assert not any(control in shown.text for control in CONTROL[name])
 
 
-@pytest.mark.parametrize("name", CHATS)
+@each_row("name", CHATS)
 def test_a_task_may_allow_control_tokens(name):
     control = CONTROL[name][0]
     problem = Problem(id="a", prompt=control, fields={}, allow_control_tokens=True)
@@ -103,7 +104,7 @@ def test_a_task_may_allow_control_tokens(name):
     assert broken.token_ids == CHATS[name].open(broken.text)
 
 
-@pytest.mark.parametrize("name", CHATS)
+@each_row("name", CHATS)
 def test_the_experiment_s_own_template_and_system_message_keep_theirs(name):
     control = CONTROL[name][0]
     shown = encode_opening(

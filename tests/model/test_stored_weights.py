@@ -1,7 +1,7 @@
 """Weights have the names and shapes that a model's files have."""
 
-import pytest
 import torch
+from rows import each_row
 from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -22,7 +22,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "mixtral", "gpt_neox"])
+@each_row("kind", ["qwen2", "mixtral", "gpt_neox"])
 def test_weights_have_the_form_of_the_models_files(kind, tmp_path):
     built = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**SIZES))
     built.save_pretrained(tmp_path)

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.discovery import resolve_plugins
 from rlx.errors import EnvironmentFault
@@ -55,7 +56,7 @@ def test_the_same_texts_give_the_same_tokenizer():
     assert Vocabulary.train(["something else", *TEXTS[:2]]).digest != TRAINED.digest
 
 
-@pytest.mark.parametrize("name", ["bytes", "train", "arithmetic", "world"])
+@each_row("name", ["bytes", "train", "arithmetic", "world"])
 def test_transformers_and_a_folder_give_the_same_tokens(name, tmp_path):
     own = {"bytes": BYTES, "train": TRAINED}.get(name) or Vocabulary.load_shipped(name)
     other = tiny_tokenizer(own)
@@ -82,7 +83,7 @@ def test_a_model_is_built_with_the_tokenizer_of_its_run(tmp_path):
         build_policy(gone, 0, tmp_path / "none")
 
 
-@pytest.mark.parametrize("damage", ["missing", "no JSON", "no end token"])
+@each_row("damage", ["missing", "no JSON", "no end token"])
 def test_a_damaged_folder_is_named(tmp_path, damage):
     BYTES.save(tmp_path)
     config = tmp_path / "tokenizer_config.json"

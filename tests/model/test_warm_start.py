@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from patience import LIMIT
+from rows import each_row
 
 from rlx.model import Vocabulary, build_policy, warm_start_policy
 from rlx.phase_setup import build_setup
@@ -87,7 +87,7 @@ def test_the_loss_falls(tmp_path):
     assert watched.losses[2] < watched.losses[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [
         "seed=1",
@@ -118,7 +118,7 @@ def test_another_trained_tokenizer_trains_anew(tmp_path):
     assert len(folders) == 2
 
 
-@pytest.mark.parametrize("same_result", ["optimizer.learning_rate=1e-3", "runner.zero_stage=0"])
+@each_row("same_result", ["optimizer.learning_rate=1e-3", "runner.zero_stage=0"])
 def test_what_does_not_decide_it_trains_nothing(tmp_path, same_result):
     folder, *_ = warm(tmp_path)
     other, watched, *_ = warm(tmp_path, same_result)
@@ -164,7 +164,7 @@ def lose_manifest(folder):
     (folder / "manifest.json").unlink()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("damage", "words"),
     [
         (flip_bit, "model.safetensors has changed"),
@@ -204,7 +204,7 @@ def test_runs_that_make_the_same_one_do_not_disturb_each_other(tmp_path):
     here = Path(__file__).parent
     command = [sys.executable, "-c", MAKE, str(tmp_path), str(here), str(here.parent)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    sums = {process.communicate(timeout=LIMIT)[0].splitlines()[-1] for process in both}
+    sums = {process.communicate()[0].splitlines()[-1] for process in both}
     assert [process.returncode for process in both] == [0, 0]
     assert len(sums) == 1
     assert list(tmp_path.iterdir()) == [folder]

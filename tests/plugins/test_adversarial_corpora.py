@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from rows import each_row
 
 from rlx.discovery import list_installed_plugins, load_plugin
 from rlx.plugin import Sample
@@ -60,7 +61,7 @@ def test_every_shipped_reward_has_a_corpus():
     assert {path.stem for path in CORPORA.glob("*.jsonl")} == SHIPPED | set(GUESTS)
 
 
-@pytest.mark.parametrize("name", sorted(SHIPPED | set(GUESTS)))
+@each_row("name", sorted(SHIPPED | set(GUESTS)))
 def test_every_find_earns_what_it_should(name):
     corpus = read_corpus(name)
     assert corpus
@@ -76,7 +77,7 @@ def test_every_find_earns_what_it_should(name):
         assert value == (case["score"] if value is None else pytest.approx(case["score"])), case
 
 
-@pytest.mark.parametrize("name", ["countdown", "countdown.verify"])
+@each_row("name", ["countdown", "countdown.verify"])
 def test_the_rule_of_before_paid_for_its_finds(name):
     paid = [case for case in read_corpus(name) if case.get("before") == 1.0]
     assert len(paid) >= 20

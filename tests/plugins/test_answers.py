@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from rows import each_row
 
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
@@ -38,7 +39,7 @@ def sample(given, right="42", *, response="", **fields):
 # exact_match --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "right", "value", "reason"),
     [
         ("42", "42", 1.0, None),
@@ -57,7 +58,7 @@ def test_letter_by_letter(given, right, value, reason):
     assert (score.value, score.reason) == (value, reason)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "right", "value"),
     [
         ("The  Eiffel Tower!", "eiffel tower", 1.0),
@@ -87,14 +88,14 @@ def test_which_span_and_which_field_are_options():
     assert AnswerExactMatch(span="think").score(said).reason == "no answer"
 
 
-@pytest.mark.parametrize("right", [None, "", " ", [], ["a", None], True, {"a": 1}, [["a"]]])
-@pytest.mark.parametrize("reward", [AnswerExactMatch(), MathVerify()], ids=["text", "mathematics"])
+@each_row("right", [None, "", " ", [], ["a", None], True, {"a": 1}, [["a"]]])
+@each_row("reward", [AnswerExactMatch(), MathVerify()], ids=["text", "mathematics"])
 def test_a_problem_without_an_answer_is_not_the_models_fault(reward, right):
     with pytest.raises(ValueError, match="'answer' must hold text or numbers"):
         reward.score(sample("a", right))
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+@each_row("case", CASES, ids=[case["id"] for case in CASES])
 def test_answers_that_other_graders_got_wrong(case):
     found = re.search(r"<answer>(.*)</answer>", case["response"], re.DOTALL)
     said = sample(found and found[1], case["answer"], response=case["response"])
@@ -102,7 +103,7 @@ def test_answers_that_other_graders_got_wrong(case):
     assert score.value == case["expected"], score
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "normal"),
     [
         ("1,000,000 people", "1000000 people"),
@@ -131,7 +132,7 @@ def test_a_number_is_read_as_it_was_written(value):
     assert float(parse_number(format_number(value))) == value
 
 
-@pytest.mark.parametrize("text", ["a " * 20_000, "." * 40_000, "\u0130" * 20_000, "-" * 40_000])
+@each_row("text", ["a " * 20_000, "." * 40_000, "\u0130" * 20_000, "-" * 40_000])
 def test_hostile_text_is_no_answer(text):
     assert AnswerExactMatch(normalize="text").score(sample(text)).value == 0.0
 
@@ -153,7 +154,7 @@ def judged(pool, *samples, deadline=30.0, **options):
     return [o.fault or (o.verdicts[0].value, o.verdicts[0].reason) for o in outcomes]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("right", "same", "other"),
     [
         ("72", ["72", "72.", "72.0", "$72$", r"\boxed{72}", "144/2", "so it is $72$"], ["71", "7"]),
@@ -181,7 +182,7 @@ def test_a_whole_response_is_read_for_its_last_formula(pool):
     assert judged(pool, sample(None, "7", response=text)) == [(0.0, "no answer")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("right", "given", "value"),
     [
         ("5", "5 km", 1.0),  # the data say nothing of a unit
@@ -209,7 +210,7 @@ def test_units_equations_and_forms_of_numbers(right, given, value):
     assert MathVerify().score(sample(given, right)).value == value
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "reason"),
     [("72", None), ("12*6", "not a finished value"), ("70 + 2", "not a finished value")],
 )
@@ -280,9 +281,7 @@ def test_a_missing_library_says_how_to_install_it(monkeypatch):
         MathVerify().check()
 
 
-@pytest.mark.parametrize(
-    "options", [{"seconds": 0}, {"seconds": 61}, {"max_length": 0}, {"float_rounding": -1}]
-)
+@each_row("options", [{"seconds": 0}, {"seconds": 61}, {"max_length": 0}, {"float_rounding": -1}])
 def test_impossible_options_are_refused(options):
     with pytest.raises(ValidationError):
         MathVerify(**options)

@@ -5,6 +5,7 @@ import pickle
 from collections import Counter
 
 import pytest
+from rows import each_row
 from trees import turn
 
 from rlx.discovery import build_plugin, resolve_plugins
@@ -231,7 +232,7 @@ def test_an_experiment_names_the_plugins_inside_its_plugins(tmp_path):
     assert resolve_plugins(read.spec).provenance == plugins.provenance
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "line", "exit_code", "message"),
     [
         (("numbers: [3]}", "nmbers: [3]}"), 7, 2, "did you mean 'numbers'?"),

@@ -1,6 +1,7 @@
 """`countdown.arithmetic`: in a right answer, the share of the written sums that are true."""
 
 import pytest
+from rows import each_row
 
 from rlx.plugin import Sample
 from rlx_plugins.countdown import CountdownArithmetic
@@ -15,63 +16,49 @@ def score(think: str, *, of: float | None = 1.0, numbers=(1, 1, 2, 3, 4, 5, 6), 
     return CountdownArithmetic(**options).score(sample)
 
 
-@pytest.mark.parametrize(
-    ("think", "expected"),
+@each_row(
+    ("think", "value", "reason"),
     [
-        ("3*5=15\n15+2=17\n", 1.0),
-        ("3*5=15\n15+2=18\n", 0.5),
-        ("3*5=14\n15+2=17\n", 0.0),  # 15 is no number of the problem, and no true result
-        ("let me see\n3*5=15\nso it is", 1.0),
-        ("6/4=1.5\n", 1.0),
-        ("3=3=3\n", 0.0),
-        ("x=3\n", 0.0),
-        ("=\n", 0.0),
-        ("", 0.0),
-        ("9**9**9**9=1\n", 0.0),
-        ("1/0=1\n", 0.0),
-        ("0**-1=0\n2+1=3\n", 0.5),
-        ("9.0**999=1\n", 0.0),
-        ("1+" * 200 + "0=200\n", 0.0),
+        ("3*5=15\n15+2=17\n", 1.0, None),
+        ("let me see\n3*5=15\nso it is", 1.0, None),
+        ("6/4=1.5\n", 1.0, None),
+        ("3+5=8\n", 1.0, None),
+        ("2-5=-3\n-3+6=3\n", 1.0, None),
+        ("(3+5)*2=16\n16+1=17\n", 1.0, None),
+        ("3+5=8\n3*5=15\n15+2=17\n", 1.0, None),  # a sum tried and dropped
+        ("3*5=15\n15+2=18\n", 0.5, "false sums"),
+        ("3*5=14\n15+2=17\n", 0.0, "false sums"),  # 15 is no number of the problem, nor a result
+        ("3*5=14\n14+2=16\n", 0.0, "false sums"),  # goes on from a false result
+        ("3+5=8\n8+8=16\n", 0.5, "false sums"),  # there is one 8
+        ("2+2=4\n", 0.0, "false sums"),  # there is one 2
+        ("7+8=15\n", 0.0, "false sums"),  # neither is given
+        ("3+5=8\n1=1\n", 0.5, "false sums"),
+        ("1=1\n" * 64, 0.0, "false sums"),
+        ("+1=1\n", 0.0, "false sums"),
+        ("3+5=3+5\n", 0.0, "false sums"),
+        ("3+5=(8)\n", 0.0, "false sums"),
+        ("8=3+5\n", 0.0, "false sums"),
+        ("2.5*4=10\n", 0.0, "false sums"),
+        ("x=3\n", 0.0, "false sums"),
+        ("=\n", 0.0, "false sums"),
+        ("3=3=3\n", 0.0, "no sums"),
+        ("", 0.0, "no sums"),
+        ("9**9**9**9=1\n", 0.0, "false sums"),
+        ("1/0=1\n", 0.0, "false sums"),
+        ("0**-1=0\n2+1=3\n", 0.5, "false sums"),
+        ("9.0**999=1\n", 0.0, "false sums"),
+        ("1+" * 200 + "0=200\n", 0.0, "false sums"),
+        ("1+1=2\n" * 30_000, 1.0, None),  # the first lines alone are read
+        ("9" * 200_000 + "=1", 0.0, "false sums"),
+        ("(" * 200_000 + "=1", 0.0, "false sums"),
+        (("+".join(["1/9973"] * 440) + "=1\n") * 64, 0.0, "false sums"),
+        (("9/" * 1500 + "9=1\n") * 64, 0.0, "false sums"),
+        (("9**400/7**400-" * 220 + "1=1\n") * 64, 0.0, "false sums"),
     ],
 )
-def test_counts_true_sums(think, expected):
-    assert score(think).value == expected
-
-
-@pytest.mark.parametrize(
-    "think",
-    [
-        "1=1\n",
-        "1=1\n" * 64,
-        "+1=1\n",
-        "3+5=3+5\n",
-        "3+5=(8)\n",
-        "2+2=4\n",  # there is one 2
-        "7+8=15\n",  # neither is given
-        "2.5*4=10\n",
-        "17=17\n",
-        "3*5=14\n14+2=16\n",  # goes on from a false result
-        "8=3+5\n",
-    ],
-)
-def test_what_computes_nothing_of_the_problem_earns_nothing(think):
+def test_the_share_of_true_sums_over_the_problems_numbers(think, value, reason):
     verdict = score(think)
-    assert (verdict.value, verdict.reason) == (0.0, "false sums")
-
-
-@pytest.mark.parametrize(
-    ("think", "expected"),
-    [
-        ("3+5=8\n", 1.0),
-        ("3+5=8\n1=1\n", 0.5),
-        ("2-5=-3\n-3+6=3\n", 1.0),
-        ("(3+5)*2=16\n16+1=17\n", 1.0),
-        ("3+5=8\n3*5=15\n15+2=17\n", 1.0),  # a sum tried and dropped
-        ("3+5=8\n8+8=16\n", 0.5),  # there is one 8
-    ],
-)
-def test_honest_sums_of_the_problems_numbers_are_paid(think, expected):
-    assert score(think).value == expected
+    assert (verdict.value, verdict.reason) == (value, reason)
 
 
 def test_a_problem_without_numbers_is_an_error_in_the_data():
@@ -79,7 +66,7 @@ def test_a_problem_without_numbers_is_an_error_in_the_data():
         score("3+5=8\n", numbers=("3", "5"))
 
 
-@pytest.mark.parametrize("of", [0.0, 0.5])
+@each_row("of", [0.0, 0.5])
 def test_a_wrong_answer_gains_nothing_by_easy_sums(of):
     verdict = score("1+1=2\n", of=of)
     assert (verdict.value, verdict.reason) == (0.0, "wrong answer")
@@ -88,19 +75,3 @@ def test_a_wrong_answer_gains_nothing_by_easy_sums(of):
 def test_reads_so_many_lines_and_no_more():
     assert score("1+1=2\n" + "1+1=3\n" * 9, max_lines=1).value == 1.0
     assert score("1+1=2\n" * 63 + "1+1=3\n" * 1000).value == 63 / 64
-
-
-SUMS = ["+".join(["1/9973"] * 440), "9/" * 1500 + "9", "9**400/7**400-" * 220 + "1"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1+1=2\n" * 30_000,
-        "9" * 200_000 + "=1",
-        "(" * 200_000 + "=1",
-        *(f"{text}=1\n" * 64 for text in SUMS),
-    ],
-)
-def test_hostile_text_costs_little(text):
-    score(text)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from rows import each_row
 
 import rlx.plugin
-from rlx.plugin import Canonical, Corrupts, Task
 from rlx.testing.tasks import check_task
 from rlx_plugins.countdown import CountdownTask, compute_score, evaluate_equation
 from rlx_plugins.countdown.search import Rules, find_solutions, random_expression
@@ -45,12 +45,8 @@ def check_trace(steps, numbers, low, high):
 # Problems ----------------------------------------------------------------------------------------
 
 
-def test_it_is_a_task():
-    assert isinstance(RECIPE, Task)
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("task", [RECIPE, CountdownTask()], ids=["recipe", "default"])
+@each_row("split", ["train", "test"])
+@each_row("task", [RECIPE, CountdownTask()], ids=["recipe", "default"])
 def test_problems_keep_their_promises(task, split):
     low, high = (0, 100) if task is RECIPE else (0, 999)
     for index in range(150):
@@ -130,7 +126,7 @@ def test_an_empty_split_is_an_error():
         task.problem(empty, 0, 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "message"),
     [
         ({"numbers": []}, "at least one number"),
@@ -265,10 +261,6 @@ def test_no_expression_in_range_is_an_error():
 # Probes ------------------------------------------------------------------------------------------
 
 
-def test_it_corrupts_and_knows_answers_that_are_the_same():
-    assert isinstance(RECIPE, Corrupts) and isinstance(RECIPE, Canonical)
-
-
 @given(
     st.sampled_from([RECIPE, CountdownTask(), CountdownTask(intermediate_range=None)])
     | st.tuples(st.integers(-9, 20), st.integers(21, 99)).map(
@@ -302,7 +294,7 @@ def test_corruptions_differ_by_seed_and_stay_near():
     assert only.corruption("=5", 0) is None and only.corruption("=6", 0) == "=5"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other", "same"),
     [
         ("3+4*2", "(2*4) + 3", True),
@@ -370,7 +362,7 @@ def test_expressions_are_what_their_steps_say(numbers, seed):
         assert re.search(r"[-+*/]", inside)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("numbers", "target", "texts"),
     [
         ([2, 3, 4], 14, {"3*4+2", "(3+4)*2"}),
@@ -447,7 +439,7 @@ def test_problems_from_files(tmp_path):
         assert compute_score(turns[0], problem.fields) == 1.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "message"),
     [
         ("{", "line 2: not JSON"),
@@ -541,7 +533,7 @@ def test_probes_spoil_files_within_the_range_of_their_numbers(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "message"),
     [
         ({"numbers": [2]}, "numbers: has no effect with files"),

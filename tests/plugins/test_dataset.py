@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import gzip
 import json
 import os
 import subprocess
@@ -15,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import LIMIT
 from pydantic import ValidationError
+from rows import each_row
 
 from rlx.discovery import build_plugin
 from rlx.plugin import Demonstration, Task
@@ -62,7 +63,7 @@ def of_records(tmp_path, *rows, **options):
 # Records to problems ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("write", [jsonl, parquet])
+@each_row("write", [jsonl, parquet])
 def test_fields_are_mapped_by_dotted_paths(tmp_path, write):
     train = write(tmp_path / f"train.{write.__name__}", RECORDS)
     task = Dataset(train={"path": train}, held_out=0.3, stratum="level", **MAPPED)
@@ -244,7 +245,7 @@ def test_train_and_test_share_no_problem(tmp_path):
 # What is wrong, and where -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "options", "message"),
     [
         ({"promt": "x"}, {}, "there is no 'prompt'; did you mean 'promt'?"),
@@ -294,7 +295,7 @@ def test_a_bad_record_is_named_by_its_line(tmp_path, row, options, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "message"),
     [(b"{", "not JSON: "), (b"[1]", "not a JSON object"), (b'"\xff"', "not UTF-8")],
 )
@@ -303,6 +304,17 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, line, message):
     path.write_bytes(b'{"prompt": "1"}\n\n' + line + b"\n")
     with pytest.raises(ValueError, match=rf"bad\.jsonl line 3: {message}"):
         Dataset(train={"path": path}, held_out=0.5).check()
+
+
+@each_row("name", ["all.jsonl", "all.jsonl.gz"])
+def test_a_byte_order_mark_and_gzip_are_read_through(tmp_path, name):
+    lines = "".join(f"{json.dumps(row)}\n" for row in RECORDS).encode("utf-8-sig")
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    assert [row for _, row in records.Source(path=path).rows()] == RECORDS
+    path.write_bytes(gzip.compress(lines)[:-9])
+    with pytest.raises(ValueError, match=rf"{name}: not readable as gzip"):
+        list(records.Source(path=path).rows())
 
 
 def test_a_row_of_parquet_is_named_across_batches(tmp_path, monkeypatch):
@@ -321,7 +333,7 @@ def test_files_that_are_not_what_they_are_called(tmp_path):
     for path, message in (
         (cut, "not readable as Parquet"),
         (empty, "holds no record"),
-        (other, r"must end in \.jsonl or \.parquet"),
+        (other, r"must end in \.jsonl, \.jsonl\.gz or \.parquet"),
     ):
         with pytest.raises(ValueError, match=rf"{path.name}: .*{message}"):
             Dataset(train={"path": path}, held_out=0.5).check()
@@ -346,7 +358,7 @@ def test_a_missing_file_is_a_fault_of_the_machine(tmp_path):
 HERE = {"path": "a.jsonl"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "message"),
     [
         ({"train": HERE}, "needs either `test` or `held_out`"),
@@ -382,7 +394,7 @@ def test_impossible_options_are_refused(options, message):
 # Values -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "expected"),
     [
         (datetime.date(2025, 3, 1), "2025-03-01"),
@@ -401,7 +413,7 @@ def test_values_become_plain_json(value, expected):
     assert json.loads(json.dumps(made)) == expected
 
 
-@pytest.mark.parametrize("value", [b"x", float("inf"), {1: 2}, np.float64("nan"), object()])
+@each_row("value", [b"x", float("inf"), {1: 2}, np.float64("nan"), object()])
 def test_values_that_json_has_not_are_refused(value):
     with pytest.raises(ValueError):
         convert_to_plain_json([value])
@@ -457,7 +469,6 @@ def python(folder, code):
         env=os.environ | offline,
         capture_output=True,
         text=True,
-        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

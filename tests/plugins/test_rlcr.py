@@ -1,16 +1,15 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.discovery import build_plugin
-from rlx.plugin import Problem, RewardPlugin, Sample
+from rlx.plugin import Problem, Sample
 from rlx.reward import NamedReward, RewardPool, score_rollouts
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, find_spans
 from rlx.spec import TurnReward
@@ -47,7 +46,7 @@ def test_the_best_confidence_is_the_probability():
     assert max(expected, key=expected.get) == 0.7
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "value"),
     [
         (confidence("0.7"), 0.7),
@@ -68,7 +67,7 @@ def test_confidences_that_can_be_read(text, value):
     assert read.reason is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "reason"),
     [
         ("", "no confidence"),
@@ -110,24 +109,16 @@ def test_whatever_is_read_is_a_probability(text):
         assert value is None or 0 <= value <= 1
 
 
-@pytest.mark.parametrize("of", [None, math.nan, -0.1, 1.1])
+@each_row("of", [None, math.nan, -0.1, 1.1])
 def test_a_parent_that_is_no_probability_is_not_the_models_fault(of):
     with pytest.raises(ValueError, match="of"):
         Brier().score(sample(confidence("0.5"), of=of))
 
 
-def test_they_are_rewards_and_brier_reads_its_parent():
-    assert isinstance(Brier(), RewardPlugin)
-    assert isinstance(RlcrFormat(pattern="ta"), RewardPlugin)
-    assert isinstance(StatedConfidence(), RewardPlugin)
-    assert Brier.reads_parent
-    assert not RlcrFormat.reads_parent
-
-
 # The stated confidence itself ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "value", "extreme"),
     [("0.7", 0.7, 0.0), ("1", 1.0, 1.0), ("0.99", 0.99, 1.0), ("0.98", 0.98, 0.0), ("0", 0.0, 1.0)],
 )
@@ -173,7 +164,7 @@ PIECES = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("pattern", EXPRESSIONS)
+@each_row("pattern", EXPRESSIONS)
 def test_each_form_matches_itself_only(pattern):
     for text in GOOD.values():
         score = RlcrFormat(pattern=pattern).score(sample(text))
@@ -196,35 +187,26 @@ def test_forms_equal_the_regular_expressions(pattern, data):
     assert matches_pattern(pattern, text) == bool(re.match(EXPRESSIONS[pattern], text, re.DOTALL))
 
 
-@pytest.mark.parametrize(
-    "text",
+@each_row(
+    ("text", "reason", "patterns"),
     [
-        "</think>" * (N // 8),
-        "</think>" + " " * N,
-        "</think><answer>" * (N // 15) + "</answer>",
-        "</think><answer></answer>" * (N // 25) + "x",
-        "<confidence>" * (N // 12),
-        "<confidence>" * (N // 12) + "</confidence>",
-        "</confidence>" * (N // 13),
-        "<analysis></analysis>" * (N // 21) + "</confidence>",
-        confidence("1" * N),
-        " " * N,
-        "</answer>" + " " * N + "x</confidence>",
+        ("</think>" * (N // 8), "no confidence", []),
+        ("</think>" + " " * N, "no confidence", []),
+        ("</think><answer>" * (N // 15) + "</answer>", "no confidence", ["ta"]),
+        ("</think><answer></answer>" * (N // 25) + "x", "no confidence", []),
+        ("<confidence>" * (N // 12), "no confidence", []),
+        ("<confidence>" * (N // 12) + "</confidence>", "unparsable", []),
+        ("</confidence>" * (N // 13), "no confidence", []),
+        ("<analysis></analysis>" * (N // 21) + "</confidence>", "no confidence", []),
+        (confidence("1" * N), "out of range", []),
+        (" " * N, "no confidence", []),
+        ("</answer>" + " " * N + "x</confidence>", "no confidence", []),
     ],
 )
-def test_nothing_takes_long(text):
-    for judge in (parse_confidence, *(RlcrFormat(pattern=p) for p in EXPRESSIONS)):
-        judge(text) if judge is parse_confidence else judge.score(sample(text))
-
-
-def test_importing_the_plugins_brings_no_torch():
-    code = (
-        "import sys, rlx_plugins.rlcr, rlx_plugins.countdown, rlx_plugins.dataset;"
-        "import rlx_plugins.answers, rlx_plugins.composed;"
-        "heavy = {'torch', 'numpy', 'transformers', 'pyarrow', 'datasets', 'math_verify'};"
-        "sys.exit(bool(heavy & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_hostile_text_has_no_confidence_and_the_format_of_the_expressions(text, reason, patterns):
+    assert parse_confidence(text) == (None, reason)
+    formats = {pattern: RlcrFormat(pattern=pattern) for pattern in EXPRESSIONS}
+    assert [p for p, reward in formats.items() if reward.score(sample(text)).value] == patterns
 
 
 # RLCR's own rewards -------------------------------------------------------------------------------
@@ -247,7 +229,7 @@ def recipe(pattern):
     ]
 
 
-@pytest.mark.parametrize("pattern", ["ta", "tac", "tabc", "tbac"])
+@each_row("pattern", ["ta", "tac", "tabc", "tbac"])
 def test_the_coupled_recipe_scores_as_rlcrs_own_functions_do(pattern):
     """Format, accuracy and Brier of each response, the last two 0 where the format is wrong."""
     responses = [entry for entry in RESPONSES if entry["pattern"] == pattern]
@@ -282,7 +264,7 @@ def scored_turn(response):
     return RolloutTree(Problem(id="p", prompt="6*7?", fields={"answer": "42"}), (prompt, turn))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rule", "stated", "of", "value"),
     [
         ("log", "0.1", 1.0, 2 / 3),

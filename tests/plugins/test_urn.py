@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import pytest
 from pydantic import ValidationError
+from rows import each_row
 
 from rlx.plugin import Sample, get_confidence_values
 from rlx_plugins.urn import UrnDistance, UrnDrawn, UrnPicked, UrnTask
@@ -47,7 +48,7 @@ def test_a_demonstration_states_each_value():
     }
 
 
-@pytest.mark.parametrize(("hint", "stated"), [("share", 0.7), ("square", 0.5)])
+@each_row(("hint", "stated"), [("share", 0.7), ("square", 0.5)])
 def test_a_demonstration_picks_counts_and_follows_its_hint(hint, stated):
     task = UrnTask(picks=True, counts=True, informed=1.0, hint=hint)
     problems = (task.problem("train", i, 0) for i in range(200))
@@ -83,7 +84,7 @@ def test_a_prompt_names_all_that_it_must():
         UrnTask(prompt="{red}")
 
 
-@pytest.mark.parametrize("drawn", [0, 1])
+@each_row("drawn", [0, 1])
 def test_the_label_is_what_was_drawn_and_the_distance_is_from_the_share(drawn):
     problem = {"red": 3, "blue": 7, "drawn": drawn}
     sample = Sample(

@@ -3,9 +3,9 @@
 from itertools import accumulate, pairwise
 
 import hypothesis.strategies as st
-import pytest
 from checkpoints import STYLES, tokenizer
 from hypothesis import example, given
+from rows import each_row
 
 from rlx.model.dialogue import ChatDialogue, PlainDialogue
 from rlx.plugin import Demonstration, Problem
@@ -96,7 +96,7 @@ def prefixes(speech, turn, **options):
 # What a reasoning is ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pieces", "text", "start", "count", "closing"),
     [
         (["<think>", "a", "b", "</think>", "<answer>"], "ab", 1, 2, ""),
@@ -116,7 +116,7 @@ def test_what_stands_between_the_tags(pieces, text, start, count, closing):
     assert not found.ends or found.ends[-1] == len(text)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "pieces",
     [
         ["<think>", "a", "</think>", "b", "</think>"],
@@ -130,13 +130,13 @@ def test_a_response_that_reasons_twice_or_speaks_first_has_none(pieces):
     assert in_pieces(*pieces)[2] is None
 
 
-@pytest.mark.parametrize("pieces", [["<think>", "a", "b"], ["a"], ["<answer>", "1", "</answer>"]])
+@each_row("pieces", [["<think>", "a", "b"], ["a"], ["<answer>", "1", "</answer>"]])
 def test_a_response_that_never_ends_its_reasoning_has_none(pieces):
     assert in_pieces(*pieces)[2] is None
 
 
-@pytest.mark.parametrize("speech", [PLAIN, CHAT])
-@pytest.mark.parametrize("text", ["<think>17+3=20\n20*4=80\n</think><answer>(17+3)*4</answer>"])
+@each_row("speech", [PLAIN, CHAT])
+@each_row("text", ["<think>17+3=20\n20*4=80\n</think><answer>(17+3)*4</answer>"])
 def test_a_turns_end_token_is_no_part_of_it(speech, text):
     turn = said(speech, (*speech.encode(text), speech.end_ids[0]))
     assert turn.text == text
@@ -213,7 +213,7 @@ def test_a_cut_keeps_sampled_tokens_as_they_are_then_forces_an_answer(given_, cu
     assert prefixes(speech, turn, cut=cut) == [speech.read(q.turn_ids)[0] for q in made]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pieces", "kept"),
     [
         (["1", "+", "1", "\n", "2", "\n"], ["1+1\n"]),
@@ -239,10 +239,13 @@ def test_few_cuts_are_spread_over_many_sentences():
     assert points == [0, 13, 38, 62, 87, 100]
 
 
-@pytest.mark.parametrize("text", ["." * 100_000, "\n" * 100_000, ".\n" * 50_000, " " * 100_000])
-def test_degenerate_text_takes_no_time(text):
+@each_row(
+    ("text", "count"),
+    [("." * 100_000, 2), ("\n" * 100_000, 2), (".\n" * 50_000, 10), (" " * 100_000, 2)],
+)
+def test_degenerate_text_has_few_points(text, count):
     whole = Reasoning(0, tuple(range(len(text))), text, tuple(range(1, len(text) + 1)))
-    assert len(cut_points(whole, SentenceCuts())) <= 10
+    assert len(cut_points(whole, SentenceCuts())) == count
 
 
 # What is asked ----------------------------------------------------------------------------------
@@ -257,7 +260,7 @@ def test_early_answering_closes_the_reasoning_and_opens_the_answer():
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pieces", "prefix"),
     [
         (["<think", ">\n", "a", ".</", "think>"], ["<think>\n", "<think>\na."]),
@@ -320,7 +323,7 @@ def test_no_mistake_without_reasoning_or_without_anything_to_spoil():
 # What is judged ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("continuation", "text", "wrapped"),
     [
         ("1+2</answer>", "<answer>1+2</answer>", False),

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 from pools import InProcess
+from rows import each_row
 from speech import END, Characters
 
 from rlx.evaluation.answers import limit_to_one_answer
@@ -229,7 +229,7 @@ def test_a_probe_uses_the_experiments_own_rewards():
     assert all(s.rewards["_seen"].raw == 1.0 for s in found.samples)
 
 
-@pytest.mark.parametrize("name", "abcdef")
+@each_row("name", "abcdef")
 def test_a_reward_sees_a_sample_as_it_sees_a_training_rollout_that_says_the_same(name):
     levels = build_rollout_plan(SINGLE)
     pools = InProcess(), InProcess()

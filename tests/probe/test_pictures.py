@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import matplotlib.image
 import numpy as np
 import pytest
+from rows import each_row
 
 from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled, render_probe_curve
 from rlx.probe.statistics import (
@@ -114,13 +115,13 @@ def test_stated_against_sampled_names_both(tmp_path):
     assert painted(png) > 0.02
 
 
-@pytest.mark.parametrize("draw", [draw_probe_curves, draw_verbal_against_sampled])
+@each_row("draw", [draw_probe_curves, draw_verbal_against_sampled])
 def test_nothing_is_no_picture(tmp_path, draw):
     with pytest.raises(ValueError, match="to draw"):
         draw([], tmp_path / "x")
 
 
-@pytest.mark.parametrize("width", [50, 80])
+@each_row("width", [50, 80])
 def test_the_terminal_curve_fits_and_has_a_line_per_share(width):
     head, *lines = render_probe_curve(made(last=1.0).figures, width=width).plain.splitlines()
     assert "mc_p_correct" in head
@@ -129,7 +130,7 @@ def test_the_terminal_curve_fits_and_has_a_line_per_share(width):
     assert [line.count("█") for line in lines] == [int(share * (width - 39)) for share in GRID]
 
 
-@pytest.mark.parametrize("probe", [made(verbal=rows(3)), made(suite="filler/0a1b2c3d", step=7)])
+@each_row("probe", [made(verbal=rows(3)), made(suite="filler/0a1b2c3d", step=7)])
 def test_a_record_comes_back_from_json(probe):
     assert RecordedProbe.from_json(probe.suite, probe.step, probe.to_json()) == probe
 

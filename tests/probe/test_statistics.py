@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from rows import each_row
 
 from rlx.evaluation import compute_wilson_interval
 from rlx.plugin import Problem
@@ -108,7 +109,7 @@ def test_what_was_wrapped_counts_but_not_strictly():
 # Areas ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("same", "area"),
     [
         ((0.5, 1), 0.25),

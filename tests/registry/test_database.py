@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from many import processes
+from rows import each_row
 from schemas import structure
 
 from rlx_registry import (
@@ -96,7 +97,7 @@ def test_somebody_elses_tables_are_left_alone(path):
         Registry.open(url(path))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "words"),
     [
         ("mysql://me:s3cr3t@host/db", "SQLite or PostgreSQL, not 'mysql'"),

@@ -47,6 +47,14 @@ CASES = {
         ["<answer>", "1", "</answer>", "<answer>", "2"],
         {"answer": ((0, 3), (1, 2), "1")},
     ),
+    "a_block_begins_with_the_first_tag_that_opens_it": (
+        ["<answer>", "1+1", "<answer>", "3", "</answer>"],
+        {"answer": ((0, 5), (1, 4), "1+1<answer>3")},
+    ),
+    "a_tag_that_closes_nothing_is_passed_over": (
+        ["<answer>", "1", "</answer>", "2", "</answer>"],
+        {"answer": ((0, 3), (1, 2), "1")},
+    ),
     "nothing_inside": (["<answer>", "</answer>"], {"answer": ((0, 2), (1, 1), "")}),
     "think_may_have_been_opened_by_the_prompt": (
         ["so", " then", "</think>", "x"],

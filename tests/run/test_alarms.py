@@ -1,6 +1,6 @@
 """When the alarm of over-querying goes off, and what it says."""
 
-import pytest
+from rows import each_row
 
 from rlx.run.metrics import (
     AlarmWatch,
@@ -23,7 +23,7 @@ RISING = [2.5, 2.5, 2.5, 3.0, 3.5, 3.6, 3.7]
 FULL = [3.5, 3.6, 3.5]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("history", "goes_off"),
     [
         (steps(RISING), True),
@@ -54,7 +54,7 @@ def rejected(*shares):
     return [{"environment/turn/invalid": share} for share in shares]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("history", "goes_off"),
     [
         (rejected(0.03, 0.1, 0.2, 0.5, 0.9, 0.95, 1.0), True),
@@ -80,7 +80,7 @@ BONUS = {**IDLE, "train/grad_norm": 0.2}
 LEADS = {"rollout/zero_signal_answer": 0.9}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("history", "goes_off"),
     [
         ([IDLE] * 5, True),

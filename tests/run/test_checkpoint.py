@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rows import each_row
 
 from rlx.checkpoint.store import (
     LATEST,
@@ -285,7 +286,7 @@ def test_one_of_another_version_is_refused_by_its_version(root):
         read_state(root / "step_000010")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ranks", "stage", "converted"),
     [(1, 1, False), (2, 1, True), (1, 2, True), (1, 3, True), (2, 3, True)],
 )

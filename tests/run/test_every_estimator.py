@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from rows import each_row
 
 from rlx.discovery import list_installed_plugins
 
@@ -54,7 +55,7 @@ def test_all_that_is_stored_holds_together(every, own_home):
     assert missing <= {"observations"}, counts
 
 
-@pytest.mark.parametrize("phase", ["gae", "turn_level_gae"])
+@each_row("phase", ["gae", "turn_level_gae"])
 def test_a_critic_leaves_values_and_returns(every, phase):
     _, trees = every[1][phase]
     for row in rows(trees):
@@ -91,7 +92,7 @@ def test_others_leave_none(every):
     assert all(row["values"] is None and row["kl"] is None for row in rows(trees))
 
 
-@pytest.mark.parametrize("phase", ["paid", "gae", "reinforce_plus_plus"])
+@each_row("phase", ["paid", "gae", "reinforce_plus_plus"])
 def test_kl_in_the_reward_is_paid(every, own_home, phase):
     run, phases = every
     step, trees = phases[phase]

@@ -54,9 +54,9 @@ def await_state(pid, states):
 
 @pytest.fixture
 def watched(tmp_path):
-    code = "import time; print(flush=True); time.sleep(1000)"
+    code = "import sys; print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, "rlx.launch.rank", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as rank:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
         assert rank.stdout.readline()
         yield Watched(rank, tmp_path)
         rank.kill()

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from rows import each_row
 
 SPEC = Path(__file__).with_name("levels.yaml")
 
@@ -42,7 +43,7 @@ def test_it_is_rescored_to_the_bit_and_holds_together(own_home, levels):
     assert checked["holds"] and not checked["unchecked"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("phase", "kinds"),
     [
         ("two_level", {"answer": 3, "analysis": 6, "confidence": 12}),
@@ -70,7 +71,7 @@ def read_confidence(turn):
     return json.loads(parts).get("confidence")
 
 
-@pytest.mark.parametrize("phase", ["first", "prompt"])
+@each_row("phase", ["first", "prompt"])
 def test_a_confidence_is_paid_for_the_mean_of_its_answers(levels, phase):
     seen = 0
     for tree in levels[1][phase]:

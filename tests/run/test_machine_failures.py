@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rows import each_row
 
 from rlx.errors import EnvironmentFault, RegistryError, is_out_of_memory
 from rlx.launch.devices import (
@@ -31,7 +32,7 @@ PARTS = """GPU 0: NVIDIA H200 (UUID: GPU-aa11)
 """
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("build", "told", "visible", "wanted", "count", "found", "advice"),
     [
         (CPU, Nvidia(None, False), None, 1, 0, "(built without CUDA); nvidia-smi: not", "install"),
@@ -54,7 +55,7 @@ def test_each_cause_of_a_missing_device_is_told_apart(
     assert advice in lack.help
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("build", "told", "visible", "wanted"),
     [
         (CUDA, Nvidia(TWO, True, "12.4"), None, 2),  # a driver serves later minor versions
@@ -67,7 +68,7 @@ def test_enough_devices_or_nobody_knows(build, told, visible, wanted):
     assert diagnose_devices(build, told, visible, wanted) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("listing", "visible", "names"),
     [
         (TWO, None, ["NVIDIA H200"] * 2),
@@ -126,7 +127,7 @@ def test_causes_of_each_other_are_no_lack_of_memory():
     assert not is_out_of_memory(one)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "error",
     [
         torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
@@ -145,7 +146,7 @@ def test_a_gpu_without_memory_is_told_whoever_says_so(error):
     assert str(convert_to_rlx_error(error)).startswith("the GPU ran out of memory while it comput")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "error",
     [
         torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
@@ -157,7 +158,7 @@ def test_another_error_of_a_gpu_is_no_lack_of_memory(error):
     assert not is_out_of_memory(error)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "code", "words"),
     [
         (full("/nowhere/deep/file"), 4, "disk full: /nowhere/deep has"),
@@ -200,7 +201,7 @@ def test_failures_of_the_machine_are_told_from_bugs(error, code, words):
     assert is_disk_full(error) == ("disk full" in str(told) or "quota" in str(told))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "error",
     [ValueError("x"), PermissionError(errno.EPERM, "not yours"), FileNotFoundError(2, "x", "y")],
 )

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from patience import stop_process
+from rows import each_row
 
 from rlx.plan import read_spec
 from rlx.run import warm_starting
@@ -74,7 +75,7 @@ def test_the_result_of_one_process_does_not_depend_on_the_ranks(measured):
     assert measured["alone"] == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     "fits, stage, count, together",
     [
         ((False, True), 3, 2, True),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from engines import needs_vllm
+from rows import each_row
 
 from rlx.errors import RlxError
 from rlx.model import build_policy
@@ -107,7 +108,7 @@ class Bfloat16Noise(SamplingEngine):
         return [tuple(complete() for _ in request.seeds) for request in requests]
 
 
-@pytest.mark.parametrize("scale, passes", [(0.05, True), (0.4, False)])
+@each_row("scale, passes", [(0.05, True), (0.4, False)])
 def test_bfloat16_is_judged_by_the_mean(scale, passes):
     policy, spec = build_policy(MODEL, 0), VllmSamplerSpec(engine="vllm")
     m = machinery(policy, spec, Bfloat16Noise(scale))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rows import each_row
 from trees import conversation
 
 from rlx.assignment import join_row_rewards
@@ -100,7 +101,7 @@ def broken(evidence):
     return {name: result.first[0] for name, result in found(evidence).items() if result.violated}
 
 
-@pytest.mark.parametrize("estimator", TURNS)
+@each_row("estimator", TURNS)
 def test_a_sound_record_holds_under_every_estimator_of_turns(estimator, pool):
     results = found(recorded(pool, *POLICY_ONLY["mask"], estimator=estimator))
     assert [result.first for result in results.values() if result.violated] == []
@@ -110,7 +111,7 @@ def test_a_sound_record_holds_under_every_estimator_of_turns(estimator, pool):
     assert results["attention"].checked == 0
 
 
-@pytest.mark.parametrize("mask", [*POLICY_ONLY, *WHOLE])
+@each_row("mask", [*POLICY_ONLY, *WHOLE])
 def test_observations_stay_out_or_follow_the_attention_mask(mask, pool):
     evidence = recorded(pool, *{**POLICY_ONLY, **WHOLE}[mask], estimator="grpo")
     results = found(evidence)
@@ -138,7 +139,7 @@ def observation(evidence):
     return tuple(evidence.batch.is_environment.nonzero()[0].tolist())
 
 
-@pytest.mark.parametrize("name", ["mask", "weights", "advantages", "kl"])
+@each_row("name", ["mask", "weights", "advantages", "kl"])
 def test_an_observation_that_carries_anything_is_found(name, pool):
     sound = recorded(pool, *POLICY_ONLY["mask"])
     at = observation(sound)
@@ -167,7 +168,7 @@ def test_an_answer_turn_without_an_advantage_of_its_own_is_found(pool):
     assert first.expected != 0.0
 
 
-@pytest.mark.parametrize("number", [1, 2, 5])
+@each_row("number", [1, 2, 5])
 def test_a_last_turn_that_shares_an_id_or_skips_one_is_found(number, pool):
     sound = recorded(pool, *POLICY_ONLY["mask"])
     tree = sound.stored.trees[1]
@@ -185,7 +186,7 @@ def test_a_last_turn_that_shares_an_id_or_skips_one_is_found(number, pool):
     assert all(v.tree == 1 for v in result.first)
 
 
-@pytest.mark.parametrize(("most", "forced", "violated"), [(3, None, 0), (2, {}, 0), (2, None, 2)])
+@each_row(("most", "forced", "violated"), [(3, None, 0), (2, {}, 0), (2, None, 2)])
 def test_more_turns_than_are_allowed_are_found(most, forced, violated, pool):
     sound = recorded(pool, *POLICY_ONLY["mask"])
     rollout = EnvironmentRolloutSpec(

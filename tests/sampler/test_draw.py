@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.sampler.draw import compute_sampling_logprobs, sample_tokens, sample_uniforms
 from rlx.spec import TurnSpec
@@ -46,7 +47,7 @@ def test_top_k_keeps_the_largest_and_renormalises():
     assert probabilities(top_k=99) == pytest.approx(probabilities())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("top_p", "kept"),
     [(0.3, [0]), (0.41, [0, 2]), (0.69, [0, 2]), (0.75, [0, 2, 4]), (0.999, [0, 1, 2, 3, 4])],
 )

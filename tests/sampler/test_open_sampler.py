@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from rows import each_row
 
 from rlx.errors import EnvironmentFault, PluginError
 from rlx.model import build_policy
@@ -27,7 +28,7 @@ def test_an_engine_that_is_not_installed_is_refused_at_once(monkeypatch):
     require_engine(TransformersSamplerSpec())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@each_row("dtype", ["float32", "bfloat16"])
 def test_the_policy_stays_as_it_is(dtype):
     policy = build_policy(TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1), 0)
     before = {name: weight.clone() for name, weight in policy.model.named_parameters()}

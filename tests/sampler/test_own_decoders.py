@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rows import each_row
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from rlx.errors import SpecError
@@ -66,7 +67,7 @@ def decode(decoder):
     return torch.stack([found[call][row] for call, row, _ in at]), [place for *_, place in at]
 
 
-@pytest.mark.parametrize("kind", WINDOWED)
+@each_row("kind", WINDOWED)
 def test_windows_are_kept_at_every_turn(kind):
     model = build(kind, **WINDOWED[kind])
     decoder = choose_own_decoder(model, "it is tried")()
@@ -77,7 +78,7 @@ def test_windows_are_kept_at_every_turn(kind):
     assert (found - whole[places]).abs().max() > 1e-3, "the window shows"
 
 
-@pytest.mark.parametrize("kind", ["llama", "mamba"])
+@each_row("kind", ["llama", "mamba"])
 def test_a_dialogue_that_is_read_again_for_every_token(kind):
     model = build(kind, **({"state_size": 4} if kind == "mamba" else {}))
     found, places = decode(UncachedDecoder(model, "it is tried"))

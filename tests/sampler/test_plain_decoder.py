@@ -3,9 +3,9 @@
 import copy
 from dataclasses import replace
 
-import pytest
 import torch
 import transformers
+from rows import each_row
 
 from rlx.model import build_policy
 from rlx.rollout import CompletionRequest
@@ -67,7 +67,7 @@ IDS = list(range(5, 45))
 # Numbers -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@each_row("name", PLAIN)
 def test_a_plain_model_s_logits_at_every_turn(name):
     model = build(name, **PLAIN[name])
     expected = logits(model, IDS)
@@ -88,13 +88,13 @@ def test_a_plain_model_s_logits_at_every_turn(name):
         torch.testing.assert_close(found[call][row], expected[place], atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@each_row("name", PLAIN)
 def test_so_in_bfloat16(name):
     model = build(name, **PLAIN[name]).to(torch.bfloat16)
     assert choose_decoder(model)().description.startswith("compact")
 
 
-@pytest.mark.parametrize(("name", "why"), OTHERS.items())
+@each_row(("name", "why"), OTHERS.items())
 def test_a_model_that_is_not_plain_is_called_as_it_is(name, why):
     options = {"embedding_multiplier": 12.0} if name == "Granite" else {}
     described = choose_decoder(build(name, **options))().description

@@ -3,8 +3,8 @@
 import threading
 from multiprocessing import Pipe
 
-import pytest
 import torch
+from rows import each_row
 
 from rlx.sampler.vllm_channel import (
     Channel,
@@ -15,7 +15,7 @@ from rlx.sampler.vllm_channel import (
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_row("dtype", [torch.float32, torch.bfloat16])
 def test_weights_arrive_as_they_were_published_and_leave_no_file(dtype, tmp_path):
     """Twice, as where a worker is replaced, although the learner goes on meanwhile."""
     matrix = torch.arange(12.0).reshape(3, 4)

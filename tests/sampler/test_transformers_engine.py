@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from babblers import ANSWER, CONFIDENCE, SPEC, WAYS, babbler, sampled, second_turns
+from rows import each_row
 
 from rlx.errors import DivergedModelError, SpecError
 from rlx.model import Policy
@@ -88,7 +89,7 @@ def test_the_sample_covers_what_the_tests_are_about(two_turns):
         assert len({c.token_ids for c in flat}) > len(flat) / 2
 
 
-@pytest.mark.parametrize(("turn", "temperature"), [(1, 1.0), (2, 0.7)])
+@each_row(("turn", "temperature"), [(1, 1.0), (2, 0.7)])
 def test_logprobs_are_those_of_a_plain_forward(policy, requests, two_turns, turn, temperature):
     first, below, second = two_turns
     asked, given = (requests, first) if turn == 1 else (below, second)
@@ -134,7 +135,7 @@ def test_batch_mates_do_not_matter(policy, requests, two_turns):
         assert_agrees(sample(policy, [request]), [group])
 
 
-@pytest.mark.parametrize("max_rows", [1, 3, 7])
+@each_row("max_rows", [1, 3, 7])
 def test_the_size_of_batches_does_not_matter(policy, requests, two_turns, max_rows):
     first, below, second = two_turns
     with sampler(policy, max_rows).session() as session:
@@ -262,7 +263,7 @@ def test_a_stop_string_of_many_tokens_is_seen(policy, contexts):
 # Weights -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@each_row("tied", [True, False])
 def test_loading_changes_what_is_sampled(contexts, tied):
     own, source = babbler(1), babbler(2)
     if not tied:
@@ -312,7 +313,7 @@ def test_a_dialogue_that_could_outgrow_the_model_is_refused(policy, contexts):
         sample(policy, [CompletionRequest(contexts[0], None, (1,))], room)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_row("way", WAYS)
 def test_logits_that_are_no_numbers_are_named(way):
     with sampled(babbler(0), way) as policy:
         prompt = policy.dialogue.open("nums: 2 3\ntarget: 5\n")

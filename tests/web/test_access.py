@@ -32,47 +32,46 @@ ANSWERS = [
     "/?page=x", "/docs", "/redoc",
 ]  # fmt: skip
 TOKEN = "a-token-of-some-length"
+CSP = "Content-Security-Policy"
+OUR_NAMES = {name.lower() for name in HEADERS}
 
 
 # What an answer may do ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ANSWERS)
-def test_every_answer_carries_the_strict_policy(plain, path):
-    headers = plain.get(path).headers
-    for name, value in HEADERS.items():
-        assert headers[name] == value, name
+def held(response):
+    """Those of our headers that an answer has."""
+    return {name: value for name, value in response.headers.items() if name in OUR_NAMES}
+
+
+def test_every_answer_and_every_refusal_carries_the_strict_policy(plain, filled):
+    found = {path: held(plain.get(path)) for path in ANSWERS}
+    guarded = dashboard(f"sqlite:///{filled}/registry.db", token=TOKEN)
+    for path in ("/", "/static/chart.js"):
+        for headers, status in (({"host": "evil.example"}, 400), ({}, 401)):
+            refused = guarded.get(path, headers=headers)
+            assert refused.status_code == status
+            found[path, status] = held(refused)
+    expected = {name.lower(): value for name, value in HEADERS.items()}
+    assert {path: headers for path, headers in found.items() if headers != expected} == {}
     directives = dict(part.strip().split(" ", 1) for part in HEADERS[CSP].split(";"))
     assert directives["default-src"] == "'self'"
     assert directives["frame-ancestors"] == directives["base-uri"] == "'none'"
     assert not re.search(r"unsafe|\*|http|data:|script-src|style-src", HEADERS[CSP])
 
 
-CSP = "Content-Security-Policy"
-
-
-@pytest.mark.parametrize("path", ["/", "/static/chart.js"])
-@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {}])
-def test_so_do_refusals(filled, headers, path):
-    guarded = dashboard(f"sqlite:///{filled}/registry.db", token=TOKEN)
-    response = guarded.get(path, headers=headers)
-    assert response.status_code in (400, 401)
-    assert response.headers[CSP] == HEADERS[CSP]
-
-
-@pytest.mark.parametrize("path", PAGES)
-def test_nothing_is_inline_and_nothing_comes_from_elsewhere(plain, path):
-    page = plain.page(path)
-    names = {name for _, name, _ in page.attributes}
-    assert not [name for name in names if name.startswith("on") or name in ("style", "srcdoc")]
-    assert "style" not in page.tags and "iframe" not in page.tags and "base" not in page.tags
-    scripts = [v for tag, name, v in page.attributes if (tag, name) == ("script", "src")]
-    assert page.tags.count("script") == len(scripts), "a script without src is inline"
-    assert re.findall(r"<script[^>]*>([^<]*)</script>", plain.get(path).text) == [""] * len(scripts)
-    fetched = [v for t, n, v in page.attributes if n == "src" or (t == "link" and n == "href")]
-    assert fetched and all(v.startswith("/static/") for v in fetched)
-    for link in fetched:
-        assert plain.get(link).status_code == 200
+def test_nothing_is_inline_and_nothing_comes_from_elsewhere(plain):
+    for path in PAGES:
+        page = plain.page(path)
+        names = {name for _, name, _ in page.attributes}
+        odd = [name for name in names if name.startswith("on") or name in ("style", "srcdoc")]
+        assert (odd, {"style", "iframe", "base"} & set(page.tags)) == ([], set()), path
+        scripts = [v for tag, name, v in page.attributes if (tag, name) == ("script", "src")]
+        inline = re.findall(r"<script[^>]*>([^<]*)</script>", plain.get(path).text)
+        assert page.tags.count("script") == len(scripts) and inline == [""] * len(scripts), path
+        fetched = [v for t, n, v in page.attributes if n == "src" or (t == "link" and n == "href")]
+        assert fetched and all(v.startswith("/static/") for v in fetched), path
+        assert {plain.get(link).status_code for link in fetched} == {200}, path
 
 
 # Who may ask --------------------------------------------------------------------------------------
@@ -85,23 +84,20 @@ EVIL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("host", EVIL)
-@pytest.mark.parametrize("path", ["/", "/live.json", "/static/chart.js"])
-def test_other_host_names_are_refused(plain, host, path):
-    assert plain.get(path, headers={"host": host}).status_code == 400
+OWN = [
+    "localhost", "localhost:8711", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8711", "LOCALHOST",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["localhost", "localhost:8711", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8711", "LOCALHOST"],
-)
-def test_loopback_names_are_served(plain, host):
-    assert plain.get("/", headers={"host": host}).status_code == 200
-
-
-def test_a_form_from_another_site_is_refused_by_its_host_before_anything_else(plain):
-    response = plain.post("/runs/2/stop", headers={"host": "evil.example"})
-    assert response.status_code == 400
+def test_only_loopback_names_are_served(plain):
+    asked = [(path, host) for host in EVIL for path in ("/", "/live.json", "/static/chart.js")]
+    expected = dict.fromkeys(asked, 400) | {("/", host): 200 for host in OWN}
+    found = {
+        (path, host): plain.get(path, headers={"host": host}).status_code for path, host in expected
+    }
+    assert found == expected
+    form = plain.post("/runs/2/stop", headers={"host": "evil.example"})
+    assert form.status_code == 400, "the host is looked at before anything else"
 
 
 @pytest.fixture
@@ -112,28 +108,35 @@ def guarded(filled):
     )
 
 
-@pytest.mark.parametrize("path", ["/", "/.json", "/live.json", "/static/chart.js", "/openapi.json"])
-def test_without_the_token_nothing_is_told(guarded, path):
-    refused = guarded.get(path)
-    assert refused.status_code == 401
-    assert refused.headers["WWW-Authenticate"] == "Bearer"
-    assert "plain" not in refused.text.replace("text/plain", "")
-    for wrong in (TOKEN + "x", TOKEN[:-1], "", TOKEN.upper(), "é\udc80"):
-        headers = {"Authorization": b"Bearer " + wrong.encode("utf-8", "surrogateescape")}
-        assert guarded.get(path, headers=headers).status_code == 401
-        assert (
-            guarded.get(path, params={"token": wrong.encode("utf-8", "replace")}).status_code == 401
-        )
-        cookie = {"Cookie": b"rlx_token_8711=" + wrong.encode("utf-8", "surrogateescape")}
-        assert guarded.get(path, headers=cookie).status_code == 401
-    assert guarded.get(path, headers={"Authorization": f"Basic {TOKEN}"}).status_code == 401
+def test_without_the_token_nothing_is_told(guarded):
+    found = {}
+    for path in ("/", "/.json", "/live.json", "/static/chart.js", "/openapi.json"):
+        refused = guarded.get(path)
+        assert refused.headers["WWW-Authenticate"] == "Bearer", path
+        assert "plain" not in refused.text.replace("text/plain", ""), path
+        found[path] = refused.status_code
+        for wrong in (TOKEN + "x", TOKEN[:-1], "", TOKEN.upper(), "é\udc80"):
+            raw = wrong.encode("utf-8", "surrogateescape")
+            ways = {
+                "bearer": {"headers": {"Authorization": b"Bearer " + raw}},
+                "address": {"params": {"token": wrong.encode("utf-8", "replace")}},
+                "cookie": {"headers": {"Cookie": b"rlx_token_8711=" + raw}},
+            }
+            for way, asked in ways.items():
+                found[path, wrong, way] = guarded.get(path, **asked).status_code
+        basic = {"Authorization": f"Basic {TOKEN}"}
+        found[path, "basic"] = guarded.get(path, headers=basic).status_code
+    assert found == dict.fromkeys(found, 401)
 
 
-@pytest.mark.parametrize("path", ["/", "/.json", "/static/chart.js"])
-def test_with_the_token_as_a_bearer(guarded, path):
-    assert guarded.get(path, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-    assert guarded.get(path, headers={"authorization": f"bearer {TOKEN}"}).status_code == 200
-    assert guarded.get(path).status_code == 401, "that left no cookie"
+def test_with_the_token_as_a_bearer(guarded):
+    for path in ("/", "/.json", "/static/chart.js"):
+        for name, value in (
+            ("Authorization", f"Bearer {TOKEN}"),
+            ("authorization", f"bearer {TOKEN}"),
+        ):
+            assert guarded.get(path, headers={name: value}).status_code == 200, path
+        assert guarded.get(path).status_code == 401, "that left no cookie"
 
 
 def test_a_visit_with_the_token_leaves_a_cookie_and_takes_it_out_of_the_address(guarded):
@@ -154,25 +157,23 @@ def test_what_else_is_in_the_cookies_changes_nothing(guarded):
         assert guarded.get("/compare", headers=good).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("address", "left"),
-    [
-        ("/compare?run=1&token={}&run=2", "/compare?run=1&run=2"),
-        ("//evil.test?token={}", "/evil.test"),
-    ],
-)
-def test_the_rest_of_an_address_stays_and_it_is_ours(guarded, address, left):
-    kept = guarded.get(f"{OURS}{address.format(TOKEN)}", follow_redirects=False)
-    assert (kept.status_code, kept.headers["location"]) == (303, left)
+def test_the_rest_of_an_address_stays_and_it_is_ours(guarded):
+    addresses = {
+        "/compare?run=1&token={}&run=2": "/compare?run=1&run=2",
+        "//evil.test?token={}": "/evil.test",
+    }
+    for address, left in addresses.items():
+        kept = guarded.get(f"{OURS}{address.format(TOKEN)}", follow_redirects=False)
+        assert (kept.status_code, kept.headers["location"]) == (303, left)
 
 
-@pytest.mark.parametrize("number", ["9" * 5000, "99999999999", "4294967296"])
-def test_numbers_beyond_all_registries_are_not_found(plain, number):
-    for path in (f"/runs/1/rollouts/{number}", f"/runs/1/rollouts/1/{number}"):
-        for form in ("", ".json"):
-            found = plain.get(path + form)
-            assert found.status_code == 404
-            assert found.headers["content-security-policy"]
+def test_numbers_beyond_all_registries_are_not_found(plain):
+    for number in ("9" * 5000, "99999999999", "4294967296"):
+        for path in (f"/runs/1/rollouts/{number}", f"/runs/1/rollouts/1/{number}"):
+            for form in ("", ".json"):
+                found = plain.get(path + form)
+                assert found.status_code == 404, path[:60] + form
+                assert found.headers["content-security-policy"]
 
 
 def test_the_head_of_a_page_is_there(plain):
@@ -181,13 +182,17 @@ def test_the_head_of_a_page_is_there(plain):
     assert (head.status_code, head.content) == (whole.status_code, b"")
 
 
-@pytest.mark.parametrize("path", ["/", "/live.json", "/static/chart.js"])
-def test_a_page_of_another_server_of_this_host_is_refused(guarded, path):
+def test_a_page_of_another_server_of_this_host_is_refused(guarded):
     headers = {"Authorization": f"Bearer {TOKEN}", "Host": "node:8711"}
-    for origin in ("http://node:9999", "http://node", "https://evil.example", "http://node:8711.x"):
-        assert guarded.get(path, headers={**headers, "Origin": origin}).status_code == 403
-    for origin in ("http://node:8711", "https://NODE:8711", "null"):
-        assert guarded.get(path, headers={**headers, "Origin": origin}).status_code == 200
+    others = ("http://node:9999", "http://node", "https://evil.example", "http://node:8711.x")
+    expected = dict.fromkeys(others, 403)
+    expected |= dict.fromkeys(("http://node:8711", "https://NODE:8711", "null"), 200)
+    for path in ("/", "/live.json", "/static/chart.js"):
+        found = {
+            origin: guarded.get(path, headers={**headers, "Origin": origin}).status_code
+            for origin in expected
+        }
+        assert found == expected, path
 
 
 def test_a_web_socket_needs_the_token_too():
@@ -230,19 +235,18 @@ def inputs(page):
     return found
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"write=", b"write=wrong", b"other=1", b"\xff\x00=\xfe", b"write=\xe9", b"write=%ff%00"],
-)
-def test_a_form_without_the_secret_of_this_process_writes_nothing(empty, registry, body):
+def test_a_form_without_the_secret_of_this_process_writes_nothing(empty, registry):
     run = submit(registry, status="running")
     before = registry.run(run)
-    secret = Access(TOKEN).write
-    for content in (body, f"write={secret}".encode()):
-        headers = {"content-type": "application/x-www-form-urlencoded"}
+    bodies = [
+        b"", b"write=", b"write=wrong", b"other=1", b"\xff\x00=\xfe", b"write=\xe9",
+        b"write=%ff%00", f"write={Access(TOKEN).write}".encode(),
+    ]  # fmt: skip
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    for content in bodies:
         response = empty.post(f"/runs/{run}/stop", content=content, headers=headers)
         assert response.status_code == 403, content
-    assert registry.run(run) == before
+        assert registry.run(run) == before, content
 
 
 def test_only_post_writes(empty, registry):
@@ -258,15 +262,15 @@ def test_only_post_writes(empty, registry):
             assert empty.request(method, path, data=sent).status_code == 405
 
 
-@pytest.mark.parametrize("status", ["submitted", "running"])
-def test_what_runs_is_asked_to_stop(empty, registry, status):
-    run = submit(registry, status=status)
-    response = empty.post(f"/runs/{run}/stop", data=form(empty, run, "stop"))
-    assert (response.status_code, response.headers["location"]) == (303, f"/runs/{run}")
-    assert registry.run(run).request == "stop"
-    page = empty.page(f"/runs/{run}")
-    assert "asked to stop" in page.text
-    assert f"/runs/{run}/stop" not in page.values("action"), "once is enough"
+def test_what_runs_is_asked_to_stop(empty, registry):
+    for seed, status in enumerate(("submitted", "running")):
+        run = submit(registry, seed, status=status)
+        response = empty.post(f"/runs/{run}/stop", data=form(empty, run, "stop"))
+        assert (response.status_code, response.headers["location"]) == (303, f"/runs/{run}")
+        assert registry.run(run).request == "stop", status
+        page = empty.page(f"/runs/{run}")
+        assert "asked to stop" in page.text, status
+        assert f"/runs/{run}/stop" not in page.values("action"), "once is enough"
 
 
 def test_a_run_that_is_lost_cannot_be_asked(empty, registry):
@@ -302,28 +306,26 @@ def test_a_form_is_small(empty, registry):
 # The command line ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "said"),
-    [
-        (
-            ["--host", "0.0.0.0", "--token", "short"],
-            {},
-            "the token is too short: use 16 characters",
-        ),
-        (["--host", "0.0.0.0"], {"RLX_WEB_TOKEN": "short"}, "the token is too short"),
-        (["--token", "short"], {}, "the token is too short"),
-        (["--host", "0.0.0.0", "--token", ""], {}, "the token is too short"),
-        (["--token", "of two words, and long"], {}, "without spaces"),
-        (["--no-token"], {"RLX_WEB_TOKEN": TOKEN}, "--no-token and a token: leave out one"),
-    ],
-)
-def test_a_token_is_of_some_length(filled, monkeypatch, capsys, arguments, environment, said):
-    for name, value in {"RLX_HOME": str(filled), **environment}.items():
-        monkeypatch.setenv(name, value)
-    assert main(["web", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert said in err and out == ""
-    assert "Traceback" not in err
+SHORT = "the token is too short: use 16 characters"
+BAD_TOKENS = [
+    (["--host", "0.0.0.0", "--token", "short"], None, SHORT),
+    (["--host", "0.0.0.0"], "short", SHORT),
+    (["--token", "short"], None, SHORT),
+    (["--host", "0.0.0.0", "--token", ""], None, SHORT),
+    (["--token", "of two words, and long"], None, "without spaces"),
+    (["--no-token"], TOKEN, "--no-token and a token: leave out one"),
+]
+
+
+def test_a_token_is_of_some_length(filled, monkeypatch, capsys):
+    monkeypatch.setenv("RLX_HOME", str(filled))
+    for arguments, variable, said in BAD_TOKENS:
+        monkeypatch.delenv("RLX_WEB_TOKEN", raising=False)
+        if variable:
+            monkeypatch.setenv("RLX_WEB_TOKEN", variable)
+        assert main(["web", *arguments]) == 2, arguments
+        out, err = capsys.readouterr()
+        assert said in err and out == "" and "Traceback" not in err, (arguments, err)
 
 
 def test_no_token_is_said_aloud():

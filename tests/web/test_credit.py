@@ -28,10 +28,14 @@ def bits(value):
     return None if value is None else struct.pack("<f", value)
 
 
-@pytest.mark.parametrize("number", ROWS)
-def test_every_figure_of_every_token_is_the_stored_one_bit_for_bit(plain, filled, number):
-    tree, row = stored(filled)[number]
-    lines = plain.twin(f"{STEP}/{number}")["lines"]
+def test_every_figure_of_every_token_is_the_stored_one_bit_for_bit(plain, filled):
+    rows = stored(filled)
+    assert sorted(rows) == ROWS
+    for number, (tree, row) in rows.items():
+        check_tokens(plain.twin(f"{STEP}/{number}")["lines"], tree, row)
+
+
+def check_tokens(lines, tree, row):
     ids, texts, authors, said, segment = [], [], [], [], row["segment"]
     path = []
     while segment >= 0:
@@ -87,11 +91,14 @@ def test_channels_are_those_that_the_row_has_each_with_its_largest_size(plain):
         assert largest == max(abs(line[name]) for line in data["lines"] if name in line)
 
 
-@pytest.mark.parametrize("number", ROWS)
-def test_what_its_advantage_starts_from(plain, known, number):
-    data = plain.twin(f"{STEP}/{number}")
+def test_what_its_advantage_starts_from(plain, known):
     index = known.results.rollout_index("1", 3)
-    own = index[number]
+    for number in ROWS:
+        check_group(plain, index, number)
+
+
+def check_group(plain, index, number):
+    data, own = plain.twin(f"{STEP}/{number}"), index[number]
     mates = [i for i in index if i.group == own.group]
     rewards = [m.reward for m in mates if m.reward is not None]
     assert data["row"]["advantage"] == own.advantage
@@ -138,33 +145,29 @@ def test_the_rules_are_those_of_its_phase(plain):
     assert "eps 0.5" in plain.page(f"{STEP}/0").cells()
 
 
-@pytest.mark.parametrize(
-    ("asked", "shown_"),
-    [
-        ("", (0, 5)),
-        ("0-2", (0, 2)),
-        ("3-4", (3, 4)),
-        ("2-900", (2, 5)),
-        ("4-1", (4, 4)),
-        ("99-100", (5, 5)),
-    ],
-)
-def test_a_range_of_tokens_has_an_address(plain, asked, shown_):
-    query = f"?tokens={asked}" if asked else ""
-    data = plain.twin(f"{STEP}/0{query}")
-    assert (data["tokens"]["start"], data["tokens"]["stop"]) == shown_
-    assert [line["position"] for line in data["lines"]] == list(range(*shown_))
-    boxes = [
-        v for v in plain.page(f"{STEP}/0{query}").values("id") if v[0] == "t" and v[1:].isdigit()
-    ]
-    assert boxes == [f"t{n}" for n in range(*shown_)]
+RANGES = {
+    "": (0, 5),
+    "0-2": (0, 2),
+    "3-4": (3, 4),
+    "2-900": (2, 5),
+    "4-1": (4, 4),
+    "99-100": (5, 5),
+}
+NO_RANGES = ("x", "1", "1-", "-1", "1-2-3", "1-2 ", "9999999999-9", "\U00011f51-\U00011f52")
 
 
-@pytest.mark.parametrize(
-    "asked", ["x", "1", "1-", "-1", "1-2-3", "1-2 ", "9999999999-9", "\U00011f51-\U00011f52"]
-)
-def test_a_range_that_is_none(plain, asked):
-    assert plain.get(f"{STEP}/0", params={"tokens": asked}).status_code == 422
+def test_a_range_of_tokens_has_an_address(plain):
+    found = {}
+    for asked in RANGES:
+        query = f"?tokens={asked}" if asked else ""
+        data, page = plain.twin(f"{STEP}/0{query}"), plain.page(f"{STEP}/0{query}")
+        start, stop = found[asked] = data["tokens"]["start"], data["tokens"]["stop"]
+        assert [line["position"] for line in data["lines"]] == list(range(start, stop)), asked
+        boxes = [v for v in page.values("id") if v[0] == "t" and v[1:].isdigit()]
+        assert boxes == [f"t{n}" for n in range(start, stop)], asked
+    assert found == RANGES
+    refused = {a: plain.get(f"{STEP}/0", params={"tokens": a}).status_code for a in NO_RANGES}
+    assert refused == dict.fromkeys(NO_RANGES, 422)
 
 
 def test_rows_one_after_the_other_within_their_tree(plain):
@@ -178,10 +181,11 @@ def own(tmp_path):
     url = f"sqlite:///{tmp_path}/registry.db"
     with Registry.open(url) as registry:
         shown(registry, tmp_path)
+        path = tmp_path / "runs/r-0001/rollouts/3.parquet"
+        body = read_body(path)
 
         def rewrite(change):
-            path = tmp_path / "runs/r-0001/rollouts/3.parquet"
-            digest, size = write_body(path, change(read_body(path)))
+            digest, size = write_body(path, change(body))
             kept = registry.results.rollout_body("1", 3)
             index = registry.results.rollout_index("1", 3)
             place = {"path": kept.path, "sha256": digest, "bytes": size}
@@ -247,20 +251,20 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("why", FOREIGN)
-def test_a_body_from_elsewhere_that_is_no_tree_is_named(own, why):
+def test_a_body_from_elsewhere_that_is_no_tree_is_named(own):
     """Its digest is right: whoever wrote the file has also written the record."""
+    for why, spoil in FOREIGN.items():
 
-    def change(body):
-        records = body.to_pylist()
-        FOREIGN[why](records[0])
-        return pa.Table.from_pylist(records, schema=body.schema)
+        def change(body, spoil=spoil):
+            records = body.to_pylist()
+            spoil(records[0])
+            return pa.Table.from_pylist(records, schema=body.schema)
 
-    client = own(change)
-    assert why in client.twin(STEP)["missing"]
-    assert "first plain" in client.page(STEP).text, "its previews are shown"
-    refused = client.get(f"{STEP}/0.json")
-    assert refused.status_code == 404 and why in refused.json()["error"]["message"]
+        client = own(change)
+        assert why in client.twin(STEP)["missing"]
+        assert "first plain" in client.page(STEP).text, "its previews are shown"
+        refused = client.get(f"{STEP}/0.json")
+        assert refused.status_code == 404 and why in refused.json()["error"]["message"]
 
 
 def test_a_row_that_its_body_lacks(own):

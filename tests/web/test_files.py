@@ -49,18 +49,20 @@ def test_artifacts_are_listed_and_downloaded_as_they_are(empty, registry, run, f
         assert "default-src 'self'" in answer.headers["content-security-policy"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["../secret", "..%2Fsecret", "%2e%2e/secret", "pictures/../../secret", "/etc/passwd",
-     "%2Fetc%2Fpasswd", "spec.json", "journal.jsonl", "pictures", "", "run.log%00", "a//b"],
+ELSEWHERE = (
+    "../secret", "..%2Fsecret", "%2e%2e/secret", "pictures/../../secret", "/etc/passwd",
+    "%2Fetc%2Fpasswd", "spec.json", "journal.jsonl", "pictures", "", "run.log%00", "a//b",
 )  # fmt: skip
-def test_nothing_else_of_the_machine_is_served(empty, registry, run, folder, path):
+
+
+def test_nothing_else_of_the_machine_is_served(empty, registry, run, folder):
     (folder / "spec.json").write_text(SECRET)  # is there, and not recorded
     (folder / "journal.jsonl").write_text(SECRET)
     (folder.parent / "secret").write_text(SECRET)
     registry.results.add_artifact(run, "pictures", "folder")
-    answer = empty.get(f"/runs/{run}/files/{path}")
-    assert answer.status_code == 404 and SECRET not in answer.text
+    for path in ELSEWHERE:
+        answer = empty.get(f"/runs/{run}/files/{path}")
+        assert answer.status_code == 404 and SECRET not in answer.text, path
 
 
 def test_no_link_and_no_pipe_is_followed(empty, registry, run, folder):

@@ -141,45 +141,41 @@ def test_a_group_without_signal_says_so(plain):
     assert plain.page(STEP).cells().count("no signal") == 1
 
 
-@pytest.mark.parametrize(
-    ("query", "trees"),
-    [
-        ("", [0, 1, 2, 3, 4, 5]),
-        ("low=2", [0]),
-        ("low=0.5&high=0.5", [2, 3, 4, 5]),
-        ("high=0", [1]),
-        ("low=2.25&high=2.25", [0]),
-        ("low=99", []),
-        ("low=-1e400", None),
-        ("low=nan", None),
-        ("low=x", None),
-        ("turn=query", []),
-        ("turn=kind plain", [0]),
-        ("failed=1", [0, 1]),
-        ("no_signal=1", [0]),
-        ("no_signal=1&turn=answer", []),
-        ("text=FIRST", [0]),
-        ("text=p3", [3]),
-        ("text=%25", []),
-        ("text=_", []),
-        ("problem=p1 plain", [1]),
-        ("problem=p1", []),
-        ("low=&high=&turn=&failed=0&text=&problem=&against=", [0, 1, 2, 3, 4, 5]),
-    ],
-)
-def test_filters(plain, query, trees):
-    response = plain.get(f"{STEP}.json?{query}")
-    if trees is None:
-        assert response.status_code == 422
-        assert response.json()["error"]["status"] == 422
-        return
-    data = response.json()
-    assert data["matching"] == len(trees)
-    assert [t["tree"] for t in data["trees"]] == trees[:4]
-    page = plain.page(f"{STEP}?{query}")
-    assert f"{len(trees)} prompts" in page.text
-    assert page.values("class").count("card tree") == len(trees[:4])
-    assert ("No prompt of this step matches." in page.text) == (not trees)
+FILTERS = {
+    "": [0, 1, 2, 3, 4, 5],
+    "low=2": [0],
+    "low=0.5&high=0.5": [2, 3, 4, 5],
+    "high=0": [1],
+    "low=2.25&high=2.25": [0],
+    "low=99": [],
+    "turn=query": [],
+    "turn=kind plain": [0],
+    "failed=1": [0, 1],
+    "no_signal=1": [0],
+    "no_signal=1&turn=answer": [],
+    "text=FIRST": [0],
+    "text=p3": [3],
+    "text=%25": [],
+    "text=_": [],
+    "problem=p1 plain": [1],
+    "problem=p1": [],
+    "low=&high=&turn=&failed=0&text=&problem=&against=": [0, 1, 2, 3, 4, 5],
+}
+"""The trees that each filter leaves, of which four are on the first page."""
+
+
+def test_filters(plain):
+    found = {}
+    for query in FILTERS:
+        data, page = plain.get(f"{STEP}.json?{query}").json(), plain.page(f"{STEP}?{query}")
+        assert f"{data['matching']} prompts" in page.text, query
+        assert page.values("class").count("card tree") == len(data["trees"]), query
+        none = "No prompt of this step matches." in page.text
+        found[query] = data["matching"], [t["tree"] for t in data["trees"]], none
+    assert found == {q: (len(trees), trees[:4], not trees) for q, trees in FILTERS.items()}
+    for query in ("low=-1e400", "low=nan", "low=x"):
+        refused = plain.get(f"{STEP}.json?{query}")
+        assert (refused.status_code, refused.json()["error"]["status"]) == (422, 422), query
 
 
 def test_prompts_come_by_the_screenful_and_keep_their_filter(plain):
@@ -257,28 +253,31 @@ def own(tmp_path):
 PIPE = "cannot read body 3.parquet: not a regular file"
 
 
-@pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        (lambda path: path.unlink(), "cannot read body 3.parquet: No such file or directory"),
-        (lambda path: path.write_bytes(b"PAR1"), "body 3.parquet was recorded as"),
-        (lambda path: shutil.rmtree(path.parent), "cannot read body 3.parquet"),
-        (lambda path: (path.unlink(), os.mkfifo(path)), PIPE),
-        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), PIPE),
-    ],
-)
-def test_without_its_body_a_step_is_shown_by_its_previews(own, spoil, why):
+SPOILT = [
+    (lambda path: None, "cannot read body 3.parquet: No such file or directory"),
+    (lambda path: path.write_bytes(b"PAR1"), "body 3.parquet was recorded as"),
+    (os.mkfifo, PIPE),
+    (lambda path: path.symlink_to("/dev/zero"), PIPE),
+    (lambda path: shutil.rmtree(path.parent), "cannot read body 3.parquet"),
+]
+"""What is put in the place of a body that is gone, and what is said of it."""
+
+
+def test_without_its_body_a_step_is_shown_by_its_previews(own):
     client, path = own
-    spoil(path)
-    data = client.twin(STEP)
-    assert why in data["missing"]
-    assert shape(data["trees"][0]["rows"]) == [(0, [(2, []), (3, [])]), (1, [(4, []), (5, [])])]
-    assert data["trees"][0]["prompt"] is None and by_row(data)[0]["said"] == []
-    text = client.page(STEP).cells()
-    assert f"Only previews: {why}" in text
-    assert "first plain" in text and "right plain 1" in text
-    refused = client.get(f"{STEP}/0.json")
-    assert refused.status_code == 404 and why in refused.json()["error"]["message"]
+    path.unlink()
+    for spoil, why in SPOILT:
+        spoil(path)
+        data = client.twin(STEP)
+        assert why in data["missing"]
+        assert shape(data["trees"][0]["rows"]) == [(0, [(2, []), (3, [])]), (1, [(4, []), (5, [])])]
+        assert data["trees"][0]["prompt"] is None and by_row(data)[0]["said"] == []
+        text = client.page(STEP).cells()
+        assert f"Only previews: {why}" in text
+        assert "first plain" in text and "right plain 1" in text
+        refused = client.get(f"{STEP}/0.json")
+        assert refused.status_code == 404 and why in refused.json()["error"]["message"]
+        path.unlink(missing_ok=True)
 
 
 def test_rows_whose_parent_is_not_there_stand_at_the_top(empty, registry):
@@ -300,9 +299,7 @@ def test_rows_whose_parent_is_not_there_stand_at_the_top(empty, registry):
     assert "trained on no rows" in empty.page("/runs/1/rollouts/2").text
 
 
-@pytest.mark.parametrize(
-    "path", ["/runs/1/rollouts/9", "/runs/1/rollouts/99999999999", STEP + "/77"]
-)
-def test_a_step_or_row_that_is_not_there(plain, path):
-    assert plain.get(path).status_code == 404
-    assert plain.get(f"{path}.json").json()["error"]["status"] == 404
+def test_a_step_or_row_that_is_not_there(plain):
+    for path in ("/runs/1/rollouts/9", "/runs/1/rollouts/99999999999", f"{STEP}/77"):
+        assert plain.get(path).status_code == 404, path
+        assert plain.get(f"{path}.json").json()["error"]["status"] == 404, path

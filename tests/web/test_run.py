@@ -233,13 +233,13 @@ def test_what_a_terminal_does_with_it(plain, filled):
     assert "/runs/r-0001/stop" not in plain.page("/runs/1").values("action")
 
 
-@pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_what_ended_badly_can_be_resumed(empty, registry, status):
-    submit(registry, status=status)
-    assert empty.twin("/runs/1")["commands"]["resume"] == "rlx resume r-0001"
-    page = empty.page("/runs/1")
-    assert commands(page) == []
-    assert "because" in page.text
+def test_what_ended_badly_can_be_resumed(empty, registry):
+    for seed, status in enumerate(("failed", "stopped")):
+        run = submit(registry, seed, status=status)
+        assert empty.twin(f"/runs/{run}")["commands"]["resume"] == f"rlx resume {run}"
+        page = empty.page(f"/runs/{run}")
+        assert commands(page) == []
+        assert "because" in page.text, status
 
 
 def test_what_a_page_has_not_seen_yet(empty, registry):

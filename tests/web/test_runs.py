@@ -51,17 +51,21 @@ def test_nothing_recorded_is_a_dash_and_no_zero(empty, registry):
     assert empty.twin("/")["figures"] == {} and "—" not in empty.page("/").text
 
 
-@pytest.mark.parametrize("values", [[0.25, 0.5], [0.1, 0.4, 0.2, 0.9], [0.5, 0.5, 0.5]])
-def test_seeds_are_folded_into_mean_and_students_interval(empty, registry, values):
-    for seed, value in enumerate(values):
-        submit(registry, seed, accuracy=value)
-    figure = empty.twin("/")["groups"][0]["figures"]["accuracy"]
-    mean, error = sum(values) / len(values), stats.sem(values)
-    assert figure["mean"] == pytest.approx(mean)
-    expected = stats.t.interval(0.95, len(values) - 1, mean, error) if error else (mean, mean)
-    assert (figure["low"], figure["high"]) == pytest.approx(expected)
-    assert figure["n"] == len(values)
-    assert f"{mean:.4g}" in empty.page("/").text
+def test_seeds_are_folded_into_mean_and_students_interval(empty, registry):
+    for digest, values in (
+        ("a", [0.25, 0.5]),
+        ("b", [0.1, 0.4, 0.2, 0.9]),
+        ("c", [0.5, 0.5, 0.5]),
+    ):
+        for seed, value in enumerate(values):
+            submit(registry, seed, digest=digest, accuracy=value)
+        figure = empty.twin("/")["groups"][0]["figures"]["accuracy"]
+        mean, error = sum(values) / len(values), stats.sem(values)
+        assert figure["mean"] == pytest.approx(mean)
+        expected = stats.t.interval(0.95, len(values) - 1, mean, error) if error else (mean, mean)
+        assert (figure["low"], figure["high"]) == pytest.approx(expected), values
+        assert figure["n"] == len(values)
+        assert f"{mean:.4g}" in empty.page("/").text
 
 
 def test_what_is_folded(empty, registry):
@@ -121,37 +125,39 @@ def several(empty, registry):
     return empty
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("", [4, 3, 2, 1]),
-        ("alpha", [2, 1]),
-        ("ALPHA failed", [2]),
-        ("r-0003", [3]),
-        ("node-7", [3]),
-        ("bbbb", [3]),
-        ("status:failed", [2]),
-        ("status:fail", []),
-        ("seed:1", [2]),
-        ("name:Alpha", [2, 1]),
-        ("name:ALPHA", [2, 1]),
-        ("name:alph", []),
-        ("status:finished seed:0", [1]),
-        ("gamma:x", []),
-        ("%", []),
-        ("_", []),
-    ],
-)
-def test_words_that_a_run_must_have(several, words, found):
-    data = several.twin("/", params={"q": words})
-    ids = [int(run["id"][2:]) for group in data["groups"] for run in group["runs"]]
-    assert ids == found
-    assert data["total"] == len(found)
-    page = several.page("/", params={"q": words})
-    assert page.values("data-run") == [f"r-{n:04d}" for n in found]
-    assert f"\n{len(found)} run{'s' if len(found) != 1 else ''}\n" in page.text
-    if not found:
-        assert f"No run matches {words}" in page.text
+WORDS = {
+    "": [4, 3, 2, 1],
+    "alpha": [2, 1],
+    "ALPHA failed": [2],
+    "r-0003": [3],
+    "node-7": [3],
+    "bbbb": [3],
+    "status:failed": [2],
+    "status:fail": [],
+    "seed:1": [2],
+    "name:Alpha": [2, 1],
+    "name:ALPHA": [2, 1],
+    "name:alph": [],
+    "status:finished seed:0": [1],
+    "gamma:x": [],
+    "%": [],
+    "_": [],
+}
+"""Runs that have all of some words, newest first."""
+
+
+def test_words_that_a_run_must_have(several):
+    found = {}
+    for words in WORDS:
+        data = several.twin("/", params={"q": words})
+        ids = [int(run["id"][2:]) for group in data["groups"] for run in group["runs"]]
+        assert data["total"] == len(ids), words
+        page = several.page("/", params={"q": words})
+        assert page.values("data-run") == [f"r-{n:04d}" for n in ids], words
+        assert f"\n{len(ids)} run{'s' if len(ids) != 1 else ''}\n" in page.text, words
+        assert (f"No run matches {words}" in page.text) == (not ids), words
+        found[words] = ids
+    assert found == WORDS
 
 
 def test_experiments_come_by_the_screenful(empty, registry):
@@ -167,21 +173,21 @@ def test_experiments_come_by_the_screenful(empty, registry):
     assert empty.get("/?page=0").status_code == 422
 
 
-@pytest.mark.parametrize("status", ["running", "submitted"])
-def test_a_silent_run_is_lost(empty, registry, status):
-    run = submit(registry, status=status)
-    assert empty.twin("/")["groups"][0]["statuses"] == {status: 1}
-    silence(registry, run)
-    data = empty.twin("/")
-    assert data["groups"][0]["statuses"] == {"lost": 1}
-    assert not data["groups"][0]["open"]
-    assert empty.twin("/", params={"q": "status:lost"})["total"] == 1
-    assert empty.twin("/", params={"q": f"status:{status}"})["total"] == 0
-    assert "badge lost" in empty.page("/").values("class")
-    assert empty.twin("/runs/1")["run"]["status"] == "lost"
-    live = empty.get("/live.json").json()
-    assert live["statuses"] == {"lost": 1}
-    assert live["runs"][0]["status"] == "lost"
+def test_a_silent_run_is_lost(empty, registry):
+    for lost, status in enumerate(("running", "submitted"), start=1):
+        run = submit(registry, digest=status[0], status=status)
+        assert empty.twin("/")["groups"][0]["statuses"] == {status: 1}
+        silence(registry, run)
+        data = empty.twin("/")
+        assert data["groups"][0]["statuses"] == {"lost": 1}
+        assert not data["groups"][0]["open"]
+        assert empty.twin("/", params={"q": "status:lost"})["total"] == lost
+        assert empty.twin("/", params={"q": f"status:{status}"})["total"] == 0
+        assert "badge lost" in empty.page("/").values("class")
+        assert empty.twin(f"/runs/{run}")["run"]["status"] == "lost"
+        live = empty.get("/live.json").json()
+        assert live["statuses"] == {"lost": lost}
+        assert live["runs"][0]["status"] == "lost"
 
 
 def test_what_is_asked_again_and_again_is_about_what_goes_on(empty, registry):

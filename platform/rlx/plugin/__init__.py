@@ -39,6 +39,7 @@ from rlx.plugin.schedule import (
     find_answer_level,
 )
 from rlx.plugin.section import PLUGIN_FAULT, PluginSection
+from rlx.plugin.tags import find_last_block, get_last_block
 from rlx.plugin.task import (
     Canonical,
     Corrupts,
@@ -97,6 +98,8 @@ __all__ = [
     "Use",
     "expand_path",
     "find_answer_level",
+    "find_last_block",
     "get_confidence_values",
+    "get_last_block",
     "reward",
 ]

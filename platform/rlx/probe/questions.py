@@ -68,8 +68,10 @@ def find_reasoning(turn: Segment, ends: Sequence[int], span: str) -> Reasoning |
         ends: for each of its tokens, the number of characters decoded up to it.
         span: name of the span, which need not be among the turn's parsed spans.
     """
+    if turn.text.count(f"<{span}>") > 1 or turn.text.count(f"</{span}>") != 1:
+        return None
     found = find_spans(turn.text, range(1, len(turn.text) + 1), (span,)).get(span)
-    if found is None or turn.text[: found.outer[0]].strip() or f"</{span}>" in found.text:
+    if found is None or turn.text[: found.outer[0]].strip():
         return None
     opened, closed = found.inner  # in characters: find_spans was given one "token" per character
     held = (0, *ends)

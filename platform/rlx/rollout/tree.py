@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlx.errors import TreeError
-from rlx.plugin import Problem
+from rlx.plugin import Problem, find_last_block
 
 NO_PARENT = -1
 
@@ -162,7 +162,7 @@ class RolloutTree:
 def find_spans(
     text: str, ends: Sequence[int], names: Sequence[str], *, first_turn: bool = True
 ) -> Mapping[str, Span]:
-    """Finds the last `<name>...</name>` of each name.
+    """Finds the last `<name>...</name>` of each name, by the rule of `find_last_block`.
 
     Args:
         text: decoded text of the turn's tokens.
@@ -178,16 +178,13 @@ def find_spans(
     found: dict[str, Span] = {}
     for name in names:
         opening, closing = f"<{name}>", f"</{name}>"
-        close = text.rfind(closing)
-        if close < 0:
-            continue
-        begin = text.rfind(opening, 0, close)
-        if begin < 0:
-            if not (first_turn and name == "think"):
-                continue
-            begin, inside = 0, 0
+        if block := find_last_block(text, opening, closing):
+            inside, close = block
+            begin = inside - len(opening)
+        elif first_turn and name == "think" and closing in text:
+            begin, inside, close = 0, 0, text.rindex(closing)
         else:
-            inside = begin + len(opening)
+            continue
         found[name] = Span(
             outer=_find_token_range(ends, begin, close + len(closing)),
             inner=_find_token_range(ends, inside, close),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from rlx.plugin import get_last_block
 from rlx_plugins.countdown.expression import (
     MAX_DIGITS,
     Number,
@@ -26,7 +27,6 @@ from rlx_plugins.countdown.expression import (
     evaluate_tokens,
     tokenize_expression,
 )
-from rlx_plugins.tags import last_block
 
 Extract = Literal["last_line", "last_block"]
 Equality = Literal["auto", "exact", "float64"]
@@ -82,7 +82,7 @@ def extract_solution(solution_str: str, extract: Extract = "last_line") -> str |
         start = solution_str.rfind("\n") + 1
         if marker >= start:
             start = marker + len(_MARKER)
-    answer = last_block(solution_str, "<answer>", "</answer>", start)
+    answer = get_last_block(solution_str, "<answer>", "</answer>", start)
     return None if answer is None else answer.strip()
 
 

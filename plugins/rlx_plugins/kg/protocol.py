@@ -9,7 +9,7 @@ are lower case. Parsing takes time linear in the length of the turn.
 
 from typing import Literal, NamedTuple
 
-from rlx_plugins.tags import last_block
+from rlx.plugin import get_last_block
 
 Kind = Literal["kg_query", "answer", "invalid"]
 
@@ -53,10 +53,10 @@ def read_turn(text: str) -> KgTurn:
     An answer takes precedence over a query. Of several closed tags of one kind the last one counts;
     text after it is ignored.
     """
-    answer = last_block(text, "<answer>", "</answer>")
+    answer = get_last_block(text, "<answer>", "</answer>")
     if answer is not None:
         return KgTurn("answer", answer)
-    query = last_block(text, "<kg-query>", "</kg-query>")
+    query = get_last_block(text, "<kg-query>", "</kg-query>")
     return KgTurn("invalid", "") if query is None else KgTurn("kg_query", query)
 
 

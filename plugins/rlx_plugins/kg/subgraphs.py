@@ -20,9 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from rlx.plugin import expand_path
-from rlx_plugins.kg.load import decode_line, parse_json_object, read_file_lines, require_json_text
-from rlx_plugins.kg.text import escape_text
-from rlx_plugins.records import Source, get_value_at_path
+from rlx_plugins.kg.text import escape_text, has_visible_text
+from rlx_plugins.records import (
+    Source,
+    get_value_at_path,
+    parse_json_object,
+    read_json_lines,
+    read_text_lines,
+)
 
 _Fact = tuple[str, str, str]
 
@@ -92,23 +97,13 @@ def _read_question_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]
         return
     if suffix not in (".jsonl", ".json"):
         raise ValueError(f"{path}: its name must end in .jsonl, .json or .parquet")
-    for number, line in enumerate(read_file_lines(path), start=1):
-        if number == 1 and line.lstrip().startswith(b"["):
-            yield from _read_list_records(path)
-            return
-        where = f"{path} line {number}"
-        try:
-            text = decode_line(line).strip()
-            record = parse_json_object(text) if text else None
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        if record is not None:
-            yield where, record
+    first = next((line for _, line in read_text_lines(path)), "")
+    yield from _read_list_records(path) if first.lstrip().startswith("[") else read_json_lines(path)
 
 
 def _read_list_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        records = json.loads(decode_line(b"".join(read_file_lines(path))))
+        records = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not readable as JSON: {error}") from None
     for number, record in enumerate(records, start=1):
@@ -116,6 +111,27 @@ def _read_list_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if not isinstance(record, dict):
             raise ValueError(f"{where}: not a JSON object")
         yield where, record
+
+
+def _read_text(path: Path) -> str:
+    return "".join(line for _, line in read_text_lines(path))
+
+
+def _require_json_text(value: Any, what: str) -> str:
+    """Returns a JSON value that must be a text.
+
+    Raises:
+        ValueError: it is not a string, has no visible text, or contains a lone surrogate.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"expected non-empty text as {what}, got {value!r}")
+    if value.isprintable():  # the usual case, and much faster
+        return value
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"a lone surrogate is not a character: {value!r}")
+    if not has_visible_text(value):
+        raise ValueError(f"expected visible text as {what}, got {value!r}")
+    return value
 
 
 def _get_list_field(record: Mapping[str, Any], field: str) -> Sequence[Any]:
@@ -142,18 +158,18 @@ def _parse_rog_question(record: Mapping[str, Any]) -> FileQuestion:
     facts = (_check_fact_triple(fact) for fact in _get_list_field(record, "graph"))
     return FileQuestion(
         id=str(get_value_at_path(record, "id")),
-        question=require_json_text(get_value_at_path(record, "question"), "question"),
+        question=_require_json_text(get_value_at_path(record, "question"), "question"),
         answers=_remove_duplicate_answers(
-            (require_json_text(name, "an answer"),) for name in _get_list_field(record, "answer")
+            (_require_json_text(name, "an answer"),) for name in _get_list_field(record, "answer")
         ),
         entities=tuple(
-            require_json_text(name, "an entity") for name in _get_list_field(record, "q_entity")
+            _require_json_text(name, "an entity") for name in _get_list_field(record, "q_entity")
         ),
         triples=tuple(
             (
-                require_json_text(s, "a subject"),
-                require_json_text(r, "a relation"),
-                require_json_text(o, "an object"),
+                _require_json_text(s, "a subject"),
+                _require_json_text(r, "a relation"),
+                _require_json_text(o, "an object"),
             )
             for s, r, o in facts
         ),
@@ -191,13 +207,13 @@ class _Vocabulary:
             names.update(zip(self.entities, called, strict=True))
         if by_id.exists():
             try:
-                names.update(parse_json_object(decode_line(b"".join(read_file_lines(by_id)))))
+                names.update(parse_json_object(_read_text(by_id)))
             except ValueError as error:
                 raise ValueError(f"{by_id}: {error}") from None
         return names
 
     def _words(self, name: str) -> Sequence[str]:
-        return [decode_line(line).strip() for line in read_file_lines(self._folder / name)]
+        return [line.strip() for _, line in read_text_lines(self._folder / name)]
 
 
 class _QuestionNames:
@@ -218,7 +234,7 @@ class _QuestionNames:
             id_, name = _resolve_vocabulary_id(value, self._vocabulary, "entities"), None
         name = name or self._vocabulary.names.get(id_)
         if isinstance(name, str) and escape_text(name):
-            self._names.setdefault(id_, require_json_text(name, "a name"))
+            self._names.setdefault(id_, _require_json_text(name, "a name"))
         return id_
 
     def select_unique_names(self) -> Mapping[str, str]:
@@ -233,11 +249,11 @@ class _QuestionNames:
 
 def _resolve_vocabulary_id(value: Any, vocabulary: _Vocabulary, kind: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int):
-        return require_json_text(value, f"one of the {kind}")
+        return _require_json_text(value, f"one of the {kind}")
     ids: Sequence[str] = getattr(vocabulary, kind)
     if not 0 <= value < len(ids):
         raise ValueError(f"{kind}.txt has no line for the number {value}; it has {len(ids)}")
-    return require_json_text(ids[value], f"line {value + 1} of {kind}.txt")
+    return _require_json_text(ids[value], f"line {value + 1} of {kind}.txt")
 
 
 def _resolve_relation_id(value: Any, vocabulary: _Vocabulary) -> str:
@@ -261,7 +277,7 @@ def _parse_nsm_question(record: Mapping[str, Any], vocabulary: _Vocabulary) -> F
     names = called.select_unique_names()
     return FileQuestion(
         id=str(get_value_at_path(record, "id")),
-        question=require_json_text(get_value_at_path(record, "question"), "question"),
+        question=_require_json_text(get_value_at_path(record, "question"), "question"),
         answers=_remove_duplicate_answers(
             _parse_answer_names(a, vocabulary, names) for a in _get_list_field(record, "answers")
         ),
@@ -281,7 +297,7 @@ def _parse_answer_names(
         id_ = _resolve_vocabulary_id(value["kb_id"], vocabulary, "entities")
         found += [names.get(id_), id_]
     acceptable = tuple(
-        dict.fromkeys(require_json_text(name, "an answer") for name in found if name)
+        dict.fromkeys(_require_json_text(name, "an answer") for name in found if name)
     )
     if not acceptable:
         raise ValueError(f"an answer has neither text nor kb_id: {value!r}")

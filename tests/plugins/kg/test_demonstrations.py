@@ -4,6 +4,7 @@ import re
 from collections import Counter
 
 import pytest
+from rows import each_row
 
 from rlx.plugin import Action, Problem, Sample
 from rlx_plugins.kg.demonstrations import MIX, parse_listed_names
@@ -70,7 +71,7 @@ def test_a_good_episode_earns_all_there_is():
         assert len(samples) == 1 + len(problem.fields["chain"])
 
 
-@pytest.mark.parametrize("type_", ["count", "intersection"])
+@each_row("type_", ["count", "intersection"])
 def test_good_episodes_of_the_hard_types(type_):
     task = KgTask(types={type_: 1.0})
     environment = KgEnvironment(hints=False, limit=60)
@@ -123,7 +124,7 @@ def outcomes(mode, type_):
     return [[s.info for s in steps[:-1]] for _, steps, _ in played], right
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("mode", "type_", "queries", "most"),
     [
         ("wrong_relation", "forward", 1, 0.0),
@@ -140,9 +141,7 @@ def test_a_mistake_costs_the_answer(mode, type_, queries, most):
     assert right <= most
 
 
-@pytest.mark.parametrize(
-    ("mode", "error"), [("invalid", "FORMAT_ERROR"), ("duplicate", "KG_SUCCESS")]
-)
+@each_row(("mode", "error"), [("invalid", "FORMAT_ERROR"), ("duplicate", "KG_SUCCESS")])
 def test_a_slip_costs_a_turn_alone(mode, error):
     infos, right = outcomes(mode, "hop2")
     assert right == 1.0
@@ -185,7 +184,7 @@ def test_every_text_is_made_of_the_vocabulary():
             assert "".join(known.findall(text)) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("observation", "names"),
     [
         ("<information> borders of A: B, C c </information>", ("B", "C c")),

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from rows import each_row
 
-from rlx.plugin import Action, Environment
+from rlx.plugin import Action
 from rlx_plugins.kg.environment import KgEnvironment
 from rlx_plugins.kg.graph import select_held_out_facts
 from rlx_plugins.kg.load import load_world_graph
@@ -45,7 +46,7 @@ def ask(environment, query, **more):
 # What queries say --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "shows"),
     [
         ("get_tail_relations( Spain)", "relations of Spain: borders, capital, continent, currency"),
@@ -65,7 +66,7 @@ def test_the_four_functions_and_their_aliases(query, shows):
     assert ask(TERSE, query).observation.startswith(f"<information> {shows}")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "error"),
     [
         ("get_tail_entities( Spain, capital)", "KG_SUCCESS"),
@@ -105,7 +106,7 @@ def test_hints_say_what_to_do_and_echo_no_tag():
     assert "get_head_entities( entity, relation)" in ask(KG, "?").observation
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "hint"),
     [
         ("get_head_entities( Atlantis, capital)", "Atlantis is not in the graph"),
@@ -120,7 +121,7 @@ def test_hints_name_what_is_unknown(query, hint):
     assert f"_NOT_FOUND: {hint};" in ask(KG, query).observation
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "kind", "content"),
     [
         ("<answer>A</answer><kg-query>f(x)</kg-query>", "answer", "A"),
@@ -282,7 +283,7 @@ def test_a_graph_that_cannot_be_read_is_told_before_the_run(tmp_path):
     assert environment.data() != KG.data() == {"graph": load_world_graph().digest}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "named"),
     [({"limit": 0}, "limit"), ({"max_queries": 0}, "max_queries"), ({"max_chars": 40}, "max_char")],
 )
@@ -346,26 +347,22 @@ def test_the_same_state_and_action_give_the_same_step(texts, seed, hints):
         state = step.state
 
 
-@pytest.mark.parametrize(
-    "text",
+@each_row(
+    ("text", "kind", "is_formed"),
     [
-        "<answer>" * N,
-        "<kg-query>" * N,
-        "</kg-query>" * N,
-        asked("(" * N),
-        asked("get_tail_entities(" + "," * N + ")"),
-        asked("get_tail_entities(" + " " * N + ")"),
-        "<think>" + "</think><think>" * N + "</think><answer></answer>",
-        "<think></think>" + " " * N + "<answer>x</answer>",
+        ("<answer>" * N, "invalid", False),
+        ("<kg-query>" * N, "invalid", False),
+        ("</kg-query>" * N, "invalid", False),
+        (asked("(" * N), "kg_query", True),
+        (asked("get_tail_entities(" + "," * N + ")"), "kg_query", True),
+        (asked("get_tail_entities(" + " " * N + ")"), "kg_query", True),
+        ("<think>" + "</think><think>" * N + "</think><answer></answer>", "answer", False),
+        ("<think></think>" + " " * N + "<answer>x</answer>", "answer", True),
     ],
-    ids=range(8),
 )
-def test_time_is_linear_on_hostile_text(text):
+def test_hostile_text_is_read_in_one_pass(text, kind, is_formed):
     assert read_query(text) is None
-    assert read_turn(text).kind in KG.kinds
-    is_well_formed(text)
-    KG.step(KG.reset({}, 0), Action(text=text))
-
-
-def test_it_is_an_environment():
-    assert isinstance(KG, Environment)
+    assert read_turn(text).kind == kind
+    assert is_well_formed(text) == is_formed
+    step = KG.step(KG.reset({}, 0), Action(text=text))
+    assert (step.kind, step.info.get("valid", False)) == (kind, False)

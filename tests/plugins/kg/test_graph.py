@@ -1,12 +1,11 @@
 """The graph against plain sets of facts, in all worlds and with facts held out."""
 
 import pickle
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx_plugins.kg.graph import Graph, find_symmetric_relations, select_held_out_facts
 from rlx_plugins.kg.view import GraphView
@@ -120,7 +119,7 @@ def test_another_graph_has_another_digest(triples, named, others, renamed):
     assert (first.digest == second.digest) == (content(first) == content(second))
 
 
-@pytest.mark.parametrize("name", ["France", " fRANCE", "fr", "la  france", "gaul\n"])
+@each_row("name", ["France", " fRANCE", "fr", "la  france", "gaul\n"])
 def test_names_are_found_whatever_their_case_and_blanks(name):
     graph = small()
     assert graph.label(graph.entity(name)) == "France"
@@ -210,7 +209,7 @@ def test_worlds_differ_and_stay_the_same():
     assert moved > 190
 
 
-@pytest.mark.parametrize("options", [{"world": -1}, {"hide": 1.0}, {"hide": -0.1}])
+@each_row("options", [{"world": -1}, {"hide": 1.0}, {"hide": -0.1}])
 def test_impossible_views_are_refused(options):
     with pytest.raises(ValueError, match=r"numbered from 0|from 0 up to 1"):
         GraphView(small(), **options)
@@ -247,7 +246,7 @@ def test_what_is_held_out_does_not_depend_on_the_rest():
     assert select_held_out_facts(graph, 0.0) == frozenset()
 
 
-@pytest.mark.parametrize("world", [0, 3])
+@each_row("world", [0, 3])
 def test_a_view_can_leave_them_out(world):
     graph = wide()
     view, full = GraphView(graph, world=world, hide=0.3), GraphView(graph, world=world)
@@ -256,15 +255,3 @@ def test_a_view_can_leave_them_out(world):
     assert len(view) == len(graph) - len(hidden)
     gone = {(full.label(s), full.relation_name(r), full.label(o)) for s, r, o in hidden}
     assert said(view) == said(full) - gone
-
-
-# Cost ---------------------------------------------------------------------------------------------
-
-
-def test_importing_it_takes_neither_numpy_nor_torch():
-    probe = (
-        "import rlx_plugins.kg.load, rlx_plugins.kg.subgraphs, sys;"
-        "print({'numpy', 'torch', 'pyarrow'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

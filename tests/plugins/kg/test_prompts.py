@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.load import load_world_graph
@@ -39,7 +40,7 @@ def test_an_entity_can_be_copied_into_a_query(name):
     assert graph.entity(query.arguments[0]) == graph.entity(name) is not None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "template",
     [
         "",

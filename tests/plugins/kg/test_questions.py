@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-import pytest
+from rows import each_row
 
 from rlx_plugins.kg.graph import Graph, select_held_out_facts
 from rlx_plugins.kg.load import load_world_graph
@@ -48,7 +48,7 @@ def facts(graph):
     return tails, heads
 
 
-@pytest.mark.parametrize("type_", TYPES)
+@each_row("type_", TYPES)
 def test_right_answers_are_all_that_the_facts_say(type_):
     tails, heads = facts(GRAPH)
     asked = SPLITS["train"][type_] + SPLITS["test"][type_]
@@ -94,7 +94,7 @@ def paths(question):
     return [set().union(*walked)] if question.type == "count" else walked
 
 
-@pytest.mark.parametrize("type_", TYPES)
+@each_row("type_", TYPES)
 def test_training_needs_no_held_out_fact_and_every_path_of_testing_does(type_):
     held = select_held_out_facts(GRAPH, SHARE)
     for question in SPLITS["train"][type_][::7]:
@@ -113,7 +113,7 @@ def texts(questions, every=False):
     ]
 
 
-@pytest.mark.parametrize("every", [False, True])
+@each_row("every", [False, True])
 def test_no_two_questions_are_worded_alike(every):
     train, test = (texts(SPLITS[split], every) for split in ("train", "test"))
     assert len({*train, *test}) == len(train) + len(test)

@@ -1,14 +1,13 @@
 """Rewards of the agent's turns and rollouts."""
 
 import math
-from importlib.metadata import entry_points
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.plugin import Action, Sample
-from rlx.testing import reward_checks
 from rlx_plugins.kg.environment import KgEnvironment
 from rlx_plugins.kg.rollout_rewards import (
     EntityF1,
@@ -23,7 +22,6 @@ from rlx_plugins.kg.turn_rewards import IsAnswer, KgFormat, QueryValidity
 
 TURN = (QueryValidity, IsAnswer, KgFormat)
 WHOLE = (EntityF1, KgExactMatch, HitAt1, RetrievalQuality)
-FAMILY = TURN + WHOLE
 N = 100_000
 
 
@@ -50,17 +48,6 @@ def rollout(answer, right, *, any_of=False, asked=(), observations=(), **fields)
     )
 
 
-@pytest.mark.parametrize("check", reward_checks(), ids=str)
-@pytest.mark.parametrize("reward", FAMILY)
-def test_every_one_keeps_the_promises_of_rewards(reward, check):
-    check(reward)
-
-
-def test_every_one_is_here():
-    offered = entry_points(group="rlx.rewards")
-    assert set(FAMILY) == {e.load() for e in offered if e.value.startswith("rlx_plugins.kg.")}
-
-
 def test_every_kind_of_turn_counts_in_the_mean():
     environment = KgEnvironment()
     for text in ("<kg-query>?</kg-query>", "<answer>x</answer>", "hm"):
@@ -74,7 +61,7 @@ def test_every_kind_of_turn_counts_in_the_mean():
 # Names -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other"),
     [
         ("The Gambia", "gambia"),
@@ -91,7 +78,7 @@ def test_names_that_count_as_the_same(one, other):
     assert normalize_name(one) == normalize_name(other)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other"), [("Niger", "Nigeria"), ("The", "A"), ("!!!", "???"), ("Athens", "hens")]
 )
 def test_names_that_do_not(one, other):
@@ -120,7 +107,7 @@ def test_names_stand_between_commas_and_may_hold_them():
 TWO = [["Bonn"], ["Berlin", "Q64", "Berlin City"]]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "any_of", "em", "f1", "hit"),
     [
         ("Bonn, Berlin", False, 1.0, 1.0, 1.0),
@@ -144,7 +131,7 @@ def test_what_an_answer_is_worth(answer, any_of, em, f1, hit):
     assert HitAt1().score(said).value == hit
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("right", "answer"),
     [
         ([["b"], ["b"], ["c"]], "c, b"),
@@ -183,8 +170,8 @@ def test_exact_is_what_f1_calls_perfect(names, any_of):
     assert EntityF1().score(said).value <= 1.0
 
 
-@pytest.mark.parametrize("right", [None, [], ["Bonn"], [[]], [[1]], "Bonn", [["\u200b"]]])
-@pytest.mark.parametrize("reward", WHOLE)
+@each_row("right", [None, [], ["Bonn"], [[]], [[1]], "Bonn", [["\u200b"]]])
+@each_row("reward", WHOLE)
 def test_a_problem_without_right_answers_is_not_the_models_fault(reward, right):
     with pytest.raises(ValueError, match="answers"):
         reward().score(rollout("Bonn", right))
@@ -252,13 +239,13 @@ def test_an_error_that_echoes_the_answer_is_no_retrieval():
         assert RetrievalQuality(match=match).score(said).value == 0.0
 
 
-@pytest.mark.parametrize("reward", WHOLE)
+@each_row("reward", WHOLE)
 def test_a_scaled_value_says_that_it_is_no_verdict(reward):
     assert (reward().graded, reward(otc=4).graded) == (False, True)
 
 
-@pytest.mark.parametrize("reward", WHOLE)
-@pytest.mark.parametrize("queries", [0, 1, 4])
+@each_row("reward", WHOLE)
+@each_row("queries", [0, 1, 4])
 def test_fewer_queries_are_worth_more_where_that_is_asked_for(reward, queries):
     asked = [("get_tail_entities", ["Berlin"])] * queries
     said = rollout("Berlin", [["Berlin"]], asked=asked)
@@ -287,7 +274,7 @@ def test_graph_text_that_looks_like_an_answer_earns_nothing():
     assert KgFormat().score(said).value == 1.0
 
 
-@pytest.mark.parametrize("answer", ["," * N, "a," * N, "a," + " " * N + ",b", "\n" * N, "the " * N])
+@each_row("answer", ["," * N, "a," * N, "a," + " " * N + ",b", "\n" * N, "the " * N])
 def test_time_is_linear_on_hostile_answers(answer):
     said = rollout(answer, TWO)
     assert KgExactMatch().score(said).value == 0.0

@@ -6,6 +6,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rows import each_row
 
 from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.subgraphs import FileQuestion, read_questions
@@ -74,7 +75,7 @@ def test_rog_as_the_hub_keeps_it(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("beside", ["entities_text.txt", "entities_names.json"])
+@each_row("beside", ["entities_text.txt", "entities_names.json"])
 def test_nsm_by_number(tmp_path, beside):
     called = {id_: NAMES.get(id_, id_) for id_ in ENTITIES}
     text = json.dumps(called) if beside.endswith("json") else "\n".join(called.values())
@@ -115,7 +116,7 @@ def test_two_of_one_name_keep_their_ids(tmp_path):
     assert Graph.from_triples(question.triples).clashes == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "names"),
     [
         ({"kb_id": "1926", "text": None}, ("1926",)),
@@ -134,7 +135,7 @@ def test_an_answer_that_is_repeated_is_one(tmp_path):
     assert nsm(tmp_path, answers=NSM["answers"] * 2).answers == (("Jaxon Bieber", "m.0gxnnwq"),)
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.jsonl.gz"])
+@each_row("name", ["a.json", "a.json.gz", "a.jsonl.gz"])
 def test_lists_and_compressed_files(tmp_path, name):
     text = json.dumps([ROG, ROG], indent=1) if "jsonl" not in name else json.dumps(ROG)
     data = text.encode()
@@ -142,7 +143,7 @@ def test_lists_and_compressed_files(tmp_path, name):
     assert {q.triples for q in read_questions(tmp_path / name)} == {TRIPLES}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "message"),
     [
         ({"id": "x"}, "expected a field subgraph or graph, got id"),

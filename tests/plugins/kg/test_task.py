@@ -5,26 +5,13 @@ from collections import Counter
 
 import pytest
 from pydantic import ValidationError
+from rows import each_row
 
-from rlx.plugin import Rehearsed, Task
-from rlx.testing import task_checks
 from rlx_plugins.kg.load import load_world_graph
 from rlx_plugins.kg.questions import TYPES
 from rlx_plugins.kg.task import KgQuestionFiles, KgTask
 
 TASK = KgTask()
-EVERY_TYPE = KgTask(types=dict.fromkeys(TYPES, 1.0))
-
-
-@pytest.mark.parametrize("check", task_checks(), ids=str)
-def test_it_keeps_every_promise_of_a_task(check):
-    check(EVERY_TYPE)
-
-
-def test_it_is_a_task_that_rehearses():
-    assert isinstance(TASK, Task)
-    assert isinstance(TASK, Rehearsed)
-    assert TASK.demonstrates
 
 
 def test_a_fixed_problem_stays_what_it_is(tmp_path):
@@ -134,7 +121,7 @@ def test_lessons_are_easy_at_first_and_in_worlds_of_their_own():
     assert task.lesson(5, 1) != easy[5]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "message"),
     [
         ({"types": {}}, "types"),
@@ -233,9 +220,7 @@ def test_what_cannot_be_shown_is_told_before_the_run(tmp_path):
         KgTask(files=KgQuestionFiles(train=good, test=bad)).check()
 
 
-@pytest.mark.parametrize(
-    "beside", ["entities.txt", "relations.txt", "entities_text.txt", "entities_names.json"]
-)
+@each_row("beside", ["entities.txt", "relations.txt", "entities_text.txt", "entities_names.json"])
 def test_files_of_names_belong_to_the_data(tmp_path, beside):
     train, test = (written(tmp_path / f"{s}.jsonl", [row(0, s)]) for s in ("train", "test"))
     task = KgTask(files=KgQuestionFiles(train=train, test=test))

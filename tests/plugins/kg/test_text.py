@@ -6,6 +6,7 @@ import unicodedata
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx_plugins.kg.text import (
     OVERHEAD,
@@ -75,7 +76,7 @@ def test_information_needs_room():
         format_information("x", max_chars=OVERHEAD)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("labels", "options", "text"),
     [
         (["Andorra", "Belgium"], {}, "borders of France: Andorra, Belgium"),
@@ -126,8 +127,3 @@ def test_lists_show_as_many_as_fit(labels, prefix, limit, max_chars, grouped):
     assert count == (fits[-1] if fits else 0)
     if fits:
         assert shown == format_label_list(labels, limit=count, **options)
-
-
-def test_a_hub_is_listed_fast():
-    labels = [f"entity {n}" for n in range(200_000)]
-    assert format_label_list(labels, prefix="to:", max_chars=60).endswith("more")

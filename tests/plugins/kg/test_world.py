@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from babel.core import get_cldr_version, get_global
+from babel.core import get_cldr_version
+from rows import each_row
 from world_source import build_world_table, normalize_label
 
 import rlx_plugins
@@ -72,18 +73,18 @@ def test_every_entity_has_one_kind_and_one_label_and_every_fact_is_about_a_count
     assert len(set(world().facts)) == len(world().facts)
 
 
-@pytest.mark.parametrize("relation", sorted(RELATIONS - {"borders"}))
+@each_row("relation", sorted(RELATIONS - {"borders"}))
 def test_a_relation_leads_to_its_own_kind_and_every_country_has_it(relation):
     assert {o for values in objects(relation).values() for o in values} == of_kind(relation)
     assert all(objects(relation).values())
 
 
-@pytest.mark.parametrize("relation", ["capital", "continent", "domain"])
+@each_row("relation", ["capital", "continent", "domain"])
 def test_a_country_has_exactly_one(relation):
     assert {len(values) for values in objects(relation).values()} == {1}
 
 
-@pytest.mark.parametrize("relation", ["capital", "domain"])
+@each_row("relation", ["capital", "domain"])
 def test_no_two_countries_share_one(relation):
     assert len(of_kind(relation)) == len(of_kind("country")) == 196
 
@@ -114,7 +115,7 @@ def test_every_name_means_one_entity():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("alias", "label"),
     [
         ("Bogotá", "Bogota"),
@@ -135,7 +136,7 @@ def test_other_names_are_kept(alias, label):
 # Facts -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("country", "relation", "labels"),
     [
         ("Australia", "capital", "Canberra"),
@@ -161,27 +162,6 @@ def test_the_file_is_what_the_builder_makes():
     text = WORLD.read_text(encoding="utf-8")
     assert re.search(r"Unicode CLDR (\S+)", text)[1] == get_cldr_version()
     assert build_world_table() == text
-
-
-def test_continents_are_those_of_the_time_zones():
-    """A second source: zones are named by continents, or by oceans, which tell nothing."""
-    areas = {
-        "Africa": {"africa"},
-        "America": {"north-america", "south-america"},
-        "Asia": {"asia"},
-        "Australia": {"oceania"},
-        "Europe": {"europe"},
-        "Pacific": {"oceania"},
-    }
-    odd, compared = set(), 0
-    for country, (continent,) in objects("continent").items():
-        zones = get_global("territory_zones")[country.removeprefix("country/").upper()]
-        told = {name for zone in zones for name in areas.get(zone.split("/")[0], ())}
-        compared += bool(told)
-        if told and continent.removeprefix("continent/") not in told:
-            odd.add(country)
-    assert compared > 180
-    assert odd == {"country/tr"}  # the zone is named after Istanbul, on the European side
 
 
 def test_a_name_that_is_no_label_is_refused():
