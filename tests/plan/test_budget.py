@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from rows import each_row
 
 from rlx.model import build_policy
 from rlx.plan.model_shape import load_model_shape
@@ -11,7 +12,7 @@ from rlx.spec import Lora, PretrainedModelSpec, TinyModelSpec
 PROMPTS = 3
 
 
-@pytest.mark.parametrize("sizes", [{}, {"heads": 2, "kv_heads": 1, "layers": 2, "head_dim": 64}])
+@each_row("sizes", [{}, {"heads": 2, "kv_heads": 1, "layers": 2, "head_dim": 64}])
 def test_parameters_of_a_tiny_model(sizes):
     spec = TinyModelSpec(**sizes)
     model = build_policy(spec, seed=0).model

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.plan import read_spec
 from rlx.plan.checks import check_spec_tree
@@ -72,7 +73,7 @@ def test_rewards_read_their_own_turn_and_earlier_ones():
     assert "accuracy → sharp → brier → accuracy" in messages[1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("prompts", "settings", "wrong"),
     [
         (4, {}, False),
@@ -129,7 +130,7 @@ def test_a_misspelt_key_is_taken_for_the_one_that_was_meant():
     assert any("runner.ranks is 40" in d.message for d in told.values())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "lost"),
     [
         ({"loss": {"clip": [0.1, 0.2]}}, ["aggregate, per_turn of it have their defaults"]),

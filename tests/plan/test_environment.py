@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from rows import each_row
 
 from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
@@ -198,12 +199,12 @@ def test_longer_observations_take_more_memory(games):
 # Findings ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["scripted", "silent"])
+@each_row("task", ["scripted", "silent"])
 def test_sound_experiments_have_none(games, task):
     assert told(games(task)) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("how", "why"),
     [
         ("raises", "ValueError: out of dice"),
@@ -249,7 +250,7 @@ def test_a_script_that_fails(games):
         games("scripted", "task.fails_in=2")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("override", "place", "said"),
     [
         ("rollout.turn.template=1+1=", "rollout.turn.template", "has no {prompt}"),

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rows import each_row
 
 from rlx.discovery import resolve_plugins
 from rlx.model import load_local_dialogue
@@ -36,7 +36,7 @@ def test_a_stand_in_writes_any_text_and_reads_it_back(text, chat):
     assert len(ends) == len(ids) and list(ends) == sorted(ends) and ends[-1] == len(text)
 
 
-@pytest.mark.parametrize("chat", [True, False])
+@each_row("chat", [True, False])
 def test_a_stand_in_closes_turns_that_are_open_and_no_others(chat):
     dialogue = StandInDialogue(chat=chat)
     (end,) = dialogue.end_ids
@@ -56,7 +56,7 @@ def grown(name):
     return parts, sample_rollout_trees(parts.plan, problems, (1, 2), session, speech)
 
 
-@pytest.mark.parametrize("name", ["countdown", "rlcr", "rlcr_coupled", "rlcr_1.5b"])
+@each_row("name", ["countdown", "rlcr", "rlcr_coupled", "rlcr_1.5b"])
 def test_a_group_holds_what_training_meets(name):
     parts, trees = grown(name)
     for tree in trees:

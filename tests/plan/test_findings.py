@@ -1,6 +1,6 @@
 """What a plan finds that reading the file cannot."""
 
-import pytest
+from rows import each_row
 
 CONFIDENCE = "rollout.confidence.template="
 
@@ -9,12 +9,12 @@ def told(report):
     return [(f.severity, ".".join(map(str, f.path)), f.message) for f in report.findings]
 
 
-@pytest.mark.parametrize("name", ["rlcr", "rlcr_exact", "countdown", "rlcr_coupled"])
+@each_row("name", ["rlcr", "rlcr_exact", "countdown", "rlcr_coupled"])
 def test_sound_experiments_have_none(plan, name):
     assert told(plan(name)) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("override", "severity", "place", "said"),
     [
         (
@@ -59,7 +59,7 @@ def test_a_mask_that_leaves_nothing(plan):
     assert report.exit_code == 2
 
 
-@pytest.mark.parametrize(("plugin", "why"), [("gives_nan", "gave nan"), ("raises", "out of order")])
+@each_row(("plugin", "why"), [("gives_nan", "gave nan"), ("raises", "out of order")])
 def test_a_scorer_that_fails_is_named_with_what_it_was_given(plan, guests, plugin, why):
     report = plan("countdown", f"rewards.turn.guest={{plugin: {plugin}, turn: answer}}")
     (fault,) = report.findings
@@ -83,7 +83,7 @@ def test_a_scorer_that_hangs_costs_one_deadline(plan, guests):
     assert len(report.phases) == 1 and report.phases[0].stopped
 
 
-@pytest.mark.parametrize(
+@each_row(
     "reward", ["rewards.turn.guest={plugin: abstains, turn: answer, weight: 2}",
                "rewards.global.guest={plugin: abstains, weight: 2}"],
 )  # fmt: skip

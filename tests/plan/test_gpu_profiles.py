@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_memory import measure_update
+from rows import each_row
 
 from rlx.learner import choice, terms
 from rlx.plan import estimate_update_bytes, get_usable_share, load_model_shape, memory, read_spec
@@ -39,7 +40,7 @@ def list_updates():
     return found.values()
 
 
-@pytest.mark.parametrize("share", SHARES)
+@each_row("share", SHARES)
 def test_an_update_needs_what_fake_tensors_need(share):
     for name, spec in list_updates():
         runner, shape = spec.runner, replace(load_model_shape(spec.model), layers=LAYERS)
@@ -65,7 +66,7 @@ def read_needs(name):
     return 1 if found[1] == "one" else int(found[1]), int(found[2])
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@each_row("name", PROFILES)
 def test_a_profile_fits_the_gpus_that_it_names(plan, name):
     ranks, size = read_needs(name)
     spec = read_spec(EXPERIMENTS / f"{name}.yaml").spec

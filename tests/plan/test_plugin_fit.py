@@ -1,6 +1,7 @@
 """Settings that an estimator would silently leave out."""
 
 import pytest
+from rows import each_row
 
 from rlx.discovery import load_plugin
 from rlx.plan import check_file
@@ -32,7 +33,7 @@ def warned(tmp_path):
     return check
 
 
-@pytest.mark.parametrize("name", ["GRPO", "Grpo", "grpo"])
+@each_row("name", ["GRPO", "Grpo", "grpo"])
 def test_names_are_found_in_any_case(name, warned):
     _, plugins = warned(f"estimator: {{name: {name}}}")
     assert type(plugins.estimator) is load_plugin("estimator", "grpo")
@@ -60,7 +61,7 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
     assert "credit.profile" not in warned(settled, *lines)[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("lines", "key", "text"),
     [
         (["credit: {kl_coef: 0.2}"], "credit.kl_coef", "KL is not part of the reward"),
@@ -148,7 +149,7 @@ def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
     assert text in warned(*lines)[0][key]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "lines",
     [
         [],
@@ -172,7 +173,7 @@ def test_what_fits_is_taken_in_silence(lines, warned):
 # Warnings of rewards -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("option", ["allow_decimals=true", "numeric=float64"])
+@each_row("option", ["allow_decimals=true", "numeric=float64"])
 def test_the_countdown_rule_of_the_source_warns(tmp_path, option):
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC)

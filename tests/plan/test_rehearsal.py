@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from rows import each_row
 
 from rlx import api
 from rlx.cli import main
@@ -39,7 +40,7 @@ def count_runs(folder):
         return len(registry.runs())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "sets", "code", "line", "said"),
     [
         ("countdown", NOTHING, 2, "mask={strategy", "selects no token of any synthetic response"),
@@ -114,7 +115,7 @@ def test_python_rehearses_too(submit, guests, tmp_path):
     assert count_runs(tmp_path) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sets", "rows", "note"),
     [
         (["rollout.prompts_per_step=100000"], 3 * 8, ""),

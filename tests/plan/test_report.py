@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rows import each_row
 
 from rlx.discovery import resolve_plugins
 from rlx.phase_setup import build_setup
@@ -51,7 +52,7 @@ def test_numbers_are_those_of_assign_credit(plan, trial):
 PLACEMENTS = ("final_token_only", "turn_proportional", "turn_end")
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@each_row("placement", PLACEMENTS)
 def test_parts_of_a_reward_add_up_to_what_was_placed(plan, placement):
     report = plan("rlcr", f"credit.placement={placement}", "credit.turn_reduce=mean")
     rows = report.phases[-1].rows

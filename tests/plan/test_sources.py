@@ -5,6 +5,7 @@ from collections import defaultdict
 from statistics import mean, pstdev, stdev
 
 import pytest
+from rows import each_row
 
 WEIGHTS = {
     "kg_query_validity": 0.1,
@@ -65,7 +66,7 @@ def list_learning(row):
 # KG-R1 -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["kg_r1", "kg_r1_grpo"])
+@each_row("name", ["kg_r1", "kg_r1_grpo"])
 def test_a_total_score_is_the_mean_of_turns_plus_the_sum_of_globals(rows, name):
     best = 0.0
     for row in rows(name):

@@ -1,6 +1,6 @@
 """Which experiments are warned that their gradient is biased, and for what."""
 
-import pytest
+from rows import each_row
 
 from rlx.discovery import list_installed_plugins, load_plugin
 from rlx.plan import BIASES, find_stopping_bias, list_bias_reasons
@@ -27,7 +27,7 @@ def test_an_unbiased_estimator_and_loss_get_no_warning():
     assert find() == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("section", "said", "path"),
     [
         ({"estimator": {"name": "grpo"}}, "estimator 'grpo' is biased", ("estimator",)),
