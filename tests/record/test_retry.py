@@ -9,7 +9,6 @@ from rlx.record import retry_registry_call
 from rlx.stopwatch import Clock
 from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError
 
-
 AWAY = DatabaseUnavailableError("it is away")
 
 
