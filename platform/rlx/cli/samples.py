@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rlx.record import StoredStep  # brings torch
 
 
-SHOWN = 20
+ROWS_ON_SCREEN = 20
 """Default number of table rows."""
 PROMPT, TEXT = 240, 70
 """Characters of a prompt and of a turn that a table shows."""
@@ -48,7 +48,7 @@ PROMPT, TEXT = 240, 70
     "-n",
     "--limit",
     type=click.IntRange(min=1),
-    help=f"Maximum number of rows: {SHOWN}, or all with --export.",
+    help=f"Maximum number of rows: {ROWS_ON_SCREEN}, or all with --export.",
 )
 @click.option("--whole", is_flag=True, help="Show prompts and turns in full.")
 @click.option("--credit", is_flag=True, help="Show rewards, KL and advantages per token.")
@@ -101,7 +101,7 @@ def samples(
         rows.sort(key=_tree_order)
     if file is not None:
         return _write_rollout_rows(found, at, body, [row.row for row in rows[:limit]], file)
-    rows, count = rows[: limit or SHOWN], len(rows)
+    rows, count = rows[: limit or ROWS_ON_SCREEN], len(rows)
     if as_json:
         return print_json([_sample_json(found, at, row) for row in rows])
     print_text(f"{found.id} step {at}: {count} rows")

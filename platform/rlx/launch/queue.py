@@ -28,12 +28,12 @@ from rlx_registry import (
     RunRecord,
 )
 
-LOOK = 1.0
+QUEUE_CHECK_INTERVAL = 1.0
 """Seconds between two checks of the queue."""
 ALIVE = {"submitted", "running"}
 DONE = {"finished", "failed", "stopped"}
-PATIENCE = 25.0
-"""Seconds in which a live supervisor sends at least two heartbeats."""
+SILENCE_OF_LOST_RUN = 25.0
+"""Seconds without a heartbeat after which a run counts as lost: a live supervisor sends two."""
 
 
 def run_queue(
@@ -74,7 +74,7 @@ def run_queue(
             raise
         except DatabaseUnavailableError as error:  # it may recover
             report(f"waiting for the registry: {escape_unprintable(str(error))}", err=True)
-            time.sleep(PATIENCE)
+            time.sleep(SILENCE_OF_LOST_RUN)
             continue
         if taken is not None and pid is not None:
             mine[taken.id] = pid
@@ -82,7 +82,7 @@ def run_queue(
         elif once and free and over:
             return
         else:
-            time.sleep(LOOK)
+            time.sleep(QUEUE_CHECK_INTERVAL)
 
 
 def _describe_takeover(run: RunRecord) -> str:
@@ -223,9 +223,9 @@ class _Queue:
             return False
         watch = self._watched.get(run.id)
         if watch is None or watch.heartbeat != run.heartbeat:
-            watch = _Watch(run.heartbeat, watch is not None, Stopwatch(4 * LOOK))
+            watch = _Watch(run.heartbeat, watch is not None, Stopwatch(4 * QUEUE_CHECK_INTERVAL))
             self._watched[run.id] = watch
-        return watch.silence.look() > PATIENCE
+        return watch.silence.look() > SILENCE_OF_LOST_RUN
 
     def report_once(self, what: str, why: str) -> None:
         """Prints why something is skipped, once per reason."""

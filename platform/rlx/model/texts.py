@@ -23,7 +23,7 @@ from rlx.spec import CLOSED_VOCABULARIES, ExperimentSpec, KeyPath, TinyModelSpec
 
 SAMPLE = 256
 """Problems, and demonstrations, of each task whose texts choose and train a tokenizer."""
-SHOWN = 32
+CHECKED_DEMONSTRATIONS = 32
 """Demonstrations that are checked before a run."""
 
 _CONTROL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS.values())))
@@ -248,7 +248,7 @@ def _check_demonstrations(
 ) -> Iterator[TextFault]:
     """Checks that the first demonstrations of the warm start can be written."""
     try:
-        for number in range(min(SHOWN, most)):
+        for number in range(min(CHECKED_DEMONSTRATIONS, most)):
             player.episode(dialogue, number)
     except SpecError as error:
         yield _build_vocabulary_fault(player.spec, ("model", "warm_start"), str(error))

@@ -8,15 +8,15 @@ from typing import TypeVar
 from rlx.text import escape_unprintable
 from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError
 
-PATIENCE = 600.0
+OUTAGE_TIME_LIMIT = 600.0
 """Seconds to wait for the registry to become available again."""
-LONGEST = 10.0
+LONGEST_PAUSE = 10.0
 """Maximum seconds between two attempts."""
 
 T = TypeVar("T")
 
 
-def retry_registry_call(ask: Callable[[], T], patience: float = PATIENCE) -> T:
+def retry_registry_call(ask: Callable[[], T], patience: float = OUTAGE_TIME_LIMIT) -> T:
     """Calls `ask`, with retries while the registry is unavailable.
 
     A full or read-only disk is not retried, because waiting does not fix it.
@@ -38,4 +38,4 @@ def retry_registry_call(ask: Callable[[], T], patience: float = PATIENCE) -> T:
                 with suppress(OSError):  # the log's disk may be full
                     print(escape_unprintable(f"waiting for the registry: {error}"), flush=True)
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST)
+        pause = min(2 * pause, LONGEST_PAUSE)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     pass  # brings torch
 
 
-SHOWN = 3
+VIOLATIONS_KEPT = 3
 """Violations reported per identity and step; further ones are only counted."""
 
 Value = float | str | bool | None
@@ -159,7 +159,7 @@ class StepEvidence:
         self, what: str, stored: Tensor, expected: Tensor, wrong: Tensor, checked: int
     ) -> IdentityResult:
         """Collects the violations marked in `wrong`, per token (`[B, T]`) or per row (`[B]`)."""
-        places = [tuple(place) for place in wrong.nonzero()[:SHOWN].tolist()]
+        places = [tuple(place) for place in wrong.nonzero()[:VIOLATIONS_KEPT].tolist()]
         first = tuple(
             self.violation(
                 what, _convert_to_scalar(stored[place]), _convert_to_scalar(expected[place]), *place

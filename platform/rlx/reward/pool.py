@@ -23,7 +23,7 @@ from rlx.rollout import HostFault
 
 _CHUNK = 64
 
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between two looks at workers that answer nothing."""
 
 _AHEAD = 2
@@ -85,7 +85,7 @@ class ChunkWorkers:
     def run(self, payload: bytes, deadlines: tuple[float, ...]) -> ChunkReport:
         """Runs a chunk, as `send` does, and waits for what becomes of it."""
         report = self.send(payload, deadlines)
-        while not wait([report], LOOK).done:
+        while not wait([report], CHECK_INTERVAL).done:
             self.end_forgotten()
         return report.result()
 
@@ -169,7 +169,7 @@ class RewardPool:
     def _wait_for_some(self, running: Collection[Any]) -> Collection[Any]:
         """Waits until some of the running chunks have ended; returns them, or none if none run."""
         while running:
-            if done := wait(running, LOOK, FIRST_COMPLETED).done:
+            if done := wait(running, CHECK_INTERVAL, FIRST_COMPLETED).done:
                 return done
             self._workers.end_forgotten()
         return ()

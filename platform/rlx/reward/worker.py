@@ -22,7 +22,7 @@ from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, re
 from rlx.reward.job import describe_error, run_jobs
 from rlx.stopwatch import Stopwatch
 
-_LOOK = 0.05
+_DEADLINE_CHECK_INTERVAL = 0.05
 """Longest time between two looks at the child, in seconds."""
 _IMPORT_SECONDS = 60.0
 """Time for the import of plugins in a fresh child, in addition to two deadlines."""
@@ -76,7 +76,7 @@ class _JobProcess:
         """
         rank = multiprocessing.parent_process()
         assert rank is not None
-        look = min(_LOOK, min(deadlines, default=_LOOK) / 4)
+        look = min(_DEADLINE_CHECK_INTERVAL, min(deadlines, default=_DEADLINE_CHECK_INTERVAL) / 4)
         current, spent = 0, Stopwatch(2 * look)
         while not (ready := wait([self._pipe, rank.sentinel], look)) and not self._has_ended():
             before, current = current, self._count_started() - self._before

@@ -30,7 +30,7 @@ from rlx_plugins.kg.view import GraphView
 _ROUND = 1000
 """Problems per round; every round has the same number of problems of each type."""
 _ONE_HOP = ("forward", "inverse")
-_LONGEST = 16
+_MAX_DEMONSTRATION_TURNS = 16
 """Maximum number of turns of a demonstration; no script needs as many."""
 
 _Asked = tuple[KgQuestion, str]
@@ -204,7 +204,7 @@ class KgTask(Plugin):
         state = environment.reset(problem.fields, seed)
         turns: list[str] = []
         observations: list[str] = []
-        while len(turns) < _LONGEST:
+        while len(turns) < _MAX_DEMONSTRATION_TURNS:
             turns.append(self.act(problem, turns, observations, seed))
             step = environment.step(state, Action(text=turns[-1], number=len(turns)))
             if step.done:
