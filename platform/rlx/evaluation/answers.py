@@ -28,6 +28,7 @@ from rlx.evaluation.scores import (
 )
 from rlx.evaluation.statistics import DRAWS, Index, compute_bootstrap_intervals
 from rlx.plugin import Problem, Task
+from rlx.reporting import show_plugin_output
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutPlan, RolloutTree
 
@@ -48,11 +49,13 @@ def draw_test_problems(task: Task, count: int, seed: int, *, distinct: bool) -> 
             `MOST_REPEATS` draws in a row have brought nothing new.
     """
     if not distinct:
-        return [task.problem("test", index, seed) for index in range(count)]
+        with show_plugin_output(type(task).__name__):
+            return [task.problem("test", index, seed) for index in range(count)]
     found: dict[str, Problem] = {}
     index = last = 0
     while len(found) < count and index - last <= MOST_REPEATS:
-        problem = task.problem("test", index, seed)
+        with show_plugin_output(type(task).__name__):
+            problem = task.problem("test", index, seed)
         if problem.id not in found:
             found[problem.id] = problem
             last = index
