@@ -46,7 +46,6 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("rollout",), "examples", []),
     (("rollout", "*"), "prefix", ""),
     (("rollout", "levels", "*"), "prefix", ""),
-    (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
     (("loss",), "temperatures", [1.0, 1.05]),
     (("loss",), "ratio_cap", 20.0),
@@ -60,6 +59,7 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
 they are not part of the digest, so that an experiment keeps its own. "*" is every key."""
 _FORMER_SETTINGS: Final = (
+    ("evaluation", "distinct", False),
     ("probe", "max_tokens", None),
     ("rollout", "curriculum", None),
     ("rollout", "off_policy_steps", 0),
