@@ -356,14 +356,13 @@ def _build_probe_steps_table(steps: Sequence[RecordedProbe]) -> Table:
     places = [GRID.index(share) for share in PROBE_SHARES]
     for probe in steps:
         figures = probe.figures
-        left_out = f"\n{probe.unprobed} left out" if probe.unprobed else ""
         table.add_row(
             str(probe.step),
             *(_format_band_cell(figures.p_correct[place]) for place in places),
             _format_band_cell(figures.aoc),
             f"{figures.accuracy:.3f}",
             f"{figures.wrapped:.3f}",
-            f"{figures.problems}{left_out}",
+            str(figures.problems),
         )
     return table
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,6 @@ from rlx.reward import RewardPool
 from rlx.run import read_token_streams
 from rlx.step import assign_credit
 from rlx.train_batch import ScoredRows, TrainBatch
-
-if TYPE_CHECKING:
-    pass  # brings torch
-
 
 VIOLATIONS_KEPT = 3
 """Violations reported per identity and step; further ones are only counted."""

@@ -17,7 +17,7 @@ from pebble.common import CONSTS
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Environment, Step
-from rlx.reward.job import EnvironmentCall, JobOutcome, Work, describe_error
+from rlx.reward.job import EnvironmentCall, JobOutcome, Work, describe_error, pickle_jobs
 from rlx.reward.worker import ChunkReport, run_chunk, start_worker
 from rlx.rollout import HostFault
 
@@ -62,7 +62,7 @@ class ChunkWorkers:
         )
         self._sent = WeakSet[Future[ChunkReport]]()
         try:
-            fault = self.run(pickle.dumps([]), ()).fault  # after the start of an interpreter
+            fault = self.run(pickle_jobs([]), ()).fault  # after the start of an interpreter
         except (BrokenExecutor, ProcessExpired, OSError) as error:
             fault = f"{error}{_explain_script()}"
         if fault is not None:
@@ -159,7 +159,7 @@ class RewardPool:
                 positions = queue.popleft()
                 chunk = [jobs[position] for position in positions]
                 try:
-                    payload = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
+                    payload = pickle_jobs(chunk)
                 except Exception as error:  # noqa: BLE001  (pickling runs the plugin's code)
                     fault = f"cannot be sent to a worker: {describe_error(error)}"
                     queue.extend(_isolate_fault(positions, fault, outcomes))
@@ -263,10 +263,14 @@ class PooledHost:
         environment: the plugin.
         pool: the workers.
         deadline: seconds per call.
+        name: the plugin's name, shown with what it prints; "" for that of its class.
     """
 
-    def __init__(self, environment: Environment, pool: RewardPool, deadline: float) -> None:
+    def __init__(
+        self, environment: Environment, pool: RewardPool, deadline: float, name: str = ""
+    ) -> None:
         self._environment, self._pool, self._deadline = environment, pool, deadline
+        self._name = name
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
         """Initial states; a `HostFault` for a call that raised, hung or crashed."""
@@ -278,7 +282,8 @@ class PooledHost:
 
     def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:
         jobs = [
-            EnvironmentCall(self._environment, what, tuple(call), self._deadline) for call in calls
+            EnvironmentCall(self._environment, what, tuple(call), self._deadline, self._name)
+            for call in calls
         ]
         return [
             outcome.value if outcome.fault is None else HostFault(outcome.fault)

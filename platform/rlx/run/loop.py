@@ -10,7 +10,6 @@ import torch
 from rlx.errors import RewardError
 from rlx.evaluation import (
     compute_held_out_metrics,
-    draw_test_problems,
     limit_to_one_answer,
 )
 from rlx.home import RunFolder
@@ -31,6 +30,7 @@ from rlx.model import (
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Task
 from rlx.record import Recorder
+from rlx.reporting import show_plugin_output
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
 from rlx.run.collect import build_prompt_fit, sample_and_score
@@ -286,7 +286,8 @@ def _evaluate_suite(
     """Evaluates one held-out set with one way of sampling."""
     spec = context.spec.evaluation
     data = derive_seed(context.spec.seed, "held out")
-    problems = draw_test_problems(task, spec.problems, data, distinct=spec.distinct)
+    with show_plugin_output(type(task).__name__):
+        problems = [task.problem("test", i, data) for i in range(spec.problems)]
     fit = build_prompt_fit(context.policy, setup)
     drawn = fit.draw_held_out(problems.__getitem__, range(len(problems)))
     seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in drawn.numbers]
