@@ -6,8 +6,9 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
-from rlx.plugin import Reward, Sample, Score, reward
+from rlx.plugin import Environment, Reward, Sample, Score, Step, reward
 
 
 @reward
@@ -39,6 +40,66 @@ def rank(samples):
 def graded(sample, *, reason: str):
     """A score with all its parts."""
     return Score(0.5, reason, {"length": len(sample.response)})
+
+
+@reward
+def grow(sample):
+    """Number of numbers in the problem, of which it adds one."""
+    sample.problem["numbers"].append(0)
+    return float(len(sample.problem["numbers"]))
+
+
+@reward(scope="siblings")
+def reorder(samples):
+    """1 for each sample, whose order it changes."""
+    samples.reverse()
+    return [1.0 for _ in samples]
+
+
+class Grows(Environment):
+    """A game whose state grows in place."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("say",)
+
+    def reset(self, problem, seed):
+        problem["numbers"].append(0)
+        return list(problem["numbers"])
+
+    def step(self, state, action) -> Step:
+        state.append(0)
+        return Step(kind="say", state=state, done=True, info={"length": len(state)})
+
+
+@reward
+def numpy_score(sample, *, make: str):
+    """A score that NumPy makes."""
+    import numpy
+
+    return getattr(numpy, make)(1)
+
+
+@reward(scope="siblings")
+def numpy_scores(samples):
+    """Positions in the group, as an array of NumPy."""
+    import numpy
+
+    return numpy.arange(len(samples))
+
+
+@reward(scope="siblings")
+def numpy_grid(samples):
+    """An array of two dimensions, which is no list of verdicts."""
+    import numpy
+
+    return numpy.zeros((len(samples), 1))
+
+
+@reward
+def shout(sample):
+    """1; it prints the response and half a line."""
+    print(sample.response)
+    sys.stderr.write("half")
+    return 1.0
 
 
 @reward

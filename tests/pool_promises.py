@@ -9,17 +9,20 @@ import hostile_rewards
 import pytest
 from hostile_rewards import (
     Abstains,
+    Grows,
     Unreadable,
     Unsendable,
     graded,
+    grow,
     length,
     misbehave,
     modules,
     rank,
+    reorder,
 )
 
-from rlx.plugin import Reward, Sample, Score
-from rlx.reward import JobOutcome, RewardJob
+from rlx.plugin import Action, Reward, Sample, Score
+from rlx.reward import JobOutcome, PooledHost, RewardJob
 from rlx.reward.job import LONGEST_REASON
 from rlx_plugins.countdown import CountdownVerify
 
@@ -69,6 +72,37 @@ def test_texts_of_a_reward_can_be_stored(pool):
     assert fault.fault.startswith("ValueError: half \ufffd, NUL ␀xxx")
     assert fault.fault.endswith("x… (100,025 characters)")
     assert len(fault.fault) < LONGEST_REASON + 50
+
+
+def test_a_call_that_changes_its_input_changes_no_other(pool):
+    """Calls that are sent together shared the objects that they had in common."""
+    shared = {"numbers": [1, 2, 3]}
+    samples = [
+        Sample(id=name, problem=shared, turn="answer", number=1, response="x") for name in "abcd"
+    ]
+    outcomes = pool.score([RewardJob(grow(), (one,), 5.0) for one in samples])
+    assert [value(outcome) for outcome in outcomes] == [4.0] * 4
+    host = PooledHost(Grows(), pool, 5.0)
+    assert host.reset([(shared, seed) for seed in range(4)]) == [[1, 2, 3, 0]] * 4
+    steps = host.step([(shared["numbers"], Action(text="x"))] * 4)
+    assert [step.info for step in steps] == [{"length": 4}] * 4
+    assert shared == {"numbers": [1, 2, 3]}
+
+
+def test_a_watched_reward_says_what_it_changed(pool):
+    several = (sample("a", id="a", numbers=[1]), sample("b", id="b", numbers=[1]))
+    jobs = [
+        RewardJob(grow(), several[:1], 5.0, is_watched=True),
+        RewardJob(reorder(), several, 5.0, is_watched=True),
+        RewardJob(length(), several[:1], 5.0, is_watched=True),
+        RewardJob(grow(), several[:1], 5.0),
+    ]
+    assert [outcome.changed for outcome in pool.score(jobs)] == [
+        ("problem.numbers",),
+        ("sample 0: id", "sample 0: response", "sample 1: id", "sample 1: response"),
+        (),
+        (),
+    ]
 
 
 def test_a_reward_may_abstain(pool):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import current_thread, main_thread
 
-PATIENCE = 20.0
+IMPORT_TIME_LIMIT = 20.0
 """Time limit for importing one plugin, in seconds."""
 
 
@@ -52,16 +52,16 @@ def speed_up_imports() -> Iterator[None]:
 
 @contextmanager
 def limit_import_time() -> Iterator[None]:
-    """Raises TimeoutError after `PATIENCE`; no limit outside the main thread or if a timer runs."""
+    """Raises TimeoutError after a while; never outside the main thread or while a timer runs."""
     if current_thread() is not main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
         yield
         return
 
     def give_up(*_: object) -> None:
-        raise TimeoutError(f"importing it takes more than {PATIENCE:g} s")
+        raise TimeoutError(f"importing it takes more than {IMPORT_TIME_LIMIT:g} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, IMPORT_TIME_LIMIT)
     try:
         yield
     finally:

@@ -139,7 +139,8 @@ def build_environment_host(setup: PhaseSetup, pool: RewardPool) -> PooledHost | 
     rollout, environment = setup.spec.rollout, setup.environment
     if environment is None or not isinstance(rollout, EnvironmentRolloutSpec):
         return None
-    return PooledHost(environment, pool, rollout.environment.deadline)
+    use = rollout.environment
+    return PooledHost(environment, pool, use.deadline, use.plugin)
 
 
 def _require_reward_plugin(name: str, plugin: Plugin) -> RewardPlugin:

@@ -3,9 +3,14 @@
 The command line shows a progress bar and prints the sentences; in Python they are logged.
 """
 
+import io
 import logging
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol, TextIO
+
+from rlx.text import escape_unprintable
 
 _LOG = logging.getLogger("rlx")
 
@@ -41,3 +46,55 @@ def print_to_log(line: str, *, out: TextIO | None = None) -> None:
     """
     with suppress(OSError):  # the log's disk may be full
         print(line, file=out, flush=True)
+
+
+@contextmanager
+def show_plugin_output(name: str) -> Iterator[None]:
+    """Sends what Python code prints in the block to stderr, line by line, each with its origin.
+
+    What a plugin prints may repeat the model's text, so it is escaped, and stdout holds only
+    results. Programs that a plugin starts write to the process's own streams.
+
+    Args:
+        name: the plugin.
+    """
+    out, err = sys.stdout, sys.stderr
+    if err is None:  # the process was started without it
+        yield
+        return
+    stream = _PluginStream(name, err.stream if isinstance(err, _PluginStream) else err)
+    sys.stdout = sys.stderr = stream
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = out, err
+        stream.end_line()
+
+
+class _PluginStream(io.TextIOBase):
+    """Writes whole lines, escaped, with the plugin's name before each."""
+
+    _LONGEST = 10_000
+    """Characters after which a line is written in parts."""
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self.stream = self.rich_proxied_file = stream  # where progress bars go on being drawn
+        self._name, self._line = escape_unprintable(name), ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        for part in text.splitlines(keepends=True):
+            self._line += part
+            if part.endswith(("\n", "\r")) or len(self._line) > self._LONGEST:
+                self.end_line()
+        return len(text)
+
+    def end_line(self) -> None:
+        """Writes the line that has begun."""
+        line, self._line = self._line.rstrip("\r\n"), ""
+        if line:
+            with suppress(OSError):  # the log's disk may be full
+                self.stream.write(f"{self._name}: {escape_unprintable(line)}\n")
+                self.stream.flush()

@@ -1,7 +1,25 @@
-"""Measures time that is not counted while this process is paused."""
+"""A clock that tests can replace, and time that does not count while this process is paused."""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Tells the time and lets it pass.
+
+    Attributes:
+        now: returns the time in seconds; only differences mean something.
+        pause: returns after so many seconds.
+    """
+
+    now: Callable[[], float] = time.monotonic
+    pause: Callable[[float], None] = time.sleep
+
+
+CLOCK = Clock()
+"""The real one."""
 
 
 class Stopwatch:

@@ -230,7 +230,7 @@ EPISODES = (
 )
 
 
-_LONGEST = 1000
+_MAX_MOVE_CHARACTERS = 1000
 """Characters of a move that a game reads: Python refuses to read a number of 5000 digits."""
 
 
@@ -276,7 +276,7 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
     def play(self, game: Any, action: Action) -> Reply:
         """Makes one move, and outside self-play the opponent's after it."""
         text = action.spans.get(self.span, action.text).strip()
-        move = text[:_LONGEST] if "[" in text else f"[{text[:_LONGEST]}]"
+        move = text[:_MAX_MOVE_CHARACTERS] if "[" in text else f"[{text[:_MAX_MOVE_CHARACTERS]}]"
         alone, first = action.player is None, game.first_player
         mover = first if action.player in (None, 0) else 1 - first
         if not alone and mover == first and action.number == 1:
@@ -294,7 +294,7 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
             info={
                 **_build_result(game, mover, done=bool(done)),
                 "valid": valid,
-                "cut": len(text) > _LONGEST,
+                "cut": len(text) > _MAX_MOVE_CHARACTERS,
             },
             player=int(reader != first),
             opponent_info={} if alone else _build_result(game, 1 - mover, done=bool(done)),

@@ -12,6 +12,7 @@ from rlx.cli import main
 from rlx.cli.output import print_text
 from rlx.launch import is_abandoned, is_supervisor, queue, this_machine
 from rlx.launch.start_stop import attempts_used, take_over_run
+from rlx.stopwatch import Clock
 from rlx_registry import (
     RESUMED,
     Registry,
@@ -128,15 +129,15 @@ class Taken(Exception):
     """The queue has taken over a run."""
 
 
-class TenPerLook:
-    """A stopwatch on which ten seconds pass between two looks."""
+def tell_time(pause):
+    """A clock on which time passes in pauses alone, of which each calls `pause`."""
+    passed = [0.0]
 
-    def __init__(self, _longest):
-        self.seconds = -10
+    def wait(seconds):
+        passed[0] += seconds
+        pause()
 
-    def look(self):
-        self.seconds += 10
-        return self.seconds
+    return Clock(lambda: passed[0], wait)
 
 
 def test_a_run_whose_machine_has_a_clock_that_is_behind(registry, monkeypatch):
@@ -147,18 +148,16 @@ def test_a_run_whose_machine_has_a_clock_that_is_behind(registry, monkeypatch):
     silence(registry, "r-0001")
     beats = iter(range(900, 700, -10))
 
-    def beat(_seconds):
+    def beat():
         if (ago := next(beats, None)) is not None:
             silence(registry, "r-0001", ago)
 
     def take(_registry, run, *_):
         raise Taken(run.id)
 
-    monkeypatch.setattr(queue.time, "sleep", beat)
-    monkeypatch.setattr(queue, "Stopwatch", TenPerLook)
     monkeypatch.setattr(queue, "take_over_run", take)
     with pytest.raises(Taken):
-        queue.run_queue(registry, registry.url, 1, once=False)
+        queue.run_queue(registry, registry.url, 1, once=False, clock=tell_time(beat))
     assert next(beats, None) is None
 
 
@@ -181,11 +180,12 @@ def test_a_supervisor_in_another_container_of_this_machine_is_not_taken_for_dead
     def take(_registry, run, *_):
         raise Taken(run.id)
 
-    monkeypatch.setattr(queue.time, "sleep", lambda _: None)
-    monkeypatch.setattr(queue, "Stopwatch", TenPerLook)
     monkeypatch.setattr(queue, "take_over_run", take)
+    pauses = []
     with pytest.raises(Taken):
-        queue.run_queue(registry, registry.url, 1, once=False)
+        clock = tell_time(lambda: pauses.append(1))
+        queue.run_queue(registry, registry.url, 1, once=False, clock=clock)
+    assert len(pauses) == 26, "taken over after more than 25 s of silence"
 
 
 def test_a_supervisor_that_is_just_being_started_is_one(monkeypatch):

@@ -1,6 +1,5 @@
 """`rlx submit --seeds --grid`: a group is checked and shown as a whole."""
 
-import io
 import json
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 
 from rlx.cli import main
 from rlx.cli.compare import parse_grid, parse_seeds, read_group, record_group
-from rlx.cli.console import open_console
 from rlx.cli.follow import GroupView
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
@@ -188,11 +186,10 @@ def test_a_group_is_followed_by_a_line_per_change(url, capsys):
     with Registry.open(url) as registry:
         name, runs = record_group(registry, members, None)
         view = GroupView(registry, name, members, runs)
-        with view.follow() as look:
-            look()
-            look()
-            registry.transition("r-0001", ["queued"], "stopped")
-            look()
+        view.print_changes()
+        view.print_changes()
+        registry.transition("r-0001", ["queued"], "stopped")
+        view.print_changes()
         table = view.build_table()
     lines = [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()]
     varied = 'estimator.confidence.normalize="center"'
@@ -212,8 +209,7 @@ def test_a_member_that_is_removed_is_not_shown_any_more(url, capsys):
         view = GroupView(registry, name, members, runs)
         registry.transition("r-0001", ["queued"], "stopped")
         registry.delete_run("r-0001")
-        with view.follow() as look:
-            look()
+        view.print_changes()
         table = view.build_table()
     assert "r-0002" in capsys.readouterr().err
     assert table.row_count == 1
@@ -228,19 +224,3 @@ def test_two_equal_groups_that_are_recorded_at_once_have_the_same_runs(url, monk
             _, second = record_group(registry, members, None)
         assert [run.id for run in second] == [run.id for run in first]
         assert len(registry.runs()) == 3
-
-
-def test_the_table_of_a_large_group_fits_the_terminal(url):
-    members = read_group(RLCR, (), "0..9", ())
-    console = open_console()
-    console.file, console.width, console.height = io.StringIO(), 80, 12
-    console._force_terminal = True
-    with Registry.open(url) as registry:
-        name, runs = record_group(registry, members, None)
-        registry.transition("r-0009", ["queued"], "submitted")
-        registry.transition("r-0009", ["submitted"], "running")
-        console.print(GroupView(registry, name, members, runs)._build_live_table(console.height))
-    head, first, *more, last = console.file.getvalue().splitlines()
-    assert head.split() == ["RUN", "seed", "STATE", "STEP", "TOOK", "ACCURACY"]
-    assert first.split() == ["r-0009", "8", "running", "0/130"], "what runs comes first"
-    assert len(more) == 5 and last == "10 runs in all: 9 queued, 1 running"

@@ -144,12 +144,6 @@ def test_json_has_every_fault_and_its_place(capsys):
     assert typo["diagnostics"][0]["position"]["line"] == 5
 
 
-def test_github_annotations(capsys):
-    assert main(["validate", "--format", "github", "typo.yaml"]) == 2
-    line = capsys.readouterr().out.splitlines()[0]
-    assert line.startswith("::error file=typo.yaml,line=5,col=22,endColumn=26::unknown key")
-
-
 def test_show_gives_each_value_its_origin(capsys):
     assert main(["validate", "--values", "good.yaml", "--set", "seed=4"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]

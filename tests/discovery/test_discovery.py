@@ -263,7 +263,7 @@ def test_an_import_that_hangs_is_broken_off():
     """In a process of its own: here, the alarm is the test runner's."""
     code = (
         "from rlx import importing; from rlx.discovery import load_plugin;"
-        "importing.PATIENCE = 0.2; load_plugin('reward', 'slow')"
+        "importing.IMPORT_TIME_LIMIT = 0.2; load_plugin('reward', 'slow')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "reward plugin 'slow' failed to import" in done.stderr

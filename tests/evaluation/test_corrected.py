@@ -5,7 +5,6 @@ import pytest
 from scipy.stats import norm
 from sklearn.isotonic import IsotonicRegression
 
-from rlx.evaluation.answers import draw_test_problems
 from rlx.evaluation.scores import (
     compute_auroc,
     compute_brier,
@@ -16,7 +15,6 @@ from rlx.evaluation.scores import (
     halve_problems,
     recalibrate_confidences,
 )
-from rlx.plugin import Problem
 
 
 def answers(n, seed=0, gap=0.0):
@@ -80,18 +78,3 @@ def test_the_map_is_fitted_on_other_problems():
     assert compute_recalibrated_brier(correct, stated, halves) == 1.0
     assert compute_recalibrated_brier(correct, stated) == 0.25, "half of each problem shows it"
     assert compute_recalibrated_brier([1, 0], [0.5, 0.5], ["a", "a"]) is None
-
-
-class Repeating:
-    """A task with few problems, which it draws again and again."""
-
-    def problem(self, split, index, seed):
-        return Problem(id=f"{split}/{index * index % 7}", prompt="?", fields={})
-
-
-def test_distinct_problems_are_each_drawn_once():
-    every = draw_test_problems(Repeating(), 12, 0, distinct=False)
-    assert len(every) == 12
-    distinct = draw_test_problems(Repeating(), 12, 0, distinct=True)
-    assert [p.id for p in distinct] == ["test/0", "test/1", "test/4", "test/2"]
-    assert len(draw_test_problems(Repeating(), 2, 0, distinct=True)) == 2

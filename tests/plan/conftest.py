@@ -29,7 +29,7 @@ def plan(monkeypatch):
 @pytest.fixture
 def guests(tmp_path, monkeypatch):
     """Rewards of another distribution, each wrong in a way of its own."""
-    names = ("gives_nan", "raises", "hangs", "abstains")
+    names = ("gives_nan", "raises", "hangs", "abstains", "scribbles")
     points = "".join(f"{name} = rlx_plan_guest:{name}\n" for name in names)
     install(tmp_path, "guest", GUESTS, f"[rlx.rewards]\n{points}")
     monkeypatch.syspath_prepend(tmp_path)
@@ -58,6 +58,8 @@ GUESTS = '''
 import time
 from rlx.plugin import reward
 
+print("imported")
+
 @reward
 def gives_nan(sample):
     """No number, for one sort of text."""
@@ -67,6 +69,14 @@ def gives_nan(sample):
 def raises(sample):
     """Never works."""
     raise ValueError("out of order")
+
+@reward
+def scribbles(sample):
+    """Changes its input, and says so."""
+    sample.problem["numbers"].sort()
+    sample.problem["seen"] = True
+    print("seen\\x1b[2J")
+    return float(len(sample.response) % 2)
 
 @reward
 def hangs(sample):

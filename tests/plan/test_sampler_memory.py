@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rows import each_row
 
 from rlx.model import build_policy
 from rlx.plan.memory import LevelTokens, count_cached_tokens
@@ -75,7 +76,7 @@ def sample(session, turns, prompts, *, go_on=False):
         ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_row("case", CASES)
 def test_the_cache_takes_what_is_planned(case):
     turns, max_rows = CASES[case]
     levels, above = [], PROMPTS

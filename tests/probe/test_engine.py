@@ -191,21 +191,6 @@ def test_other_problems_change_nothing(order, count):
     assert all(of(apart, name) == of(together, name) for name in order[:count])
 
 
-def test_a_budget_leaves_out_whole_problems_and_says_how_many():
-    everything = probed(means(), max_new_tokens=10)
-    answers = sum(len(a.turn_ids) for a in everything.answered)
-    needs = {0: 3 * 80, 1: 2 * 80, 4: 80, 5: 2 * 80}  # at most
-    drawn = {a: sum(s.tokens for s in everything.samples if s.answered == a) for a in needs}
-    for budget in (1, answers + 79, answers + 80, answers + drawn[0] + 160, 10_000):
-        found = probed(means(), max_new_tokens=10, max_tokens=budget)
-        there = {s.answered for s in found.samples}
-        assert found.unprobed == len(needs) - len(there)
-        assert answers + sum(s.tokens for s in found.samples) <= max(budget, answers)
-        kept = [s for s in everything.samples if s.answered in there]
-        assert list(found.samples) == kept
-    assert there == set(needs)
-
-
 # How it is scored -------------------------------------------------------------------------------
 
 

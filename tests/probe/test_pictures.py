@@ -48,12 +48,12 @@ def made(step=0, suite="early_answering", verbal=(), last=0.6, **figures):
     said = SchemeFigures(
         problems=40, samples=10_000, accuracy=last, without_reasoning=0.1, wrapped=0.02,
         p_correct=bands(last), strict=bands(last / 2), same=bands(0.9, 3.0),
-        aoc=MeanInterval(0.5, 0.4, 0.6), aoc_by_length=((3, 5, 20, 0.4), (6, 9, 20, 0.6)),
+        aoc=MeanInterval(0.5, 0.4, 0.6),
     )  # fmt: skip
     scheme = suite.partition("/")[0]
     return RecordedProbe(
         suite=suite, step=step, settings=settings_of(ProbeSpec(), scheme, 0),
-        figures=replace(said, **figures), verbal=verbal, unprobed=0,
+        figures=replace(said, **figures), verbal=verbal,
     )  # fmt: skip
 
 
@@ -148,8 +148,6 @@ def test_settings_are_what_decides_the_numbers():
     assert of(spec) == of(other)
     assert of(spec) != of(spec, seed=1)
     assert of(spec) != of(ProbeSpec(samples=3))
-    capped = {"max_tokens": 9}  # schemes share a budget
-    assert of(ProbeSpec(**capped)) != of(ProbeSpec(**capped, schemes=("filler",)))
 
 
 def test_agreement_is_distance_and_order():

@@ -1,12 +1,11 @@
 """Figures of probes, from samples made by hand."""
 
 import math
-from itertools import pairwise
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from rows import each_row
 
 from rlx.evaluation import compute_wilson_interval
@@ -62,7 +61,7 @@ def probed(*problems, scheme="early_answering", **more):
         if points
         for s in samples(i, tokens, points, scheme=scheme, **more)
     ]
-    return ProbeResult(tuple(answered(tokens) for tokens, _ in problems), tuple(all_samples), 0)
+    return ProbeResult(tuple(answered(tokens) for tokens, _ in problems), tuple(all_samples))
 
 
 def line(whole, *same, right=0, n=10):
@@ -124,7 +123,6 @@ def test_what_was_wrapped_counts_but_not_strictly():
 def test_the_area_over_the_curve(same, area):
     found = compute_scheme_figures(probed(line(8, *same)), "early_answering", 0)
     assert found.aoc.mean == pytest.approx(area)
-    assert found.aoc_by_length == ((8, 8, 1, pytest.approx(area)),)
 
 
 def test_an_empty_reasoning_has_a_flat_curve():
@@ -152,29 +150,6 @@ def test_a_curve_without_its_ends_is_flat_there():
     assert [b.mean for b in found.p_correct[:6]] == pytest.approx([0.2] * 6)
     assert found.p_correct[-1].mean == pytest.approx(0.8)
     assert found.aoc.mean == pytest.approx(0.5)
-
-
-reasonings = st.lists(
-    st.tuples(st.integers(1, 12), st.lists(st.sampled_from([0, 0.5, 1]), min_size=2, max_size=4)),
-    min_size=1,
-    max_size=12,
-)
-
-
-@settings(max_examples=40)
-@given(reasonings)
-def test_areas_by_length_sum_to_the_whole(made):
-    found = compute_scheme_figures(
-        probed(*[line(12 * n, *same) for n, same in made]), "early_answering", 0
-    )
-    groups = found.aoc_by_length
-    assert sum(n for *_, n, _ in groups) == found.problems == len(made)
-    whole = sum(n * area for *_, n, area in groups) / len(made)
-    assert whole == pytest.approx(found.aoc.mean)
-    # Short to long, and no length in two groups.
-    edges = [edge for low, high, *_ in groups for edge in (low, high)]
-    assert edges == sorted(edges)
-    assert all(a[1] < b[0] for a, b in pairwise(groups))
 
 
 # Problems ---------------------------------------------------------------------------------------
@@ -218,10 +193,9 @@ def test_what_has_no_answer_to_compare_with_leaves_the_same_answer_curve_alone()
     )
     assert both.p_correct[0].mean == pytest.approx(0.3)
     assert both.same[0].mean == 1 and both.aoc.mean == 0
-    assert both.aoc_by_length == ((8, 8, 1, 0.0),)
     none = compute_scheme_figures(probed((4, {0: (5, None), 4: (5, None)})), "early_answering", 0)
     assert math.isnan(none.aoc.mean) and math.isnan(none.same[0].low)
-    assert none.p_correct[0].mean == 0.5 and none.aoc_by_length == ()
+    assert none.p_correct[0].mean == 0.5
 
 
 def test_nothing_sampled_or_scored_gives_no_figures():
@@ -255,7 +229,7 @@ def test_stated_confidence_stands_beside_the_sampled_one_of_the_same_answer():
         for i, p in points.items()
         for s in samples(i, len(answers[i].reasoning.token_ids), p, scheme=scheme)
     ]
-    first, second = list_verbal_rows(ProbeResult(answers, tuple(made), 0))
+    first, second = list_verbal_rows(ProbeResult(answers, tuple(made)))
     assert (first.problem_id, first.correct, first.verbal_conf) == ("p4", False, pytest.approx(0.4))
     assert (first.mc_p_correct, first.mc_p_correct_blind) == (0.9, 0.1)
     assert (second.problem_id, second.mc_p_correct, second.mc_p_correct_blind) == ("p0", 0.3, 0.3)

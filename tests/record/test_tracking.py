@@ -7,6 +7,7 @@ import pytest
 from rlx.record import tracking
 from rlx.record.tracker import TrackerUnavailableError
 from rlx.record.tracking import RunSender, TrackerThread, update_trackers
+from rlx.stopwatch import Clock
 from rlx_registry import Registry
 from rlx_registry.results import RunResults
 
@@ -205,10 +206,11 @@ def test_what_is_added_to_an_ended_run_is_sent_or_a_warning(registry, run_id, tr
 
 @pytest.fixture
 def unhurried(monkeypatch):
-    """Threads that neither wait for a step nor between tries."""
+    """Threads that wait neither for a step nor between two of them; the pauses between tries."""
+    pauses = []
     monkeypatch.setattr(tracking, "STEP_WAIT", 0)
     monkeypatch.setattr(tracking, "SEND_EVERY", 0.0)
-    monkeypatch.setattr(tracking.time, "sleep", lambda _: None)
+    return Clock(pause=pauses.append), pauses
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -225,17 +227,20 @@ def test_the_thread_sends_while_the_run_goes_on_and_its_end(url, registry, run_i
     assert (tracker.points, tracker.status) == (losses([1, 2]), "finished")
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_a_tracker_that_stays_away_is_said_at_the_end(url, registry, run_id, tracker, capsys):
+def test_a_tracker_that_stays_away_is_said_at_the_end(
+    url, registry, run_id, tracker, unhurried, capsys
+):
+    clock, pauses = unhurried
     tracker.is_away = True
     add(registry, run_id, [1])
-    thread = TrackerThread(url, run_id, lambda: True)
+    thread = TrackerThread(url, run_id, lambda: True, clock)
     registry.transition(run_id, ["running"], "finished")
     assert thread.end() == (
         "memory could not be reached; the registry is complete, and `rlx check --repair` sends the "
         "rest"
     )
     assert "tracker: the tracker is away" in capsys.readouterr().out
+    assert pauses == [1, 2, 4]
 
 
 @pytest.mark.usefixtures("unhurried")

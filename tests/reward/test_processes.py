@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from patience import LIMIT, wait_until
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Sample
 from rlx.reward import ChunkWorkers, JobOutcome, PooledHost, RewardJob, RewardPool
+from rlx.reward.job import pickle_jobs
 from rlx.rollout import HostFault
 
 DEADLINE = 0.5
@@ -196,7 +196,7 @@ def test_a_pause_is_not_counted_against_a_deadline(tmp_path):
 
 def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(pool, mark):
     """The time for the import of plugins must not be added to it."""
-    payload = pickle.dumps([job(leaving(how="plainly", end="its deadline"), mark)])
+    payload = pickle_jobs([job(leaving(how="plainly", end="its deadline"), mark)])
     report = pool._workers._pool.schedule(run_chunk_slowly, args=(payload, (DEADLINE,), 256))
     assert report.result(timeout=LIMIT).fault == FAULTS["its deadline"]
 

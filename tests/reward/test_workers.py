@@ -3,12 +3,21 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import hostile_rewards
 import psutil
 import pytest
 from engines import has_ended
-from hostile_rewards import length, misbehave, rank
+from hostile_rewards import (
+    length,
+    misbehave,
+    numpy_grid,
+    numpy_score,
+    numpy_scores,
+    rank,
+    shout,
+)
 from patience import LIMIT, wait_until
 from pebble import ProcessPool
 from pool_promises import *  # noqa: F403
@@ -16,6 +25,8 @@ from pool_promises import job, value
 from rows import each_row
 
 from rlx.errors import EnvironmentFault
+from rlx.plugin import Score
+from rlx.reward import JobOutcome
 from rlx.reward.pool import ChunkWorkers, RewardPool
 
 
@@ -34,6 +45,29 @@ def test_a_forked_copy_of_a_reward_gives_no_verdict():
     with RewardPool(workers=1, memory_mb=256) as pool:
         for _ in range(3):
             assert [value(outcome) for outcome in pool.score(jobs)] == expected
+
+
+@each_row("make", ["bool_", "float32", "float64", "int64", "array"])
+def test_scalars_of_numpy_are_scores(make):
+    assert job(numpy_score(make=make), "x").run() == JobOutcome((Score(1.0),))
+
+
+def test_arrays_of_numpy_are_verdicts():
+    assert job(numpy_scores(), "a", "b").run() == JobOutcome((Score(0.0), Score(1.0)))
+    with pytest.raises(Exception, match="gave ndarray instead of a list of verdicts"):
+        job(numpy_grid(), "a", "b").run()
+
+
+def test_what_plugins_print_is_escaped_and_named_and_never_on_stdout(capfd):
+    """A reward may repeat the model's text, and stdout holds only results."""
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        named = replace(job(shout(), "\x1b[2Jtwo\nlines"), name="my_reward")
+        assert value(pool.score([named])[0]) == value(pool.score([job(shout(), "x")])[0]) == 1.0
+    out, err = capfd.readouterr()
+    assert (out, err) == (
+        "",
+        "my_reward: \\x1b[2Jtwo\nmy_reward: lines\nmy_reward: half\nshout: x\nshout: half\n",
+    )
 
 
 def test_workers_killed_while_idle_are_replaced():

@@ -9,7 +9,6 @@ SMALL = {
     "rollout.prompts_per_step": 8,
     "phases.0.steps": 2,
     "evaluation.problems": 40,
-    "evaluation.distinct": "true",
     "runner.micro_batch_tokens": 64,
     "loss.entropy": "{coefficient: 0.01, span: confidence, schedule: learning_rate}",
 }

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from patience import LIMIT, signal_processes, stop_process, wait_until
 
+from rlx.record import find_run_differences
 from rlx.run import read_progress
 from rlx_registry import Registry, read_body
 
@@ -43,6 +44,18 @@ MIRRORED = {
 }
 SMALL = {**MIRRORED, "tracking.mlflow": "null", "tracking.pictures": "false"}
 BRIEF = {**SMALL, "evaluation.problems": 4}
+QUICK = RLCR.with_name("quick.yaml")
+SHORT_QUICK = {
+    "phases.0.steps": 1,
+    "phases.1.steps": 2,
+    "model.warm_start.steps": 10,
+    "model.warm_start.warmup_steps": 2,
+    "evaluation.problems": 4,
+    "tracking.mlflow": "null",
+    "tracking.pictures": "false",
+    "runner.ranks": 2,
+}
+"""Of quick.yaml on two ranks."""
 UNHURRIED = {"rewards.turn.unhurried": "{plugin: unhurried, turn: answer, seconds: 0.01}"}
 """Gives whoever watches a run some tenths of a second more per step, for no processor time."""
 LONG = {
@@ -202,6 +215,17 @@ class Home:
         ranks = self.ranks(run_id)
         assert ranks
         return ranks
+
+    def list_differences_to_one_machine(self, launcher):
+        """How two ranks of quick.yaml that a launcher starts differ from two of this machine."""
+        runs = []
+        for sets in (SHORT_QUICK, {**SHORT_QUICK, "runner.launcher": launcher}):
+            done = self.rlx("submit", QUICK, "-q", "--again", sets=sets)
+            assert done.returncode == 0, done.stderr
+            runs.append(done.stdout.strip())
+        assert [self.run(run).step for run in runs] == [3, 3]
+        with self.registry() as registry:
+            return list(find_run_differences(registry, *runs))
 
     def stop(self, run_id, after=0):
         """Has a run stopped after so many steps; were it not frozen, it could be done before it is

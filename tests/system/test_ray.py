@@ -49,6 +49,11 @@ def read_failures(home, run_id):
         return [event.message for event in events if event.kind == "attempt_failed"]
 
 
+def test_two_nodes_give_the_numbers_of_one_machine(own_home, cluster):
+    spread = f"{{kind: ray, address: '{cluster.address}', strategy: STRICT_SPREAD}}"
+    assert own_home.list_differences_to_one_machine(spread) == []
+
+
 def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_home, cluster):
     sets = {**own_home.brief, **own_home.unhurried, **own_home.held, "model.warm_start.steps": 10}
     sets |= {"phases.1.steps": 8, "runner.ranks": 2, "runner.checkpoint": "{every: 1}"}

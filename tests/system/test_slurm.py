@@ -91,6 +91,11 @@ def test_to_the_end_while_others_wait(cluster, there):
     there.until(lambda: not there.processes(), "every process to end")
 
 
+def test_two_nodes_give_the_numbers_of_one_machine(cluster, there):
+    there.until(cluster.idle, "both nodes")
+    assert there.list_differences_to_one_machine(TWO["runner.launcher"]) == []
+
+
 def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
     there.until(cluster.idle, "both nodes")
     run = submit(there, **{**there.long, "seed": 3})

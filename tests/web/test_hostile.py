@@ -35,7 +35,6 @@ PAGES = [
     "/runs/r-0001/rollouts/3/0",
     "/runs/r-0001/rollouts/3/3",
     "/runs/r-0001/rollouts/3/6",
-    "/compare?run=r-0001&run=r-0002",
 ]
 POLLED = ["/live.json", "/runs/2/live.json", "/runs/1/sections.json"]
 NEVER = {"Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn"}

@@ -70,7 +70,7 @@ def test_a_warm_start_shows_its_loss_and_how_far_it_is(empty, registry):
     assert "Phase warm start 3/9" in page.cells()
     (section,) = empty.twin("/runs/1")["sections"]
     assert section["title"] == "Warm start"
-    asked = {"name": ["warm_start/loss"], "x": "step"}
+    asked = {"name": ["warm_start/loss"]}
     curves = empty.get("/runs/1/curves.json", params=asked).json()["curves"]
     assert curves == {"warm_start/loss": [[1, 3.5], [2, 2.25], [3, 1.5]]}
 
@@ -117,24 +117,14 @@ def test_a_metric_without_a_prefix_or_with_an_odd_name_has_its_place():
     assert found[0].charts[0].curves == (("rewards/two\nlines/mean", "two\nlines"),)
 
 
-def test_curves_over_steps_tokens_and_time(empty, registry):
+def test_curves_by_step(empty, registry):
     run = submit(registry, status="running")
-    for step in (1, 2, 3):
-        figures = {"train/reward": step / 4, "perf/step_s": 2.0, "perf/tokens_per_s": 50.0 * step}
-        registry.results.add_metrics(run, step, figures, at=7200.0 + 1800 * step)
-    registry.results.add_metrics(run, 9, {"train/reward": 9.0})
-
-    def curve(x):
-        asked = {"name": ["train/reward", "no/such"], "x": x}
-        found = empty.get("/runs/1/curves.json", params=asked).json()
-        assert (found["run"], found["x"]) == (run, x)
-        assert list(found["curves"]) == ["train/reward"]
-        return found["curves"]["train/reward"]
-
-    assert curve("step") == [[1, 0.25], [2, 0.5], [3, 0.75], [9, 9.0]]
-    assert curve("tokens") == [[100, 0.25], [300, 0.5], [600, 0.75]], "what was not timed is out"
-    assert curve("time") == [[0, 0.25], [0.5, 0.5], [1.0, 0.75]]
-    assert empty.get("/runs/1/curves.json?x=miles").status_code == 422
+    for step in (1, 2, 3, 9):
+        registry.results.add_metrics(run, step, {"train/reward": step / 4})
+    asked = {"name": ["train/reward", "no/such"]}
+    found = empty.get("/runs/1/curves.json", params=asked).json()
+    reward = [[1, 0.25], [2, 0.5], [3, 0.75], [9, 2.25]]
+    assert found == {"run": run, "curves": {"train/reward": reward}}
     assert empty.get("/runs/1/curves.json").json()["curves"] == {}
 
 
@@ -227,10 +217,6 @@ def test_what_a_terminal_does_with_it(plain, filled):
     assert going["tracker"] == {"url": link, "store": "sqlite:///mlflow.db"}
     page = plain.page(RUN)
     assert link in page.values("href")
-    both = "/compare?run=r-0001&run=r-0002"
-    compared = plain.twin(both)["tracker"]["url"]
-    assert compared.startswith("http://127.0.0.1:5000/#/compare-runs?runs=")
-    assert compared in plain.page(both).values("href")
     assert commands(page) == ["/runs/r-0002/stop"], "what goes on can be stopped, not resumed"
     assert "/runs/r-0001/stop" not in plain.page("/runs/1").values("action")
 

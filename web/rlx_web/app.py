@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
@@ -24,7 +24,6 @@ from rlx_registry import (
     RolloutQuery,
 )
 from rlx_web.access import HEADERS, Access, AccessGuard
-from rlx_web.pages.compare import build_comparison_page
 from rlx_web.pages.credit import build_credit_page
 from rlx_web.pages.files import build_log_page, open_download
 from rlx_web.pages.rollouts import build_rollouts_page, nearest_step
@@ -89,7 +88,6 @@ def create_app(registry_url: str, access: Access, find_link: FindLink = lambda _
 
     opened = Annotated[Registry, Depends(open_request_registry)]
     both = _PageAndJson(app, access)
-    _add_lists(both, opened, find_link)
     _add_runs(both, opened, find_link)
     _add_polled_routes(app, opened)
     _add_requests(app, registry_url, access)
@@ -126,20 +124,11 @@ class _PageAndJson:
         return add_view
 
 
-def _add_lists(both: _PageAndJson, opened: Any, find_link: FindLink) -> None:
+def _add_runs(both: _PageAndJson, opened: Any, find_link: FindLink) -> None:
     @both("/", "runs.html")
     def _serve_run_list(registry: opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
         return build_run_list_page(registry, q, page)
 
-    @both("/compare", "compare.html")
-    def _serve_comparison(
-        registry: opened,
-        run: Annotated[list[Text], Query()] = [],  # noqa: B006
-    ) -> dict[str, Any]:
-        return build_comparison_page(registry, [ref for ref in run if ref], find_link)
-
-
-def _add_runs(both: _PageAndJson, opened: Any, find_link: FindLink) -> None:
     @both("/runs/{ref}/rollouts/{step:number}/{row:number}", "credit.html")
     def _serve_credit(
         registry: opened,
@@ -243,10 +232,9 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
         registry: opened,
         ref: str,
         name: Annotated[list[Name], Query(max_length=100)] = [],  # noqa: B006
-        x: Literal["step", "tokens", "time"] = "step",
         smooth: bool = False,
     ) -> Response:
-        return _build_json_response(build_run_curves(registry, ref, name, x, smooth))
+        return _build_json_response(build_run_curves(registry, ref, name, smooth))
 
     @app.get("/runs/{ref}/files/{path:path}", response_class=StreamingResponse)
     def _serve_file(registry: opened, ref: str, path: str) -> Response:

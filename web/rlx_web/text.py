@@ -11,7 +11,7 @@ from typing import Any
 from fastapi.templating import Jinja2Templates
 
 SHADES = 8
-LONGEST = 400
+MAX_TEXT_CHARACTERS = 400
 """Characters of a value shown in a table."""
 HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn"})
 BLANK = re.compile(
@@ -99,7 +99,9 @@ def format_short_value(value: object) -> str:
     if value is None:
         return "—"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return render_visible_text(text if len(text) <= LONGEST else text[:LONGEST] + "…")
+    return render_visible_text(
+        text if len(text) <= MAX_TEXT_CHARACTERS else text[:MAX_TEXT_CHARACTERS] + "…"
+    )
 
 
 def format_duration(seconds: float | None) -> str:

@@ -115,7 +115,7 @@ GOES_ON = {"queued", "submitted", "running", "lost", "finished"}
 """Statuses of a run that a group reuses; a run with any other status is submitted again."""
 
 
-MOST = 10_000
+MAX_GROUP_RUNS = 10_000
 """Maximum number of runs in a group."""
 
 
@@ -186,8 +186,10 @@ def parse_grid(texts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _require_few(runs: int) -> None:
-    if runs > MOST:
-        raise SpecError(f"--seeds and --grid ask for {runs} runs: a group has at most {MOST}")
+    if runs > MAX_GROUP_RUNS:
+        raise SpecError(
+            f"--seeds and --grid ask for {runs} runs: a group has at most {MAX_GROUP_RUNS}"
+        )
 
 
 def read_group(

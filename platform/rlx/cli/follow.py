@@ -1,23 +1,18 @@
-"""Follows runs in the terminal: one run to its summary, or a group in a table."""
+"""Follows runs in the terminal: one run to its summary, or a group by a line per change."""
 
 import json
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Column, Table
 
 from rlx.cli.compare import GroupMember
 from rlx.cli.console import build_table, open_console
 from rlx.cli.progress import ProgressDisplay
 from rlx.cli.tables import show_run_summary
-from rlx.home import RunFolder
 from rlx.launch import (
     get_run_exit_code,
     is_supervisor,
@@ -25,7 +20,7 @@ from rlx.launch import (
     open_registry,
     watch_run,
 )
-from rlx.run import Progress, read_progress
+from rlx.run import Progress
 from rlx.text import escape_unprintable, format_timestamp
 from rlx_registry import ENDED, Registry, RunRecord
 
@@ -33,8 +28,6 @@ LOOK_EVERY = 0.3
 """Seconds between two looks at a supervisor that is about to end."""
 MIRROR_WAIT = 60.0
 """Longest wait for the MLflow mirror, in seconds; the supervisor continues without us."""
-TABLE_MARGIN = 6
-"""Lines of a terminal that a live table leaves to its head, its caption and messages."""
 
 
 def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
@@ -93,18 +86,8 @@ class GroupView:
     ) -> None:
         self._registry, self._group = registry, group
         self._cells = [(run.id, member.cell) for member, run in zip(members, runs, strict=True)]
+        self._console, self._printed = open_console(stderr=True), dict[str, str]()
         self._paths = list(dict.fromkeys(path for member in members for path in member.cell))
-
-    @contextmanager
-    def follow(self) -> Iterator[Callable[[], None]]:
-        """Follows the runs on stderr during the block: a live table on a terminal, else a line per
-        change. Yields the function that looks at them."""
-        console = open_console(stderr=True)
-        if not console.is_terminal:
-            yield self._build_line_printer(console)
-            return
-        with Live(console=console, transient=True, auto_refresh=False) as live:
-            yield lambda: live.update(self._build_live_table(console.height), refresh=True)
 
     def build_table(self) -> Table:
         """Builds the table of all runs as they are now."""
@@ -114,17 +97,6 @@ class GroupView:
         """Reads the runs that nobody has removed in the meantime."""
         runs = {run.id: run for run in self._registry.runs(group=self._group)}
         return [(runs[run], cell) for run, cell in self._cells if run in runs]
-
-    def _build_live_table(self, height: int) -> Table | Group:
-        """Builds the table of the runs that fit a terminal, those that are active first."""
-        rows = self._read_rows()
-        room = max(1, height - TABLE_MARGIN)
-        if len(rows) <= room:
-            return self._build_rows(rows)
-        shown = sorted(rows, key=lambda row: row[0].effective_status != "running")[:room]
-        counts = Counter(run.effective_status for run, _ in rows)
-        states = ", ".join(f"{count} {status}" for status, count in counts.items())
-        return Group(self._build_rows(shown), f"{len(rows)} runs in all: {states}")
 
     def _build_rows(self, rows: Sequence[tuple[RunRecord, dict[str, Any]]]) -> Table:
         keys = [path.rpartition(".")[2] for path in self._paths]
@@ -136,7 +108,7 @@ class GroupView:
             (
                 run.id,
                 *(json.dumps(cell.get(path)) for path in self._paths),
-                _describe_state(run),
+                run.effective_status,
                 f"{run.step}/{run.steps_total or '?'}",
                 f"{run.ended - run.started:.0f} s"
                 if run.effective_status in ENDED and run.ended and run.started
@@ -148,22 +120,17 @@ class GroupView:
         names = (*map(escape_unprintable, heads), "STATE", "STEP", "TOOK", "ACCURACY")
         return build_table(Column("RUN", no_wrap=True), *names, rows=cells, is_text=True)
 
-    def _build_line_printer(self, console: Console) -> Callable[[], None]:
-        """Builds the function that prints a line for each run whose status has changed."""
-        printed: dict[str, str] = {}
-
-        def print_new_statuses() -> None:
-            for run, cell in self._read_rows():
-                if printed.get(run.id) == run.effective_status:
-                    continue
-                printed[run.id] = run.effective_status
-                values = " ".join(f"{path}={json.dumps(value)}" for path, value in cell.items())
-                accuracy = self._find_accuracy(run)
-                cells = (format_timestamp(), run.id, values, run.effective_status)
-                line = "  ".join(filter(None, (*cells, f"accuracy {accuracy}" if accuracy else "")))
-                console.print(escape_unprintable(line), soft_wrap=True)
-
-        return print_new_statuses
+    def print_changes(self) -> None:
+        """Prints a line on stderr for each run whose status has changed since the last call."""
+        for run, cell in self._read_rows():
+            if self._printed.get(run.id) == run.effective_status:
+                continue
+            self._printed[run.id] = run.effective_status
+            values = " ".join(f"{path}={json.dumps(value)}" for path, value in cell.items())
+            accuracy = self._find_accuracy(run)
+            cells = (format_timestamp(), run.id, values, run.effective_status)
+            line = "  ".join(filter(None, (*cells, f"accuracy {accuracy}" if accuracy else "")))
+            self._console.print(escape_unprintable(line), soft_wrap=True)
 
     def _find_accuracy(self, run: RunRecord) -> str:
         """Returns the newest accuracy on held-out problems; in parentheses before training."""
@@ -173,14 +140,3 @@ class GroupView:
         if newest is None or accuracy is None:
             return ""
         return f"({accuracy:.3f})" if newest.label == "before" else f"{accuracy:.3f}"
-
-
-def _describe_state(run: RunRecord) -> str:
-    """Returns the status of a run; of one that runs, its stage."""
-    if run.effective_status != "running" or run.directory is None:
-        return run.effective_status
-    stage = read_progress(RunFolder(Path(run.directory)).progress)
-    if stage is None:
-        return "running"
-    count = "" if stage.stage.startswith("training") else f" {stage.done}/{stage.total}"
-    return escape_unprintable(stage.stage) + count

@@ -292,13 +292,11 @@ def _submit_jobs(registry: Registry, runs: Sequence[RunRecord], url: str) -> Non
 def _follow_runs(
     registry: Registry, url: str, at_once: int, ids: Sequence[str], view: "GroupView"
 ) -> None:
-    """Runs what is missing, under a live table."""
+    """Runs what is missing, with a line for each change."""
     print_text("Ctrl-C leaves runs running; repeat the command to run what is missing", err=True)
-    with view.follow() as look:
-        run_queue(
-            registry, url, at_once, once=True, only=set(ids), report=_print_problem, look=look
-        )
-        look()
+    look = view.print_changes
+    run_queue(registry, url, at_once, once=True, only=set(ids), report=_print_problem, look=look)
+    look()
 
 
 def _print_problem(text: str, *, err: bool = False) -> None:

@@ -31,7 +31,7 @@ _FILE = click.Path(path_type=Path)
 @click.command()
 @click.argument("specs", nargs=-1, type=_FILE, metavar="SPEC...")
 @overrides_option("PATH.TO.KEY=VALUE")
-@click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
 @click.option("--values", "values", is_flag=True, help="Print every value with its origin.")
 @click.option("--schema", "schema", is_flag=True, help="Write the JSON Schema, for editors.")
 @click.option("-o", "--output", type=_FILE, help="File of the schema, instead of stdout.")
@@ -68,11 +68,8 @@ def validate(
     outcomes = [(path, _check_spec_file(path, overrides)) for path in specs]
     if form == "json":
         print_json({"files": [_build_outcome_json(*outcome) for outcome in outcomes]})
-    for path, outcome in outcomes:
-        if form == "github":
-            for diagnostic in _list_spec_diagnostics(outcome):
-                print_text(_format_github_annotation(path, diagnostic))
-        elif form == "text":
+    else:
+        for path, outcome in outcomes:
             _print_spec_outcome(path, outcome)
     codes = [outcome.exit_code for _, outcome in outcomes if isinstance(outcome, RlxError)]
     return min(codes, default=0)
@@ -119,27 +116,6 @@ def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
     read, plugins = outcome
     digest = plugins.compute_digest(read.spec)
     return entry | {"exit_code": 0, "digest": digest, "diagnostics": diagnostics}
-
-
-def _format_github_annotation(path: Path, diagnostic: Diagnostic) -> str:
-    """Formats a diagnostic as a workflow command of GitHub Actions."""
-    place = diagnostic.position
-    is_written = place is not None and Path(place.file).is_file()
-    where = [f"file={_escape_annotation_text(place.file if place and is_written else str(path))}"]
-    if place is not None and is_written:
-        where += [
-            f"line={place.line}",
-            f"col={place.column}",
-            f"endColumn={place.column + place.width}",
-        ]
-    text = ". ".join([diagnostic.message, *diagnostic.helps])
-    message = _escape_annotation_text(text, in_property=False)
-    return f"::{diagnostic.severity} {','.join(where)}::{message}"
-
-
-def _escape_annotation_text(text: str, *, in_property: bool = True) -> str:
-    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return text.replace(":", "%3A").replace(",", "%2C") if in_property else escape_unprintable(text)
 
 
 def _write_schema(output: Path | None) -> None:

@@ -156,7 +156,7 @@ def group_advantages(
         >>> group_advantages(torch.tensor([1, 0, .5]), torch.tensor([4, 4, 4]), normalize="center")
         tensor([ 0.5000, -0.5000,  0.0000])
     """
-    slot, counts = _number_groups(group_ids)
+    _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
     zeros = scores.new_zeros(len(counts))
     highest, lowest = compute_group_extremes(scores, slot, len(counts))
     centred = scores - (zeros.scatter_add(0, slot, scores) / counts).index_select(0, slot)
@@ -179,20 +179,6 @@ def group_advantages(
     if singleton == "raw":
         advantages = torch.where(sizes == 1, raw, advantages)
     return advantages
-
-
-def _number_groups(group_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """`[B]` the number of each row's group, and `[G]` the sizes of groups, of which some may be 0.
-
-    Ids that are small numbers, as those of a batch are, are the groups' numbers: sorting them
-    would take longer than all else.
-    """
-    if len(group_ids):
-        lowest, highest = (int(end) for end in group_ids.aminmax())
-        if lowest >= 0 and highest < 2 * len(group_ids):
-            return group_ids.long(), group_ids.bincount()
-    _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
-    return slot, counts
 
 
 def _compute_deviation(scores: Tensor, ddof: int) -> Tensor:

@@ -16,6 +16,7 @@ from rlx.discovery.places import (
     plugin_places,
 )
 from rlx.plugin import Environment, Estimator, Mask, Plugin, Rehearsed
+from rlx.reporting import show_plugin_output
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, SingleRolloutSpec
 from rlx.spec.reading import Diagnostic, build_refusal
 from rlx_registry import STREAMS
@@ -57,10 +58,11 @@ class ExperimentPlugins:
 
     def list_records(self) -> list[dict[str, Any]]:
         """Returns what a run records of its plugins: provenance, and digests of data."""
-        return [
-            {**asdict(origin), "data": dict(plugin.data())}
-            for origin, plugin in zip(self.provenance, self.named, strict=True)
-        ]
+        records = []
+        for origin, plugin in zip(self.provenance, self.named, strict=True):
+            with show_plugin_output(origin.name):
+                records.append({**asdict(origin), "data": dict(plugin.data())})
+        return records
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from rlx.plugin import (
     Schedule,
     Task,
 )
+from rlx.reporting import show_plugin_output
 from rlx.spec import (
     EVERY_TURN,
     EnvironmentUse,
@@ -169,7 +170,7 @@ def load_plugin(kind: Kind, name: str) -> type[Plugin]:
     plugin = find_installed_plugin(kind, name)
     module, _, attribute = plugin.value.partition(":")
     try:
-        with limit_import_time():
+        with limit_import_time(), show_plugin_output(name):
             offered: Any = import_module(module)
         for part in attribute.split("."):
             offered = getattr(offered, part)

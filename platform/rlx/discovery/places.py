@@ -16,6 +16,7 @@ from rlx.discovery.lookup import (
     load_plugin,
 )
 from rlx.plugin import Placement, Plugin
+from rlx.reporting import show_plugin_output
 from rlx.spec import (
     PLUGIN_SECTIONS,
     PROFILES,
@@ -222,7 +223,8 @@ def _build_plugin_at(place: PluginReference) -> Plugin | list[Diagnostic]:
     inner, faults = build_all_plugins(_list_nested_places(cls, place))
     options = fill_profile_options(cls, place.options, place.profile)
     try:
-        plugin = cls.model_validate_json(to_json(options), strict=True)
+        with show_plugin_output(place.name):
+            plugin = cls.model_validate_json(to_json(options), strict=True)
     except ValidationError as error:
         from rlx.spec.reading import explain_validation_error
 

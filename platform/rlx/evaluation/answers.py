@@ -27,37 +27,11 @@ from rlx.evaluation.scores import (
     compute_one_bit_auroc,
 )
 from rlx.evaluation.statistics import DRAWS, Index, compute_bootstrap_intervals
-from rlx.plugin import Problem, Task
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutPlan, RolloutTree
 
 VOTE_ORDERS = 64
 """Random orders of each problem's answers over which votes are averaged."""
-MOST_REPEATS = 1000
-"""Draws in a row without a new problem after which a task is taken to have no more."""
-
-
-def draw_test_problems(task: Task, count: int, seed: int, *, distinct: bool) -> list[Problem]:
-    """Draws held-out problems, the first `count` of the task.
-
-    Args:
-        task: where they come from.
-        count: how many.
-        seed: the task's seed.
-        distinct: skip problems whose id was drawn before. The set ends early once
-            `MOST_REPEATS` draws in a row have brought nothing new.
-    """
-    if not distinct:
-        return [task.problem("test", index, seed) for index in range(count)]
-    found: dict[str, Problem] = {}
-    index = last = 0
-    while len(found) < count and index - last <= MOST_REPEATS:
-        problem = task.problem("test", index, seed)
-        if problem.id not in found:
-            found[problem.id] = problem
-            last = index
-        index += 1
-    return list(found.values())
 
 
 def limit_to_one_answer(plan: RolloutPlan) -> RolloutPlan:

@@ -1,6 +1,5 @@
 """The queue of a registry: starts queued runs, oldest first, and takes over lost ones."""
 
-import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from rlx.launch.run_access import find_runs, is_spec_of_run, load_resolved_spec,
 from rlx.launch.start_stop import attempts_used, take_over_run
 from rlx.reporting import Report, log_report
 from rlx.spec import ExperimentSpec
-from rlx.stopwatch import Stopwatch
+from rlx.stopwatch import CLOCK, Clock, Stopwatch
 from rlx.text import escape_unprintable
 from rlx_registry import (
     DatabaseUnavailableError,
@@ -28,12 +27,12 @@ from rlx_registry import (
     RunRecord,
 )
 
-LOOK = 1.0
+QUEUE_CHECK_INTERVAL = 1.0
 """Seconds between two checks of the queue."""
 ALIVE = {"submitted", "running"}
 DONE = {"finished", "failed", "stopped"}
-PATIENCE = 25.0
-"""Seconds in which a live supervisor sends at least two heartbeats."""
+SILENCE_OF_LOST_RUN = 25.0
+"""Seconds without a heartbeat after which a run counts as lost: a live supervisor sends two."""
 
 
 def run_queue(
@@ -45,6 +44,7 @@ def run_queue(
     only: Collection[str] | None = None,
     report: Report = log_report,
     look: Callable[[], None] = lambda: None,
+    clock: Clock = CLOCK,
 ) -> None:
     """Starts queued and lost runs in a loop.
 
@@ -58,8 +58,9 @@ def run_queue(
         only: ids of the runs to take; `once` then also waits for those that others run.
         report: called with each run that is taken, and once with why another is skipped.
         look: called about once a second, and before the first run is taken.
+        clock: by which silent runs are watched.
     """
-    queue = _Queue(registry, only, report)
+    queue = _Queue(registry, only, report, clock)
     mine: dict[str, int] = {}
     while True:
         mine = {run: pid for run, pid in mine.items() if is_supervisor(pid, run)}
@@ -74,7 +75,7 @@ def run_queue(
             raise
         except DatabaseUnavailableError as error:  # it may recover
             report(f"waiting for the registry: {escape_unprintable(str(error))}", err=True)
-            time.sleep(PATIENCE)
+            clock.pause(SILENCE_OF_LOST_RUN)
             continue
         if taken is not None and pid is not None:
             mine[taken.id] = pid
@@ -82,7 +83,7 @@ def run_queue(
         elif once and free and over:
             return
         else:
-            time.sleep(LOOK)
+            clock.pause(QUEUE_CHECK_INTERVAL)
 
 
 def _describe_takeover(run: RunRecord) -> str:
@@ -117,8 +118,11 @@ class _Watch:
 class _Queue:
     """Runs that can be started, oldest first; reports once why a run is skipped."""
 
-    def __init__(self, registry: Registry, only: Collection[str] | None, report: Report) -> None:
+    def __init__(
+        self, registry: Registry, only: Collection[str] | None, report: Report, clock: Clock
+    ) -> None:
         self._registry, self._only, self._report = registry, only, report
+        self._clock = clock
         self._reported: set[tuple[str, str]] = set()
         self._watched: dict[str, _Watch] = {}
         self._turn = 0
@@ -223,9 +227,10 @@ class _Queue:
             return False
         watch = self._watched.get(run.id)
         if watch is None or watch.heartbeat != run.heartbeat:
-            watch = _Watch(run.heartbeat, watch is not None, Stopwatch(4 * LOOK))
+            silence = Stopwatch(4 * QUEUE_CHECK_INTERVAL, self._clock.now)
+            watch = _Watch(run.heartbeat, watch is not None, silence)
             self._watched[run.id] = watch
-        return watch.silence.look() > PATIENCE
+        return watch.silence.look() > SILENCE_OF_LOST_RUN
 
     def report_once(self, what: str, why: str) -> None:
         """Prints why something is skipped, once per reason."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.loss.surrogates import LONGEST
+from rlx.loss.surrogates import LARGEST_LOG_RATIO
 from rlx.spec import Correction
 
 
@@ -60,8 +60,8 @@ def compute_sampler_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> 
     if not mask.any():
         return None
     log_ratio = _log_ratio(learner, sampler, mask)
-    own = log_ratio[mask].clamp(-LONGEST, LONGEST)
-    rows = log_ratio[mask.any(dim=1)].sum(dim=1).clamp(-LONGEST, LONGEST)
+    own = log_ratio[mask].clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    rows = log_ratio[mask.any(dim=1)].sum(dim=1).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     return Mismatch(
         k3=float((own.expm1() - own).mean()),
         ratio_max=float(own.max().exp()),
@@ -97,7 +97,7 @@ def compute_correction_weights(
         log_ratio = log_ratio.sum(dim=1, keepdim=True)
     else:
         counted = mask
-    ratio = log_ratio.clamp(-LONGEST, LONGEST).exp()
+    ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
     if spec.kind == "truncate":
         changed, weights = ratio > spec.cap, ratio.clamp(max=spec.cap)
     else:

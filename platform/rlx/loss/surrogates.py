@@ -6,7 +6,7 @@ from torch import Tensor
 from rlx.repeatable import sum_by_slot
 from rlx.spec import ClipCovariance, Divergence, KlCovariance
 
-LONGEST = 20.0
+LARGEST_LOG_RATIO = 20.0
 """Log-ratios are clamped to ±20 nats before exponentiation: beyond that, a clipped token's gradient
 would be 0 · ∞.
 """
@@ -38,7 +38,7 @@ def sequence_log_ratio(log_ratio: Tensor, rows: Tensor) -> Tensor:
 
 
 def _compute_ratio(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-LONGEST, LONGEST).exp()
+    return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
 # Surrogate --------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlx.loss.surrogates import (
-    LONGEST,
+    LARGEST_LOG_RATIO,
     clip_log_ratio,
     clipped_surrogate,
     compute_cispo_loss,
@@ -117,7 +117,7 @@ def _find_held_tokens(
 ) -> Tensor:
     """Returns `[M]` bool: where the surrogate bounds the ratio, or leaves the token out."""
     low, high = spec.clip
-    ratio = log_ratio.clamp(-LONGEST, LONGEST).exp()
+    ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
     above, below = ratio > 1 + high, ratio < 1 - low
     match spec.surrogate:
         case "clip":

@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 Module = TypeVar("Module", bound=nn.Module)
 
-FEW = 2
+MIN_KEPT_LAYERS = 2
 """Minimum number of layers to keep: the second one reads what the first one wrote."""
 
 NUMBERS = ("layer_idx", "layer_id", "layer_number", "layer_index")
@@ -92,7 +92,9 @@ def keep_first_layers(model: nn.Module) -> Iterator[None]:
 
 
 def _are_layers(layers: nn.ModuleList) -> bool:
-    return len(layers) > FEW and all(isinstance(x, GradientCheckpointingLayer) for x in layers)
+    return len(layers) > MIN_KEPT_LAYERS and all(
+        isinstance(x, GradientCheckpointingLayer) for x in layers
+    )
 
 
 def _list_settings(model: nn.Module) -> list[Sequence[Any]]:
@@ -108,7 +110,7 @@ def _count_needed(layers: nn.ModuleList, settings: Sequence[Sequence[Any]]) -> i
         repr((_describe(layer), [s[n] for s in settings if len(s) >= len(layers)]))
         for n, layer in enumerate(layers)
     ]
-    return max(FEW, *(kinds.index(kind) + 1 for kind in set(kinds)))
+    return max(MIN_KEPT_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds)))
 
 
 def _describe(layer: nn.Module) -> list[tuple[str, str, Mapping[str, Any]]]:

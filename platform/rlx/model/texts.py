@@ -16,13 +16,14 @@ from rlx.model.dialogue import DemonstrationPlayer, ModelDialogue
 from rlx.model.tokenizer import build_vocabulary_dialogue, load_vocabulary
 from rlx.model.vocabulary import SPECIAL_TOKENS, Vocabulary
 from rlx.plugin import Environment, Problem, Split, Task
+from rlx.reporting import show_plugin_output
 from rlx.rollout import PromptFit, build_rollout_plan, fill_turn_template
 from rlx.seeding import derive_seed
 from rlx.spec import CLOSED_VOCABULARIES, ExperimentSpec, KeyPath, TinyModelSpec
 
 SAMPLE = 256
 """Problems, and demonstrations, of each task whose texts choose and train a tokenizer."""
-SHOWN = 32
+CHECKED_DEMONSTRATIONS = 32
 """Demonstrations that are checked before a run."""
 
 _CONTROL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS.values())))
@@ -144,7 +145,8 @@ def _list_prompts(source: TextSource, sample: int) -> Iterator[str]:
     for task, split, count in drawn:
         data = derive_seed(0, "tokenizer", split)
         for number in range(min(sample, count)):
-            problem = task.problem(split, number, data)
+            with show_plugin_output(spec.task.plugin):
+                problem = task.problem(split, number, data)
             yield problem.system
             yield from (message.content for message in problem.history)
             for turn in spec.rollout.turn_specs.values():
@@ -184,12 +186,14 @@ def find_text_faults(
         fit = PromptFit(plan, dialogue, context_length, rule)
         wanted = min(most, spec.rollout.prompts_per_step * spec.steps)
         data = derive_seed(spec.seed, "train")
-        problems = [source.task.problem("train", i, data) for i in range(wanted)]
+        with show_plugin_output(spec.task.plugin):
+            problems = [source.task.problem("train", i, data) for i in range(wanted)]
         faults |= dict.fromkeys(_check_problems(fit, problems, ("task",), spec))
         for path, task in source.held_out.items() if number == 0 else ():
             data = derive_seed(spec.seed, "held out")
             wanted = min(most, spec.evaluation.problems)
-            problems = [task.problem("test", i, data) for i in range(wanted)]
+            with show_plugin_output(spec.task.plugin):
+                problems = [task.problem("test", i, data) for i in range(wanted)]
             faults |= dict.fromkeys(_check_problems(fit, problems, path, spec))
         if spec.model.warm_start is not None and number == 0:
             player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
@@ -244,7 +248,7 @@ def _check_demonstrations(
 ) -> Iterator[TextFault]:
     """Checks that the first demonstrations of the warm start can be written."""
     try:
-        for number in range(min(SHOWN, most)):
+        for number in range(min(CHECKED_DEMONSTRATIONS, most)):
             player.episode(dialogue, number)
     except SpecError as error:
         yield _build_vocabulary_fault(player.spec, ("model", "warm_start"), str(error))

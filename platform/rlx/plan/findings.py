@@ -21,6 +21,8 @@ _TRAILING_TAG = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
 """A tag at the end of a template, declared as a span or not: rewards look for such tags too."""
 _QUOTED = 160
 """Characters of a response that a message quotes."""
+_FEW = 3
+"""Names of changed values that a message lists."""
 _TOLD = 300
 """Maximum characters of a plugin's own message."""
 
@@ -65,6 +67,13 @@ def _check_trial_reward(
     if fault is not None:
         yield _build_reward_diagnostic(trial, reward, *fault, path=path, stand_ins=stand_ins)
         return
+    if changed := trial.table.changed.get(reward.name):
+        yield build_warning(
+            path,
+            f"reward plugin {reward.use.plugin!r} changed {', '.join(changed[:_FEW])}"
+            f"{', …' if len(changed) > _FEW else ''} in a sample that it scored",
+            "copy what you change: only verdicts leave a call, and each call has its own samples",
+        )
     absent = all(e.raw is None for _, e in entries)
     if absent and not trial.is_faulty and not reward.name.startswith("_"):
         kind = reward.use.turn if isinstance(reward.use, TurnReward) else "rollout"

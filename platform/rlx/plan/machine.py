@@ -44,6 +44,7 @@ from rlx.launch import (
 from rlx.plan.checks import find_in_phases
 from rlx.plan.texts import check_texts
 from rlx.plugin import Plugin
+from rlx.reporting import show_plugin_output
 from rlx.spec import (
     ExperimentSpec,
     FaultKind,
@@ -299,7 +300,8 @@ def _list_plugin_paths(
 
 def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
     try:
-        plugin.check()
+        with show_plugin_output(type(plugin).__name__):
+            plugin.check()
     except (OSError, ImportError) as error:
         yield build_error(path, _first_line(error), kind="machine")
     except ValueError as error:

@@ -23,6 +23,7 @@ from rlx.plugin import (
     TurnLevel,
     get_confidence_values,
 )
+from rlx.reporting import show_plugin_output
 from rlx.spec import (
     EVERY_TURN,
     PROFILES,
@@ -395,7 +396,9 @@ def collect_spec_warnings(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterat
     estimator = cast(Estimator, plugins.built["estimator",])
     mask = cast(Mask, plugins.built["mask",])
     for place, plugin in plugins.list_all():
-        for text in plugin.warnings():
+        with show_plugin_output(place.name):
+            texts = plugin.warnings()
+        for text in texts:
             yield build_warning(_find_option_path(place.path, plugin, text), text)
     yield from _check_singleton_groups(spec, estimator)
     for path, text in find_ignored_settings(spec, estimator):

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import PluginError, SpecError
 from rlx.plugin import Action, Message, Problem, Rehearsed, Schedule, StandsIn, Step, Task
+from rlx.reporting import show_plugin_output
 from rlx.rollout import (
     Completion,
     CompletionRequest,
@@ -221,7 +222,8 @@ def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProb
     """
     seed = derive_seed(spec.seed, "train")  # as in a training run
     try:
-        return PlanProblems(tuple(task.problem("train", i, seed) for i in range(count)))
+        with show_plugin_output(spec.task.plugin):
+            return PlanProblems(tuple(task.problem("train", i, seed) for i in range(count)))
     except (OSError, ImportError) as error:
         note = f"task: its data are not on this machine ({_first_line(error)})"
         if isinstance(task, StandsIn) and task.stand_ins:
@@ -378,7 +380,8 @@ class ResponseAuthor:
         seen = set()
         for draw in range(_DRAWS):
             try:
-                worked = self.task.demonstration(problem, derive_seed(seed, draw))
+                with show_plugin_output(type(self.task).__name__):
+                    worked = self.task.demonstration(problem, derive_seed(seed, draw))
                 turns = self.schedule.arrange_demonstration(worked.turns)
             except Exception:  # noqa: BLE001  (a placeholder may not be a problem of this task)
                 return
@@ -508,7 +511,8 @@ class ScriptedPolicy:
 
     def _blame(self, what: str, call: Callable[[], Any]) -> Any:
         try:
-            return call()
+            with show_plugin_output(self.name):
+                return call()
         except NotImplementedError:
             raise
         except Exception as error:

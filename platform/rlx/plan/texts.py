@@ -17,6 +17,7 @@ from rlx.model import (
     list_text_sources,
 )
 from rlx.plugin import Demonstration, Plugin, Task
+from rlx.reporting import show_plugin_output
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec, build_refusal, did_you_mean, locate_diagnostic
 
@@ -107,7 +108,8 @@ def _list_demonstrations(task: Plugin, seed: int) -> Iterator[Demonstration]:
         return
     with suppress(Exception):  # the experiment may need none; those that it needs are checked below
         for number in range(_CHECKED_BY_VALIDATE):
-            found = task.demonstration(task.problem("train", number, seed), seed)
+            with show_plugin_output(type(task).__name__):
+                found = task.demonstration(task.problem("train", number, seed), seed)
             if isinstance(found, Demonstration):
                 yield found
 

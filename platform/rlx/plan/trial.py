@@ -26,6 +26,7 @@ from rlx.plan.responses import (
     fit_to_vocabulary,
 )
 from rlx.plugin import Problem, Rehearsed
+from rlx.reporting import show_plugin_output
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
 from rlx.seeding import derive_seed
@@ -230,7 +231,10 @@ class _TrialRunner:
             shape=self.shape,
             trees=trees,
             table=score_rollouts(
-                trees, [_relax_error_policy(reward) for reward in setup.rewards], self.pool
+                trees,
+                [_relax_error_policy(reward) for reward in setup.rewards],
+                self.pool,
+                is_watched=True,
             ),
             is_scripted=plan.talk is not None and self.script is not None,
         )
@@ -263,7 +267,8 @@ def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable
 
     def call_plugin(argument: Any) -> Any:
         try:
-            return plugin(argument)
+            with show_plugin_output(name):
+                return plugin(argument)
         except Exception as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise PluginError(

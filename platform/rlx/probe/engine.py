@@ -128,12 +128,10 @@ class ProbeResult:
     Attributes:
         answered: the probed answers, in order of problems.
         samples: continuations, in order of answers, schemes and points.
-        unprobed: number of answers left out because the token budget was used up.
     """
 
     answered: tuple[ProbedAnswer, ...]
     samples: tuple[ProbeSample, ...]
-    unprobed: int
 
 
 def probe_model(
@@ -146,7 +144,7 @@ def probe_model(
     """Probes a model on `problems`.
 
     Args:
-        spec: cuts, schemes, number of samples and token budget.
+        spec: cuts, schemes and number of samples.
         context: the model and the recipe.
         problems: the problems.
         seeds: one seed per problem, from which everything sampled for it is derived.
@@ -161,9 +159,6 @@ def probe_model(
         for t, tree in enumerate(trees)
     )
     samples: list[ProbeSample] = []
-    left, unprobed = spec.max_tokens, 0
-    if left is not None:
-        left -= sum(len(t.segments[s].token_ids) for t in trees for s in t.policy_segments)
     for number, (one, tree) in enumerate(zip(answered, trees, strict=True)):
         show(number, len(answered))
         if one.reasoning is None:
@@ -172,17 +167,9 @@ def probe_model(
         questions = build_probe_questions(
             turn, one.reasoning, spec, context.speech, context.task, seeds[number]
         )
-        most = sum(
-            spec.samples * _build_turn_spec(q, spec, context).max_new_tokens for q in questions
-        )
-        if left is not None and most > left:
-            unprobed += 1
-            continue
-        drawn = list(_score_continuations(number, one, questions, spec, context, seeds[number]))
-        samples += drawn
-        left = None if left is None else left - sum(s.tokens for s in drawn)
+        samples += _score_continuations(number, one, questions, spec, context, seeds[number])
     show(len(answered), len(answered))
-    return ProbeResult(answered, tuple(samples), unprobed)
+    return ProbeResult(answered, tuple(samples))
 
 
 def _sample_answers(

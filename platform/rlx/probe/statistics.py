@@ -30,7 +30,6 @@ GRID = tuple(i / 10 for i in range(11))
 """Shares of the reasoning at which curves are evaluated."""
 
 RESAMPLES = 1000
-LENGTH_GROUPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +81,6 @@ class SchemeFigures:
         strict: the same, but answers whose closing tag had to be added count as wrong.
         same: share with the same answer, over problems whose response has an answer.
         aoc: area over the same-answer curve; higher means that answers depend more on reasoning.
-        aoc_by_length: (minimum and maximum reasoning tokens, problems, area) per length group, from
-            short to long.
         wrapped: share of samples whose closing tag had to be added.
     """
 
@@ -95,7 +92,6 @@ class SchemeFigures:
     strict: tuple[MeanInterval, ...]
     same: tuple[MeanInterval, ...]
     aoc: MeanInterval
-    aoc_by_length: tuple[tuple[int, int, int, float], ...]
     wrapped: float
 
     def to_json(self) -> dict[str, Any]:
@@ -171,9 +167,6 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> Sc
             for points in compared.values()
         ]
     )
-    lengths = np.array(
-        [_count_reasoning_tokens(probed, answered) for answered in compared], dtype=np.int64
-    )
     draws = derive_seed(seed, "bootstrap", scheme)
     return SchemeFigures(
         problems=len(curves),
@@ -188,7 +181,6 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> Sc
         ),
         same=_compute_column_bands(_interpolate_curves(compared.values(), _get_same_share), draws),
         aoc=_compute_column_bands(areas[:, None], draws)[0],
-        aoc_by_length=_group_areas_by_length(areas, lengths),
         wrapped=float(np.mean([s.wrapped for s in samples])),
     )
 
@@ -244,25 +236,6 @@ def _compute_column_bands(values: Floats, seed: int) -> tuple[MeanInterval, ...]
         low, high = np.quantile(column[picks].mean(axis=1), (0.025, 0.975))
         found.append(MeanInterval(float(column.mean()), float(low), float(high)))
     return tuple(found)
-
-
-def _group_areas_by_length(
-    areas: Floats, lengths: NDArray[np.int64]
-) -> tuple[tuple[int, int, int, float], ...]:
-    """Mean area over the curve of short, medium and long reasonings.
-
-    The mean of the groups weighted by their size is the overall area. Reasonings of equal length
-    share a group, so there may be fewer groups.
-    """
-    if not len(areas):
-        return ()
-    borders = np.quantile(lengths, [i / LENGTH_GROUPS for i in range(1, LENGTH_GROUPS)])
-    slots = np.searchsorted(borders, lengths)
-    groups = [slots == slot for slot in np.unique(slots)]
-    return tuple(
-        (int(lengths[g].min()), int(lengths[g].max()), int(g.sum()), float(areas[g].mean()))
-        for g in groups
-    )
 
 
 def list_verbal_rows(probed: ProbeResult) -> list[VerbalRow]:
@@ -379,7 +352,6 @@ class RecordedProbe:
         settings: settings that determine the figures; see `settings_of`.
         figures: figures over all problems.
         verbal: answers with a stated confidence; empty for schemes other than early_answering.
-        unprobed: number of answers left out because the token budget was used up.
     """
 
     suite: str
@@ -387,7 +359,6 @@ class RecordedProbe:
     settings: Mapping[str, Any]
     figures: SchemeFigures
     verbal: tuple[VerbalRow, ...]
-    unprobed: int
 
     @property
     def scheme(self) -> str:
@@ -411,13 +382,12 @@ class RecordedProbe:
             settings=settings,
             figures=figures,
             verbal=tuple(list_verbal_rows(found)) if early else (),
-            unprobed=found.unprobed,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with None for nan, without suite and step, which the registry also stores."""
         whole: dict[str, Any] = _without_nan(self.figures.to_json())
-        whole |= {"grid": list(GRID), "unprobed": self.unprobed, "settings": dict(self.settings)}
+        whole |= {"grid": list(GRID), "settings": dict(self.settings)}
         if self.scheme == "early_answering":
             whole["verbal"] = [asdict(row) for row in self.verbal]
         return whole
@@ -429,14 +399,12 @@ class RecordedProbe:
         for name in ("p_correct", "strict", "same"):
             figures[name] = tuple(_parse_band(one) for one in record[name])
         figures["aoc"] = _parse_band(record["aoc"])
-        figures["aoc_by_length"] = tuple(tuple(group) for group in record["aoc_by_length"])
         return cls(
             suite=suite,
             step=step,
             settings=record["settings"],
             figures=SchemeFigures(**figures),
             verbal=tuple(VerbalRow(**row) for row in record.get("verbal", ())),
-            unprobed=record["unprobed"],
         )
 
 
@@ -455,13 +423,10 @@ def _without_nan(value: Any) -> Any:
 
 
 def settings_of(spec: ProbeSpec, scheme: Scheme, seed: int) -> dict[str, Any]:
-    """Settings that determine a scheme's figures, besides model and experiment, as plain JSON.
-
-    The list of schemes is included only if they share a token budget, since they are otherwise
-    independent.
-    """
-    apart = {"every"} if spec.max_tokens is not None else {"every", "schemes"}
-    return {"scheme": scheme, "seed": seed, **spec.model_dump(mode="json", exclude=apart)}
+    """Settings that determine a scheme's figures, besides model and experiment, as plain JSON."""
+    own = spec.model_dump(mode="json", exclude={"every", "schemes"})
+    # An earlier setting stays in the digest, so that the suites of runs keep their names.
+    return {"scheme": scheme, "seed": seed, "max_tokens": None, **own}
 
 
 def compute_settings_digest(settings: Mapping[str, Any]) -> str:

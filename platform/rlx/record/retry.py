@@ -1,22 +1,24 @@
 """Retry registry calls while the database is unavailable, so that a restart does not end a run."""
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from rlx.stopwatch import CLOCK, Clock
 from rlx.text import escape_unprintable
 from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError
 
-PATIENCE = 600.0
+OUTAGE_TIME_LIMIT = 600.0
 """Seconds to wait for the registry to become available again."""
-LONGEST = 10.0
+LONGEST_PAUSE = 10.0
 """Maximum seconds between two attempts."""
 
 T = TypeVar("T")
 
 
-def retry_registry_call(ask: Callable[[], T], patience: float = PATIENCE) -> T:
+def retry_registry_call(
+    ask: Callable[[], T], patience: float = OUTAGE_TIME_LIMIT, clock: Clock = CLOCK
+) -> T:
     """Calls `ask`, with retries while the registry is unavailable.
 
     A full or read-only disk is not retried, because waiting does not fix it.
@@ -25,17 +27,17 @@ def retry_registry_call(ask: Callable[[], T], patience: float = PATIENCE) -> T:
         DatabaseUnavailableError: the registry was unavailable for `patience` seconds.
         DatabaseUnwritableError: the disk is full or read-only.
     """
-    until, pause = time.monotonic() + patience, 0.25
+    until, pause = clock.now() + patience, 0.25
     while True:
         try:
             return ask()
         except DatabaseUnwritableError:
             raise
         except DatabaseUnavailableError as error:
-            if time.monotonic() > until:
+            if clock.now() > until:
                 raise
             if pause == 0.25:
                 with suppress(OSError):  # the log's disk may be full
                     print(escape_unprintable(f"waiting for the registry: {error}"), flush=True)
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST)
+        clock.pause(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)

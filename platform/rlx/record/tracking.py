@@ -8,7 +8,6 @@ Every call can be repeated after a crash at any point.
 
 import fcntl
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from rlx.record.mlflow_tracker import MlflowTracker, get_mlflow_uri
 from rlx.record.retry import retry_registry_call
 from rlx.record.tracker import TrackedRun, Tracker, TrackerUnavailableError
 from rlx.reporting import Report, log_report, print_to_log
+from rlx.stopwatch import CLOCK, Clock
 from rlx.text import escape_unprintable
 from rlx_registry import (
     ENDED,
@@ -190,10 +190,13 @@ class TrackerThread:
         url: of the registry, without a fencing token: the thread sends whatever is recorded.
         run_id: id of the run.
         has_room: false once the disk has been full, on which a tracker's store may be too.
+        clock: by which it waits between two tries of the end.
     """
 
-    def __init__(self, url: str, run_id: str, has_room: Callable[[], bool]) -> None:
-        self._url, self._run_id, self._has_room = url, run_id, has_room
+    def __init__(
+        self, url: str, run_id: str, has_room: Callable[[], bool], clock: Clock = CLOCK
+    ) -> None:
+        self._url, self._run_id, self._has_room, self._clock = url, run_id, has_room, clock
         self._ended = threading.Event()
         self._left = False
         self._behind: list[str] = []
@@ -253,7 +256,7 @@ class TrackerThread:
         for attempt in range(FINAL_TRIES if self._has_room() else 0):
             if self._left or self._try(sender.catch_up):
                 return
-            time.sleep(2**attempt)
+            self._clock.pause(2**attempt)
         why = "could not be reached" if self._has_room() else "is out of date: the disk is full"
         self._behind.append(_describe_missing(name, why))
 

@@ -19,7 +19,7 @@ from rlx.manifest import CheckpointError, check_sealed_folder, compute_manifest_
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
 from rlx.record import read_probe, read_step
-from rlx.results.evidence import SHOWN, IdentityResult, StepEvidence, Violation
+from rlx.results.evidence import VIOLATIONS_KEPT, IdentityResult, StepEvidence, Violation
 from rlx.results.identities import IDENTITIES, check_probe_scores
 from rlx.reward import RewardPool
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
@@ -75,7 +75,7 @@ class IdentityTally:
         """Adds the result of one step."""
         self.checked += found.checked
         self.violated += found.violated
-        self.first += found.first[: SHOWN - len(self.first)]
+        self.first += found.first[: VIOLATIONS_KEPT - len(self.first)]
 
 
 @dataclass(frozen=True)

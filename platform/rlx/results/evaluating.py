@@ -371,7 +371,6 @@ def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> s
     spec, plugins = setup.spec.dump_resolved(), resolve_plugins(setup.spec)
     sections = ("task", "rollout", "rewards", "sampler", "evaluation")
     settings = {name: spec[name] for name in sections}
-    del settings["evaluation"]["distinct"]  # a suite draws its own problems
     sampling = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
     sources = [plugin.sha256 for plugin in plugins.provenance]
     data = [dict(plugin.data()) for plugin in plugins.named]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +19,7 @@ from rlx.run import read_token_streams
 from rlx.step import assign_credit
 from rlx.train_batch import ScoredRows, TrainBatch
 
-if TYPE_CHECKING:
-    pass  # brings torch
-
-
-SHOWN = 3
+VIOLATIONS_KEPT = 3
 """Violations reported per identity and step; further ones are only counted."""
 
 Value = float | str | bool | None
@@ -159,7 +155,7 @@ class StepEvidence:
         self, what: str, stored: Tensor, expected: Tensor, wrong: Tensor, checked: int
     ) -> IdentityResult:
         """Collects the violations marked in `wrong`, per token (`[B, T]`) or per row (`[B]`)."""
-        places = [tuple(place) for place in wrong.nonzero()[:SHOWN].tolist()]
+        places = [tuple(place) for place in wrong.nonzero()[:VIOLATIONS_KEPT].tolist()]
         first = tuple(
             self.violation(
                 what, _convert_to_scalar(stored[place]), _convert_to_scalar(expected[place]), *place

@@ -21,7 +21,7 @@ from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Estimator
 from rlx.probe import build_response_tree
 from rlx.record import StoredPoint
-from rlx.results.evidence import SHOWN, IdentityResult, StepEvidence, Value, Violation
+from rlx.results.evidence import VIOLATIONS_KEPT, IdentityResult, StepEvidence, Value, Violation
 from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
 from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import (
@@ -92,7 +92,7 @@ def _check_stored_scores(e: StepEvidence) -> IdentityResult:
                 step=e.step, turn=turn, what=what, stored=before, expected=after, **place_of
             )
             wrong.append(violation)
-    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
+    return IdentityResult(checked, len(wrong), tuple(wrong[:VIOLATIONS_KEPT]))
 
 
 @_identity("rewarded", "every reward belongs to an existing turn or rollout", "rewards")
@@ -112,7 +112,7 @@ def _check_reward_places(e: StepEvidence) -> IdentityResult:
                 expected=belongs,
             )
             wrong.append(violation)
-    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
+    return IdentityResult(checked, len(wrong), tuple(wrong[:VIOLATIONS_KEPT]))
 
 
 @_identity("turns", "every turn has its own id, including the last", "turns")
@@ -127,7 +127,7 @@ def _check_turn_ids(e: StepEvidence) -> IdentityResult:
         most = _get_turn_limit(e)
         if most is not None and len(row.turns) > most:
             wrong.append(e.violation("number of turns", len(row.turns), most, number))
-    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
+    return IdentityResult(checked, len(wrong), tuple(wrong[:VIOLATIONS_KEPT]))
 
 
 @_identity("masks", "the mask matches the strategy's", "tokens")
@@ -263,7 +263,7 @@ def _check_group_means(e: StepEvidence) -> IdentityResult:
         e.violation(
             "mean advantage of the group", float(means[g]), 0.0, groups.slot.tolist().index(g)
         )
-        for g in wrong[:SHOWN]
+        for g in wrong[:VIOLATIONS_KEPT]
     ]
     return IdentityResult(int(looked_at.sum()), len(wrong), tuple(first))
 
@@ -280,7 +280,7 @@ def _check_outside_mask(e: StepEvidence) -> IdentityResult:
         )
         violated += found.violated
         first += found.first
-    return IdentityResult(int(outside.sum()), violated, tuple(first[:SHOWN]))
+    return IdentityResult(int(outside.sum()), violated, tuple(first[:VIOLATIONS_KEPT]))
 
 
 @_identity("observations", "observations have no weight, KL or advantage", "tokens")
@@ -297,7 +297,7 @@ def _check_observations(e: StepEvidence) -> IdentityResult:
             )
             violated += found.violated
             first += found.first
-    return IdentityResult(int(observed.sum()), violated, tuple(first[:SHOWN]))
+    return IdentityResult(int(observed.sum()), violated, tuple(first[:VIOLATIONS_KEPT]))
 
 
 @_identity("totals", "row scores are sums of their rewards", "rows")
@@ -313,7 +313,7 @@ def _check_score_totals(e: StepEvidence) -> IdentityResult:
         )
         checked, violated = max(checked, found.checked), violated + found.violated
         first += found.first
-    return IdentityResult(checked, violated, tuple(first[:SHOWN]))
+    return IdentityResult(checked, violated, tuple(first[:VIOLATIONS_KEPT]))
 
 
 # What the checks share ----------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def check_probe_scores(
             where = f"{point.scheme}, point {point.point}, sample {s - 1}, of {point.problem.id}"
             label = f"{what} ({where})"
             wrong.append(Violation(step=step, what=label, stored=before, expected=after))
-    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
+    return IdentityResult(checked, len(wrong), tuple(wrong[:VIOLATIONS_KEPT]))
 
 
 def _rescore_stored_rewards(

@@ -138,7 +138,7 @@ def probe_model(
         bare = sum(a.reasoning is None for a in result.answered)
         raise SpecError(
             f"none of {len(result.answered)} answers could be probed: {bare} have no span "
-            f"{settings.span!r}, and {result.unprobed} did not fit into probe.max_tokens"
+            f"{settings.span!r}"
         )
     own = None if target.run is None else _get_run_probe_settings(target.run)
     found = ModelProbe(target, result, tuple(_name_probe_suite(one, own) for one in probes))

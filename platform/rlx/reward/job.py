@@ -9,11 +9,12 @@ import pickle
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from rlx.plugin import Environment, RewardPlugin, Sample, Score
+from rlx.reporting import show_plugin_output
 from rlx.rollout import check_environment_step
 from rlx.text import shorten_for_record
 
@@ -34,11 +35,15 @@ class RewardJob:
         reward: the plugin; its class must be importable in a fresh process.
         samples: one sample for scope "sample"; the whole group for wider scopes.
         deadline: seconds of wall time for the call.
+        name: the plugin's name, shown with what it prints; "" for that of its class.
+        is_watched: whether the outcome says what the reward changed in its samples.
     """
 
     reward: RewardPlugin
     samples: tuple[Sample, ...]
     deadline: float
+    name: str = ""
+    is_watched: bool = False
 
     def __post_init__(self) -> None:
         if not self.samples or (self.reward.scope == "sample" and len(self.samples) > 1):
@@ -48,9 +53,15 @@ class RewardJob:
 
     def run(self) -> "JobOutcome":
         """Returns the reward's verdicts."""
+        samples = list(self.samples)
+        before = _picture_samples(samples) if self.is_watched else {}
         if self.reward.scope == "sample":
-            return JobOutcome((_check_verdict(self.reward.score(self.samples[0])),))
-        return JobOutcome(_check_verdicts(self.reward.score(list(self.samples)), len(self.samples)))
+            verdicts: tuple[Score | None, ...] = (_check_verdict(self.reward.score(samples[0])),)
+        else:
+            verdicts = _check_verdicts(self.reward.score(samples), len(self.samples))
+        after = _picture_samples(samples) if self.is_watched else {}
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        return JobOutcome(verdicts, changed=tuple(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +73,14 @@ class EnvironmentCall:
         what: the method to call.
         arguments: arguments of the method.
         deadline: seconds of wall time for the call.
+        name: the plugin's name, as in `RewardJob`.
     """
 
     environment: Environment
     what: Literal["reset", "step"]
     arguments: tuple[Any, ...]
     deadline: float
+    name: str = ""
 
     def run(self) -> "JobOutcome":
         """Returns an initial state or a step."""
@@ -93,15 +106,23 @@ class JobOutcome:
         verdicts: one per sample, in order; None for an abstention. Empty after a fault.
         fault: the plugin's fault; None if it succeeded.
         value: result of an environment call.
+        changed: what a watched reward changed in its samples, such as `problem.numbers`.
     """
 
     verdicts: tuple[Score | None, ...] = ()
     fault: str | None = None
     value: Any = None
+    changed: tuple[str, ...] = ()
 
 
 class _VerdictError(Exception):
     pass
+
+
+def pickle_jobs(jobs: Sequence[Work]) -> bytes:
+    """Returns jobs for `run_jobs`, each pickled apart: none shares an object with another, so a
+    plugin that changes its input changes no other call, whichever calls are sent together."""
+    return pickle.dumps([pickle.dumps(job, pickle.HIGHEST_PROTOCOL) for job in jobs])
 
 
 def run_jobs(payload: bytes, memory_mb: int, count_job: Callable[[], None]) -> list[JobOutcome]:
@@ -111,13 +132,14 @@ def run_jobs(payload: bytes, memory_mb: int, count_job: Callable[[], None]) -> l
     it is left for another call. Returns the outcomes of the jobs that ran; the rest did not start.
 
     Args:
-        payload: the pickled jobs.
+        payload: the jobs, as `pickle_jobs` returns them.
         memory_mb: MiB of address space that they may add to this process.
         count_job: called before each job starts.
     """
     try:
         _limit_memory(memory_mb)
-        jobs: list[Work] = pickle.loads(payload)
+        with show_plugin_output("import of a plugin"):
+            jobs: list[Work] = [pickle.loads(job) for job in pickle.loads(payload)]
         outcomes: list[JobOutcome] = []
         start = time.monotonic()
         shortest = min((job.deadline for job in jobs), default=0.0)
@@ -126,7 +148,8 @@ def run_jobs(payload: bytes, memory_mb: int, count_job: Callable[[], None]) -> l
                 break
             count_job()
             try:
-                outcomes.append(_run_job(job))
+                with show_plugin_output(_name_plugin(job)):
+                    outcomes.append(_run_job(job))
             except MemoryError:
                 if outcomes:
                     break
@@ -134,6 +157,11 @@ def run_jobs(payload: bytes, memory_mb: int, count_job: Callable[[], None]) -> l
         return outcomes
     finally:
         _limit_memory(None)
+
+
+def _name_plugin(job: Work) -> str:
+    plugin = job.reward if isinstance(job, RewardJob) else job.environment
+    return job.name or type(plugin).__name__
 
 
 def _run_job(job: Work) -> JobOutcome:
@@ -148,7 +176,31 @@ def _run_job(job: Work) -> JobOutcome:
         return JobOutcome(fault=describe_error(error))
 
 
+def _picture_samples(samples: Sequence[Sample]) -> dict[str, bytes]:
+    """Returns the contents of samples, by the names of their fields and of the keys in these."""
+    picture: dict[str, bytes] = {}
+    for number, sample in enumerate(samples):
+        of = f"sample {number}: " if len(samples) > 1 else ""
+        for field in fields(sample):
+            value = getattr(sample, field.name)
+            inner = value.items() if isinstance(value, Mapping) else ()
+            for key, each in inner:
+                picture[f"{of}{field.name}.{key}"] = _picture_value(each)
+            if not isinstance(value, Mapping):
+                picture[f"{of}{field.name}"] = _picture_value(value)
+    return picture
+
+
+def _picture_value(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except _UNPICKLABLE:  # which no sample holds that a worker receives
+        return repr(type(value)).encode()
+
+
 def _check_verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
+    if getattr(raw, "ndim", None) == 1 and hasattr(raw, "tolist"):  # an array of NumPy or PyTorch
+        raw = raw.tolist()
     if not isinstance(raw, Sequence) or isinstance(raw, str | bytes):
         raise _VerdictError(f"gave {type(raw).__name__} instead of a list of verdicts")
     verdicts = tuple(map(_check_verdict, raw))
@@ -185,6 +237,8 @@ def _check_sendable(state: Any) -> Any:
 
 
 def _check_number(raw: Any) -> float:
+    if getattr(raw, "ndim", None) == 0 and hasattr(raw, "item"):  # a scalar of NumPy or PyTorch
+        raw = raw.item()
     if not isinstance(raw, numbers.Real):
         raise _VerdictError(f"gave {type(raw).__name__} instead of a number")
     value = float(raw)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from rlx.discovery import build_plugin
 from rlx.errors import EnvironmentFault, PluginError, SpecError
 from rlx.plugin import Plugin, RewardPlugin, Sample, Score
+from rlx.reporting import show_plugin_output
 from rlx.reward.job import RewardJob
 from rlx.reward.pool import RewardPool
 from rlx.rollout import find_spans
@@ -301,7 +302,8 @@ def build_reward(name: str, overrides: Sequence[str] = ()) -> RewardPlugin:
 
 def _check_reward_plugin(name: str, plugin: Plugin) -> None:
     try:
-        plugin.check()
+        with show_plugin_output(name):
+            plugin.check()
     except (OSError, ImportError) as error:
         raise EnvironmentFault(
             f"reward plugin {name!r}: {escape_unprintable(str(error))}"

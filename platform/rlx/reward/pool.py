@@ -17,13 +17,13 @@ from pebble.common import CONSTS
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Environment, Step
-from rlx.reward.job import EnvironmentCall, JobOutcome, Work, describe_error
+from rlx.reward.job import EnvironmentCall, JobOutcome, Work, describe_error, pickle_jobs
 from rlx.reward.worker import ChunkReport, run_chunk, start_worker
 from rlx.rollout import HostFault
 
 _CHUNK = 64
 
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between two looks at workers that answer nothing."""
 
 _AHEAD = 2
@@ -62,7 +62,7 @@ class ChunkWorkers:
         )
         self._sent = WeakSet[Future[ChunkReport]]()
         try:
-            fault = self.run(pickle.dumps([]), ()).fault  # after the start of an interpreter
+            fault = self.run(pickle_jobs([]), ()).fault  # after the start of an interpreter
         except (BrokenExecutor, ProcessExpired, OSError) as error:
             fault = f"{error}{_explain_script()}"
         if fault is not None:
@@ -85,7 +85,7 @@ class ChunkWorkers:
     def run(self, payload: bytes, deadlines: tuple[float, ...]) -> ChunkReport:
         """Runs a chunk, as `send` does, and waits for what becomes of it."""
         report = self.send(payload, deadlines)
-        while not wait([report], LOOK).done:
+        while not wait([report], CHECK_INTERVAL).done:
             self.end_forgotten()
         return report.result()
 
@@ -114,11 +114,15 @@ class RewardPool:
         workers: number of processes.
         memory_mb: MiB of address space that a job may add to its worker's.
 
+    Attributes:
+        cpu_seconds: that the workers have used so far for jobs.
+
     Raises:
         EnvironmentFault: the workers do not start.
     """
 
     def __init__(self, workers: int, memory_mb: int) -> None:
+        self.cpu_seconds = 0.0
         if workers < 1 or memory_mb < 1:
             raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
         self._count, self._memory_mb, self._restarts = workers, memory_mb, 0
@@ -155,7 +159,7 @@ class RewardPool:
                 positions = queue.popleft()
                 chunk = [jobs[position] for position in positions]
                 try:
-                    payload = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
+                    payload = pickle_jobs(chunk)
                 except Exception as error:  # noqa: BLE001  (pickling runs the plugin's code)
                     fault = f"cannot be sent to a worker: {describe_error(error)}"
                     queue.extend(_isolate_fault(positions, fault, outcomes))
@@ -163,13 +167,15 @@ class RewardPool:
                     running[self._send(payload, tuple(job.deadline for job in chunk))] = positions
             for future in self._wait_for_some(running):
                 positions = running.pop(future)
+                if future.exception() is None:
+                    self.cpu_seconds += future.result().cpu_seconds
                 queue.extend(_collect_outcomes(future, positions, jobs, outcomes))
         return [outcomes[position] for position in range(len(jobs))]
 
     def _wait_for_some(self, running: Collection[Any]) -> Collection[Any]:
         """Waits until some of the running chunks have ended; returns them, or none if none run."""
         while running:
-            if done := wait(running, LOOK, FIRST_COMPLETED).done:
+            if done := wait(running, CHECK_INTERVAL, FIRST_COMPLETED).done:
                 return done
             self._workers.end_forgotten()
         return ()
@@ -257,10 +263,14 @@ class PooledHost:
         environment: the plugin.
         pool: the workers.
         deadline: seconds per call.
+        name: the plugin's name, shown with what it prints; "" for that of its class.
     """
 
-    def __init__(self, environment: Environment, pool: RewardPool, deadline: float) -> None:
+    def __init__(
+        self, environment: Environment, pool: RewardPool, deadline: float, name: str = ""
+    ) -> None:
         self._environment, self._pool, self._deadline = environment, pool, deadline
+        self._name = name
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
         """Initial states; a `HostFault` for a call that raised, hung or crashed."""
@@ -272,7 +282,8 @@ class PooledHost:
 
     def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:
         jobs = [
-            EnvironmentCall(self._environment, what, tuple(call), self._deadline) for call in calls
+            EnvironmentCall(self._environment, what, tuple(call), self._deadline, self._name)
+            for call in calls
         ]
         return [
             outcome.value if outcome.fault is None else HostFault(outcome.fault)

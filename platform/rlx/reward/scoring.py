@@ -39,7 +39,11 @@ class NamedReward:
 
 
 def score_rollouts(
-    trees: Sequence[RolloutTree], rewards: Sequence[NamedReward], pool: RewardPool
+    trees: Sequence[RolloutTree],
+    rewards: Sequence[NamedReward],
+    pool: RewardPool,
+    *,
+    is_watched: bool = False,
 ) -> RewardTable:
     """Scores every turn and every whole rollout of every tree.
 
@@ -47,6 +51,7 @@ def score_rollouts(
         trees: trees of one step.
         rewards: in any order; `of` and `requires` may name others of them.
         pool: runs the plugins.
+        is_watched: whether the table says what rewards change in their samples.
 
     Raises:
         RewardError: a scorer failed under `on_error: fail`, or an environment did.
@@ -61,15 +66,17 @@ def score_rollouts(
     }
     dropped = _find_failed_rollouts(trees)
     faults: dict[str, int] = {}
+    changed: dict[str, tuple[str, ...]] | None = {} if is_watched else None
     for name in order:
         reward = by_name[name]
         entries = turns if reward.scope == "turn" else rollouts
-        for place, entry in _score_one(trees, reward, turns, rollouts, pool):
+        for place, entry in _score_one(trees, reward, turns, rollouts, pool, changed):
             if entry.is_fault:
                 faults[name] = faults.get(name, 0) + 1
                 entry = _apply_on_error(trees, reward, place, entry, dropped)
             entries[place][name] = entry
-    return RewardTable(turns, frozenset(_add_descendants(trees, dropped)), faults, rollouts)
+    without = frozenset(_add_descendants(trees, dropped))
+    return RewardTable(turns, without, faults, rollouts, changed or {})
 
 
 def _find_failed_rollouts(trees: Sequence[RolloutTree]) -> set[Place]:
@@ -116,8 +123,12 @@ def _score_one(
     turns: Mapping[Place, Entries],
     rollouts: Mapping[Place, Entries],
     pool: RewardPool,
+    changed: dict[str, tuple[str, ...]] | None = None,
 ) -> Iterable[tuple[Place, RewardEntry]]:
-    """One entry for each turn of the reward's kind, or for each rollout."""
+    """One entry for each turn of the reward's kind, or for each rollout.
+
+    `changed` takes what the reward changes in its samples; None if it is not watched.
+    """
     missing = RewardEntry(reward.name, None, reward.use.weight, "absent")
     samples: dict[Place, Sample] = {}
     for place in _select_rollout_keys(trees, reward, turns, rollouts):
@@ -137,10 +148,18 @@ def _score_one(
         samples[place] = replace(_build_sample(tree, place), of=of)
     groups = _group_by_scope(trees, samples, reward)
     jobs = [
-        RewardJob(reward.plugin, tuple(samples[p] for p in places), reward.use.deadline)
+        RewardJob(
+            reward.plugin,
+            tuple(samples[p] for p in places),
+            reward.use.deadline,
+            name=reward.use.plugin,
+            is_watched=changed is not None,
+        )
         for places in groups
     ]
     for places, outcome in zip(groups, pool.score(jobs), strict=True):
+        if changed is not None and outcome.changed:
+            changed.setdefault(reward.name, outcome.changed)
         for place, verdict in zip(places, _list_verdicts(outcome, len(places)), strict=True):
             yield place, _build_reward_entry(missing, verdict)
 

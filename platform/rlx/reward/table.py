@@ -56,12 +56,15 @@ class RewardTable:
             they end, or on a turn that they continue.
         faults: number of entries lost to scorer faults, by reward name.
         rollouts: named rewards of every whole trajectory that continues a prompt.
+        changed: what the first call that changed its samples changed, by reward name; only where
+            rewards are watched.
     """
 
     turns: Mapping[Place, Entries]
     dropped: frozenset[Place]
     faults: Mapping[str, int]
     rollouts: Mapping[Place, Entries] = field(default_factory=dict)
+    changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def get_turn_total(self, place: Place) -> float | None:
         """Weighted sum of a turn's rewards; None if none of them counts."""

@@ -13,6 +13,7 @@ import pickle
 import signal
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -22,7 +23,7 @@ from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, re
 from rlx.reward.job import describe_error, run_jobs
 from rlx.stopwatch import Stopwatch
 
-_LOOK = 0.05
+_DEADLINE_CHECK_INTERVAL = 0.05
 """Longest time between two looks at the child, in seconds."""
 _IMPORT_SECONDS = 60.0
 """Time for the import of plugins in a fresh child, in addition to two deadlines."""
@@ -35,10 +36,12 @@ class ChunkReport(NamedTuple):
     Attributes:
         outcomes: the pickled outcomes of the jobs that ran.
         fault: why there are none; None if they ran.
+        cpu_seconds: that the process used to run them.
     """
 
     outcomes: bytes = b""
     fault: str | None = None
+    cpu_seconds: float = 0.0
 
 
 class _JobProcess:
@@ -76,7 +79,7 @@ class _JobProcess:
         """
         rank = multiprocessing.parent_process()
         assert rank is not None
-        look = min(_LOOK, min(deadlines, default=_LOOK) / 4)
+        look = min(_DEADLINE_CHECK_INTERVAL, min(deadlines, default=_DEADLINE_CHECK_INTERVAL) / 4)
         current, spent = 0, Stopwatch(2 * look)
         while not (ready := wait([self._pipe, rank.sentinel], look)) and not self._has_ended():
             before, current = current, self._count_started() - self._before
@@ -146,11 +149,13 @@ class _JobProcess:
             os._exit(1)
 
     def _run_jobs(self, payload: bytes, memory_mb: int) -> ChunkReport:
+        began = time.process_time()
         try:
             outcomes = run_jobs(payload, memory_mb, self._count_job)
         except Exception as error:  # noqa: BLE001  (unpickling imports plugins, which may raise)
             return ChunkReport(fault=f"cannot be read by a worker: {describe_error(error)}")
-        return ChunkReport(pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL))
+        pickled = pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL)
+        return ChunkReport(pickled, cpu_seconds=time.process_time() - began)
 
     def _count_job(self) -> None:
         if os.getpid() != self._own_pid:  # a plugin forked, and its copy did not end

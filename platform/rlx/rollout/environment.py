@@ -27,7 +27,7 @@ from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ForcedAnswer, TurnSpec
 from rlx.text import replace_surrogates
 
-_LONGEST = 1_000_000
+_MAX_OBSERVATION = 1_000_000
 """Maximum characters of an observation, and of a turn's info as JSON."""
 
 
@@ -82,8 +82,10 @@ def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
         raise ValueError(f"gave {type(step).__name__} instead of a Step")
     if step.kind not in kinds:
         raise ValueError(f"gave a turn of kind {step.kind!r}; its kinds are {', '.join(kinds)}")
-    if not isinstance(step.observation, str) or len(step.observation) > _LONGEST:
-        raise ValueError(f"gave an observation that is not text of at most {_LONGEST} characters")
+    if not isinstance(step.observation, str) or len(step.observation) > _MAX_OBSERVATION:
+        raise ValueError(
+            f"gave an observation that is not text of at most {_MAX_OBSERVATION} characters"
+        )
     if not (step.anchor is None or isinstance(step.anchor, str)):
         raise ValueError(f"gave {type(step.anchor).__name__} as an anchor, not text")
     if step.player not in (0, 1):
@@ -107,7 +109,7 @@ def _copy_info(info: Any, what: str) -> dict[str, Any]:
         text = json.dumps(dict(info), allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"gave {what} that is not plain JSON: {error}") from error
-    if len(text) > _LONGEST:
+    if len(text) > _MAX_OBSERVATION:
         raise ValueError(f"gave {what} of {len(text)} characters")
     copied: dict[str, Any] = json.loads(replace_surrogates(text))
     return copied

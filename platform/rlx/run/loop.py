@@ -1,14 +1,15 @@
 """Runs an experiment on one rank: build, warm start, evaluate, train, evaluate, export."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 
 from rlx.errors import RewardError
 from rlx.evaluation import (
     compute_held_out_metrics,
-    draw_test_problems,
     limit_to_one_answer,
 )
 from rlx.home import RunFolder
@@ -29,10 +30,12 @@ from rlx.model import (
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Task
 from rlx.record import Recorder
+from rlx.reporting import show_plugin_output
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
 from rlx.run.collect import build_prompt_fit, sample_and_score
 from rlx.run.context import ControllerState, RunContext, RunStopped, StopRequest
+from rlx.run.cpu_account import CpuAccount
 from rlx.run.first_contact import make_first_contact
 from rlx.run.metrics import AlarmWatch, environment_figures
 from rlx.run.probes import require_texts, run_probe
@@ -92,6 +95,7 @@ def run_experiment(
             pool,
             recorder,
             progress,
+            CpuAccount(partial(_read_cpu_seconds, pool, recorder)),
         )
         _record_forms(context)
         resumed = resume_run(context)
@@ -112,6 +116,11 @@ def run_experiment(
         _evaluate_held_out(context, base, step=at.step, label="after")
         learner.export(policy, folder.model)
         run_probe(context, base, step=at.step, label="after")
+
+
+def _read_cpu_seconds(pool: RewardPool, recorder: Recorder | None) -> float:
+    """CPU seconds of this process without the thread that records, and of its workers."""
+    return time.process_time() - (recorder.cpu_seconds if recorder else 0.0) + pool.cpu_seconds
 
 
 @contextmanager
@@ -258,11 +267,14 @@ def _evaluate_held_out(context: RunContext, setup: PhaseSetup, *, step: int, lab
     if spec.greedy:
         plans[".greedy"] = setup.plan.copy_with_sampling(1, top_k=1)
     total, done = spec.problems * len(tasks) * len(plans), 0
-    for name, task in tasks.items():
-        for how, plan in plans.items():
-            context.progress.show(Progress(f"evaluation ({label})", done, total))
-            _evaluate_suite(context, setup, task, plan, step, label, name + how)
-            done += spec.problems
+    with context.cpu.measure("evaluate"):
+        for name, task in tasks.items():
+            for how, plan in plans.items():
+                context.progress.show(Progress(f"evaluation ({label})", done, total))
+                _evaluate_suite(context, setup, task, plan, step, label, name + how)
+                done += spec.problems
+    if context.recorder:
+        context.recorder.record_durations(step, context.cpu.take("evaluate"))
     context.progress.show(Progress(f"evaluation ({label})", total, total))
 
 
@@ -278,7 +290,8 @@ def _evaluate_suite(
     """Evaluates one held-out set with one way of sampling."""
     spec = context.spec.evaluation
     data = derive_seed(context.spec.seed, "held out")
-    problems = draw_test_problems(task, spec.problems, data, distinct=spec.distinct)
+    with show_plugin_output(type(task).__name__):
+        problems = [task.problem("test", i, data) for i in range(spec.problems)]
     fit = build_prompt_fit(context.policy, setup)
     drawn = fit.draw_held_out(problems.__getitem__, range(len(problems)))
     seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in drawn.numbers]

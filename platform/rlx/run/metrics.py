@@ -421,7 +421,7 @@ FULL, RISE, REPEATS = 0.85, 1.4, 0.10
 """Thresholds: share of the allowed turns, growth of turns, share of turns that repeat others."""
 
 
-FEW, MOST = 0.5, 0.8
+INVALID_AT_FIRST, INVALID_LATELY = 0.5, 0.8
 """Thresholds of the share of invalid turns: in the first steps, and in the latest."""
 
 
@@ -483,7 +483,11 @@ def find_invalid_turns(history: Sequence[Mapping[str, float]]) -> str | None:
     """
     shares = [figures[_INVALID] for figures in history if _INVALID in figures]
     first, latest = shares[:SUSTAINED], shares[-SUSTAINED:]
-    if len(shares) < 2 * SUSTAINED or np.mean(first) > FEW or min(latest) < MOST:
+    if (
+        len(shares) < 2 * SUSTAINED
+        or np.mean(first) > INVALID_AT_FIRST
+        or min(latest) < INVALID_LATELY
+    ):
         return None
     return (
         f"invalid turns: {np.mean(latest):.0%} of the turns are now invalid, up from "
@@ -506,7 +510,7 @@ def find_no_gradient(step: int, history: Sequence[Mapping[str, float]]) -> str |
     return (
         f"no gradient: steps {step - IDLE_STEPS + 1} to {step} changed nothing, as no token had an "
         "advantage. The usual cause is that all responses to a problem score alike: look at them "
-        "with rlx samples, and at the credit of each token with rlx plan"
+        "and at what the model read with rlx samples, and at the credit of each token with rlx plan"
     )
 
 

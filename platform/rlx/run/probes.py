@@ -118,8 +118,6 @@ def probe_problems(
     seeds = [derive_seed(seed, "probe", i) for i in numbers]
     rank, count = (ranks.rank, ranks.count) if ranks else (0, 1)
     mine = slice(rank, None, count)
-    if spec.max_tokens is not None:
-        spec = spec.model_copy(update={"max_tokens": spec.max_tokens // count})
 
     def report_probe_progress(done: int, total: int) -> None:
         show(Progress("probe", done, total))
@@ -139,7 +137,7 @@ def merge_probe_shares(shares: Sequence[ProbeResult]) -> ProbeResult:
         for sample in share.samples
     ]
     samples.sort(key=lambda sample: sample.answered)
-    return ProbeResult(answered, tuple(samples), sum(share.unprobed for share in shares))
+    return ProbeResult(answered, tuple(samples))
 
 
 def build_probe_records(

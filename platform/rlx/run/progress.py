@@ -5,7 +5,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-EVERY = 0.2
+WRITE_INTERVAL = 0.2
 """Minimum number of seconds between two writes within a stage."""
 
 
@@ -33,10 +33,10 @@ class ProgressFile:
         self._at = 0.0
 
     def show(self, progress: Progress) -> None:
-        """Writes `progress`; within an unfinished stage at most every `EVERY` seconds."""
+        """Writes `progress`; within an unfinished stage at most every `WRITE_INTERVAL` seconds."""
         now, before = time.monotonic(), self._progress
         finished = progress.done == progress.total
-        if now - self._at < EVERY and before.stage == progress.stage and not finished:
+        if now - self._at < WRITE_INTERVAL and before.stage == progress.stage and not finished:
             return
         self._at, self._progress = now, progress
         self._write()

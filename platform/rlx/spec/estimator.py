@@ -71,7 +71,9 @@ class ConfidenceSpec(GroupComparison):
 
 
 class _GroupEstimator(_SignalOptions, Estimator):
-    """Compares a row with the others of its group."""
+    """Compares a row with the others of its group; `rule` says how, where that is no option."""
+
+    rule: ClassVar[Normalize] = "center"
 
     def compares(self, turn: str) -> bool:
         return self.singleton != "raw"
@@ -82,16 +84,13 @@ class _GroupEstimator(_SignalOptions, Estimator):
     @property
     def comparison(self) -> dict[str, Any]:
         """Its settings of `rlx.credit.group_advantages`."""
-        return self.model_dump(include=set(GroupComparison.model_fields))
-
-
-class _CenteringEstimator(_GroupEstimator):
-    @property
-    def comparison(self) -> dict[str, Any]:
-        return {**super().comparison, "normalize": "center"}
+        own = self.model_dump(include=set(GroupComparison.model_fields))
+        return {"normalize": self.rule, **own}
 
 
 class _NormalizingEstimator(_ScaleOptions, _GroupEstimator):
+    rule: ClassVar[Normalize] = "std"
+
     def get_ddof(self, turn: str) -> Literal[0, 1]:
         return self.ddof
 
@@ -157,29 +156,26 @@ class Uniform(_NormalizingEstimator):
     reads: ClassVar[Reading] = "turns"
 
 
-class DrGrpo(_CenteringEstimator):
+class DrGrpo(_GroupEstimator):
     """Score minus the group mean; with `loss.aggregate: constant` this is Dr. GRPO."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_dr_grpo"
 
 
-class Rloo(_CenteringEstimator):
+class Rloo(_GroupEstimator):
     """Score minus the mean of the other scores in its group (leave-one-out)."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_rloo"
-
-    @property
-    def comparison(self) -> dict[str, Any]:
-        return {**super().comparison, "normalize": "leave_one_out"}
+    rule: ClassVar[Normalize] = "leave_one_out"
 
 
-class Opo(_CenteringEstimator):
+class Opo(_GroupEstimator):
     """Score minus the length-weighted mean of its group."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_opo"
 
 
-class Gpg(_CenteringEstimator):
+class Gpg(_GroupEstimator):
     """Score minus the group mean, scaled up to compensate for groups without signal."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_gpg"
@@ -190,7 +186,7 @@ class Gpg(_CenteringEstimator):
     """Constant divisor."""
 
 
-class MaxRl(_CenteringEstimator):
+class MaxRl(_GroupEstimator):
     """Score minus the group mean, divided by that mean, so that rare successes weigh more."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_maxrl"
@@ -274,7 +270,7 @@ class TreeGrpo(_NormalizingEstimator):
     the others. batch_std divides by the standard deviation of all scores of the batch."""
 
 
-class ReinforcePlusPlusBaseline(_CenteringEstimator):
+class ReinforcePlusPlusBaseline(_GroupEstimator):
     """Score minus the group mean, whitened over the batch."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_reinforce_plus_plus_baseline"

@@ -85,8 +85,6 @@ class ProbeSpec(StrictModel):
     """Text that the `filler` scheme repeats in place of the reasoning."""
     max_new_tokens: Count = Field(48, ge=1)
     """Maximum length of a forced answer."""
-    max_tokens: Count | None = Field(None, ge=1)
-    """Budget of sampled tokens for one probe; problems that might exceed it are skipped."""
 
 
 OWN_SUITE = "own"

@@ -46,7 +46,6 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("rollout",), "examples", []),
     (("rollout", "*"), "prefix", ""),
     (("rollout", "levels", "*"), "prefix", ""),
-    (("evaluation",), "distinct", False),
     (("loss",), "expected", None),
     (("loss",), "temperatures", [1.0, 1.05]),
     (("loss",), "ratio_cap", 20.0),
@@ -60,6 +59,8 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
 they are not part of the digest, so that an experiment keeps its own. "*" is every key."""
 _FORMER_SETTINGS: Final = (
+    ("evaluation", "distinct", False),
+    ("probe", "max_tokens", None),
     ("rollout", "curriculum", None),
     ("rollout", "off_policy_steps", 0),
     ("sampler", "adapters", "swap"),
@@ -70,6 +71,7 @@ _FORMER_SETTINGS: Final = (
 """Settings of earlier versions, and the value that means what rlx does now: a recorded experiment
 may have them with this value."""
 _FORMER_IN_DIGEST: Final = {
+    "probe": {"max_tokens": None},
     "rollout": {"off_policy_steps": 0},
     "vllm": {"colocate": True, "weight_transfer": "file"},
 }
@@ -273,6 +275,8 @@ class ExperimentSpec(StrictModel):
                 if name in section and section[name] == default:
                     del section[name]
         settings["rollout"] |= _FORMER_IN_DIGEST["rollout"]
+        if settings["probe"] is not None:
+            settings["probe"] |= _FORMER_IN_DIGEST["probe"]
         settings["sampler"] |= _FORMER_IN_DIGEST.get(self.sampler.engine, {})
         if settings["model"].get("tokenizer", "") is None:
             # Runs of before had this default; where null chooses another, they could not run.

@@ -224,9 +224,6 @@ class EvaluationSpec(StrictModel):
     problems: Count = Field(600, ge=1)
     every: Count = Field(0, ge=0)
     """Steps between evaluations during training; 0 evaluates only before and after."""
-    distinct: bool = False
-    """Ask each problem once: skip problems that the task draws again. If many draws in a row bring
-    nothing new, the set has fewer problems."""
     correct: str = "accuracy"
     """The reward whose value 1 means that an answer is correct."""
     greedy: bool = False

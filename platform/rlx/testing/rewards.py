@@ -8,7 +8,6 @@ Rewards run as in training: in a worker process with a deadline and a memory cap
 """
 
 import math
-import pickle
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -266,33 +265,12 @@ def _check_reward_determinism(subject: Subject, own_samples: _Given) -> None:
         )
 
 
-class _WatchedReward:
-    """Wraps a reward and detects changes to its samples. As picklable as the reward."""
-
-    def __init__(self, reward: Any) -> None:
-        self.reward = reward
-
-    @property
-    def scope(self) -> Any:
-        return self.reward.scope
-
-    def score(self, sample: Any) -> Any:
-        """Calls the reward's `score`.
-
-        Raises:
-            AssertionError: it changed a sample, or the order of the samples.
-        """
-        before = pickle.loads(pickle.dumps(sample))
-        verdict = self.reward.score(sample)
-        assert sample == before, "it changed its input"
-        return verdict
-
-
 def _check_samples_unchanged(subject: Subject, own_samples: _Given) -> None:
     cases = _build_reward_cases(subject, own_samples)
-    watched = [_RewardCase(_WatchedReward(case.reward), case.samples) for case in cases]
-    for case, outcome in zip(cases, _score_cases(watched), strict=True):
-        _assert_no_fault(outcome, _describe_case(case))
+    jobs = [RewardJob(case.reward, case.samples, DEADLINE, is_watched=True) for case in cases]
+    for case, outcome in zip(cases, score_jobs(jobs), strict=True):
+        changed = _assert_no_fault(outcome, _describe_case(case)).changed
+        assert not changed, f"{_describe_case(case)}: it changed {', '.join(changed)}"
 
 
 def _check_hostile_responses(subject: Subject, own_samples: _Given) -> None:

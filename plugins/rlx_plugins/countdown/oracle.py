@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-_LONGEST = 4096  # characters
+_MAX_ANSWER_CHARACTERS = 4096  # characters
 _LARGEST_DENOMINATOR = 10**6
 _ROUNDING = Fraction(5, 10**13)
 
@@ -29,7 +29,7 @@ def solves_problem(answer: str, problem: Mapping[str, Any], use_all: bool = True
 
     It has the operators that prompts offer, `+ - * /`, and signs.
     """
-    if len(answer) > _LONGEST:
+    if len(answer) > _MAX_ANSWER_CHARACTERS:
         return False
     used: Counter[Fraction] = Counter()
     try:

@@ -28,7 +28,7 @@ _ALIASES = {
     "get_entities_in": "get_head_entities",
 } | {name: name for name in FUNCTIONS}
 
-_LONGEST = 2000
+_MAX_QUERY_CHARACTERS = 2000
 """Maximum number of characters of a query; a longer one is malformed."""
 _MARKS = tuple(f"<{end}{tag}>" for tag in ("think", "kg-query", "answer") for end in ("", "/"))
 
@@ -67,7 +67,7 @@ def read_query(text: str) -> KgQuery | None:
     """
     name, _, rest = text.strip().partition("(")
     function = _ALIASES.get(name.strip())
-    if function is None or len(text) > _LONGEST or not rest.endswith(")"):
+    if function is None or len(text) > _MAX_QUERY_CHARACTERS or not rest.endswith(")"):
         return None
     arguments = _parse_query_arguments(rest[:-1])
     return KgQuery(function, arguments) if len(arguments) == FUNCTIONS[function] else None

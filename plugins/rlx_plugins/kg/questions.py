@@ -5,8 +5,6 @@ subjects (head), or along a symmetric relation, which reads as a verb ("a countr
 France"). A path is the sequence of facts on one such walk.
 """
 
-import hashlib
-import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +66,7 @@ class KgQuestion:
 
 @lru_cache(maxsize=8)
 def build_question_population(
-    graph: Graph, share: float, compositional: bool
+    graph: Graph, share: float
 ) -> Mapping[Split, Mapping[Type, tuple[KgQuestion, ...]]]:
     """Returns the questions of each split and type, in a fixed order.
 
@@ -78,40 +76,18 @@ def build_question_population(
     Args:
         graph: the graph.
         share: share of the facts that are held out.
-        compositional: whether multi-hop questions are split by their relations instead: of each
-            type, the same share of the combinations is only for testing.
     """
     held = select_held_out_facts(graph, share)
     found: dict[Split, dict[Type, tuple[KgQuestion, ...]]] = {"train": {}, "test": {}}
     for type_ in TYPES:
-        candidates = list(_generate_questions(graph, type_))
-        new = _select_test_chains(graph, candidates, share) if compositional else frozenset()
         split: dict[Split, list[KgQuestion]] = {"train": [], "test": []}
-        for question, paths in candidates:
+        for question, paths in _generate_questions(graph, type_):
             touched = [not held.isdisjoint(path) for path in paths]
-            if new and len(question.chain) > 1:
-                if question.chain in new:
-                    split["test"].append(question)
-                elif not any(touched):
-                    split["train"].append(question)
-            elif len(set(touched)) == 1:
+            if len(set(touched)) == 1:
                 split["test" if touched[0] else "train"].append(question)
         for name, questions in split.items():
             found[name][type_] = tuple(questions)
     return found
-
-
-def _select_test_chains(
-    graph: Graph, candidates: Iterable[tuple[KgQuestion, Sequence[_Path]]], share: float
-) -> frozenset[tuple[Hop, ...]]:
-    """The multi-hop chains for testing: those with the smallest hashes."""
-    chains = {q.chain for q, _ in candidates if q.type != "intersection" and len(q.chain) > 1}
-
-    def hash_chain(chain: tuple[Hop, ...]) -> bytes:
-        names = [f"{direction} {graph.relation_name(relation)}" for direction, relation in chain]
-        return hashlib.sha256("\0".join(names).encode()).digest()
-
-    return frozenset(sorted(chains, key=hash_chain)[: math.ceil(share * len(chains))])
 
 
 def _generate_questions(graph: Graph, type_: Type) -> Iterator[tuple[KgQuestion, Sequence[_Path]]]:

@@ -19,7 +19,7 @@ from rlx_plugins.answer_text import normalize_answer
 from rlx_plugins.kg.protocol import read_turn
 from rlx_plugins.kg.text import escape_text, has_visible_text
 
-_MOST = 256
+_MAX_NAMES = 256
 """Maximum number of names in an answer; an answer with more scores 0."""
 _PIECES = 4
 """Maximum number of comma-separated pieces in one name, such as `Washington, D.C.`; more if a right
@@ -67,7 +67,7 @@ def parse_named_answers(
     the normal form of other names. Commas and line breaks separate names; one name may span up to
     `pieces` of the separated parts."""
     between = (piece for piece in re.finditer(r"[^,\n]+", text) if has_visible_text(piece[0]))
-    spans = [piece.span() for piece in islice(between, _MOST + 1)]
+    spans = [piece.span() for piece in islice(between, _MAX_NAMES + 1)]
     found: dict[int | str, None] = {}
     at = 0
     while at < len(spans):
@@ -149,7 +149,7 @@ class _AnswerSetReward(_RolloutReward, ABC):
         pieces = 1 + max(escape_text(name).count(",") for names in right for name in names)
         kind, text = read_turn(sample.response)
         named = parse_named_answers(text, answers, max(_PIECES, pieces)) if kind == "answer" else []
-        if not named or len(named) > _MOST:
+        if not named or len(named) > _MAX_NAMES:
             return self._build_scaled_score(
                 sample, 0.0, "no answer" if not named else "too many names"
             )

@@ -30,7 +30,7 @@ from rlx_plugins.kg.view import GraphView
 _ROUND = 1000
 """Problems per round; every round has the same number of problems of each type."""
 _ONE_HOP = ("forward", "inverse")
-_LONGEST = 16
+_MAX_DEMONSTRATION_TURNS = 16
 """Maximum number of turns of a demonstration; no script needs as many."""
 
 _Asked = tuple[KgQuestion, str]
@@ -56,10 +56,6 @@ class KgTask(Plugin):
     """Ask for one of the right answers, or for all of them."""
     held_out: float = Field(0.15, gt=0, lt=1)
     """Share of the facts held out for testing."""
-    compositional: bool = False
-    """Split multi-hop questions by their relations instead: a share `held_out` of each type's
-    combinations is only for testing, whether their facts are held out or not. Intersections do not
-    count as multi-hop and are still split by their facts."""
     world: int = Field(0, ge=0)
     """0 asks about the graph as it is. Any other number permutes entity names within their kinds,
     so that a model cannot use its knowledge of the real world."""
@@ -204,7 +200,7 @@ class KgTask(Plugin):
         state = environment.reset(problem.fields, seed)
         turns: list[str] = []
         observations: list[str] = []
-        while len(turns) < _LONGEST:
+        while len(turns) < _MAX_DEMONSTRATION_TURNS:
             turns.append(self.act(problem, turns, observations, seed))
             step = environment.step(state, Action(text=turns[-1], number=len(turns)))
             if step.done:
@@ -216,9 +212,7 @@ class KgTask(Plugin):
     def _get_question_wordings(self, split: Split) -> Mapping[Type, tuple[_Asked, ...]]:
         every = self.answers == "every"
         graph = load_named_graph(self.graph)
-        return _build_question_wordings(
-            graph, self.held_out, self.compositional, every, split, tuple(self.types)
-        )
+        return _build_question_wordings(graph, self.held_out, every, split, tuple(self.types))
 
     def _problem(
         self,
@@ -272,7 +266,6 @@ def _list_kind_members(graph: Graph, kind: str) -> tuple[int, ...]:
 def _build_question_wordings(
     graph: Graph,
     share: float,
-    compositional: bool,
     every: bool,
     split: Split,
     types: tuple[Type, ...],
@@ -283,7 +276,7 @@ def _build_question_wordings(
         ValueError: a type of `types` has none.
     """
     wordings = {}
-    for type_, questions in build_question_population(graph, share, compositional)[split].items():
+    for type_, questions in build_question_population(graph, share)[split].items():
         wordings[type_] = tuple(
             (q, t) for q in questions for t in list_question_templates(q, every)
         )

@@ -16,7 +16,7 @@ from rlx_plugins.kg.view import GraphView
 
 GRAPH = load_world_graph()
 SHARE = 0.15
-SPLITS = build_question_population(GRAPH, SHARE, False)
+SPLITS = build_question_population(GRAPH, SHARE)
 NAMED = {GRAPH.relation_name(r): r for r in GRAPH.relations}
 
 FAMILY = Graph.from_triples(
@@ -35,7 +35,7 @@ FAMILY = Graph.from_triples(
 
 
 def everything(graph, **more):
-    both = build_question_population(graph, SHARE, False, **more)
+    both = build_question_population(graph, SHARE, **more)
     return {t: both["train"][t] + both["test"][t] for t in TYPES}
 
 
@@ -162,18 +162,6 @@ def test_a_name_that_two_bear_is_not_asked_about():
     graph = Graph.from_triples([("1", "x", "2"), ("3", "x", "4")], labels={"1": "Ada", "3": "Ada"})
     starts = {q.starts[0] for q in everything(graph)["forward"]}
     assert starts == {graph.entity("Ada")}
-
-
-def test_new_combinations_are_for_testing_alone():
-    split = build_question_population(GRAPH, SHARE, True)
-    for type_ in ("hop2", "hop3", "neighbour"):
-        train, test = ({q.chain for q in split[s][type_]} for s in ("train", "test"))
-        assert train
-        assert test
-        assert not train & test
-    for type_ in ("forward", "inverse", "intersection", "count"):
-        for name in ("train", "test"):
-            assert split[name][type_] == SPLITS[name][type_]
 
 
 def test_a_world_changes_names_alone():

@@ -96,17 +96,6 @@ def test_another_world_asks_the_same_of_other_names():
     assert sum(h.fields["answers"] == t.fields["answers"] for h, t in pairs) < 30  # 6 continents
 
 
-def test_new_combinations_only():
-    task = KgTask(compositional=True, types={"hop2": 1.0})
-    train, test = (
-        {json.dumps(task.problem(s, i, 0).fields["chain"]) for i in range(1000)}
-        for s in ("train", "test")
-    )
-    assert train
-    assert test
-    assert not train & test
-
-
 def test_lessons_are_easy_at_first_and_in_worlds_of_their_own():
     task = KgTask(curriculum=200, worlds=20)
     easy = [task.lesson(i, 0) for i in range(200)]

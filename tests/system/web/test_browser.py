@@ -109,33 +109,6 @@ def test_seeds_fold_and_unfold(visit, real):
     expect(member).to_be_hidden()
 
 
-def test_two_that_are_ticked_are_compared(visit, real, known):
-    page = visit(real)
-    page.goto("/")
-    page.get_by_role("checkbox", name="all runs of rlcr").check()
-    page.get_by_role("checkbox", name=f"compare {PROBE}").check()
-    page.get_by_role("button", name="Compare selected").click()
-    page.locator("#overlay[data-ready]").wait_for()
-    assert sorted(re.findall(r"run=(r-\d+)", page.url)) == ["r-0001", "r-0002", PROBE]
-    assert page.locator("#spec tbody tr").count() > 5, "what they differ in"
-    metric = page.get_by_role("combobox", name="of", exact=True)
-    metric.select_option("train/loss")
-    page.locator("#overlay[data-ready='train/loss step']").wait_for()
-    assert page.locator("#chart .legend b").count() == 3
-    last = page.locator("#chart .entry", has_text=RLCR).locator("b")
-    newest = known.queries.last_values([RLCR], ["train/loss"])[RLCR]["train/loss"][1]
-    assert float(last.inner_text()) != pytest.approx(newest, rel=1e-3), "smoothed"
-    page.get_by_label("smoothing").fill("0")
-    page.wait_for_url("**smooth=0")
-    expect(page.locator("#plots output")).to_have_text("0")
-    expect(last).to_have_text(f"{float(f'{newest:.4g}')}")
-    for over, said in (("tokens", "tokens"), ("time", "hours"), ("step", "step")):
-        page.get_by_role("combobox", name="over").select_option(over)
-        page.locator(f"#overlay[data-ready='train/loss {over}']").wait_for()
-        assert f"train/loss by {said}" in page.locator("#chart .plot").get_attribute("aria-label")
-    assert page.locator("table.figures").count() >= 1
-
-
 def test_rollouts_are_filtered(visit, real, known):
     step = LAST[RLCR]
     page = visit(real)

@@ -28,7 +28,6 @@ PAGES = (
     "/runs/r-0001",
     "/runs/r-0001/rollouts/3",
     "/runs/r-0001/rollouts/3/0",
-    "/compare?run=r-0001&run=r-0002",
 )
 # Names of elements and of their attributes, in order: classes too, but for the pointer's.
 SHAPE = """() => [...document.querySelectorAll("*")].map((e) => {
@@ -51,8 +50,6 @@ def settled(page, path):
         for _ in range(5):
             page.keyboard.press("ArrowRight")
         page.wait_for_function("document.querySelectorAll('#rows tr').length === 5")
-    if path.startswith("/compare"):
-        page.locator("#overlay[data-ready]").wait_for()
     page.mouse.move(0, 0)
     return page.evaluate(SHAPE)
 

@@ -14,7 +14,6 @@ PAGES = {
     "credit": "/runs/r-0001/rollouts/6/4",
     "environment": "/runs/r-0003/rollouts/3",
     "probe": "/runs/r-0004",
-    "compare": "/compare?run=rlcr&run=r-0004",
     "log": "/runs/r-0001/log",
 }
 CONTROLS = "main a[href], header a[href], button, input:not([type=hidden]), select, summary"
@@ -42,8 +41,6 @@ def whole(request, enter, real):
     page.goto(path)
     if "/rollouts/" in path and path.count("/") == 5:
         page.locator("body[data-ready]").wait_for()
-    if path.startswith("/compare"):
-        page.locator("#overlay[data-ready]").wait_for()
     draw_sections(page)
     page.evaluate(
         "document.querySelectorAll('.fold[aria-expanded=false]').forEach((e) => e.click())"

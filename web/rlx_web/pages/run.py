@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from rlx_registry import (
     ENDED,
-    Curve,
     EvaluationRecord,
     Registry,
     RunRecord,
@@ -66,6 +65,7 @@ def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[st
     evaluations = registry.queries.evaluation_figures(record.id)
     events = registry.queries.newest_events(record.id, EVENTS)
     steps = registry.results.rollout_steps(record.id)
+    tracker = find_link([record])
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         **run_sections(registry, record.id),
@@ -91,7 +91,7 @@ def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[st
         "values": _list_spec_values(record),
         "yaml": record.yaml,
         "commands": _build_run_commands(record),
-        "tracker": build_tracker_link([record], find_link),
+        "tracker": tracker and {"url": tracker.url, "store": tracker.store},
     }
 
 
@@ -134,31 +134,19 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
 
 
 def build_run_curves(
-    registry: Registry, ref: str, names: Sequence[str], x: str, smooth: bool
+    registry: Registry, ref: str, names: Sequence[str], smooth: bool
 ) -> dict[str, Any]:
     """Some curves of a run, downsampled if the run is long.
 
     Args:
-        x: "step", "tokens" (sampled so far), or "time" (hours since its first step).
         smooth: also return means over buckets of `width` steps, for smoothing.
     """
     record = registry.run(ref)
-    at = None if x == "step" else _compute_step_ticks(registry, record, x)
-
-    def map_curve_steps(found: Mapping[str, Curve]) -> dict[str, Any]:
-        if at is None:
-            return dict(found)
-        return {n: [(at[s], v) for s, v in points if s in at] for n, points in found.items()}
-
-    response = {
-        "run": record.id,
-        "x": x,
-        "curves": map_curve_steps(registry.queries.curves(record.id, names)),
-    }
+    response = {"run": record.id, "curves": registry.queries.curves(record.id, names)}
     if not smooth:
         return response
     width, means = registry.queries.stretch_means(record.id, names)
-    return response | {"width": width, "means": map_curve_steps(means)}
+    return response | {"width": width, "means": means}
 
 
 def build_run_summary(record: RunRecord) -> dict[str, Any]:
@@ -178,14 +166,14 @@ def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any
             (r for r in plain if r.suite == suite), key=lambda r: (ORDER[r.label], r.step)
         )
         ends = [r for r in across if r.label != "step"] or across[-1:]
-        figures = [dict(flatten_metrics(record.metrics)) for record in ends]
+        figures = [dict(_flatten_metrics(record.metrics)) for record in ends]
         names = list(dict.fromkeys(name for f in figures for name in f))
         names.sort(key=lambda name: list(FIGURES).index(name) if name in FIGURES else LAST)
         rows = [
             {
                 "name": name,
                 "values": [f.get(name) for f in figures],
-                "intervals": [get_metric_interval(r, name) for r in ends],
+                "intervals": [_get_metric_interval(r, name) for r in ends],
                 "change": _compute_metric_change(name, ends, figures),
             }
             for name in names
@@ -230,18 +218,18 @@ def _build_share_curves(figures: Mapping[str, Any]) -> dict[str, list[tuple[floa
     return {name: points for name, points in found.items() if points}
 
 
-def flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Scalar metrics by dotted name, without lists and intervals."""
     found: list[tuple[str, Any]] = []
     for name, value in metrics.items():
         if isinstance(value, Mapping):
-            found += [] if name == "intervals" else flatten_metrics(value, f"{prefix}{name}.")
+            found += [] if name == "intervals" else _flatten_metrics(value, f"{prefix}{name}.")
         elif not isinstance(value, list):
             found.append((prefix + name, value))
     return found
 
 
-def get_metric_interval(record: EvaluationRecord, name: str) -> list[float] | None:
+def _get_metric_interval(record: EvaluationRecord, name: str) -> list[float] | None:
     """A metric's recorded confidence interval."""
     found = record.metrics.get("intervals")
     pair = found.get(name) if isinstance(found, Mapping) else None
@@ -273,19 +261,6 @@ def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float |
     return max(0.0, pace * (record.steps_total - record.step))
 
 
-def _compute_step_ticks(registry: Registry, record: RunRecord, x: str) -> dict[int, float]:
-    if x == "time":
-        seen = registry.queries.step_times(record.id, CLOCK)
-        return {step: (at - seen[0][1]) / 3600 for step, at in seen}
-    whole = registry.results.metrics(record.id, names=["perf/tokens_per_s", CLOCK])
-    seconds = dict(whole.get(CLOCK, ()))
-    total, found = 0.0, {}
-    for step, rate in whole.get("perf/tokens_per_s", ()):
-        total += rate * seconds.get(step, 0.0)
-        found[step] = total
-    return found
-
-
 def _summarize_steps(steps: Sequence[int]) -> dict[str, int] | None:
     return {"first": steps[0], "last": steps[-1], "count": len(steps)} if steps else None
 
@@ -297,17 +272,9 @@ def _build_run_commands(record: RunRecord) -> dict[str, str]:
         "reproduce": f"rlx submit {shlex.quote(str(resolved))} --again",
         "follow": f"rlx logs {record.id} -f",
         "rescore": f"rlx rescore {record.id}",
-        "draw plots": f"rlx pictures {record.id}",
+        "draw plots": f"rlx status {record.id} --pictures",
         **({"resume": f"rlx resume {record.id}"} if record.effective_status in RESUMABLE else {}),
     }
-
-
-def build_tracker_link(
-    records: Sequence[RunRecord], find_link: FindLink
-) -> dict[str, str | None] | None:
-    """The page of a tracker that shows some runs, and the store that it is served from."""
-    link = find_link(records)
-    return None if link is None else {"url": link.url, "store": link.store}
 
 
 def _list_spec_values(record: RunRecord) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ def build_row_summary(row: RunRow) -> dict[str, Any]:
     return {name: plain[name] for name in STRIP} | {"status": row.effective_status}
 
 
-def compute_mean_cell(values: Sequence[float]) -> dict[str, float | int | None]:
+def _compute_mean_cell(values: Sequence[float]) -> dict[str, float | int | None]:
     """Mean over seeds with Student's 95 % interval, which needs at least two seeds."""
     if not values:
         return {"mean": None, "low": None, "high": None, "n": 0}
@@ -127,7 +127,7 @@ def _build_experiment_group(
     for row in group:
         statuses[row.effective_status] = statuses.get(row.effective_status, 0) + 1
     folded = {
-        name: compute_mean_cell(
+        name: _compute_mean_cell(
             [v["value"] for f in ended if (v := f[name]) is not None and v["step"]]
         )
         for name in FIGURES

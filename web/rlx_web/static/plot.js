@@ -3,14 +3,14 @@
 import uPlot from "/static/uplot/uPlot.esm.js";
 import { columns, nearest, number, smoothed, visible } from "/static/chart.js";
 
-const COLOURS = 6, FAINT = "40";
+const COLOURS = 6, HEIGHT = 150, FAINT = "40";
 const FONT = "10px system-ui, sans-serif";
 
-/** @typedef {{label: string, colour?: number, points: [number, number][], means?: [number, number][], width?: number}} Curve */
+/** @typedef {{label: string, points: [number, number][], means?: [number, number][], width?: number}} Curve */
 
 const theme = matchMedia("(prefers-color-scheme: dark)");
 const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const colour = (curve, i) => `--c${(curve.colour ?? i) % COLOURS}`;
+const colour = (i) => `--c${i % COLOURS}`;
 
 /** The charts of a page, and the form with their settings, which the address keeps. */
 export class Board {
@@ -53,9 +53,9 @@ export class Board {
   /**
    * Draws curves into a figure, over what stood there.
    * @param {HTMLElement} figure @param {Curve[]} curves
-   * @param {{title: string, x?: string, height?: number}} options
+   * @param {string} title
    */
-  draw(figure, curves, { title, x = "step", height = 150 }) {
+  draw(figure, curves, title) {
     const shown = curves.filter((c) => c.points.length);
     if (!shown.length) return;
     this.#plots.get(figure)?.destroy();
@@ -67,10 +67,10 @@ export class Board {
     box.className = "plot";
     box.setAttribute("role", "img");
     const ends = shown.map((c, i) => `${c.label} ${number(lines[i].at(-1)[1])}`).join(", ");
-    box.setAttribute("aria-label", visible(`${title} by ${x}: ${ends}`));
+    box.setAttribute("aria-label", visible(`${title} by step: ${ends}`));
     figure.append(box);
     const legend = named(figure, shown, lines, log), width = Math.floor(box.clientWidth) || 320;
-    const plot = new uPlot(this.#options(shown, { width, height, log, x, legend }), drawn, box);
+    const plot = new uPlot(this.#options(shown, { width, log, legend }), drawn, box);
     this.#plots.set(figure, plot);
     this.#size.observe(box);
     this.#zoom([plot]);
@@ -104,20 +104,20 @@ export class Board {
     }
   }
 
-  #options(curves, { width, height, log, x, legend }) {
-    const line = (c, i, faint) => ({
+  #options(curves, { width, log, legend }) {
+    const line = (i, faint) => ({
       label: "", spanGaps: true, width: faint ? 1 : 1.6, points: { show: (u, s) => !faint && u.data[s].filter((v) => v !== null).length === 1 },
-      stroke: () => ink(colour(c, i)) + (faint ? FAINT : ""),
+      stroke: () => ink(colour(i)) + (faint ? FAINT : ""),
     });
     const axis = { font: FONT, stroke: () => ink("--faint"), ticks: { show: false }, values: (u, splits) => splits.map((v) => (v === null ? "" : number(v))) };
     return {
-      width, height, legend: { show: false }, padding: [8, 14, 0, 0],
+      width, height: HEIGHT, legend: { show: false }, padding: [8, 14, 0, 0],
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
       axes: [
         { ...axis, size: 22, space: 60, grid: { show: false } },
         { ...axis, size: 48, space: 28, grid: { width: 1, stroke: () => ink("--edge") } },
       ],
-      series: [{}, ...curves.map((c, i) => line(c, i, false)), ...(this.weight ? curves.map((c, i) => line(c, i, true)) : [])],
+      series: [{}, ...curves.map((_, i) => line(i, false)), ...(this.weight ? curves.map((_, i) => line(i, true)) : [])],
       cursor: {
         y: false, drag: { x: true, y: false, setScale: false },
         dataIdx: (u, s, i) => nearest(u.data[0], u.data[s], i) ?? i,
@@ -126,7 +126,7 @@ export class Board {
         sync: { key: "page", scales: ["x", null], filters: { pub: (type) => type === "mousemove" } },
       },
       hooks: {
-        setCursor: [(u) => legend(u.cursor.idx, x, u)],
+        setCursor: [(u) => legend(u.cursor.idx, u)],
         setSelect: [(u) => {
           if (!u.select.width) return;
           const ends = [u.select.left, u.select.left + u.select.width].map((at) => u.posToVal(at, "x"));
@@ -146,7 +146,7 @@ function named(figure, curves, lines, log) {
   list.className = "legend";
   const cells = curves.map((curve, i) => {
     const item = document.createElement("span"), swatch = document.createElement("span"), value = document.createElement("b");
-    item.className = `entry c${(curve.colour ?? i) % COLOURS}`;
+    item.className = `entry c${i % COLOURS}`;
     swatch.className = "swatch";
     item.append(swatch, `${visible(curve.label)} `, value);
     list.append(item);
@@ -162,9 +162,9 @@ function named(figure, curves, lines, log) {
   };
   figure.append(list);
   rest();
-  return (at, x, plot) => {
+  return (at, plot) => {
     if (at === null || at === undefined) return rest();
     for (const i of cells.keys()) cells[i].textContent = number(plot.data[i + 1][plot.cursor.idxs[i + 1]]);
-    place.textContent = `${x} ${number(plot.data[0][at])}`;
+    place.textContent = `step ${number(plot.data[0][at])}`;
   };
 }

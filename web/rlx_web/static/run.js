@@ -23,7 +23,7 @@ function drawn() {
 
 function redraw(figure, chart) {
   const shown = chart.curves.map(([name, label]) => ({ label, points: [], ...curves.get(name) }));
-  board.draw(figure, shown, { title: chart.title });
+  board.draw(figure, shown, chart.title);
 }
 
 /** Splits names into batches that fit into one address. */

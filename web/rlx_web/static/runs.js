@@ -1,4 +1,4 @@
-// The list of runs: folds groups, compares ticked runs, and keeps running ones up to date.
+// The list of runs: folds groups, and keeps running ones up to date.
 
 import { number } from "/static/chart.js";
 import { follow } from "/static/live.js";
@@ -10,13 +10,7 @@ for (const button of document.querySelectorAll("[data-fold]"))
     for (const row of button.closest("tbody").querySelectorAll(".member")) row.hidden = !open;
   });
 
-for (const box of document.querySelectorAll("[data-all]"))
-  box.addEventListener("change", () => {
-    for (const one of box.closest("tbody").querySelectorAll('input[name="run"]')) one.checked = box.checked;
-  });
-
-const total = document.getElementById("total");
-let counted = new URLSearchParams(location.search).get("q") ? null : Number(total.dataset.total);
+let counted = new URLSearchParams(location.search).get("q") ? null : Number(document.getElementById("total").dataset.total);
 
 /** Writes into a column; false if the page does not have it. */
 function fill(row, name, text) {
@@ -44,10 +38,8 @@ function show(data) {
   return now === counted || again();
 }
 
-/** Reloads the page; if the reader has ticked something, only reports that it is out of date. */
 function again() {
-  if (!document.querySelector("#compare input:checked")) location.reload();
-  else total.textContent = "new data: reload the page";
+  location.reload();
   return false;
 }
 

@@ -16,7 +16,7 @@ from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
 from rlx.sampler import SamplingEngine, open_sampler, vllm_engine
 from rlx.spec import RunnerSpec, TinyModelSpec, VllmSamplerSpec
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 RUNNER = RunnerSpec()
 MODEL = TinyModelSpec(

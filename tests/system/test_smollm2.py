@@ -1,0 +1,100 @@
+"""Two steps of each schedule with the real weights of SmolLM2-135M-Instruct, where they are."""
+
+import lzma
+import os
+import shutil
+from pathlib import Path
+
+import guests
+import pytest
+from real_models import COMPRESSED, COPIED, FETCHED, FOLDER, find_real_weights
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SPEC = Path(__file__).with_name("smollm2.yaml")
+NAMES = ("two turns", "single turn", "many turns")
+
+
+class Done:
+    """A run that was followed to its end, its steps by the name of their phase, and the folder to
+    which its model was imported."""
+
+    def __init__(self, home, imported):
+        self.home, self.record, self.imported = home, home.run("r-0001"), imported
+        bodies = [trees for _, trees, _ in home.bodies(self.record)]
+        self.phases = {name: bodies[2 * at : 2 * at + 2] for at, name in enumerate(NAMES)}
+
+    def trees(self):
+        return [tree for steps in self.phases.values() for trees in steps for tree in trees]
+
+
+@pytest.fixture(scope="module")
+def done(own_home, tmp_path_factory):
+    folder = own_home.folder
+    (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").symlink_to(find_real_weights())
+    for name in ("train.jsonl", "test.jsonl"):
+        shutil.copy(FETCHED / name, folder)
+    shutil.copy(SPEC, folder / "smollm2.yaml")
+    paths = guests.importable("rlx-guess", tmp_path_factory.mktemp("guess"))
+    paths = [*paths, own_home.environment["PYTHONPATH"]]
+    own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
+    own_home.environment["XDG_CACHE_HOME"] = str(folder / "cache")
+    submitted = own_home.rlx("submit", "smollm2.yaml")
+    assert submitted.returncode == 0, submitted.stderr
+    (imported,) = (folder / "cache" / "rlx" / "gguf").iterdir()
+    yield Done(own_home, imported)
+    shutil.rmtree(folder)  # gigabytes
+
+
+def test_the_tokenizer_of_the_tests_is_the_imported_one(done):
+    assert (
+        lzma.decompress((FOLDER / COMPRESSED).read_bytes())
+        == (done.imported / "tokenizer.json").read_bytes()
+    )
+    for name in COPIED:
+        assert (FOLDER / name).read_text() == (done.imported / name).read_text(), name
+
+
+def test_six_steps_are_recorded_and_hold_together(done):
+    assert done.record.status == "finished"
+    assert all(len(steps) == 2 for steps in done.phases.values())
+    checked = done.home.json("check", "r-0001")
+    assert checked["holds"] and not checked["unchecked"]
+
+
+def test_the_model_answers_in_the_asked_form_in_every_schedule(done):
+    """The prefix opens the tag; the model closes it."""
+    for name, steps in done.phases.items():
+        for trees in steps:
+            turns = [s for tree in trees for s in tree["segments"] if s["author"] == "policy"]
+            closed = [turn for turn in turns if turn["spans"] != "{}"]
+            assert len(closed) > len(turns) / 2, (name, [turn["text"] for turn in turns])
+
+
+def test_prompts_are_the_template_s(done):
+    tokenizer = AutoTokenizer.from_pretrained(done.imported)
+    for tree in done.phases["single turn"][0]:
+        texts = ("You know words.", "first letter of house", "<answer>h</answer>")
+        texts += ("number of letters in apple", "<answer>5</answer>", tree["prompt"])
+        roles = ("system", *("user", "assistant") * 2, "user")
+        messages = [{"role": r, "content": c} for r, c in zip(roles, texts, strict=True)]
+        rendered = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        assert tokenizer.decode(tree["segments"][0]["token_ids"]) == f"{rendered}<answer>"
+
+
+def test_the_exported_model_is_another_one_that_transformers_loads(done):
+    own = Path(done.record.directory) / "model"
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (done.imported, own)
+    )
+    moved = [
+        name
+        for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True)
+        if not old.equal(new)
+    ]
+    assert moved
+    assert (
+        AutoTokenizer.from_pretrained(own).chat_template
+        == AutoTokenizer.from_pretrained(done.imported).chat_template
+    )
