@@ -16,7 +16,7 @@ from rlx.plan.row_accounts import stored_accounts
 from rlx.plan.trial import run_trial
 from rlx.record.rollouts import read_step, rollout_table
 from rlx.reward import RewardPool
-from rlx.run.trained_rows import build_trained_rows
+from rlx.run.streams import build_trained_rows
 
 KG = Path(__file__).parents[2] / "experiments" / "kg.yaml"
 PROMPTS = 3
