@@ -35,10 +35,12 @@ class ChunkReport(NamedTuple):
     Attributes:
         outcomes: the pickled outcomes of the jobs that ran.
         fault: why there are none; None if they ran.
+        killing_signal: the signal that killed the process, if that is the fault.
     """
 
     outcomes: bytes = b""
     fault: str | None = None
+    killing_signal: int | None = None
 
 
 class _JobProcess:
@@ -106,7 +108,9 @@ class _JobProcess:
         """Ends what the dead child has left behind, and says how it died."""
         code = self.end()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return ChunkReport(fault=f"process died ({how})")
+        return ChunkReport(
+            fault=f"process died ({how})", killing_signal=-code if code < 0 else None
+        )
 
     def end(self) -> int:
         """Ends the child and everything that it started; returns its exit code."""
