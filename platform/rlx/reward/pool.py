@@ -162,11 +162,15 @@ class RewardPool:
         workers: number of processes.
         memory_mb: MiB of address space that a job may add to its worker's.
 
+    Attributes:
+        cpu_seconds: that the workers have used so far for jobs.
+
     Raises:
         EnvironmentFault: the workers do not start.
     """
 
     def __init__(self, workers: int, memory_mb: int) -> None:
+        self.cpu_seconds = 0.0
         if workers < 1 or memory_mb < 1:
             raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
         self._count, self._memory_mb, self._restarts = workers, memory_mb, 0
@@ -211,6 +215,8 @@ class RewardPool:
                     running[self._send(payload, tuple(job.deadline for job in chunk))] = positions
             for future in self._wait_for_some(running):
                 positions = running.pop(future)
+                if future.exception() is None:
+                    self.cpu_seconds += future.result().cpu_seconds
                 queue.extend(_collect_outcomes(future, positions, jobs, outcomes))
         return [outcomes[position] for position in range(len(jobs))]
 
