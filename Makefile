@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-system test-crowded coverage mutants check bench golden docs bias peers credit screenshots suite study shelf release gpu-check clean
+.PHONY: install demo demo-real warm-starts test test-system test-crowded coverage mutants check bench golden docs bias peers credit screenshots suite study shelf release gpu-check clean
 
 install: $(VENV)/.installed-$(EXTRAS)
 
@@ -26,8 +26,15 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile --constraint .ci/constraints.txt --editable .
 	touch $@
 
-demo: $(VENV)/.installed  ## a language model learns to say how sure it is; several minutes
+demo: $(VENV)/.installed  ## a small language model learns to say how sure it is; some minutes
 	$(BIN)/rlx submit experiments/rlcr.yaml
+
+demo-real: $(VENV)/.installed-gguf  ## a pretrained one, fetched (98 MB), learns to spell; about seven minutes
+	$(BIN)/python experiments/smollm2/fetch.py
+	$(BIN)/rlx submit experiments/smollm2_grpo.yaml
+
+warm-starts: install  ## trains the warm start that is shipped for rlcr.yaml again, and compares its weights to the bit; some minutes
+	$(BIN)/python experiments/warm_starts/make_warm_start.py experiments/rlcr.yaml --check
 
 # Two workers for two processors; WORKERS=8 for more. A worker takes tests from another that has
 # many left, and what costs most, a module's fixtures, mostly stays with one.

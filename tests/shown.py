@@ -39,7 +39,7 @@ def sure(text: str) -> str:
 
 
 def _prompt(parent: int, text: str) -> Segment:
-    return Segment(parent=parent, author="prompt", token_ids=(1, 2), text=text)
+    return Segment(parent=parent, author="prompt", token_ids=(1, 4), text=text)
 
 
 def _turn(parent: int, text: str, kind: str = "answer", number: int = 1, **changes: Any) -> Segment:
@@ -77,7 +77,7 @@ def grown(text: str) -> list[RolloutTree]:
         (
             _prompt(NO_PARENT, text),
             _turn(0, f"query {text}", kind="query"),
-            Segment(parent=1, author="environment", token_ids=(8, 9), text=f"seen {text}"),
+            Segment(parent=1, author="environment", token_ids=(4, 9), text=f"seen {text}"),
             _turn(2, f"reply {text}", number=2),
         ),
     )

@@ -122,6 +122,16 @@ class TreeRecord(TypedDict):
     pieces: NotRequired[list[list[str]]]
 
 
+def get_model_text(tree: TreeRecord, segment: int) -> str:
+    """What the model read or wrote in a segment: its tokens as text, with system message, examples
+    and all that a chat template adds.
+
+    Of a file without texts of tokens it is the segment's own text.
+    """
+    pieces = tree.get("pieces")
+    return "".join(pieces[segment]) if pieces else tree["segments"][segment]["text"]
+
+
 def get_token_values(row: RowRecord, name: str) -> Sequence[float | bool] | None:
     """The values of one stream of a row; None if the step has no such stream."""
     return cast("Mapping[str, Any]", row).get(name)

@@ -169,6 +169,11 @@ def test_turns_rewards_and_masks_are_in_the_source_s_shape(record, capsys):
     assert rollout["prompt_ids"] + rollout["response_ids"] == batch.token_ids[0].tolist()
     assert [a != 0 for a in rollout["advantages"]] == [t > 0 for t in rollout["turn_sequence"]]
     assert rollout["scores"]["total_score"] == 0.5
+    assert rollout["input"] == "#63"
+    own = [t > 0 for t in rollout["turn_sequence"]]
+    assert rollout["behaviour_logprobs"] == [-0.5 if t else None for t in own]
+    old = [float(1 + n) if t else None for n, t in enumerate(own)]  # as `trained` numbers them
+    assert rollout["old_logprobs"] == old
 
     assert cut["turns"][0]["observation"] == "never shown"
     assert cut["turn_sequence"] == [1, 1, 1], "what the model never saw is no part of its row"
@@ -183,6 +188,7 @@ def test_an_answer_and_its_confidence_are_a_row_each(record, capsys):
     assert (answer["kind"], answer["parent_row"], answer["prompt"]) == ("answer", None, "q")
     assert (confidence["kind"], confidence["parent_row"]) == ("confidence", 0)
     assert (confidence["prompt"], confidence["prompt_ids"]) == ("how sure?", [9, 9, 1, 8])
+    assert (answer["input"], confidence["input"]) == ("#9#9", "#9#9#1#8")
     assert confidence["turn_sequence"] == [2] and confidence["turns"][0]["turn"] == 2
     assert confidence["structured_rewards"] == {
         "turn_rewards": {"2": 1.98},

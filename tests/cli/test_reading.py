@@ -13,6 +13,7 @@ from patience import LIMIT, stop_process
 
 from rlx.cli import main
 from rlx.cli.follow import follow_run
+from rlx.evaluation import Calibration
 from rlx_registry import IDLE_STEPS, Registry, RolloutIndex, record_supervisor
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -36,9 +37,9 @@ def registry(url):
         yield opened
 
 
-def submitted(registry, folder, rollouts="all", name="n"):
+def submitted(registry, folder, rollouts="all", name="n", **spec):
     run, _ = registry.submit(
-        digest=name, seed=0, name=name, spec={"tracking": {"rollouts": rollouts}}, yaml="",
+        digest=name, seed=0, name=name, spec={"tracking": {"rollouts": rollouts}, **spec}, yaml="",
         plugins=[], code={}, environment={},
     )  # fmt: skip
     root = folder / "home" / "runs" / run.id
@@ -47,8 +48,8 @@ def submitted(registry, folder, rollouts="all", name="n"):
     return run.id
 
 
-def running(registry, folder, pid):
-    run_id = submitted(registry, folder)
+def running(registry, folder, pid, **spec):
+    run_id = submitted(registry, folder, **spec)
     registry.transition(run_id, {"submitted"}, "running")
     registry.update_run(run_id, pid=pid)
     return run_id
@@ -205,6 +206,38 @@ def test_the_summary_says_how_many_problems_are_different(registry, folder, ids,
     registry.transition(run_id, {"running"}, "finished")
     assert main(["status", run_id]) == 0
     assert said in capsys.readouterr().out
+
+
+def test_the_summary_has_the_ends_of_phases_and_the_cpu_seconds_of_parts(
+    registry, folder, monkeypatch, capsys
+):
+    monkeypatch.setenv("COLUMNS", "160")
+    phases = [{"name": "answers", "steps": 10}, {"name": "joint", "steps": 20}]
+    run_id = running(registry, folder, os.getpid(), phases=phases)
+    for step, label, right, confidence in (
+        (0, "before", 1, 0.5),
+        (5, "step", 0, 0.5),
+        (10, "step", 2, 0.5),
+        (30, "after", 3, 0.75),
+    ):
+        correct = [float(n < right) for n in range(4)]
+        figures = Calibration.measure(correct, [confidence] * 4).to_json()
+        registry.results.add_evaluation(run_id, step, label, "held_out", 4, figures, {})
+        registry.results.add_evaluation(run_id, step, label, "held_out.far", 4, figures, {})
+        registry.results.add_metrics(run_id, step, {"perf/cpu_evaluate_s": 1.5}, at=0.0)
+    registry.results.add_metrics(run_id, 1, {"perf/cpu_sample_s": 2.25}, at=0.0)
+    registry.transition(run_id, {"running"}, "finished")
+    assert main(["status", run_id]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "before after answers after change",
+        "accuracy 0.250 0.500 0.750 +0.500 higher is better",
+        "Brier score 0.250 0.250 0.188 -0.062 lower is better",
+        "of a constant, the accuracy 0.188 0.250 0.188 +0.000 what Brier must beat",
+        "far: accuracy 0.250 0.500 0.750 +0.500",
+        "CPU-s sample 2.2, evaluate 6.0",
+    ):
+        assert line in lines, line
 
 
 def test_the_summary_shows_strata_as_text(registry, folder, monkeypatch, capsys):

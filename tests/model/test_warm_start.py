@@ -1,5 +1,7 @@
 """Warm starts: trained once, kept by everything that decides them, never kept by halves."""
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,21 @@ import pytest
 import torch
 from rows import each_row
 
-from rlx.model import Vocabulary, build_policy, warm_start_policy
+from rlx.manifest import MANIFEST, check_sealed_folder, write_manifest
+from rlx.model import (
+    Vocabulary,
+    build_demonstration_batches,
+    build_policy,
+    read_warm_start_losses,
+    warm_start,
+    warm_start_policy,
+)
+from rlx.model.warm_start import (
+    ORIGIN,
+    SHIPPED,
+    compute_demonstration_digest,
+    compute_settings_digest,
+)
 from rlx.phase_setup import build_setup
 from rlx.plan import read_spec
 from rlx.spec import ExperimentSpec
@@ -73,6 +89,67 @@ def test_it_is_trained_once_and_then_loaded(tmp_path):
     assert (again, unasked.steps) == (folder, [])
     assert same(trained, loaded)
     assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """The shipped result of the settings of these tests, trained here; and its weights."""
+    folder, _, _, trained = warm(tmp_path / "made")
+    spec = read_spec(RLCR, SMALL).spec
+    policy, task = build_policy(spec.model, spec.seed), build_setup(spec).task
+    batches = build_demonstration_batches(policy, spec, task)
+    target = tmp_path / "examples" / SHIPPED / compute_settings_digest(batches.player, policy)
+    shutil.copytree(folder, target)
+    (target / ORIGIN).write_text(
+        json.dumps({"demonstrations": compute_demonstration_digest(batches)})
+    )
+    (target / MANIFEST).unlink()
+    write_manifest(target)
+    monkeypatch.setattr(warm_start, "locate_examples", lambda: tmp_path / "examples")
+    return target, trained
+
+
+def test_a_shipped_result_is_taken_in_place_of_training(tmp_path, shipped):
+    _, trained = shipped
+    folder, watched, _, loaded = warm(tmp_path / "cache")
+    assert watched.steps == [] and same(trained, loaded)
+    assert folder.parent == tmp_path / "cache"
+    assert len(read_warm_start_losses(folder)) == 3
+    _, others, *_ = warm(tmp_path / "cache", "seed=1")
+    assert others.steps == [1, 2, 3]
+
+
+def test_a_shipped_result_of_other_demonstrations_is_not_taken(tmp_path, shipped):
+    target, _ = shipped
+    (target / ORIGIN).write_text(json.dumps({"demonstrations": "of another version"}))
+    for complaint in (f"{ORIGIN} has changed", "it learned other demonstrations"):
+        said = []
+        _, watched, *_ = warm(tmp_path / complaint[:2], tell=said.append)
+        assert watched.steps == [1, 2, 3]
+        assert len(said) == 1 and complaint in said[0]
+        (target / MANIFEST).unlink()
+        write_manifest(target)
+
+
+def test_the_demo_begins_with_a_shipped_result():
+    """`make warm-starts` trains all of it again; here its first steps."""
+    spec = read_spec(RLCR, []).spec
+    policy, task = build_policy(spec.model, spec.seed), build_setup(spec).task
+    batches = build_demonstration_batches(policy, spec, task)
+    folder = RLCR.parent / SHIPPED / compute_settings_digest(batches.player, policy)
+    check_sealed_folder(folder)
+    origin = json.loads((folder / ORIGIN).read_text())
+    assert origin["demonstrations"] == compute_demonstration_digest(batches)
+    losses, expected = [], read_warm_start_losses(folder)
+
+    def stop_early(step, steps, loss):
+        losses.append(loss)
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        warm_start_policy(policy, spec, task, folder.parent, stop_early, use_shipped=False)
+    assert losses == pytest.approx(expected[:2], rel=1e-5) and len(expected) == 800
 
 
 def test_training_is_the_same_wherever_it_happens(tmp_path):

@@ -105,3 +105,17 @@ def test_sampler_and_learner_agree(run):
                         assert old == pytest.approx(own, abs=5e-5)
                         compared += 1
         assert compared > 20, phase
+
+
+def test_samples_and_exports_show_what_the_model_read(run):
+    home, record, tokenizer, phases = run
+    tree = phases["single turn"][0]
+    read = tokenizer.decode(tree["segments"][0]["token_ids"])
+    shown = home.rlx("samples", record.id, "--step", "2", "--whole").stdout
+    assert "".join(read.replace("\n", "⏎").split()) in "".join(shown.split())
+    lines = home.rlx("samples", record.id, "--step", "2", "--export", "-").stdout.splitlines()
+    row = json.loads(lines[0])
+    assert row["input"] == read and row["prompt"] == tree["prompt"]
+    (segment,) = (tree["segments"][r["segment"]] for r in tree["rows"] if r["row"] == row["row"])
+    assert row["behaviour_logprobs"] == pytest.approx(segment["behaviour_logprobs"])
+    assert len(row["old_logprobs"]) == len(row["response_ids"])

@@ -29,6 +29,9 @@ def test_every_step_has_its_metrics(finished, home):
     for name in ("rewards/brier/mean", "calibration/brier", "rollout/len_confidence"):
         assert [step for step, _ in series[name]] == STEPS[2:]
     assert [step for step, _ in series["eval/held_out/accuracy"]] == [0, 4]
+    for part in ("sample", "score", "learn", "record", "rest"):
+        assert [step for step, _ in series[f"perf/cpu_{part}_s"]] == STEPS
+    assert [step for step, _ in series["perf/cpu_evaluate_s"]] == [0, 4]
     skipped = dict(series["health/skipped_update"])
     updated = [step for step in STEPS if not skipped[step]]
     assert updated, "no step had a signal: these tests would show nothing"

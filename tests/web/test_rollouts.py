@@ -46,8 +46,8 @@ def test_a_tree_is_what_was_sampled(plain, known):
     order = [v for v in page.values("id") if v.startswith("row-3-")]
     assert order == [f"row-3-{n}" for n in (0, 2, 3, 1, 4, 5, 6, 7, 8)]
     text = page.cells()
-    for said in ("prompt plain", "first plain", "second plain", "0.7 plain", "asked sure plain"):
-        assert said in text, said
+    for said in ("<1>plain", "first plain", "second plain", "0.7 plain", "asked <1>plain"):
+        assert said in text, said  # prompts as the model read them, token by token
 
 
 def test_confidences_hang_below_their_answer_alone(plain):
@@ -61,11 +61,11 @@ def test_the_turns_of_a_chain_stand_in_their_order(plain):
     said = by_row(plain.twin(STEP))[6]["said"]
     assert [(s["author"], s["kind"], s["turn"], s["text"]) for s in said] == [
         ("policy", "query", 1, "query plain"),
-        ("environment", "", 0, "seen plain"),
+        ("environment", "", 0, "plain\n<9>"),
         ("policy", "answer", 2, "reply plain"),
     ]
     text = plain.page(STEP).cells()
-    order = [text.index(words) for words in ("query plain", "seen plain", "reply plain")]
+    order = [text.index(words) for words in ("query plain", "<9>", "reply plain")]
     assert order == sorted(order)
 
 

@@ -23,6 +23,7 @@ from rlx_registry import (
     RolloutIndex,
     RunRecord,
     TreeRecord,
+    get_model_text,
     read_body,
     read_trees,
 )
@@ -124,15 +125,16 @@ def _write_rollout_rows(
 ) -> None:
     """Writes rows of a step as JSON Lines, in order."""
     from rlx.home import format_path
-    from rlx.record import read_step
+    from rlx.record import read_pieces, read_step
 
     if file.is_dir():
         raise SpecError(f"--export {escape_unprintable(str(file))} is a folder; name a file in it")
     if not file.parent.is_dir():
         raise SpecError(f"--export: there is no folder {escape_unprintable(str(file.parent))}")
-    stored = read_step(read_body(locate_run_folder(run).root / body.path, body.sha256))
+    table = read_body(locate_run_folder(run).root / body.path, body.sha256)
+    stored = read_step(table)
     about = {"run": run.id, "step": step, "phase": body.statistics["phase"]}
-    lines = json_lines(stored, rows, about)
+    lines = json_lines(stored, rows, about, read_pieces(table))
     if str(file) == "-":
         for line in lines:
             print_text(line)
@@ -206,14 +208,14 @@ def _read_trees(
 def _show_samples(
     rows: Sequence[RolloutIndex], trees: Mapping[int, TreeRecord], *, whole: bool
 ) -> None:
-    """Prints the prompts of rows, then the rows."""
+    """Prints the prompts of rows as the model read them, then the rows."""
     from rich.table import Column
 
     from rlx.cli.console import print_table
 
     shown = [number for number in dict.fromkeys(row.tree for row in rows) if number in trees]
     if shown:
-        prompts = [_format_sample_text(trees[n]["prompt"], PROMPT, whole=whole) for n in shown]
+        prompts = [_format_prompt(get_model_text(trees[n], 0), whole=whole) for n in shown]
         print_table(
             "TREE", "PROMPT", rows=[(str(n), p) for n, p in zip(shown, prompts, strict=True)]
         )
@@ -232,6 +234,14 @@ def _show_samples(
     ]
     heads = [Column(head, no_wrap=True) for head in ("ROW", "TREE", "TURN", "REWARD", "ADVANTAGE")]
     print_table(*heads, "PARTS", "TEXT", rows=cells)
+
+
+def _format_prompt(text: str, *, whole: bool) -> str:
+    """What the model read; its beginning and its end, where the problem is, if it is long."""
+    line = escape_unprintable(text.replace("\n", "⏎"))
+    if whole or len(line) <= PROMPT:
+        return line
+    return f"{line[: PROMPT // 3]} … {line[-(PROMPT - PROMPT // 3 - 3) :]}"
 
 
 def _format_sample_text(text: str, longest: int, *, whole: bool) -> str:
@@ -255,15 +265,23 @@ NO_TURN = -1
 
 
 def json_lines(
-    stored: "StoredStep", rows: Sequence[int], about: Mapping[str, Any]
+    stored: "StoredStep",
+    rows: Sequence[int],
+    about: Mapping[str, Any],
+    pieces: Sequence[Sequence[Sequence[str]]] | None,
 ) -> Iterator[str]:
     """Yields one JSON object per trained row, in printable ASCII.
 
     P tokens precede the row's first own token and R follow; nothing is padded. The lists are
-    `prompt_ids` [P]; `response_ids`, `turn_sequence`, `loss_mask`, `effective_mask` and
-    `advantages` [R]; `attention_mask` and `info_mask` [P + R]. `turn_sequence` is the turn number
-    on policy tokens and -1 on others. `loss_mask` is 1 on policy tokens, `effective_mask` 1 on
-    tokens that enter the loss.
+    `prompt_ids` [P]; `response_ids`, `turn_sequence`, `loss_mask`, `effective_mask`, `advantages`,
+    `behaviour_logprobs` and `old_logprobs` [R]; `attention_mask` and `info_mask` [P + R].
+    `turn_sequence` is the turn number on policy tokens and -1 on others. `loss_mask` is 1 on policy
+    tokens, `effective_mask` 1 on tokens that enter the loss. Log-probabilities, in nats, are the
+    sampler's and those of the loss's denominator; null on tokens of others.
+
+    `prompt` is what was asked last. `input` is all that the model had read before its first own
+    token, with system message, examples and what the chat template adds; null in files without
+    texts of tokens.
 
     `turn_reward_components` sum to `turn_rewards`, and `global_rewards` sum to their part of the
     total score. Names that begin with `_` are never summed; `_raw_NAME` is NAME without its weight.
@@ -273,15 +291,20 @@ def json_lines(
         stored: the stored rollouts of one step.
         rows: row numbers to write, in order.
         about: fields that every object begins with.
+        pieces: texts of the tokens of every tree's segments; None if the file has none.
 
     Reference:
         KG-R1, arXiv 2509.26383.
     """
     for number in rows:
-        yield format_json({**about, **_build_row_json(stored, number)})
+        tree = stored.rows.places[number][0]
+        texts = None if pieces is None else pieces[tree]
+        yield format_json({**about, **_build_row_json(stored, number, texts)})
 
 
-def _build_row_json(stored: "StoredStep", number: int) -> dict[str, Any]:
+def _build_row_json(
+    stored: "StoredStep", number: int, texts: Sequence[Sequence[str]] | None
+) -> dict[str, Any]:
     at, segment, parent, kind, _ = stored.rows.places[number]
     tree, places = stored.trees[at], [place[:2] for place in stored.rows.places]
     own, _ = tree.own_turns(segment)
@@ -296,6 +319,7 @@ def _build_row_json(stored: "StoredStep", number: int) -> dict[str, Any]:
         "problem_id": tree.problem.id,
         "problem": dict(tree.problem.fields),
         "prompt": _join_prompt([tree.segments[index] for index in path[:first]]),
+        "input": None if texts is None else "".join("".join(texts[s]) for s in path[:first]),
         "turns": [_build_turn_json(tree, turn) for turn in own],
         "structured_rewards": _build_rewards_json(stored, at, own),
         "scores": stored.rows.get_row_scores(number),
@@ -363,7 +387,11 @@ def _build_tokens_json(
     turns = [turn_of[s] for s in after for _ in segments[s].token_ids]
     policy = [int(turn != NO_TURN) for turn in turns]
     here = slice(len(prompt), len(prompt) + len(response))
-    mask, advantages = (stored.rows.tokens[name] for name in ("mask", "advantages"))
+    names = ("mask", "advantages", "old_logprobs")
+    mask, advantages, old = (stored.rows.tokens[name] for name in names)
+    sampled = [
+        p for s in after for p in segments[s].logprobs or [None] * len(segments[s].token_ids)
+    ]
     return {
         "prompt_ids": prompt,
         "response_ids": response,
@@ -373,4 +401,8 @@ def _build_tokens_json(
         "loss_mask": policy,
         "effective_mask": None if mask is None else mask[number, here].int().tolist(),
         "advantages": None if advantages is None else advantages[number, here].tolist(),
+        "behaviour_logprobs": sampled,
+        "old_logprobs": None
+        if old is None
+        else [v if p else None for v, p in zip(old[number, here].tolist(), policy, strict=True)],
     }

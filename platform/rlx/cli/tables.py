@@ -19,10 +19,13 @@ from rlx.text import escape_unprintable
 from rlx_registry import IDLE_STEPS, EvaluationRecord, Registry, RunRecord
 
 WARM_START_LOSS = "warm_start/loss"
+CPU_PARTS = ("sample", "score", "learn", "record", "evaluate", "rest")
+"""Parts of a run's work, as the names of its metrics have them."""
 SUMMARY_ROWS = (
     ("accuracy", "accuracy", "higher is better"),
     ("brier", "Brier score", "lower is better"),
     ("brier_recalibrated", "  recalibrated out of fold", "near Brier: calibrated"),
+    ("base_rate_brier", "  of a constant, the accuracy", "what Brier must beat"),
     ("stratum_brier", "  knowing only the stratum", "what Brier must beat"),
     ("auroc", "AUROC", "higher is better"),
     ("auroc_one_bit", "  of at least .5, yes or no", "below AUROC: more than one bit"),
@@ -37,30 +40,31 @@ SUMMARY_ROWS = (
 
 
 def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> None:
-    """Prints held-out metrics before and after training, the reliability diagram, and paths."""
-    records = {e.label: e for e in registry.results.evaluations(run.id, "held_out")}
-    evaluations = {label: record.metrics for label, record in records.items()}
-    before, after = evaluations.get("before", {}), evaluations.get("after", {})
+    """Prints held-out metrics before training, at the ends of phases and after it, the reliability
+    diagram, and paths."""
+    records = _select_compared_evaluations(run, registry.results.evaluations(run.id, "held_out"))
+    evaluations = {column: record.metrics for column, record in records.items()}
+    after = evaluations.get("after", {})
     sample_size = _describe_sample_size(records.get("after"))
     title = f"{escape_unprintable(run.name)} {run.id}, seed {run.seed}{sample_size}"
     console.print(title, style="bold")
-    table = build_table("", "before", "after", "change", Column(""), padding=(0, 2, 0, 0))
+    heads = ["before", *(c for c in evaluations if c not in ("before", "after")), "after"]
+    columns = [_add_base_rate(evaluations.get(head, {})) for head in heads]
+    names = (escape_unprintable(head) for head in heads)
+    table = build_table("", *names, "change", Column(""), padding=(0, 2, 0, 0))
     for name, label, meaning in SUMMARY_ROWS:
-        if after.get(name) is not None:
-            table.add_row(label, *_format_change_cells(before.get(name), after[name]), meaning)
-    for stratum, figures in (after.get("by_stratum") or {}).items():
-        earlier = (before.get("by_stratum") or {}).get(stratum, {})
-        table.add_row(
-            f"{stratum}: accuracy",
-            *_format_change_cells(earlier.get("accuracy"), figures["accuracy"]),
-        )
-        if "auroc" in figures:
-            table.add_row(
-                f"{stratum}: AUROC", *_format_change_cells(earlier.get("auroc"), figures["auroc"])
-            )
-    _add_suite_rows(registry, run, table)
+        if columns[-1].get(name) is not None:
+            cells = _format_change_cells([found.get(name) for found in columns])
+            table.add_row(label, *cells, meaning)
+    strata = [found.get("by_stratum") or {} for found in columns]
+    for stratum, figures in strata[-1].items():
+        for name, label in (("accuracy", "accuracy"), ("auroc", "AUROC")):
+            if name == "accuracy" or name in figures:
+                values = [found.get(stratum, {}).get(name) for found in strata]
+                table.add_row(f"{stratum}: {label}", *_format_change_cells(values))
+    _add_suite_rows(registry, run, heads, table)
     if "environment" in after:
-        _add_environment_rows(before, after, table)
+        _add_environment_rows(columns, table)
     console.print(table)
     if after.get("brier") is not None:
         from rlx.evaluation import Calibration, render_reliability_text
@@ -78,36 +82,77 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
         (_, first), (steps, last) = curve[0], curve[-1]
         console.print(f"warm      {steps} steps of warm start, loss {first:.3f} → {last:.3f}")
     run = registry.run(run.id)  # MLflow may have it only since its supervisor has ended
-    _show_run_locations(run, sum(float(u["cpu_seconds"]) for u in used) if used else None, console)
+    total = sum(float(u["cpu_seconds"]) for u in used) if used else None
+    parts = sum_cpu_seconds(registry, run.id)
+    if total is not None and parts and (run.spec.get("runner") or {}).get("ranks") == 1:
+        parts["start"] = max(total - sum(parts.values()), 0.0)
+    _show_run_locations(run, total, parts, console)
 
 
-def _add_suite_rows(registry: Registry, run: RunRecord, table: Table) -> None:
+def _add_base_rate(figures: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Adds the Brier score of a constant confidence that equals the accuracy, where there are
+    confidences."""
+    if figures.get("brier") is None:
+        return figures
+    accuracy = float(figures["accuracy"])
+    return {**figures, "base_rate_brier": accuracy * (1 - accuracy)}
+
+
+def _select_compared_evaluations(
+    run: RunRecord, found: Sequence[EvaluationRecord]
+) -> dict[str, EvaluationRecord]:
+    """The evaluations that the summary compares, by column: before training, at the end of each
+    phase but the last, where there was one, by the phase's name, and after training."""
+    ends, done = dict[int, str](), 0
+    for phase in run.spec.get("phases") or ():
+        done += phase["steps"]
+        ends[done] = phase["name"]
+    columns: dict[str, EvaluationRecord] = {}
+    for record in found:
+        if record.label != "step":
+            columns[record.label] = record
+        elif record.step in ends:
+            columns[f"after {ends[record.step]}"] = record
+    return columns
+
+
+def sum_cpu_seconds(registry: Registry, run_id: str) -> dict[str, float]:
+    """CPU seconds of a run's first rank by part of its work: all steps and evaluations together.
+    Empty for runs of earlier versions."""
+    names = {f"perf/cpu_{part}_s": part for part in CPU_PARTS}
+    curves = registry.results.metrics(run_id, list(names))
+    return {
+        part: sum(value for _, value in curves[name])
+        for name, part in names.items()
+        if curves.get(name)
+    }
+
+
+def _add_suite_rows(
+    registry: Registry, run: RunRecord, columns: Sequence[str], table: Table
+) -> None:
     """Adds the accuracy on the other held-out sets, and with greedy decoding."""
-    suites: dict[str, dict[str, float]] = {}
-    for e in registry.queries.evaluation_figures(run.id):
-        if e.suite != "held_out" and not e.suite.startswith("probe/"):
-            suites.setdefault(e.suite, {})[e.label] = e.metrics["accuracy"]
-    for suite, accuracy in suites.items():
+    found = registry.queries.evaluation_figures(run.id)
+    for suite in dict.fromkeys(e.suite for e in found):
+        if suite == "held_out" or suite.startswith("probe/"):
+            continue
+        own = _select_compared_evaluations(run, [e for e in found if e.suite == suite])
+        accuracy = [own[c].metrics["accuracy"] if c in own else None for c in columns]
         name, _, how = suite.removeprefix("held_out").partition(".")
         label = " ".join(part for part in (name, how) if part)
-        table.add_row(
-            f"{label}: accuracy",
-            *_format_change_cells(accuracy.get("before"), accuracy.get("after")),
-            "",
-        )
+        table.add_row(f"{label}: accuracy", *_format_change_cells(accuracy), "")
 
 
-def _add_environment_rows(
-    before: Mapping[str, Any], after: Mapping[str, Any], table: Table
-) -> None:
+def _add_environment_rows(columns: Sequence[Mapping[str, Any]], table: Table) -> None:
     """Adds rewards and environment figures, without the shares of single words."""
     for section in ("rewards", "environment"):
-        earlier, later = before.get(section) or {}, after[section]
+        sections = [found.get(section) or {} for found in columns]
         table.add_section()
-        for name in later:
+        for name in sections[-1]:
             if name.count("/") < 2:
                 label = name.removeprefix("info/").replace("_", " ").strip()
-                table.add_row(label, *_format_change_cells(earlier.get(name), later[name]), "")
+                cells = _format_change_cells([found.get(name) for found in sections])
+                table.add_row(label, *cells, "")
 
 
 def _show_run_probes(registry: Registry, run: RunRecord, console: Console) -> None:
@@ -128,22 +173,30 @@ def _describe_sample_size(record: EvaluationRecord | None) -> str:
     return f": {record.n} answers to {different} held-out problems"
 
 
-def _format_change_cells(before: float | None, after: float | None) -> tuple[str, str, str]:
+def _format_change_cells(values: Sequence[float | None]) -> tuple[str, ...]:
+    """Formats figures, the first before and the last after training, and their difference."""
+
     def format_cell_number(value: Any, sign: str = "") -> str:
         if value is None:
             return "–"
         return f"{value:{sign}d}" if isinstance(value, int) else f"{value:{sign}.3f}"
 
+    before, after = values[0], values[-1]
     change = None if before is None or after is None else after - before
-    return format_cell_number(before), format_cell_number(after), format_cell_number(change, "+")
+    return (*map(format_cell_number, values), format_cell_number(change, "+"))
 
 
-def _show_run_locations(run: RunRecord, cpu_seconds: float | None, console: Console) -> None:
+def _show_run_locations(
+    run: RunRecord, cpu_seconds: float | None, parts: Mapping[str, float], console: Console
+) -> None:
     root = locate_run_folder(run).root
     seconds = (run.ended or 0) - (run.started or 0)
     used = "" if cpu_seconds is None else f", {cpu_seconds:.0f} CPU-s"
-    lines = [
-        f"took      {seconds:.0f} s{used}",
+    lines = [f"took      {seconds:.0f} s{used}"]
+    if parts:
+        shares = [f"{part} {value:.1f}" for part, value in parts.items()]
+        lines.append(f"CPU-s     {', '.join(shares)}")
+    lines += [
         f"files     {os.path.relpath(root)}/   model/ rollouts/ spec.yaml run.log",
         f"look      rlx samples {run.id}   ·   rlx status {run.id}   ·   rlx web",
         f"plots     rlx status {run.id} --pictures",

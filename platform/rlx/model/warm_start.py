@@ -34,12 +34,16 @@ from rlx.spec import (
     TinyModelSpec,
     WarmStart,
 )
+from rlx.spec.reading import locate_examples
 
 WarmStartProgress = Callable[[int, int, float], None]
 """Called with (step, steps, loss)."""
 
 LOSSES = "losses.json"
 """The loss of every step, in the folder of a result."""
+SHIPPED, ORIGIN = "warm_starts", "origin.json"
+"""Folder of the results that are shipped, beside the shipped experiments; and the file in each of
+them that says how it was made."""
 
 IGNORED = -100
 CPU = torch.device("cpu")
@@ -120,8 +124,12 @@ def warm_start_policy(
     tell: Callable[[str], None] = lambda _: None,
     device: torch.device = CPU,
     shared: SharedTraining | None = None,
+    *,
+    use_shipped: bool = True,
 ) -> Path | None:
     """Trains `policy` on the task's demonstrations, or loads the same result from the cache.
+
+    A result that is shipped with rlx, for a CPU, goes into the cache in place of training.
 
     The cache key covers everything that affects the result: model, task options and code,
     templates, seed, kind of device, how ranks share the work, and the library's version. Training
@@ -138,6 +146,7 @@ def warm_start_policy(
         device: trains here if it has enough memory, otherwise on the CPU. The model ends on the
             CPU.
         shared: how ranks train together, on devices of the same kind; None: this process alone.
+        use_shipped: begin with a shipped result, if it is of this warm start.
 
     Returns:
         The folder of the cached result, or None without a warm start.
@@ -147,6 +156,8 @@ def warm_start_policy(
     batches = build_demonstration_batches(policy, spec, task, environment)
     device = device if shared or fits_warm_start(policy, device) else CPU
     folder = cache / _compute_stage_digest(batches.player, policy, device, shared)
+    if use_shipped and device == CPU and shared is None and not folder.exists():
+        _copy_shipped_result(policy, batches, folder, tell)
     if folder.exists():
         try:
             check_sealed_folder(folder)
@@ -168,6 +179,51 @@ def warm_start_policy(
         shared.train(policy, batches, record_loss)
     _save_policy(policy, folder, losses)
     return folder
+
+
+def _copy_shipped_result(
+    policy: Policy, batches: DemonstrationBatches, folder: Path, tell: Callable[[str], None]
+) -> None:
+    """Copies the shipped result of these settings to a folder of the cache, if there is one that
+    was trained on the same demonstrations."""
+    source = locate_examples() / SHIPPED / compute_settings_digest(batches.player, policy)
+    if not source.is_dir():
+        return
+    try:
+        check_sealed_folder(source)
+    except CheckpointError as error:
+        tell(f"shipped warm start {source.name} is not used: {error}")
+        return
+    trained_on = json.loads((source / ORIGIN).read_text())["demonstrations"]
+    if trained_on != compute_demonstration_digest(batches):
+        tell(f"shipped warm start {source.name} is not used: it learned other demonstrations")
+        return
+    aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+    try:
+        shutil.copytree(source, aside)
+        sync_folder(aside)
+        aside.replace(folder)
+    except OSError:
+        if not (folder / MANIFEST).exists():
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def compute_settings_digest(player: DemonstrationPlayer, policy: Policy) -> str:
+    """Digest of what an experiment says about its warm start: the name of a shipped result.
+
+    Versions and code are no part of it: `compute_demonstration_digest` tells what they change.
+    """
+    inputs = _list_stage_inputs(player, policy)
+    return _compute_digest({k: v for k, v in inputs.items() if k not in ("rlx", "torch", "code")})
+
+
+def compute_demonstration_digest(batches: DemonstrationBatches) -> str:
+    """Digest of the tokens of the first and the last batch of a warm start."""
+    steps = dict.fromkeys((0, batches.warm.steps - 1))
+    tokens = [[part.tolist() for part in batches.build(step)] for step in steps]
+    return _compute_digest(tokens)
 
 
 def read_warm_start_losses(folder: Path) -> list[float]:
@@ -232,6 +288,20 @@ def _compute_stage_digest(
     device: torch.device,
     shared: SharedTraining | None,
 ) -> str:
+    inputs = _list_stage_inputs(stage, policy)
+    if device.type != "cpu":
+        inputs["device"] = device.type
+    if shared is not None:
+        inputs["shared"] = dict(shared.identity)
+    return _compute_digest(inputs)
+
+
+def _compute_digest(inputs: Any) -> str:
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def _list_stage_inputs(stage: DemonstrationPlayer, policy: Policy) -> dict[str, Any]:
+    """What decides the result of a warm start, besides the kind of device and shared work."""
     spec = stage.spec
     resolved = spec.dump_resolved()
     if resolved["model"]["warm_start"]["demonstrations"] is None:
@@ -247,7 +317,7 @@ def _compute_stage_digest(
         keys = ("environment", "max_turns", "forced_answer", "observation")
         turns["environment"] = {key: resolved["rollout"][key] for key in keys}
         turns["environment"] |= {key: resolved["rollout"]["turn"][key] for key in ("stop", "spans")}
-    inputs = {
+    return {
         "rlx": __version__,
         "torch": torch.__version__,
         "seed": spec.seed,
@@ -263,11 +333,6 @@ def _compute_stage_digest(
         "code": [_compute_source_digest(type(plugin).__module__) for plugin in plugins],
         "templates": turns,
     }
-    if device.type != "cpu":
-        inputs["device"] = device.type
-    if shared is not None:
-        inputs["shared"] = dict(shared.identity)
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def _compute_tokenizer_digest(policy: Policy) -> str:

@@ -10,7 +10,14 @@ from .mlflow_tracker import (
 from .probes import StoredPoint, probe_table, read_probe, recorded_probes
 from .recorder import Recorder
 from .retry import retry_registry_call
-from .rollouts import Role, StoredStep, TrainedRows, get_stored_score_name, read_step
+from .rollouts import (
+    Role,
+    StoredStep,
+    TrainedRows,
+    get_stored_score_name,
+    read_pieces,
+    read_step,
+)
 from .tracker import Tracker, TrackerUnavailableError
 from .tracking import (
     RunSender,
@@ -39,6 +46,7 @@ __all__ = [
     "open_trackers",
     "prepare_store",
     "probe_table",
+    "read_pieces",
     "read_probe",
     "read_step",
     "recorded_probes",

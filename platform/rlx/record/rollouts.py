@@ -352,6 +352,15 @@ def read_step(table: pa.Table) -> StoredStep:
     )
 
 
+def read_pieces(table: pa.Table) -> list[list[list[str]]] | None:
+    """Texts of the tokens of every tree's segments, as `add_piece_column` wrote them; None if the
+    table of an earlier version has none."""
+    if PIECES.name not in table.column_names:
+        return None
+    pieces: list[list[list[str]]] = table[PIECES.name].to_pylist()
+    return pieces
+
+
 def _add_missing_columns(table: pa.Table) -> pa.Table:
     """A table of an earlier version, with nulls for what it does not have."""
     earlier, now = _list_fields(table.schema), _list_fields(SCHEMA)

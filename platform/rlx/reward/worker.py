@@ -294,10 +294,14 @@ class ChunkReport(NamedTuple):
     Attributes:
         outcomes: the pickled outcomes of the jobs that ran.
         fault: why there are none; None if they ran.
+        killing_signal: the signal that killed the process, if that is the fault.
+        cpu_seconds: that the process used to run them.
     """
 
     outcomes: bytes = b""
     fault: str | None = None
+    killing_signal: int | None = None
+    cpu_seconds: float = 0.0
 
 
 class _JobProcess:
@@ -365,7 +369,9 @@ class _JobProcess:
         """Ends what the dead child has left behind, and says how it died."""
         code = self.end()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return ChunkReport(fault=f"process died ({how})")
+        return ChunkReport(
+            fault=f"process died ({how})", killing_signal=-code if code < 0 else None
+        )
 
     def end(self) -> int:
         """Ends the child and everything that it started; returns its exit code."""
@@ -405,11 +411,13 @@ class _JobProcess:
             os._exit(1)
 
     def _run_jobs(self, payload: bytes, memory_mb: int) -> ChunkReport:
+        began = time.process_time()
         try:
             outcomes = run_jobs(payload, memory_mb, self._count_job)
         except Exception as error:  # noqa: BLE001  (unpickling imports plugins, which may raise)
             return ChunkReport(fault=f"cannot be read by a worker: {describe_error(error)}")
-        return ChunkReport(pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL))
+        pickled = pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL)
+        return ChunkReport(pickled, cpu_seconds=time.process_time() - began)
 
     def _count_job(self) -> None:
         if os.getpid() != self._own_pid:  # a plugin forked, and its copy did not end

@@ -204,14 +204,15 @@ def _sample_own_share(
     context.progress.show_activity("generation")
     own, own_seeds, trees = problems[mine], seeds[mine], []
     at_once = _count_problems_at_once(plan, context.spec.sampler.dialogues_at_once)
-    with context.sampler.session() as session:
+    with context.cpu.measure("sample"), context.sampler.session() as session:
         for part in _split_evenly(len(own), at_once):
             trees += sample_rollout_trees(
                 plan, own[part], own_seeds[part], session, context.policy.dialogue, host
             )
     sampled = time.perf_counter()
     context.progress.show_activity("scoring")
-    table = score_rollouts(trees, setup.rewards, context.pool)
+    with context.cpu.measure("score"):
+        table = score_rollouts(trees, setup.rewards, context.pool)
     return _RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
 
 

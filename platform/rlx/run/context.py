@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlx.model import Policy
     from rlx.record import Recorder
     from rlx.reward import RewardPool
+    from rlx.run.cpu_account import CpuAccount
     from rlx.run.progress import ProgressFile
     from rlx.sampler import SamplingEngine
 
@@ -31,6 +32,7 @@ class RunContext:
         critic: None if no estimator of the run needs values.
         reference: None if the run uses no KL divergence from a reference policy.
         recorder: None except on rank 0.
+        cpu: CPU seconds by part of the work.
     """
 
     spec: ExperimentSpec
@@ -44,6 +46,7 @@ class RunContext:
     pool: RewardPool
     recorder: Recorder | None
     progress: ProgressFile
+    cpu: CpuAccount
 
 
 @dataclass(frozen=True, slots=True)

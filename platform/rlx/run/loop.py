@@ -1,7 +1,9 @@
 """Runs an experiment on one rank: build, warm start, evaluate, train, evaluate, export."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 
@@ -33,6 +35,7 @@ from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
 from rlx.run.collect import build_prompt_fit, sample_and_score
 from rlx.run.context import ControllerState, RunContext, RunStopped, StopRequest
+from rlx.run.cpu_account import CpuAccount
 from rlx.run.metrics import AlarmWatch, environment_figures
 from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
@@ -90,6 +93,7 @@ def run_experiment(
             pool,
             recorder,
             progress,
+            CpuAccount(partial(_read_cpu_seconds, pool, recorder)),
         )
         _record_forms(context)
         resumed = resume_run(context)
@@ -108,6 +112,11 @@ def run_experiment(
         _evaluate_held_out(context, base, step=at.step, label="after")
         learner.export(policy, folder.model)
         run_probe(context, base, step=at.step, label="after")
+
+
+def _read_cpu_seconds(pool: RewardPool, recorder: Recorder | None) -> float:
+    """CPU seconds of this process without the thread that records, and of its workers."""
+    return time.process_time() - (recorder.cpu_seconds if recorder else 0.0) + pool.cpu_seconds
 
 
 @contextmanager
@@ -254,11 +263,14 @@ def _evaluate_held_out(context: RunContext, setup: PhaseSetup, *, step: int, lab
     if spec.greedy:
         plans[".greedy"] = setup.plan.copy_with_sampling(1, top_k=1)
     total, done = spec.problems * len(tasks) * len(plans), 0
-    for name, task in tasks.items():
-        for how, plan in plans.items():
-            context.progress.show(Progress(f"evaluation ({label})", done, total))
-            _evaluate_suite(context, setup, task, plan, step, label, name + how)
-            done += spec.problems
+    with context.cpu.measure("evaluate"):
+        for name, task in tasks.items():
+            for how, plan in plans.items():
+                context.progress.show(Progress(f"evaluation ({label})", done, total))
+                _evaluate_suite(context, setup, task, plan, step, label, name + how)
+                done += spec.problems
+    if context.recorder:
+        context.recorder.record_durations(step, context.cpu.take("evaluate"))
     context.progress.show(Progress(f"evaluation ({label})", total, total))
 
 

@@ -510,7 +510,7 @@ def find_no_gradient(step: int, history: Sequence[Mapping[str, float]]) -> str |
     return (
         f"no gradient: steps {step - IDLE_STEPS + 1} to {step} changed nothing, as no token had an "
         "advantage. The usual cause is that all responses to a problem score alike: look at them "
-        "with rlx samples, and at the credit of each token with rlx plan"
+        "and at what the model read with rlx samples, and at the credit of each token with rlx plan"
     )
 
 

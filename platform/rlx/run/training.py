@@ -84,6 +84,7 @@ def train_step(
     figures = peaks.figures | _compute_step_figures(
         context, setup, step, rollouts, train, updates, critic, seconds
     )
+    figures |= context.cpu.take("sample", "score", "learn") | context.cpu.take_rest()
     _record_training_step(context, phase, step, figures, rollouts, train, setup)
     controllers = controllers.after(train, setup.spec, with_critic=critic is not None)
     return StepOutcome(figures, rollouts.drawn, controllers)
@@ -119,18 +120,22 @@ class _RankActors:
         context, setup, cursor = self.context, self.setup, self.cursor
         context.progress.show_activity("update")
         inputs = StepInputs(context, setup, rows, rollouts, cursor)
-        sampled = compute_optional_streams(inputs, by_sampling=True)
+        with context.cpu.measure("sample"):
+            sampled = compute_optional_streams(inputs, by_sampling=True)
         context.sampler.release()
-        return TokenStreams(
-            old_logprobs=compute_old_logprobs(inputs),
-            optional=sampled | compute_optional_streams(inputs, by_sampling=False),
-            beta=self.controllers.kl.beta,
-            state=self.controllers.states.get(setup.spec.estimator.plugin, {}),
-        )
+        with context.cpu.measure("learn"):
+            return TokenStreams(
+                old_logprobs=compute_old_logprobs(inputs),
+                optional=sampled | compute_optional_streams(inputs, by_sampling=False),
+                beta=self.controllers.kl.beta,
+                state=self.controllers.states.get(setup.spec.estimator.plugin, {}),
+            )
 
     def update_models(self, train: TrainBatch) -> tuple[list[UpdateStats], CriticStats | None]:
         """Updates the critic, then the policy."""
-        return _update_models(self.context, self.setup, train, self.controllers.critic, self.rate)
+        with self.context.cpu.measure("learn"):
+            critic = self.controllers.critic
+            return _update_models(self.context, self.setup, train, critic, self.rate)
 
 
 def _collect_rollouts(

@@ -11,6 +11,7 @@ from rlx_registry import (
     RewardRecord,
     RunRecord,
     TreeRecord,
+    get_model_text,
     read_trees,
     search_body_trees,
 )
@@ -77,7 +78,8 @@ def list_path_segments(tree: TreeRecord, segment: int) -> list[int]:
 def list_messages_between(tree: TreeRecord, parent: int, segment: int) -> list[dict[str, Any]]:
     """The messages after `parent` up to `segment`: turns, observations and follow-up prompts.
 
-    A turn that continues the message of the one before has no prompt of its own.
+    What the model read is shown as it read it, with what the chat template adds. A turn that
+    continues the message of the one before has no prompt of its own.
     """
     path = list_path_segments(tree, segment)
     after = path.index(parent) + 1 if parent in path else 1
@@ -87,14 +89,14 @@ def list_messages_between(tree: TreeRecord, parent: int, segment: int) -> list[d
             "author": one["author"],
             "kind": one["kind"],
             "turn": one["turn"],
-            "text": one["text"],
+            "text": one["text"] if one["author"] == "policy" else get_model_text(tree, s),
             "finish_reason": one["finish_reason"],
             "tokens": len(one["token_ids"]),
             "rewards": build_reward_cells(one["rewards"]),
         }
         for s in path[after:]
         for one in [tree["segments"][s]]
-        if one["author"] != "prompt" or one["text"]
+        if one["author"] != "prompt" or one["token_ids"]
     ]
 
 

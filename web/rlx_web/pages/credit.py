@@ -14,6 +14,7 @@ from rlx_registry import (
     RowRecord,
     RunRecord,
     TreeRecord,
+    get_model_text,
     get_token_values,
 )
 from rlx_web.pages.bodies import (
@@ -72,7 +73,8 @@ def build_credit_page(
         "row": asdict(own),
         "level": kept["level"],
         "player": find_player(record, body),
-        "problem": {k: body[k] for k in ("problem_id", "prompt", "stratum", "role")},
+        "problem": {k: body[k] for k in ("problem_id", "stratum", "role")},
+        "prompt": get_model_text(body, 0),
         "previous": rows[at - 1] if at else None,
         "next": rows[at + 1] if at + 1 < len(rows) else None,
         "group": _build_comparison_group(own, [i for i in index.values() if i.group == own.group]),

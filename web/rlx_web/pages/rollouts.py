@@ -5,7 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from rlx_registry import NotFoundError, Registry, RolloutIndex, RolloutQuery, RunRecord
+from rlx_registry import (
+    NotFoundError,
+    Registry,
+    RolloutIndex,
+    RolloutQuery,
+    RunRecord,
+    get_model_text,
+)
 from rlx_web.pages.bodies import (
     Trees,
     build_reward_cells,
@@ -185,7 +192,7 @@ def _build_rollout_tree(
     return {
         "tree": number,
         "problem_id": rows[0].problem_id if rows else "",
-        "prompt": None if body is None else body["prompt"],
+        "prompt": None if body is None else get_model_text(body, 0),
         "stratum": None if body is None else body["stratum"],
         "role": None if body is None else body["role"],
         "player": None if body is None else find_player(record, body),

@@ -84,6 +84,7 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
     (
         "Speed",
         (
+            ("CPU seconds of a step, by part", r"perf/cpu_(.+)_s"),
             ("seconds of a step", r"perf/(.+)_s"),
             ("tokens per second", r"perf/(tokens_per_s)"),
             ("shared prefixes", r"perf/(shared_prefix_ratio)"),

@@ -457,8 +457,11 @@ _SOURCES = "experiments"
 
 def find_examples() -> dict[str, Path]:
     """Returns the file of each shipped experiment by its name."""
+    return {path.stem: path for path in sorted(locate_examples().glob("*.yaml"))}
+
+
+def locate_examples() -> Path:
+    """Returns the folder of the shipped experiments: in a checkout, `experiments`."""
     package = Path(str(files("rlx")))
     folder = package / "examples"
-    if not folder.is_dir():
-        folder = package.parents[1] / _SOURCES
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return folder if folder.is_dir() else package.parents[1] / _SOURCES
