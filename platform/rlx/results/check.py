@@ -12,7 +12,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rlx.discovery import build_plugin, describe_plugin_changes, resolve_plugins
+from rlx.discovery import (
+    build_plugin,
+    describe_data_changes,
+    describe_plugin_changes,
+    resolve_plugins,
+)
 from rlx.errors import RlxError
 from rlx.home import get_rlx_home
 from rlx.manifest import CheckpointError, check_sealed_folder, compute_manifest_digest
@@ -233,6 +238,7 @@ def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _Aud
     notes = (
         *_describe_mask_reach(here, plugins.mask, name),
         *describe_plugin_changes(plugins.provenance, run.plugins),
+        *describe_data_changes(plugins.list_records(), run.plugins),
     )
     return _AuditedPhase(build_setup(here), plugins.mask, plugins.estimator, unchecked, notes)
 
