@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlx.plugin import Environment, Reward, Sample, Score, Step, reward
+from rlx.reward import worker
 
 
 @reward
@@ -119,6 +120,30 @@ def _kill(pid):
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     return 1.0
+
+
+def _take_kill():
+    """Whether a process is to be killed: the file that RLX_TEST_KILLS names says how many are."""
+    kills = Path(os.environ["RLX_TEST_KILLS"])
+    left = int(kills.read_text())
+    kills.write_text(str(max(0, left - 1)))
+    return left > 0
+
+
+def start_killed():
+    """`start_worker` of a worker that may be killed meanwhile."""
+    if _take_kill():
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker.start_worker()
+
+
+def run_chunk_killed(payload, deadlines, memory_mb):
+    """`run_chunk` of a worker whose first child may be killed before it runs a job."""
+    if not deadlines and _take_kill():
+        worker._jobs._start()
+        os.kill(worker._jobs._pid, signal.SIGKILL)
+        return worker._jobs.report_death()
+    return worker.run_chunk(payload, deadlines, memory_mb)
 
 
 @reward

@@ -131,6 +131,11 @@ class Dataset(Plugin):
         """
         self._splits()
 
+    def data(self) -> Mapping[str, str]:
+        """Returns digests of the records of each file."""
+        test = self.test.digests("test") if self.test else {}
+        return {**self.train.digests("train"), **test}
+
     def _splits(self) -> _Splits:
         stamps = self.train.stamps() + (self.test.stamps() if self.test else ())
         return _load_dataset_splits(self.model_dump_json(), stamps)

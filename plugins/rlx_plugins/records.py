@@ -4,6 +4,7 @@ Files are read row by row. Callers use the location in their error messages.
 """
 
 import gzip
+import hashlib
 import json
 import math
 import zlib
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib import import_module
 from io import BufferedReader
 from itertools import islice
@@ -79,6 +81,21 @@ class Source(BaseModel):
         """
         return tuple(_get_file_stamp(path) for path in self.paths)
 
+    def digests(self, split: str) -> dict[str, str]:
+        """Returns digests of the records of each file or folder; none of a dataset of the hub.
+
+        They do not depend on how the records are written, such as compression or the order of keys.
+
+        Args:
+            split: begins the names of the digests, such as `train questions.jsonl`.
+
+        Raises:
+            OSError, ImportError, ValueError: as `rows`.
+        """
+        paths = self.path if isinstance(self.path, tuple) else (self.path,)
+        parts = [self.model_copy(update={"path": path}) for path in paths if path is not None]
+        return {f"{split} {part.path}": _digest_records(part, part.stamps()) for part in parts}
+
     def rows(self) -> Iterator[Row]:
         """Reads the records in order.
 
@@ -109,6 +126,16 @@ def _get_file_stamp(path: Path) -> Stamp:
     except OSError as error:
         raise OSError(f"cannot read {path}: {error.strerror}") from None
     return str(path), stat.st_mtime_ns, stat.st_size
+
+
+@lru_cache(maxsize=16)
+def _digest_records(source: Source, _: tuple[Stamp, ...]) -> str:
+    digest, count = hashlib.sha256(), 0
+    for _where, record in source.rows():
+        text = json.dumps(record, sort_keys=True, default=repr)  # columns may hold anything
+        digest.update(text.encode() + b"\n")
+        count += 1
+    return f"{count} records with digest {digest.hexdigest()[:16]}"
 
 
 # Files -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ def find_changed_plugins(
 ) -> list[str]:
     """Returns the names of plugins whose version, source or data differ, in the order of `now`.
 
-    Data that one of the two does not record are not compared.
+    Data of which one of the two has no digest are not compared.
     """
     names = dict.fromkeys((record.get("kind"), record["name"]) for record in (*now, *then))
     return list(
@@ -33,9 +33,13 @@ def find_changed_plugins(
 
 
 def _is_same_plugin(now: Sequence[RecordedPlugin], then: Sequence[RecordedPlugin]) -> bool:
-    keys = [*_CODE, "data"] if all("data" in record for record in (*now, *then)) else _CODE
-    one, other = ([[record.get(key) for key in keys] for record in side] for side in (now, then))
-    return len(one) == len(other) and all(record in other for record in one)
+    return len(now) == len(then) and all(any(_is_same(one, other) for other in then) for one in now)
+
+
+def _is_same(one: RecordedPlugin, other: RecordedPlugin) -> bool:
+    data, others = one.get("data"), other.get("data")
+    same_data = not data or not others or data == others
+    return same_data and all(one.get(key) == other.get(key) for key in _CODE)
 
 
 def fill_plugin_options(

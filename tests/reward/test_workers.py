@@ -15,6 +15,7 @@ from hostile_rewards import (
     numpy_grid,
     numpy_score,
     numpy_scores,
+    process,
     rank,
     shout,
 )
@@ -130,6 +131,36 @@ def test_workers_that_cannot_start_are_a_fault_of_the_environment(monkeypatch):
     monkeypatch.setattr("rlx.reward.pool.start_worker", hostile_rewards.leave)
     with pytest.raises(EnvironmentFault, match="cannot start"):
         RewardPool(workers=1, memory_mb=256)
+
+
+@each_row("victim", ["worker", "child"])
+def test_workers_that_are_killed_while_they_start_are_started_again(victim, tmp_path, monkeypatch):
+    """At the beginning, and in place of workers that ended idle."""
+    kills = tmp_path / "kills"
+    monkeypatch.setenv("RLX_TEST_KILLS", str(kills))
+    begins = {
+        "worker": ("start_worker", hostile_rewards.start_killed),
+        "child": ("run_chunk", hostile_rewards.run_chunk_killed),
+    }
+    monkeypatch.setattr(f"rlx.reward.pool.{begins[victim][0]}", begins[victim][1])
+    kills.write_text("3")
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        assert kills.read_text() == "0"
+        assert value(pool.score([job(length(), "abc")])[0]) == 3.0
+        if victim == "worker":
+            worker = psutil.Process(int(value(pool.score([job(process(), "x")])[0]))).parent()
+            kills.write_text("3")
+            worker.kill()
+            wait_until("it to be dead", lambda: has_ended(worker))
+            assert value(pool.score([job(length(), "abc")])[0]) == 3.0
+            assert kills.read_text() == "0"
+    kills.write_text("4")
+    with pytest.raises(EnvironmentFault) as caught:
+        RewardPool(workers=1, memory_mb=256)
+    assert str(caught.value) == (
+        "reward workers cannot start: each of 4 times something killed them (signal 9); is there "
+        "enough memory?"
+    )
 
 
 @each_row(("workers", "memory_mb"), [(0, 256), (1, 0)])

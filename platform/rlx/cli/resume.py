@@ -4,7 +4,7 @@ import click
 
 from rlx.cli.options import complete_run, overrides_option, registry_option
 from rlx.cli.output import print_text
-from rlx.discovery import describe_plugin_changes, resolve_plugins
+from rlx.discovery import describe_data_changes, describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.home import tracking_url
 from rlx.launch import (
@@ -73,6 +73,7 @@ def resume(
     if found.effective_status not in RESUMABLE and not is_abandoned(found):
         raise SpecError(_describe_resume_refusal(found))
     spec = _build_resumed_spec(found, overrides)
+    _require_same_data(found)
     for note in _list_plugin_notes(found):
         print_text(f"warning: {escape_unprintable(note)}", err=True)
     with open_registry(url, read_only=False) as registry:
@@ -101,6 +102,20 @@ def _list_plugin_notes(run: RunRecord) -> list[str]:
     except (RlxError, ValueError):
         return []
     return list(dict.fromkeys(describe_plugin_changes(plugins.provenance, run.plugins)))
+
+
+def _require_same_data(run: RunRecord) -> None:
+    """Raises `SpecError` if files that the run's plugins read have changed since it began."""
+    try:
+        plugins = resolve_plugins(ExperimentSpec.from_record(run.spec))
+    except (RlxError, ValueError):
+        return  # which is the run's to say
+    changes = dict.fromkeys(describe_data_changes(plugins.list_records(), run.plugins))
+    if changes:
+        raise SpecError(
+            f"{run.id} cannot go on with other data. {'; '.join(changes)}. Restore them, or begin "
+            f"a new run from its checkpoint: rlx submit SPEC --from-checkpoint {run.id}@latest"
+        )
 
 
 def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | None:

@@ -1,6 +1,7 @@
 """Builds all plugins that an experiment names."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, cast
@@ -57,11 +58,16 @@ class ExperimentPlugins:
         return spec.compute_digest(self.default_options)
 
     def list_records(self) -> list[dict[str, Any]]:
-        """Returns what a run records of its plugins: provenance, and digests of data."""
+        """Returns what a run records of its plugins: provenance, and digests of data.
+
+        Data that this machine lacks have none: `Plugin.check` reports them.
+        """
         records = []
         for origin, plugin in zip(self.provenance, self.named, strict=True):
-            with show_plugin_output(origin.name):
-                records.append({**asdict(origin), "data": dict(plugin.data())})
+            data: dict[str, str] = {}
+            with show_plugin_output(origin.name), suppress(OSError, ImportError, ValueError):
+                data = dict(plugin.data())
+            records.append({**asdict(origin), "data": data})
         return records
 
 
@@ -271,6 +277,37 @@ def describe_plugin_changes(
             yield f"{label} has changed since the run, in the same version, {here}"
         for option, was, is_now in _list_option_changes(plugin, before):
             yield f"{label} had {option}: {was!r} when the run began, and has {is_now!r} now"
+
+
+def describe_data_changes(
+    now: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yields a note for each file that a plugin of a run reads, and that has changed since.
+
+    What the run or this machine has no digest of is not compared.
+
+    Args:
+        now: the plugins of the run's experiment here, as `ExperimentPlugins.list_records`.
+        then: those that the run recorded.
+    """
+    for record in now:
+        here = record["data"]
+        before = [
+            other["data"]
+            for other in then
+            if (other["kind"], other["name"]) == (record["kind"], record["name"])
+            and other.get("data")
+        ]
+        if not here or not before or here in before:
+            continue
+        was = before[-1]
+        for name in {**was, **here}:
+            if was.get(name) != here.get(name):
+                yield (
+                    f"{record['kind']} plugin {record['name']!r}: {name} was "
+                    f"{was.get(name, 'not read')} when the run began, and is "
+                    f"{here.get(name, 'not read')} now"
+                )
 
 
 def _list_option_changes(

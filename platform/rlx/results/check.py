@@ -12,15 +12,26 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rlx.discovery import build_plugin, describe_plugin_changes, resolve_plugins
+from rlx.discovery import (
+    build_plugin,
+    describe_data_changes,
+    describe_plugin_changes,
+    resolve_plugins,
+)
 from rlx.errors import RlxError
 from rlx.home import get_rlx_home
 from rlx.manifest import CheckpointError, check_sealed_folder, compute_manifest_digest
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
 from rlx.record import read_probe, read_step
-from rlx.results.evidence import VIOLATIONS_KEPT, IdentityResult, StepEvidence, Violation
-from rlx.results.identities import IDENTITIES, check_probe_scores
+from rlx.results.identities import (
+    IDENTITIES,
+    VIOLATIONS_KEPT,
+    IdentityResult,
+    StepEvidence,
+    Violation,
+    check_probe_scores,
+)
 from rlx.reward import RewardPool
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
@@ -227,6 +238,7 @@ def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _Aud
     notes = (
         *_describe_mask_reach(here, plugins.mask, name),
         *describe_plugin_changes(plugins.provenance, run.plugins),
+        *describe_data_changes(plugins.list_records(), run.plugins),
     )
     return _AuditedPhase(build_setup(here), plugins.mask, plugins.estimator, unchecked, notes)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlx.assignment import build_scored_rows, compute_answer_scores, find_lost_rows
 from rlx.batch import TokenBatch, list_batch_rows
-from rlx.discovery import describe_plugin_changes
+from rlx.discovery import describe_data_changes, describe_plugin_changes
 from rlx.errors import ShapeError, SpecError
 from rlx.launch import get_registry_url, open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
@@ -456,7 +456,11 @@ def _build_rescore_spec(
     read = validate_document(apply_overrides(document, overrides), Path(document.file))
     plugins = check_read_spec(read)
     own = read.spec.dump_resolved() == _resolve_run_spec(run)
-    notes = describe_plugin_changes(plugins.provenance, run.plugins) if own else ()
+    notes = [
+        *describe_plugin_changes(plugins.provenance, run.plugins),
+        *describe_data_changes(plugins.list_records(), run.plugins),
+    ]
+    notes = notes if own else []
     return read.spec, own, list(dict.fromkeys(notes))
 
 

@@ -1,13 +1,13 @@
 """Worker processes that score and play environments: killable, with limits of time and memory."""
 
 import math
-import multiprocessing
 import pickle
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, InvalidStateError, wait
 from contextlib import suppress
+from multiprocessing.context import SpawnContext, SpawnProcess
 from types import TracebackType
 from typing import Any, Literal, Self
 from weakref import WeakSet
@@ -17,8 +17,16 @@ from pebble.common import CONSTS
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Environment, Step
-from rlx.reward.job import EnvironmentCall, JobOutcome, Work, describe_error, pickle_jobs
-from rlx.reward.worker import ChunkReport, run_chunk, start_worker
+from rlx.reward.worker import (
+    ChunkReport,
+    EnvironmentCall,
+    JobOutcome,
+    Work,
+    describe_error,
+    pickle_jobs,
+    run_chunk,
+    start_worker,
+)
 from rlx.rollout import HostFault
 
 _CHUNK = 64
@@ -39,6 +47,33 @@ are too few on a busy machine."""
 _RENEW_AFTER = 1000  # chunks; limits the damage of a scorer with a slow memory leak
 
 _MAX_RESTARTS = 3
+"""How often workers that died idle are started again in one call, and workers that something killed
+at each of their starts: a container out of memory, or someone who ends processes."""
+
+
+class _RememberingContext(SpawnContext):
+    """Starts processes in new interpreters, and knows how they ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started: list[SpawnProcess] = []
+
+    def Process(  # type: ignore[override]  # noqa: N802
+        self, *args: Any, **options: Any
+    ) -> SpawnProcess:
+        """Returns a process that can be started."""
+        self._started.append(SpawnProcess(*args, **options))
+        return self._started[-1]
+
+    @property
+    def killing_signal(self) -> int | None:
+        """The signal that killed one of the processes; None if none was killed."""
+        codes = (process.exitcode for process in self._started)
+        return next((-code for code in codes if code is not None and code < 0), None)
+
+
+class _KilledAtStart(Exception):
+    """Something killed workers while they started, which says nothing about the next ones."""
 
 
 class ChunkWorkers:
@@ -53,21 +88,42 @@ class ChunkWorkers:
     """
 
     def __init__(self, count: int, memory_mb: int) -> None:
-        self._memory_mb = memory_mb
+        self._count, self._memory_mb = count, memory_mb
+        self._sent = WeakSet[Future[ChunkReport]]()
+        killed = ""
+        for _ in range(1 + _MAX_RESTARTS):
+            try:
+                self._start()
+            except _KilledAtStart as error:
+                killed = str(error)
+            else:
+                return
+        raise EnvironmentFault(
+            f"reward workers cannot start: each of {1 + _MAX_RESTARTS} times something killed them "
+            f"({killed}); is there enough memory?"
+        )
+
+    def _start(self) -> None:
+        context = _RememberingContext()
         self._pool = ProcessPool(
-            max_workers=count,
+            max_workers=self._count,
             max_tasks=_RENEW_AFTER,
             initializer=start_worker,
-            context=multiprocessing.get_context("spawn"),
+            context=context,
         )
-        self._sent = WeakSet[Future[ChunkReport]]()
         try:
-            fault = self.run(pickle_jobs([]), ()).fault  # after the start of an interpreter
+            report = self.run(pickle_jobs([]), ())  # after the start of an interpreter
         except (BrokenExecutor, ProcessExpired, OSError) as error:
-            fault = f"{error}{_explain_script()}"
-        if fault is not None:
             self.close()
-            raise EnvironmentFault(f"reward workers cannot start: {fault}")
+            if context.killing_signal is not None:
+                raise _KilledAtStart(f"signal {context.killing_signal}") from error
+            fault = f"{error}{_explain_script()}"
+            raise EnvironmentFault(f"reward workers cannot start: {fault}") from error
+        if report.fault is not None:
+            self.close()
+            if report.killing_signal is not None:
+                raise _KilledAtStart(f"signal {report.killing_signal}")
+            raise EnvironmentFault(f"reward workers cannot start: {report.fault}")
 
     @property
     def is_active(self) -> bool:

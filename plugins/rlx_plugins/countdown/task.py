@@ -5,7 +5,7 @@ import random
 import re
 import string
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, Self
 
@@ -239,6 +239,13 @@ class CountdownTask(Plugin):
             right = compute_score(answer, problem.fields) == 1.0
             chosen = rng.randrange(most // 2 + 1, most + 1) if right else rng.randrange(most // 2)
         return f"<confidence>{values[chosen]}</confidence>"
+
+    def data(self) -> Mapping[str, str]:
+        """Returns digests of the records of each file, if problems come from files."""
+        if self.files is None:
+            return {}
+        test = self.files.test.digests("test") if self.files.test else {}
+        return {**self.files.train.digests("train"), **test}
 
     def _read_files(self) -> FileProblems | None:
         return read_files(self.files, self.held_out) if self.files else None

@@ -1,0 +1,98 @@
+"""The records of data files are part of what was run."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from rows import each_row
+
+from rlx.cli import main
+from rlx_plugins.dataset import Dataset
+from rlx_registry import Registry, find_changed_plugins
+
+MINE = """
+name: mine
+model: {kind: tiny}
+task: {plugin: dataset, train: {path: questions.jsonl}, test: {path: test.jsonl}, prompt: "{q}"}
+rollout: {schedule: single, answer: {max_new_tokens: 8, spans: [answer]}}
+rewards: {turn: {accuracy: {plugin: exact_match, turn: answer}}}
+phases: [{name: grpo, steps: 1}]
+"""
+
+
+def write(file, answers, **options):
+    lines = [
+        json.dumps({"q": f"{file} {n}?", "answer": a}, **options) for n, a in enumerate(answers)
+    ]
+    Path(file).write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def files(folder):
+    (folder / "mine.yaml").write_text(MINE)
+    write("questions.jsonl", "1234")
+    write("test.jsonl", "12")
+    return folder
+
+
+def submit(capsys, *options):
+    assert main(["submit", "mine.yaml", "--queue", "--no-rehearsal", *options]) == 0
+    return capsys.readouterr()
+
+
+def test_a_file_that_was_edited_in_place_makes_a_new_run(files, capsys):
+    assert "r-0001" in submit(capsys).out
+    write("questions.jsonl", "1234", indent=None, separators=(", ", " :  "))
+    again = "".join(submit(capsys))
+    assert "nothing to do" in again and "r-0001" in again
+    write("questions.jsonl", "1235")
+    new = "".join(submit(capsys))
+    assert "r-0002" in new and "dataset changed since r-0001" in new
+
+
+def test_a_run_does_not_go_on_with_other_data(files, capsys):
+    submit(capsys)
+    with Registry.open(f"sqlite:///{files}/home/registry.db") as registry:
+        assert registry.transition("r-0001", {"queued"}, "stopped")
+    write("questions.jsonl", "12345")
+    capsys.readouterr()
+    assert main(["resume", "r-0001", "--detach"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "r-0001 cannot go on with other data. task plugin 'dataset': train questions.jsonl " in said
+    )
+    assert "was 4 records with digest " in said and "and is 5 records with digest " in said
+    assert "test.jsonl" not in said and "--from-checkpoint r-0001@latest" in said
+
+
+def test_a_digest_is_that_of_the_records_however_they_are_written(folder):
+    Path("a.jsonl").write_text('{"q": "x", "answer": "1"}\n')
+    Path("b.jsonl.gz").write_bytes(gzip.compress(b'\n{"answer":"1",   "q":"x"}'))
+    sources = {"train": {"path": "a.jsonl"}, "test": {"path": "b.jsonl.gz"}, "prompt": "{q}"}
+    digest = "1 records with digest 973e6a05263c8302"
+    assert Dataset.model_validate_json(json.dumps(sources)).data() == {
+        "train a.jsonl": digest,
+        "test b.jsonl.gz": digest,
+    }
+
+
+CODE = {"kind": "task", "name": "dataset", "distribution": "rlx", "version": "1", "sha256": "a"}
+
+
+@each_row(
+    ("then", "changed"),
+    [
+        ({"data": {"train x": "1"}}, []),
+        ({"data": {"train x": "2"}}, ["dataset"]),
+        ({"data": {"train x": "1", "test y": "1"}}, ["dataset"]),
+        ({"data": {}}, []),  # runs of earlier versions
+        ({}, []),
+        ({"data": {"train x": "1"}, "sha256": "b"}, ["dataset"]),
+        ({"data": {}, "sha256": "b"}, ["dataset"]),
+    ],
+)
+def test_data_without_a_digest_are_not_compared(then, changed):
+    now = {**CODE, "data": {"train x": "1"}}
+    assert find_changed_plugins([now], [{**CODE, **then}]) == changed
+    assert find_changed_plugins([{**CODE, **then}], [now]) == changed
