@@ -23,7 +23,7 @@ from hostile_rewards import (
 
 from rlx.plugin import Action, Reward, Sample, Score
 from rlx.reward import JobOutcome, PooledHost, RewardJob
-from rlx.reward.job import LONGEST_REASON
+from rlx.reward.worker import LONGEST_REASON
 from rlx_plugins.countdown import CountdownVerify
 
 DEADLINE = 0.4

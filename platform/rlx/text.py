@@ -12,19 +12,13 @@ from urllib.parse import quote, quote_plus, unquote
 from rlx.errors import EnvironmentFault
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-
-
 _BLANK = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     r"\U000e0100-\U000e01ef]"
 )
 """Invisible characters of other categories: fillers, variation selectors, the blank braille cell.
 """
-
-
 _LINE_END = re.compile(r"(\r?\n)")
-
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -106,14 +100,8 @@ def redact_passwords(text: str, *urls: str) -> str:
 
 _USER_PASSWORD = re.compile(r"(://[^:/\n]*):[^@\n]*@(?:[^/?#\s@]*@)*")
 """Up to the first `@`, as SQLAlchemy reads a URL, or the last one before the path, as HTTP does."""
-
-
 _QUERY_VALUE = re.compile(r"([?&]([^=&\s]+)=)(?!\*{3}(?:[\s&\"',;)]|$))([^&\n]+)")
-
-
 _SECRET_NAME = re.compile(r"(pass|passwd|password|pwd|secret|token|(api|access)_?key)$", re.I)
-
-
 SHORTEST = 4
 """Minimum length of a secret that is replaced wherever it stands; shorter ones are in words."""
 
@@ -187,3 +175,33 @@ def write_text_file(path: Path, text: str) -> None:
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def find_last_block(
+    text: str, opening: str, closing: str, start: int = 0
+) -> tuple[int, int] | None:
+    """Returns where the content of the last block between two tags in `text[start:]` is, or None.
+
+    It is the group of the last match of the regular expression `opening(.*?)closing`, with `.`
+    matching line ends, which takes quadratic time on `opening * n`. Every match ends at a closing
+    tag and begins at the first opening tag after the previous closing tag, so the search visits
+    closing tags from the end until one has an opening tag of its own.
+
+    Returns:
+        Half-open range of characters of `text`.
+    """
+    first = text.find(opening, start)
+    end = text.rfind(closing, first) if first >= 0 else -1
+    while end >= 0:
+        previous = text.rfind(closing, first, end)
+        begin = first if previous < 0 else text.find(opening, previous + len(closing), end)
+        if begin >= 0:
+            return begin + len(opening), end
+        end = previous
+    return None
+
+
+def get_last_block(text: str, opening: str, closing: str, start: int = 0) -> str | None:
+    """Returns the content of the last block between two tags in `text[start:]`, or None."""
+    found = find_last_block(text, opening, closing, start)
+    return None if found is None else text[slice(*found)]

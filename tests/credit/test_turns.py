@@ -13,7 +13,7 @@ from hypothesis import given
 from rows import each_row
 
 from rlx.credit import group_advantages
-from rlx.credit.turns import compute_step_returns
+from rlx.credit.grpo import compute_step_returns
 
 close = partial(pytest.approx, rel=1e-9, abs=1e-9)
 sixteenths = st.integers(-32, 32).map(lambda n: n / 16)

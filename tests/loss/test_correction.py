@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from rows import each_row
 
-from rlx.loss.correction import compute_correction_weights, compute_sampler_mismatch
+from rlx.loss.token_losses import compute_correction_weights, compute_sampler_mismatch
 from rlx.spec.loss import MaskedCorrection, TruncatedCorrection
 
 LOG2 = math.log(2)

@@ -11,7 +11,7 @@ from rows import each_row
 from rlx.discovery import resolve_plugins
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
-from rlx.plan.findings import check_trial
+from rlx.plan.rehearsal import check_trial
 from rlx.plan.responses import load_plan_problems, load_speech
 from rlx.plan.trial import run_trial
 from rlx.reward import RewardPool

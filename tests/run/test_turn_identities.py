@@ -14,11 +14,10 @@ from rlx.discovery import resolve_plugins
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.record.rollouts import read_step, rollout_table
-from rlx.results.evidence import StepEvidence
-from rlx.results.identities import IDENTITIES
+from rlx.results.identities import IDENTITIES, StepEvidence
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
-from rlx.run.trained_rows import build_trained_rows
+from rlx.run.streams import build_trained_rows
 from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, RewardsSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, TokenStreams

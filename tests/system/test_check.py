@@ -25,7 +25,7 @@ from rlx.record.rollouts import read_step, rollout_table
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import Completion, sample_rollout_trees
 from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
-from rlx.run.trained_rows import build_trained_rows
+from rlx.run.streams import build_trained_rows
 from rlx.spec import ExperimentSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, TokenStreams

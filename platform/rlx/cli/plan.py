@@ -13,7 +13,7 @@ from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import SpecError
 from rlx.plan import check_file, require_showable_texts
 from rlx.spec.reading import count_errors, format_diagnostic
-from rlx.text import escape_unprintable, write_text_file
+from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
     from rlx.plan import PhaseReport, PlanReport
@@ -29,7 +29,6 @@ _FILE = click.Path(path_type=Path)
 @click.option("--row", "numbers", type=int, multiple=True, help="Show this row; can be repeated.")
 @click.option("--rows", "every", type=click.Choice(["all"]), help="Show all rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
-@click.option("--html", type=_FILE, metavar="FILE", help="Write a self-contained HTML page.")
 def plan(
     spec: Path,
     overrides: tuple[str, ...],
@@ -37,7 +36,6 @@ def plan(
     numbers: tuple[int, ...],
     every: str | None,
     as_json: bool,
-    html: Path | None,
 ) -> int:
     """Preview whether an experiment can learn, and what. Loads no model, downloads nothing.
 
@@ -45,8 +43,6 @@ def plan(
     every token. Responses are synthetic; problems, tokens, rewards, loss mask, reward placement,
     estimator and weights are the experiment's own.
     """
-    if html is not None and html.is_dir():
-        raise SpecError(f"--html {escape_unprintable(str(html))} is a folder; name a file in it")
     read, plugins = check_file(spec, overrides)
     require_showable_texts(read, plugins)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # before the hub library is imported
@@ -55,8 +51,6 @@ def plan(
 
     report = build_plan(spec, read, plugins)
     selected = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
-    if html is not None:
-        _write_plan_page(report, selected, html)
     if as_json:
         print_json(report.to_json(), allow_nan=False)
         return report.exit_code
@@ -86,10 +80,3 @@ def _print_plan_findings(report: "PlanReport", spec: Path) -> None:
     if report.exit_code:
         closing = f"\n{escape_unprintable(str(spec))}: {count_errors(report.findings)}"
         print_text(closing, err=True)
-
-
-def _write_plan_page(report: "PlanReport", selected: Sequence[Sequence[int]], file: Path) -> None:
-    from rlx.plan import render_plan_page
-
-    write_text_file(file, render_plan_page(report, selected))
-    print_text(f"wrote {escape_unprintable(str(file))}", err=True)

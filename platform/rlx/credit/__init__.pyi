@@ -2,8 +2,11 @@ from .grpo import (
     assign_comparison_groups,
     compute_group_extremes,
     estimate_dr_grpo,
+    estimate_gigpo,
     estimate_grpo,
+    estimate_mt_grpo,
     estimate_multiturn_grpo,
+    estimate_tree_grpo,
     estimate_uniform,
     group_advantages,
     has_score_spread,
@@ -47,7 +50,6 @@ from .returns import (
     fill_between_ends,
     whiten_values,
 )
-from .turns import estimate_gigpo, estimate_mt_grpo, estimate_tree_grpo
 from .two_level import (
     ScaledAdvantages,
     compute_label_advantages,

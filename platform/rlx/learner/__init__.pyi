@@ -1,8 +1,14 @@
 from .critic import Critic, CriticStats, critic_rate
 from .distributed import Ranks, join_ranks
 from .forward import PackedPolicy
-from .learner import Learner, learning_rate, train_on_demonstrations, write_model
-from .reference import ReferencePolicy, build_learner_with_reference
+from .learner import (
+    Learner,
+    ReferencePolicy,
+    build_learner_with_reference,
+    learning_rate,
+    train_on_demonstrations,
+    write_model,
+)
 from .terms import UpdateStats
 from .universal import convert_checkpoints, load_consolidated_weights
 

@@ -1,4 +1,3 @@
-from .correction import CorrectionWeights, compute_correction_weights, compute_sampler_mismatch
 from .objectives import (
     ETA,
     ExpectedScores,
@@ -9,13 +8,18 @@ from .objectives import (
     entropy_weights,
     value_loss,
 )
-from .surrogates import (
+from .token_losses import (
+    CorrectionWeights,
+    TokenLosses,
     clip_log_ratio,
     clipped_surrogate,
     compute_cispo_loss,
+    compute_correction_weights,
     compute_dppo_loss,
+    compute_sampler_mismatch,
     compute_sapo_loss,
     compute_token_covariances,
+    compute_token_losses,
     compute_unclipped_loss,
     draw_covariant_tokens,
     find_close_sequences,
@@ -24,7 +28,6 @@ from .surrogates import (
     select_covariant_tokens,
     sequence_log_ratio,
 )
-from .token_losses import TokenLosses, compute_token_losses
 
 __all__ = [
     "ETA",

@@ -1,23 +1,323 @@
-"""The token losses that a `loss:` section asks for."""
+"""The token losses that a `loss:` section asks for: ratios, surrogates, and weights that correct
+for the mismatch between the sampling policy and the learning policy.
+"""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlx.loss.surrogates import (
-    LARGEST_LOG_RATIO,
-    clip_log_ratio,
-    clipped_surrogate,
-    compute_cispo_loss,
-    compute_dppo_loss,
-    compute_sapo_loss,
-    compute_unclipped_loss,
-    find_close_sequences,
-    find_near_tokens,
-    sequence_log_ratio,
-)
-from rlx.spec import Divergence, KlCovariance, LossSpec
+from rlx.repeatable import sum_by_slot
+from rlx.spec import ClipCovariance, Correction, Divergence, KlCovariance, LossSpec
+
+LARGEST_LOG_RATIO = 20.0
+"""Log-ratios are clamped to ±20 nats before exponentiation: beyond that, a clipped token's gradient
+would be 0 · ∞.
+"""
+TINY = 1e-8
+"""Added to probabilities of everything but the token, which can be 0."""
+
+
+# Ratio ------------------------------------------------------------------------------------------
+def sequence_log_ratio(log_ratio: Tensor, rows: Tensor) -> Tensor:
+    """Each token's log-ratio replaced by the mean over its row: one ratio per sequence.
+
+        log sᵢ = 1/|yᵢ| Σₜ log rᵢₜ
+
+    Args:
+        log_ratio: `[M]` nats; all learning tokens of every row present.
+        rows: `[M]` int64 row of each token.
+
+    Returns:
+        `[M]`.
+
+    Reference:
+        GSPO, arXiv 2507.18071, equation 7.
+    """
+    _, slot, counts = rows.unique(return_inverse=True, return_counts=True)
+    means: Tensor = sum_by_slot(log_ratio, slot, len(counts)) / counts
+    return means[slot]
+
+
+def _compute_ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+
+
+# Surrogate --------------------------------------------------------------------------------------
+def clipped_surrogate(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    *,
+    clip: tuple[float, float],
+    dual_clip: float | None,
+) -> Tensor:
+    """PPO token losses with separate clip bounds, and a dual clip for negative advantages.
+
+        ℓₜ = -min(rₜ Aₜ, clip(rₜ, 1 - low, 1 + high) Aₜ)
+        Aₜ < 0:  ℓₜ = min(ℓₜ, -c Aₜ)
+
+    Args:
+        log_ratio: `[...]` nats, log rₜ.
+        advantages: `[...]`.
+        clip: (low, high).
+        dual_clip: c > 1, or None for no bound.
+
+    Returns:
+        `[...]` losses, not yet aggregated.
+
+    Reference:
+        PPO, arXiv 1707.06347, equation 7; dual clip, arXiv 1912.09729; clip-higher, arXiv
+        2503.14476.
+    """
+    ratio = _compute_ratio(log_ratio)
+    low, high = clip
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+    if dual_clip is None:
+        return loss
+    return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+
+
+def compute_cispo_loss(
+    log_ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, clip: tuple[float, float]
+) -> Tensor:
+    """Token losses with the clipped ratio as a weight, so that every token keeps its gradient.
+
+        ℓₜ = -sg(clip(rₜ, 1 - low, 1 + high)) Aₜ log πₜ
+
+    Args:
+        log_ratio: `[...]` nats, log rₜ.
+        advantages: `[...]`.
+        logprobs: `[...]` nats under the policy being trained.
+        clip: (low, high).
+
+    Reference:
+        CISPO, arXiv 2506.13585, equation 4.
+    """
+    low, high = clip
+    weight = _compute_ratio(log_ratio.detach()).clamp(1 - low, 1 + high)
+    return -weight * advantages * logprobs
+
+
+def compute_unclipped_loss(log_ratio: Tensor, advantages: Tensor) -> Tensor:
+    """Token losses of the importance-weighted policy gradient, `[...]`.
+
+    ℓₜ = -rₜ Aₜ
+    """
+    return -_compute_ratio(log_ratio) * advantages
+
+
+def compute_sapo_loss(
+    log_ratio: Tensor, advantages: Tensor, *, temperatures: tuple[float, float]
+) -> Tensor:
+    """Token losses with a soft gate in place of the clip.
+
+        ℓₜ = -4/τ · sigmoid(τ · (rₜ - 1)) · Aₜ        τ = positive if Aₜ > 0, else negative
+
+    Its gradient is that of `compute_unclipped_loss` at rₜ = 1, and fades on both sides.
+
+    Args:
+        log_ratio: `[...]` nats, log rₜ.
+        advantages: `[...]`.
+        temperatures: (positive, negative); a larger one fades faster.
+
+    Reference:
+        SAPO, arXiv 2511.20347.
+    """
+    positive, negative = (advantages.new_tensor(value) for value in temperatures)
+    tau = torch.where(advantages > 0, positive, negative)
+    return -4 / tau * torch.sigmoid(tau * (_compute_ratio(log_ratio) - 1)) * advantages
+
+
+def compute_dppo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    divergence: Divergence,
+    bounds: tuple[float, float],
+    cap: float,
+) -> Tensor:
+    """Token losses weighted by the ratio, without the tokens that `find_near_tokens` leaves out.
+
+        ℓₜ = -sg(min(rₜ, cap) · nearₜ) Aₜ log πₜ
+
+    Args:
+        logprobs: `[...]` nats under the policy being trained.
+        old_logprobs: `[...]` nats under the policy that sampled.
+        advantages: `[...]`.
+        divergence, bounds: as in `find_near_tokens`.
+        cap: largest weight.
+
+    Reference:
+        DPPO, arXiv 2602.04879.
+    """
+    near = find_near_tokens(
+        logprobs, old_logprobs, advantages, divergence=divergence, bounds=bounds
+    )
+    weight = _compute_ratio((logprobs - old_logprobs).detach()).clamp(max=cap)
+    return -torch.where(near, weight, 0.0) * advantages * logprobs
+
+
+def find_near_tokens(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    divergence: Divergence,
+    bounds: tuple[float, float],
+) -> Tensor:
+    """`[...]` bool tokens that the advantage does not push further out of the trust region.
+
+        tv:  D = |p - q|        kl:  D = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
+        A > 0:  D ≤ high or p ≤ q        otherwise:  D ≤ low or p ≥ q
+
+    p and q are the token's probabilities under the policy being trained and the old one: the
+    divergence between "this token" and "any other".
+
+    Args:
+        logprobs, old_logprobs: `[...]` nats, log p and log q.
+        advantages: `[...]`.
+        divergence: "tv" or "kl".
+        bounds: (low, high) for D.
+
+    Reference:
+        DPPO, arXiv 2602.04879, binary approximations.
+    """
+    low, high = bounds
+    p, q = logprobs.detach().exp(), old_logprobs.exp()
+    if divergence == "tv":
+        distance = (p - q).abs()
+    else:
+        others = (1 - q) * ((1 - q + TINY) / (1 - p + TINY)).log()
+        distance = q * (old_logprobs - logprobs.detach()) + others
+    above = (distance <= high) | (p <= q)
+    below = (distance <= low) | (p >= q)
+    return torch.where(advantages > 0, above, below)
+
+
+def clip_log_ratio(log_ratio: Tensor, advantages: Tensor, *, clip: tuple[float, float]) -> Tensor:
+    """Log-ratios bounded on the side to which the advantage pushes them.
+
+        A > 0:  min(log r, high)        A < 0:  max(log r, -low)        A = 0:  0
+
+    Their mean over a row is the logarithm of GMPO's geometric mean.
+
+    Args:
+        log_ratio: `[...]` nats.
+        advantages: `[...]`.
+        clip: (low, high), in nats.
+
+    Reference:
+        GMPO, arXiv 2507.20673.
+    """
+    low, high = clip
+    bounded = torch.where(advantages > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
+    return torch.where(advantages == 0, 0.0, bounded)
+
+
+def find_close_sequences(
+    log_ratio: Tensor, advantages: Tensor, rows: Tensor, *, bound: float
+) -> Tensor:
+    """`[M]` bool tokens of rows near the old policy, and all tokens with advantages of 0 or more.
+
+        Aᵢₜ ≥ 0 or -1/|yᵢ| Σₜ log rᵢₜ ≤ bound
+
+    Args:
+        log_ratio: `[M]` nats; all learning tokens of every row present.
+        advantages: `[M]`.
+        rows: `[M]` int64 row of each token.
+        bound: δ, nats per token.
+
+    Reference:
+        Off-policy sequence mask, DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
+    """
+    return (advantages >= 0) | (-sequence_log_ratio(log_ratio.detach(), rows) <= bound)
+
+
+def compute_token_covariances(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
+    """`[B, T]` each token's part of the covariance of advantage and log-probability; 0 outside.
+
+        cₜ = (Aₜ - mean A) · (log πₜ - mean log π), means over the mask
+
+    Args:
+        advantages: `[B, T]`.
+        logprobs: `[B, T]` nats.
+        mask: `[B, T]` bool learning tokens of the whole step.
+
+    Reference:
+        Cui et al., "The Entropy Mechanism of Reinforcement Learning", arXiv 2505.22617.
+    """
+    covariances = torch.zeros_like(advantages)
+    if mask.any():
+        a, x = advantages[mask], logprobs[mask].to(advantages)
+        covariances[mask] = (a - a.mean()) * (x - x.mean())
+    return covariances
+
+
+def find_largest_covariances(covariances: Tensor, mask: Tensor, *, fraction: float) -> Tensor:
+    """`[B, T]` bool tokens with the largest positive covariances, at least one: KL-Cov.
+
+    Args:
+        covariances: `[B, T]`.
+        mask: `[B, T]` bool.
+        fraction: share of the tokens in the mask.
+
+    Reference:
+        KL-Cov, arXiv 2505.22617.
+    """
+    chosen, inside = torch.zeros_like(mask), covariances[mask]
+    count = min(_count_tokens(mask, fraction), len(inside))
+    largest = torch.zeros_like(inside, dtype=torch.bool)
+    largest[inside.topk(count).indices] = True
+    return chosen.masked_scatter(mask, largest & (inside > 0))
+
+
+def draw_covariant_tokens(
+    covariances: Tensor, mask: Tensor, *, fraction: float, low: float, high: float, seed: int
+) -> Tensor:
+    """`[B, T]` bool tokens drawn at random from those with low < c < high: Clip-Cov.
+
+    Args:
+        covariances: `[B, T]`.
+        mask: `[B, T]` bool.
+        fraction: how many to draw at most, as a share of the tokens in the mask; at least one.
+        low, high: bounds.
+        seed: of the draw.
+
+    Reference:
+        Clip-Cov, arXiv 2505.22617.
+    """
+    candidates = (mask & (covariances > low) & (covariances < high)).nonzero()
+    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
+    drawn = candidates[order[: _count_tokens(mask, fraction)]]
+    chosen = torch.zeros_like(mask)
+    chosen[drawn[:, 0], drawn[:, 1]] = True
+    return chosen
+
+
+def select_covariant_tokens(
+    advantages: Tensor,
+    logprobs: Tensor,
+    mask: Tensor,
+    spec: ClipCovariance | KlCovariance,
+    seed: int,
+) -> Tensor:
+    """`[B, T]` bool tokens to which `loss.covariance` applies; see the functions above.
+
+    The log-probabilities are those of the old policy, so that the choice is made once for the whole
+    step, whatever its micro-batches and mini-batches.
+    """
+    covariances = compute_token_covariances(advantages, logprobs, mask)
+    if isinstance(spec, KlCovariance):
+        return find_largest_covariances(covariances, mask, fraction=spec.fraction)
+    bounds = {"low": spec.low, "high": spec.high}
+    return draw_covariant_tokens(covariances, mask, fraction=spec.fraction, seed=seed, **bounds)
+
+
+def _count_tokens(mask: Tensor, fraction: float) -> int:
+    return max(int(fraction * int(mask.sum())), 1)
+
 
 _DIVERGENCES: dict[str, Divergence] = {"dppo_tv": "tv", "dppo_kl": "kl"}
 
@@ -140,3 +440,106 @@ def _find_held_tokens(
             return (bounded != token_log_ratio) & (advantages != 0)
         case "sapo" | "none":
             return torch.zeros_like(above)
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Divergence between two policies on the tokens that one of them sampled.
+
+    Attributes:
+        k3: mean of r - 1 - log r with r = π/μ, nats: an estimate of KL(μ‖π) that is never negative.
+        ratio_max: the largest r of any token.
+        row_ratio_max: the largest product of r over a row.
+    """
+
+    k3: float
+    ratio_max: float
+    row_ratio_max: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CorrectionWeights:
+    """Correction weights for a step's tokens.
+
+    Attributes:
+        weights: `[B, T]` factors of the tokens' losses; 1 for tokens that μ did not sample.
+        mean: mean weight over tokens or over rows, depending on `level`.
+        share: share of those that were truncated or masked.
+    """
+
+    weights: Tensor
+    mean: float
+    share: float
+
+
+def compute_sampler_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Mismatch | None:
+    """Compares log-probabilities of the same tokens.
+
+    Args:
+        learner: `[B, T]` nats under π.
+        sampler: `[B, T]` nats under μ.
+        mask: `[B, T]` bool learning tokens that μ sampled; nothing else is read.
+
+    Returns:
+        None if there is no such token.
+
+    Reference:
+        Schulman, "Approximating KL Divergence", 2020.
+    """
+    if not mask.any():
+        return None
+    log_ratio = _log_ratio(learner, sampler, mask)
+    own = log_ratio[mask].clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    rows = log_ratio[mask.any(dim=1)].sum(dim=1).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    return Mismatch(
+        k3=float((own.expm1() - own).mean()),
+        ratio_max=float(own.max().exp()),
+        row_ratio_max=float(rows.max().exp()),
+    )
+
+
+def compute_correction_weights(
+    learner: Tensor, sampler: Tensor, mask: Tensor, spec: Correction
+) -> CorrectionWeights:
+    """Importance weights for tokens that were sampled from μ instead of π.
+
+        token:     wᵢₜ = π(aᵢₜ) / μ(aᵢₜ)
+        sequence:  wᵢₜ = Πₛ π(aᵢₛ) / μ(aᵢₛ), over the row's tokens in the mask
+        truncate:  min(w, cap)
+        mask:      w where low ≤ w ≤ cap, else 0
+
+    The weights carry no gradient. They are exactly 1 where the policies agree.
+
+    Args:
+        learner, sampler, mask: see `compute_sampler_mismatch`.
+        spec: kind, level and bounds.
+
+    Reference:
+        Truncated: Ionides, "Truncated Importance Sampling", 2008; Yao et al., "Your Efficient RL
+        Framework Secretly Brings You Off-Policy RL Training", 2025. Masked, and the product over
+        a sequence: Liu et al., "When Speed Kills Stability", 2025. Masked tokens with both
+        bounds: IcePop, Ling team, 2025.
+    """
+    log_ratio = _log_ratio(learner, sampler, mask)
+    if spec.level == "sequence":
+        counted = mask.any(dim=1, keepdim=True)
+        log_ratio = log_ratio.sum(dim=1, keepdim=True)
+    else:
+        counted = mask
+    ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+    if spec.kind == "truncate":
+        changed, weights = ratio > spec.cap, ratio.clamp(max=spec.cap)
+    else:
+        changed = (ratio > spec.cap) | (ratio < spec.low)
+        weights = ratio.masked_fill(changed, 0.0)
+    count = max(int(counted.sum()), 1)
+    return CorrectionWeights(
+        weights=torch.where(counted, weights, weights.new_ones(())).expand_as(mask),
+        mean=float(weights[counted].sum()) / count,
+        share=int((changed & counted).sum()) / count,
+    )
+
+
+def _log_ratio(learner: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+    """`[B, T]` log r, 0 outside the mask."""
+    return torch.where(mask, (learner - sampler).detach(), learner.new_zeros(()))

@@ -5,27 +5,422 @@ experiment in which it finds an error.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from rlx.batch import NO_TURN
+from rlx.credit import CreditInputs
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RlxError
 from rlx.phase_setup import build_setup
-from rlx.plan.findings import check_trial
+from rlx.plan.memory import token_budget
 from rlx.plan.responses import PlanSpeech, load_plan_problems, load_speech
 from rlx.plan.stopping_bias import find_stopping_bias
-from rlx.plan.trial import PlanTrial, run_trial
-from rlx.reward import RewardPool
-from rlx.spec import ExperimentSpec, FaultKind, KeyPath, PhaseSpec
+from rlx.plan.trial import Place, PlanTrial, describe_row_kind, run_trial
+from rlx.reward import NamedReward, RewardEntry, RewardPool
+from rlx.rollout import EnvironmentPlan, Segment, TurnLevel
+from rlx.spec import (
+    EVERY_TURN,
+    EnvironmentRolloutSpec,
+    ExperimentSpec,
+    FaultKind,
+    KeyPath,
+    PhaseSpec,
+    TinyModelSpec,
+    TurnReward,
+)
 from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,
     LoadedSpec,
     build_error,
     build_refusal,
+    build_warning,
+    format_key_path,
     locate_diagnostic,
     relocate_phase_fault,
 )
+from rlx.text import escape_unprintable, pluralize_noun
+from rlx.train_batch import TrainBatch
+
+_TRAILING_TAG = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
+"""A tag at the end of a template, declared as a span or not: rewards look for such tags too."""
+_QUOTED = 160
+"""Characters of a response that a message quotes."""
+_FEW = 3
+"""Names of changed values that a message lists."""
+_TOLD = 300
+"""Maximum characters of a plugin's own message."""
+
+
+def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
+    """Yields errors and warnings about one phase.
+
+    Where placeholders stand in for the problems, a plugin's failure is only a warning.
+    """
+    plan, stand_ins = trial.setup.plan, bool(trial.note)
+    for number, level in enumerate(plan.levels):
+        yield from _check_turn(trial, level, is_first=number == 0)
+    if plan.talk is not None:
+        yield from _check_trial_environment(trial, plan.talk, stand_ins=stand_ins)
+    for reward in trial.setup.rewards:
+        yield from _check_trial_reward(trial, reward, stand_ins)
+    if trial.train is None or trial.rewards is None:
+        if not trial.is_faulty:
+            yield _build_stop_diagnostic(trial)
+        return
+    yield from _check_trial_mask(trial, trial.train, trial.rewards)
+    yield from _check_trial_advantages(trial, trial.train)
+    if not trial.is_faulty:  # after a fault, the other findings mean little
+        yield from _check_group_signal(trial.train)
+
+
+def _build_stop_diagnostic(trial: PlanTrial) -> Diagnostic:
+    if trial.rewards is None:
+        return build_error(("rewards",), f"nothing can be learned: {trial.stopped}")
+    return build_error(("credit", "on_missing_turn"), trial.stopped)
+
+
+# Rewards -----------------------------------------------------------------------------------------
+def _check_trial_reward(
+    trial: PlanTrial, reward: NamedReward, stand_ins: bool
+) -> Iterator[Diagnostic]:
+    path: KeyPath = ("rewards", reward.scope, reward.name)
+    entries = list(_list_reward_entries(trial, reward))
+    fault = next(((p, e) for p, e in entries if e.is_fault), None)
+    if fault is not None:
+        yield _build_reward_diagnostic(trial, reward, *fault, path=path, stand_ins=stand_ins)
+        return
+    if changed := trial.table.changed.get(reward.name):
+        yield build_warning(
+            path,
+            f"reward plugin {reward.use.plugin!r} changed {', '.join(changed[:_FEW])}"
+            f"{', …' if len(changed) > _FEW else ''} in a sample that it scored",
+            "copy what you change: only verdicts leave a call, and each call has its own samples",
+        )
+    absent = all(e.raw is None for _, e in entries)
+    if absent and not trial.is_faulty and not reward.name.startswith("_"):
+        kind = reward.use.turn if isinstance(reward.use, TurnReward) else "rollout"
+        where = "turn" if kind == EVERY_TURN else kind
+        yield build_warning(
+            path,
+            f"rewards.{reward.scope}.{reward.name} has a weight of {reward.use.weight:g} on a "
+            f"reward that no synthetic {where} produces",
+            f"check that {reward.use.plugin!r} fits the task's records and this turn, or drop it",
+        )
+
+
+def _list_reward_entries(
+    trial: PlanTrial, reward: NamedReward
+) -> Iterator[tuple[Place, RewardEntry]]:
+    table = trial.table
+    places: Mapping[Place, Mapping[str, RewardEntry]] = (
+        table.rollouts if reward.scope == "global" else table.turns
+    )
+    for place, entries in places.items():
+        if reward.name in entries:
+            yield place, entries[reward.name]
+
+
+def _build_reward_diagnostic(
+    trial: PlanTrial,
+    reward: NamedReward,
+    place: Place,
+    entry: RewardEntry,
+    *,
+    path: KeyPath,
+    stand_ins: bool,
+) -> Diagnostic:
+    segment = trial.trees[place[0]].segments[place[1]]
+    fault = _build_plugin_fault(
+        f"reward plugin {reward.use.plugin!r} (rewards.{reward.scope}.{reward.name})",
+        entry.reason or "it returned nothing",
+        f"its input: {_quote_text(segment.text)}",
+        path=path,
+        handled="continue without the score",
+        lenient=reward.use.on_error != "fail",
+        stand_ins=stand_ins,
+    )
+    return replace(fault, helps=(f"rlx plugins check {reward.use.plugin}",))
+
+
+# Credit ------------------------------------------------------------------------------------------
+def _check_trial_mask(
+    trial: PlanTrial, train: TrainBatch, rewards: CreditInputs
+) -> Iterator[Diagnostic]:
+    name = trial.setup.spec.mask.plugin
+    if not train.mask.any():
+        yield build_error(
+            ("mask",),
+            f"mask strategy {name!r} selects no token of any synthetic response",
+            "check the spans that the turns declare, and the strategy's `fallback`",
+        )
+        return
+    for kind, learns in _find_learning_kinds(trial, train).items():
+        if not learns:
+            message = f"mask strategy {name!r} selects no token of a synthetic {kind}"
+            yield build_warning(("mask",), message)
+    lost = float(train.placed.lost.abs().sum())
+    total = float(rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum())
+    if lost and total:
+        yield build_warning(
+            ("credit", "on_missing_turn"),
+            f"{lost / total:.0%} of the reward is placed on no token: the mask selects no token "
+            "of the turns that earned it",
+            "use `on_missing_turn: to_last_token` to keep it, or widen the mask",
+        )
+    foreign = train.mask & (train.batch.turn_ids == NO_TURN)
+    if foreign.any() and trial.setup.spec.loss.old_logprobs == "behaviour":
+        yield build_error(
+            ("mask",),
+            f"mask strategy {name!r} selects tokens that the policy did not write: their "
+            "behaviour log-probabilities are unknown",
+            "loss.old_logprobs: learner",
+        )
+
+
+def _find_learning_kinds(trial: PlanTrial, train: TrainBatch) -> dict[str, bool]:
+    """Maps each kind of turn to whether any of its tokens learns."""
+    learning: dict[str, bool] = {}
+    for b, row in enumerate(train.batch.rows):
+        for place in row.turns:
+            turn = trial.trees[row.tree].segments[place]
+            own = train.mask[b] & (train.batch.turn_ids[b] == turn.turn)
+            learning[turn.kind] = learning.get(turn.kind, False) or bool(own.any())
+    return learning
+
+
+def _check_trial_advantages(trial: PlanTrial, train: TrainBatch) -> Iterator[Diagnostic]:
+    name = trial.setup.spec.estimator.plugin
+    if not torch.isfinite(train.advantages).all():
+        message = f"estimator plugin {name!r} returns advantages that are not finite"
+        yield build_error(("estimator",), message, kind="plugin")
+    elif (train.advantages[~train.mask] != 0).any():
+        message = f"estimator plugin {name!r} returns advantages for tokens outside the mask"
+        yield build_error(("estimator",), message, kind="plugin")
+
+
+def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
+    """Reports levels of rows in which no group has a signal."""
+    if not train.mask.any():
+        return
+    for level in range(int(train.batch.levels.max()) + 1):
+        rows = train.batch.levels == level
+        if not rows.any():
+            continue
+        kind = describe_row_kind([row for row in train.batch.rows if row.level == level])
+        # Groups of one are reported when the spec is read.
+        alone = len(train.batch.group_ids[rows].unique()) == int(rows.sum())
+        if alone or not train.mask[rows].any() or (train.advantages[rows] != 0).any():
+            continue
+        scores = train.scores.total_score[rows]
+        alike = bool((scores == scores[0]).all())
+        why = f"every {kind} scored {float(scores[0]):g}" if alike else "all groups are tied"
+        yield build_warning(
+            ("rewards",),
+            f"no group of synthetic {pluralize_noun(kind)} has a signal: {why}, so every advantage "
+            "is 0",
+            "check the rewards below: do they distinguish good responses from poor ones?",
+        )
+
+
+# Turns -------------------------------------------------------------------------------------------
+def _check_turn(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterator[Diagnostic]:
+    """Yields findings about one kind of turn."""
+    path: KeyPath = ("rollout", level.kind)
+    turns = [s for tree in trial.trees for s in tree.segments if _is_level_turn(trial, level, s)]
+    yield from _check_template_tags(
+        (*path, "template"), level.turn.template, level.turn.spans, is_first
+    )
+    cut = list(_check_token_limit(trial, path, level.turn.max_new_tokens, turns))
+    yield from cut
+    if not cut and level.turn.spans and turns and not any(s.spans for s in turns):
+        yield build_warning(
+            (*path, "spans"),
+            f"no synthetic {level.kind} has any of the spans {', '.join(level.turn.spans)}",
+            "use the tags of the task's demonstrations, or have the prompt ask for these",
+        )
+
+
+def _is_level_turn(trial: PlanTrial, level: TurnLevel, segment: Segment) -> bool:
+    """Whether a segment is a turn sampled at this level."""
+    talk = trial.setup.plan.talk
+    if talk is None:
+        return segment.kind == level.kind
+    return segment.author == "policy" and talk.sampling(segment.turn) == level.turn
+
+
+def _check_template_tags(
+    path: KeyPath, template: str, spans: Sequence[str], is_first: bool
+) -> Iterator[Diagnostic]:
+    """Reports span tags that the template opens without closing, or closes without opening."""
+    label = format_key_path(path)
+    last = _TRAILING_TAG.search(template)
+    for name in dict.fromkeys((*spans, *((last[1],) if last else ()))):
+        opened, closed = template.count(f"<{name}>"), template.count(f"</{name}>")
+        if opened > closed and not (is_first and name == "think"):
+            ends_so = template.rstrip().endswith(f"<{name}>")
+            what = "ends with" if ends_so else "opens"
+            yield (build_error if ends_so else build_warning)(
+                path,
+                f"{label} {what} <{name}> and never closes it: the generated text then has no "
+                f"<{name}> of its own, so its span {name!r} is not found",
+                f"let the model write <{name}> itself, or close it in the template",
+            )
+        elif closed > opened:
+            yield build_warning(
+                path,
+                f"{label} closes <{name}>, which it never opened",
+                f"write <{name}> before </{name}>, or omit both",
+            )
+
+
+def _check_token_limit(
+    trial: PlanTrial, path: KeyPath, budget: int, turns: Sequence[Segment]
+) -> Iterator[Diagnostic]:
+    """Reports turns that often exceed their budget: over half, or over a tenth if scripted."""
+    cut = sum(s.finish_reason == "length" for s in turns)
+    if trial.is_scripted:
+        cut = sum(s.finish_reason == "length" and len(s.token_ids) == budget for s in turns)
+    if cut > len(turns) * (0.1 if trial.is_scripted else 0.5):
+        at = (*path, "max_new_tokens")
+        yield build_warning(
+            at,
+            f"{format_key_path(at)} is {budget}, and {cut} of {len(turns)} synthetic "
+            f"{path[-1]}s need more",
+            "give the turn room for all of its spans and the token that ends it",
+        )
+
+
+# Environments ----------------------------------------------------------------------------------
+def _check_trial_environment(
+    trial: PlanTrial, talk: EnvironmentPlan, *, stand_ins: bool
+) -> Iterator[Diagnostic]:
+    """Yields findings about rollouts with an environment, its own failures first."""
+    forced = talk.forced_answer
+    if forced is not None:
+        path: KeyPath = ("rollout", "forced_answer")
+        yield from _check_template_tags(
+            (*path, "template"), forced.template, talk.turn.spans, False
+        )
+    if trial.faults:
+        yield _build_environment_diagnostic(trial, stand_ins)
+        return
+    if forced is not None and forced.max_new_tokens is not None:
+        last = [s for tree in trial.trees for s in tree.segments if s.turn == talk.last]
+        yield from _check_token_limit(trial, path, forced.max_new_tokens, last)
+    yield from _check_rollout_length(trial, talk)
+    yield from _check_turn_limit(trial, talk)
+
+
+def _build_environment_diagnostic(trial: PlanTrial, stand_ins: bool) -> Diagnostic:
+    """The first failure of the environment, with the turn that caused it."""
+    use = trial.setup.spec.rollout
+    name = use.environment.plugin if isinstance(use, EnvironmentRolloutSpec) else ""
+    (tree, at), why = next(iter(trial.faults.items()))
+    segment = trial.trees[tree].segments[at]
+    plugin_input = f"its input: turn {segment.turn}: {_quote_text(segment.text)}"
+    if segment.author == "prompt":
+        problem = trial.trees[tree].problem.id
+        plugin_input = f"its input: the start of problem {problem}: {_quote_text(segment.text)}"
+    return _build_plugin_fault(
+        f"environment plugin {name!r}",
+        why,
+        plugin_input,
+        path=("rollout", "environment"),
+        handled="continue without the rollout",
+        lenient=isinstance(use, EnvironmentRolloutSpec) and use.environment.on_error != "fail",
+        stand_ins=stand_ins,
+    )
+
+
+def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
+    """Reports rollouts that exceed the model's context length, or may exceed it."""
+    room = trial.shape and trial.shape.positions
+    ended = sum(_get_turn_number(trial, place) < talk.last for place in trial.unfinished_turns)
+    tokens = token_budget(trial)
+    if not room or (tokens.longest <= room and not ended):
+        return
+    first, *later = tokens.levels
+    may_take = (
+        f"rollouts may take {tokens.longest:.0f} (prompt {first.opening:.0f}, turns "
+        f"{sum(level.at_most for level in tokens.levels)}, synthetic observations "
+        f"{sum(level.opening for level in later):.0f})"
+    )
+    message = f"the model holds {room} tokens, and {may_take}: longer ones end early"
+    if ended:
+        message = (
+            f"{ended} of {_count_rollouts(trial)} synthetic rollouts exceed the {room} tokens "
+            f"that the model holds, and end early; {may_take}"
+        )
+    tiny = isinstance(trial.setup.spec.model, TinyModelSpec)
+    yield build_warning(
+        ("model", "max_position") if tiny else ("rollout", "max_turns"),
+        message,
+        "shorten observations, allow fewer turns or smaller `max_new_tokens`",
+        against=("rollout", "max_turns"),
+    )
+
+
+def _check_turn_limit(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
+    """Reports scripted rollouts most of which reach the turn limit without finishing."""
+    undone = sum(_get_turn_number(trial, place) == talk.last for place in trial.unfinished_turns)
+    if trial.is_scripted and 2 * undone > _count_rollouts(trial):
+        after = "the forced answer" if talk.forced_answer else f"{talk.max_turns} turns"
+        yield build_warning(
+            ("rollout", "max_turns"),
+            f"{undone} of {_count_rollouts(trial)} synthetic rollouts are not done after {after}",
+            "raise it" if talk.forced_answer else "raise it, or add a `forced_answer`",
+        )
+
+
+def _get_turn_number(trial: PlanTrial, place: Place) -> int:
+    return trial.trees[place[0]].segments[place[1]].turn
+
+
+def _count_rollouts(trial: PlanTrial) -> int:
+    return sum(len(tree.rollouts) for tree in trial.trees)
+
+
+# Plugins that fail --------------------------------------------------------------------------------
+def _quote_text(text: str) -> str:
+    """Quotes the beginning of untrusted text."""
+    return repr(text[:_QUOTED]) + ("…" if len(text) > _QUOTED else "")
+
+
+def _build_plugin_fault(
+    who: str,
+    why: str,
+    plugin_input: str,
+    *,
+    path: KeyPath,
+    handled: str,
+    lenient: bool,
+    stand_ins: bool,
+) -> Diagnostic:
+    """Builds the finding for a plugin that failed on a synthetic rollout.
+
+    Args:
+        who: the plugin, in words.
+        why: its fault.
+        plugin_input: its input, in words.
+        path: where the spec names it.
+        handled: the `on_error` setting with which a run would continue.
+        lenient: `on_error` already lets a run continue.
+        stand_ins: the problems are placeholders, so a fault proves nothing.
+    """
+    ends = f"a run would fail here; `on_error` would let it {handled}"
+    on = "a placeholder problem" if stand_ins else "a synthetic response"
+    return Diagnostic(
+        kind="plugin",
+        message=f"{who} failed on {on}: {escape_unprintable(why.splitlines()[0][:_TOLD])}",
+        path=path,
+        notes=(plugin_input, "a run would continue, as `on_error` is set" if lenient else ends),
+        severity="warning" if lenient or stand_ins else "error",
+    )
+
 
 _SECTION = re.compile(r"(task|mask|estimator) plugin '|([a-z_]+(?:\.\w+)*): ")
 """The beginning of a message that names a section of the experiment."""

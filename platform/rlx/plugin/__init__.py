@@ -39,7 +39,6 @@ from rlx.plugin.schedule import (
     find_answer_level,
 )
 from rlx.plugin.section import PLUGIN_FAULT, PluginSection
-from rlx.plugin.tags import find_last_block, get_last_block
 from rlx.plugin.task import (
     Canonical,
     Corrupts,
@@ -53,6 +52,7 @@ from rlx.plugin.task import (
     Task,
     get_confidence_values,
 )
+from rlx.text import find_last_block, get_last_block
 
 __all__ = [
     "API",

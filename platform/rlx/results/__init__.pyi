@@ -20,7 +20,6 @@ from .evaluating import (
     build_set_spec,
     evaluate,
 )
-from .evidence import Violation
 from .frames import (
     build_answer_frame,
     build_evaluation_frame,
@@ -29,6 +28,7 @@ from .frames import (
     build_score_frame,
     build_token_frame,
 )
+from .identities import Violation
 from .models import TrainedModel
 from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest

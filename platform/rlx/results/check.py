@@ -24,8 +24,14 @@ from rlx.manifest import CheckpointError, check_sealed_folder, compute_manifest_
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
 from rlx.record import read_probe, read_step
-from rlx.results.evidence import VIOLATIONS_KEPT, IdentityResult, StepEvidence, Violation
-from rlx.results.identities import IDENTITIES, check_probe_scores
+from rlx.results.identities import (
+    IDENTITIES,
+    VIOLATIONS_KEPT,
+    IdentityResult,
+    StepEvidence,
+    Violation,
+    check_probe_scores,
+)
 from rlx.reward import RewardPool
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body

@@ -1,6 +1,5 @@
 """Scoring: computes the named rewards of a step by plugins in killable worker processes."""
 
-from rlx.reward.job import JobOutcome, RewardJob
 from rlx.reward.lines import (
     ScoredLine,
     build_reward,
@@ -15,7 +14,7 @@ from rlx.reward.scoring import (
     score_rollouts,
 )
 from rlx.reward.table import Place, RewardEntry, RewardTable, sum_named_rewards
-from rlx.reward.worker import ChunkReport
+from rlx.reward.worker import ChunkReport, JobOutcome, RewardJob
 
 __all__ = [
     "ChunkReport",

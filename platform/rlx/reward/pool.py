@@ -17,8 +17,16 @@ from pebble.common import CONSTS
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Environment, Step
-from rlx.reward.job import EnvironmentCall, JobOutcome, Work, describe_error, pickle_jobs
-from rlx.reward.worker import ChunkReport, run_chunk, start_worker
+from rlx.reward.worker import (
+    ChunkReport,
+    EnvironmentCall,
+    JobOutcome,
+    Work,
+    describe_error,
+    pickle_jobs,
+    run_chunk,
+    start_worker,
+)
 from rlx.rollout import HostFault
 
 _CHUNK = 64

@@ -5,23 +5,281 @@ end the child with everything below it: when a deadline passes, when the child d
 worker itself has to end because its pool is closed or the pool's process is gone.
 """
 
+import math
 import mmap
 import multiprocessing
 import multiprocessing.util
+import numbers
 import os
 import pickle
+import resource
 import signal
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple, NoReturn
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, reap_orphans
-from rlx.reward.job import describe_error, run_jobs
+from rlx.plugin import Environment, RewardPlugin, Sample, Score
+from rlx.reporting import show_plugin_output
+from rlx.rollout import check_environment_step
 from rlx.stopwatch import Stopwatch
+from rlx.text import shorten_for_record
+
+LONGEST_REASON = 500
+"""Characters of a reason, a fault or the name of a part that are kept. They may repeat text of the
+model, and they are stored with every rollout."""
+_UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
+"""Exceptions that pickling raises for objects that cannot be sent to another process."""
+_LARGEST = 1e18
+"""Rewards become float32; their sums and squares must stay finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardJob:
+    """One call of one reward.
+
+    Attributes:
+        reward: the plugin; its class must be importable in a fresh process.
+        samples: one sample for scope "sample"; the whole group for wider scopes.
+        deadline: seconds of wall time for the call.
+        name: the plugin's name, shown with what it prints; "" for that of its class.
+        is_watched: whether the outcome says what the reward changed in its samples.
+    """
+
+    reward: RewardPlugin
+    samples: tuple[Sample, ...]
+    deadline: float
+    name: str = ""
+    is_watched: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.samples or (self.reward.scope == "sample" and len(self.samples) > 1):
+            raise ValueError(f"{len(self.samples)} samples for scope {self.reward.scope!r}")
+        if not 0 < self.deadline < math.inf:
+            raise ValueError(f"a deadline must be finite and above 0, got {self.deadline}")
+
+    def run(self) -> "JobOutcome":
+        """Returns the reward's verdicts."""
+        samples = list(self.samples)
+        before = _picture_samples(samples) if self.is_watched else {}
+        if self.reward.scope == "sample":
+            verdicts: tuple[Score | None, ...] = (_check_verdict(self.reward.score(samples[0])),)
+        else:
+            verdicts = _check_verdicts(self.reward.score(samples), len(self.samples))
+        after = _picture_samples(samples) if self.is_watched else {}
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        return JobOutcome(verdicts, changed=tuple(names))
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentCall:
+    """One call of an environment.
+
+    Attributes:
+        environment: the plugin; its class must be importable in a fresh process.
+        what: the method to call.
+        arguments: arguments of the method.
+        deadline: seconds of wall time for the call.
+        name: the plugin's name, as in `RewardJob`.
+    """
+
+    environment: Environment
+    what: Literal["reset", "step"]
+    arguments: tuple[Any, ...]
+    deadline: float
+    name: str = ""
+
+    def run(self) -> "JobOutcome":
+        """Returns an initial state or a step."""
+        if self.what == "reset":
+            return JobOutcome(value=_check_sendable(self.environment.reset(*self.arguments)))
+        result = self.environment.step(*self.arguments)
+        try:
+            step = check_environment_step(result, self.environment.kinds)
+        except ValueError as error:
+            raise _VerdictError(str(error)) from error
+        _check_sendable(step.state)
+        return JobOutcome(value=step)
+
+
+Work = RewardJob | EnvironmentCall
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """Outcome of a job: verdicts, or the reason why there are none.
+
+    Attributes:
+        verdicts: one per sample, in order; None for an abstention. Empty after a fault.
+        fault: the plugin's fault; None if it succeeded.
+        value: result of an environment call.
+        changed: what a watched reward changed in its samples, such as `problem.numbers`.
+    """
+
+    verdicts: tuple[Score | None, ...] = ()
+    fault: str | None = None
+    value: Any = None
+    changed: tuple[str, ...] = ()
+
+
+class _VerdictError(Exception):
+    pass
+
+
+def pickle_jobs(jobs: Sequence[Work]) -> bytes:
+    """Returns jobs for `run_jobs`, each pickled apart: none shares an object with another, so a
+    plugin that changes its input changes no other call, whichever calls are sent together."""
+    return pickle.dumps([pickle.dumps(job, pickle.HIGHEST_PROTOCOL) for job in jobs])
+
+
+def run_jobs(payload: bytes, memory_mb: int, count_job: Callable[[], None]) -> list[JobOutcome]:
+    """Runs pickled jobs in order: as many as fit into the shortest deadline, at least the first.
+
+    A job that runs out of memory fails only if it came first and had the whole allowance; otherwise
+    it is left for another call. Returns the outcomes of the jobs that ran; the rest did not start.
+
+    Args:
+        payload: the jobs, as `pickle_jobs` returns them.
+        memory_mb: MiB of address space that they may add to this process.
+        count_job: called before each job starts.
+    """
+    try:
+        _limit_memory(memory_mb)
+        with show_plugin_output("import of a plugin"):
+            jobs: list[Work] = [pickle.loads(job) for job in pickle.loads(payload)]
+        outcomes: list[JobOutcome] = []
+        start = time.monotonic()
+        shortest = min((job.deadline for job in jobs), default=0.0)
+        for job in jobs:
+            if outcomes and time.monotonic() - start > shortest:
+                break
+            count_job()
+            try:
+                with show_plugin_output(_name_plugin(job)):
+                    outcomes.append(_run_job(job))
+            except MemoryError:
+                if outcomes:
+                    break
+                outcomes.append(JobOutcome(fault=f"MemoryError: it may take {memory_mb} MiB"))
+        return outcomes
+    finally:
+        _limit_memory(None)
+
+
+def _name_plugin(job: Work) -> str:
+    plugin = job.reward if isinstance(job, RewardJob) else job.environment
+    return job.name or type(plugin).__name__
+
+
+def _run_job(job: Work) -> JobOutcome:
+    """Runs one job; the worker ends this process when its deadline passes."""
+    try:
+        return job.run()
+    except _VerdictError as error:
+        return JobOutcome(fault=shorten_for_record(str(error), LONGEST_REASON))
+    except MemoryError:
+        raise
+    except BaseException as error:  # noqa: BLE001  SystemExit is only this scorer's fault, too
+        return JobOutcome(fault=describe_error(error))
+
+
+def _picture_samples(samples: Sequence[Sample]) -> dict[str, bytes]:
+    """Returns the contents of samples, by the names of their fields and of the keys in these."""
+    picture: dict[str, bytes] = {}
+    for number, sample in enumerate(samples):
+        of = f"sample {number}: " if len(samples) > 1 else ""
+        for field in fields(sample):
+            value = getattr(sample, field.name)
+            inner = value.items() if isinstance(value, Mapping) else ()
+            for key, each in inner:
+                picture[f"{of}{field.name}.{key}"] = _picture_value(each)
+            if not isinstance(value, Mapping):
+                picture[f"{of}{field.name}"] = _picture_value(value)
+    return picture
+
+
+def _picture_value(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except _UNPICKLABLE:  # which no sample holds that a worker receives
+        return repr(type(value)).encode()
+
+
+def _check_verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
+    if getattr(raw, "ndim", None) == 1 and hasattr(raw, "tolist"):  # an array of NumPy or PyTorch
+        raw = raw.tolist()
+    if not isinstance(raw, Sequence) or isinstance(raw, str | bytes):
+        raise _VerdictError(f"gave {type(raw).__name__} instead of a list of verdicts")
+    verdicts = tuple(map(_check_verdict, raw))
+    if len(verdicts) != count:  # which `len(raw)` of a plugin's own class might not be
+        raise _VerdictError(f"gave {len(verdicts)} verdicts for {count} samples")
+    return verdicts
+
+
+def _check_verdict(raw: Any) -> Score | None:
+    """Returns a plain copy that is safe to send and store, also of a subclass."""
+    if raw is None:
+        return None
+    if isinstance(raw, Score):
+        if not (raw.reason is None or isinstance(raw.reason, str)):
+            raise _VerdictError(f"gave {type(raw.reason).__name__} as a reason")
+        if not isinstance(raw.parts, Mapping):
+            raise _VerdictError(f"gave {type(raw.parts).__name__} as parts")
+        reason = None if raw.reason is None else shorten_for_record(str(raw.reason), LONGEST_REASON)
+        parts = {
+            shorten_for_record(str(name), LONGEST_REASON): _check_number(part)
+            for name, part in raw.parts.items()
+        }
+        return Score(_check_number(raw.value), reason, parts)
+    return Score(_check_number(raw))
+
+
+def _check_sendable(state: Any) -> Any:
+    try:
+        pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except _UNPICKLABLE as error:
+        what = f"gave a state that is not of plain values: {type(error).__name__}: {error}"
+        raise _VerdictError(what) from error
+    return state
+
+
+def _check_number(raw: Any) -> float:
+    if getattr(raw, "ndim", None) == 0 and hasattr(raw, "item"):  # a scalar of NumPy or PyTorch
+        raw = raw.item()
+    if not isinstance(raw, numbers.Real):
+        raise _VerdictError(f"gave {type(raw).__name__} instead of a number")
+    value = float(raw)
+    if not abs(value) <= _LARGEST:
+        raise _VerdictError(f"gave {value}")
+    return value
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns an exception of a plugin in words, short and safe to store."""
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001  an exception that cannot even be printed
+        text = f"(and {type(second).__name__} when asked why)"
+    return shorten_for_record(f"{type(error).__name__}: {text}", LONGEST_REASON)
+
+
+def _limit_memory(extra_mb: int | None) -> None:
+    """Limits the growth of the address space to so many MiB from now on; None removes the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = hard
+    if extra_mb is not None:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        soft = pages * resource.getpagesize() + (extra_mb << 20)
+        if hard != resource.RLIM_INFINITY:
+            soft = min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
 
 _DEADLINE_CHECK_INTERVAL = 0.05
 """Longest time between two looks at the child, in seconds."""

@@ -5,7 +5,7 @@ from .metrics import record_allocations, write_memory_snapshot
 from .pictures import draw_over_steps, draw_probes, draw_run_pictures
 from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results
 from .progress import Progress, ProgressFile, read_progress
-from .trained_rows import build_trained_rows, read_token_streams
+from .streams import build_trained_rows, read_token_streams
 
 __all__ = [
     "ControllerState",

@@ -70,10 +70,6 @@ class StepRollouts:
     scored: float
     prompts: tuple[int, int] | None = None
 
-    def list_trained_trees(self) -> list[RolloutTree]:
-        """The trees that are not filtered."""
-        return [tree for number, tree in enumerate(self.trees) if number not in self.filtered]
-
     def find_untrained_rows(self) -> set[Place]:
         """Rows excluded from training: unscored, dropped, filtered or without a greedy baseline."""
         out = find_lost_rows(self.trees, self.table)

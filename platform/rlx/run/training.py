@@ -15,8 +15,12 @@ from rlx.rollout import build_piece_splitter, is_fault_segment
 from rlx.run.collect import StepRollouts, collect_rollouts
 from rlx.run.context import ControllerState, RunContext
 from rlx.run.metrics import GpuPeaks, compute_mismatch_figures, step_figures
-from rlx.run.streams import StepInputs, compute_old_logprobs, compute_optional_streams
-from rlx.run.trained_rows import build_trained_rows
+from rlx.run.streams import (
+    StepInputs,
+    build_trained_rows,
+    compute_old_logprobs,
+    compute_optional_streams,
+)
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
 from rlx.spec import CriticSpec, OptimizerSpec
 from rlx.step import run_step

@@ -208,11 +208,6 @@ class RunnerSpec(StrictModel):
         self.launcher.check_ranks(self.ranks)
         return self
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is a single rank, on the supervisor's machine, which needs no launcher."""
-        return isinstance(self.launcher, LocalLauncherSpec) and self.ranks == 1
-
 
 VariantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 

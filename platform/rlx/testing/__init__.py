@@ -16,10 +16,17 @@ from importlib import import_module
 from typing import Any
 
 from rlx.discovery import Kind
-from rlx.testing.engines import check_launcher, check_sampler, launcher_checks, sampler_checks
 from rlx.testing.environments import check_environment, environment_checks
 from rlx.testing.processes import first_import
-from rlx.testing.promise import FindsToJudge, PromiseCheck, required_options
+from rlx.testing.promise import (
+    FindsToJudge,
+    PromiseCheck,
+    check_launcher,
+    check_sampler,
+    launcher_checks,
+    required_options,
+    sampler_checks,
+)
 from rlx.testing.rewards import check_reward, reward_checks
 from rlx.testing.schedules import check_schedule, schedule_checks
 from rlx.testing.tasks import check_task, task_checks

@@ -1,4 +1,4 @@
-"""The promise check type, and the checks that apply to every kind of plugin.
+"""The checks that apply to every kind of plugin, and those of samplers and launchers.
 
 Call a check with a plugin: either its class, which then gets its default options, or an instance.
 A broken promise raises AssertionError with the reason. A check that does not apply raises
@@ -24,7 +24,6 @@ from rlx.testing.processes import first_import
 
 HEAVY = ("torch", "transformers", "vllm", "deepspeed", "mlflow")
 """Modules that only a plugin's implementation may import: `rlx validate` imports every plugin."""
-
 Subject = type[Plugin] | Plugin
 
 
@@ -216,3 +215,24 @@ def _check_json_options(subject: Subject, make_one: Callable[[Any], Any]) -> Non
 def required_options(cls: type[Plugin]) -> list[str]:
     """Options without a default, by their YAML names."""
     return [f.alias or name for name, f in cls.model_fields.items() if f.is_required()]
+
+
+def check_sampler(plugin: Any) -> None:
+    """Raises AssertionError, naming the broken promise, unless a `SamplerPlugin` keeps them all."""
+    run_checks(sampler_checks(), plugin)
+
+
+def sampler_checks() -> tuple[PromiseCheck, ...]:
+    """Returns the checks for the settings of sampling engines."""
+    return (*common_checks(), implementation_check("module:function"))
+
+
+def check_launcher(plugin: Any) -> None:
+    """Raises AssertionError, naming the broken promise, unless a `LauncherPlugin` keeps them
+    all."""
+    run_checks(launcher_checks(), plugin)
+
+
+def launcher_checks() -> tuple[PromiseCheck, ...]:
+    """Returns the checks for the settings of launchers."""
+    return (*common_checks(), implementation_check("module:Class"))
