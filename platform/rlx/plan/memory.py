@@ -16,7 +16,8 @@ from rlx.spec import (
 )
 
 if TYPE_CHECKING:
-    from rlx.plan.trial import PlanTrial
+    from rlx.phase_setup import PhaseSetup
+    from rlx.rollout import RolloutTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +63,17 @@ class TokenBudget:
         return sum(level.opening + level.at_most for level in self.levels)
 
 
-def token_budget(trial: "PlanTrial") -> TokenBudget:
+def token_budget(setup: "PhaseSetup", trees: "Sequence[RolloutTree]") -> TokenBudget:
     """Counts the tokens of a step, with turns of synthetic length and with turns at their limit.
 
     Observations have the length that they have in the synthetic rollouts.
     """
-    setup, talk = trial.setup, trial.setup.plan.talk
+    talk = setup.plan.talk
     if talk is None:
-        levels = tuple(_count_level_tokens(trial))
+        levels = tuple(_count_level_tokens(setup, trees))
         sums = [_sum_tree_tokens(levels, at_limit) for at_limit in (False, True)]
     else:
-        levels = tuple(_count_dialogue_tokens(trial, talk))
+        levels = tuple(_count_dialogue_tokens(setup, trees, talk))
         rollouts = levels[0].openings * talk.count * talk.players
         sums = [_sum_dialogue_tokens(levels, rollouts, at_limit) for at_limit in (False, True)]
     (made_up, *expected), (at_most, *bound) = sums
@@ -88,10 +89,12 @@ def token_budget(trial: "PlanTrial") -> TokenBudget:
     )
 
 
-def _count_level_tokens(trial: "PlanTrial") -> Iterator[LevelTokens]:
-    above = trial.setup.spec.rollout.prompts_per_step
-    for number, level in enumerate(trial.setup.plan.levels, start=1):
-        openings, turns = _list_turn_lengths(trial, number)
+def _count_level_tokens(
+    setup: "PhaseSetup", trees: "Sequence[RolloutTree]"
+) -> Iterator[LevelTokens]:
+    above = setup.spec.rollout.prompts_per_step
+    for number, level in enumerate(setup.plan.levels, start=1):
+        openings, turns = _list_turn_lengths(trees, number)
         yield LevelTokens(
             kind=level.kind,
             turns=above * level.count,
@@ -103,15 +106,17 @@ def _count_level_tokens(trial: "PlanTrial") -> Iterator[LevelTokens]:
         above *= level.count
 
 
-def _count_dialogue_tokens(trial: "PlanTrial", talk: EnvironmentPlan) -> Iterator[LevelTokens]:
+def _count_dialogue_tokens(
+    setup: "PhaseSetup", trees: "Sequence[RolloutTree]", talk: EnvironmentPlan
+) -> Iterator[LevelTokens]:
     """Yields the turns of a rollout, first to last."""
-    prompts = trial.setup.spec.rollout.prompts_per_step
-    observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trial, k)[0]]
-    sampled = len(_list_turn_lengths(trial, 1)[1])
+    prompts = setup.spec.rollout.prompts_per_step
+    observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trees, k)[0]]
+    sampled = len(_list_turn_lengths(trees, 1)[1])
     for number in range(1, talk.last + 1):
-        openings, turns = _list_turn_lengths(trial, number)
+        openings, turns = _list_turn_lengths(trees, number)
         if number == 1:
-            openings = [len(tree.segments[0].token_ids) for tree in trial.trees]
+            openings = [len(tree.segments[0].token_ids) for tree in trees]
         rollouts = round(prompts * talk.count * talk.players * len(turns) / max(1, sampled))
         yield LevelTokens(
             kind=f"turn {number}" if number <= talk.max_turns else "forced answer",
@@ -123,11 +128,11 @@ def _count_dialogue_tokens(trial: "PlanTrial", talk: EnvironmentPlan) -> Iterato
         )
 
 
-def _list_turn_lengths(trial: "PlanTrial", number: int) -> tuple[list[int], list[int]]:
+def _list_turn_lengths(trees: "Sequence[RolloutTree]", number: int) -> tuple[list[int], list[int]]:
     """Token counts of the openings and of the synthetic turns with this turn number."""
     pairs = [
         (len(tree.segments[s.parent].token_ids), len(s.token_ids))
-        for tree in trial.trees
+        for tree in trees
         for s in tree.segments
         if s.turn == number and s.parent != NO_PARENT
     ]
@@ -211,7 +216,7 @@ class MemoryEstimate:
 
 
 def estimate_step_memory(
-    trial: "PlanTrial", shape: ModelShape, tokens: TokenBudget
+    setup: "PhaseSetup", shape: ModelShape, tokens: TokenBudget
 ) -> MemoryEstimate:
     """Estimates the peak memory of one rank, by stage of a step, with all turns at their limit.
 
@@ -219,7 +224,7 @@ def estimate_step_memory(
     from stage 3. Offloaded optimizer state is in host memory. The sampler's cache is freed before
     an update, during which vLLM on a shared GPU sleeps.
     """
-    spec, needs = trial.setup.spec, trial.setup.needs
+    spec, needs = setup.spec, setup.needs
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
     learned = shape.parameters if lora is None else shape.adapters(lora)
     largest = shape.parameters if "values" in needs else learned
