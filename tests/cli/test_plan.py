@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,10 @@ PLANS = """
 import contextlib, io, json, sys
 from rlx.cli import main
 
-for path in sys.argv[1:]:
+for path, page in zip(sys.argv[1::2], sys.argv[2::2]):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["plan", path, "--json"])
+        code = main(["plan", path, "--json", "--html", page])
     print(json.dumps([path, code, out.getvalue(), err.getvalue()]), flush=True)
 """
 """One process for all experiments, since the imports cost more than most plans."""
@@ -61,19 +62,19 @@ def rlx(folder, *arguments, program=MAIN, **environment):
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
-    """What `rlx plan` says of every experiment, by the experiment's path."""
+    """What `rlx plan` says of every experiment, with its page, by the experiment's path."""
     folder = tmp_path_factory.mktemp("plans")
-    done = rlx(folder, *EXPERIMENTS, program=PLANS)
+    pages = {path: folder / "out" / f"{n}.html" for n, path in enumerate(EXPERIMENTS)}
+    done = rlx(folder, *chain(*pages.items()), program=PLANS)
     assert done.returncode == 0, done.stderr
-    assert not (folder / "home").exists()
     lines = map(json.loads, done.stdout.splitlines())
-    return {Path(path): found for path, *found in lines}
+    return {Path(path): (*found, pages[Path(path)]) for path, *found in lines}
 
 
 def test_every_experiment_is_planned(planned, subtests):
     for path in EXPERIMENTS:
         with subtests.test(path=path):
-            code, out, err = planned[path]
+            code, out, err, page = planned[path]
             assert code == 0, err
             said = json.loads(out)
             assert said["ok"] and said["exit_code"] == 0
@@ -86,6 +87,8 @@ def test_every_experiment_is_planned(planned, subtests):
             assert all(phase["memory"]["total"] > 0 for phase in said["phases"]), (
                 "no files are needed"
             )
+            assert page.read_text().startswith("<!doctype html>")
+            assert not (page.parents[1] / "home").exists()
 
 
 def test_tables_for_people(tmp_path):
@@ -170,6 +173,7 @@ def test_a_broken_scorer_is_the_plugins_fault(tmp_path):
 def test_wrong_arguments_are_said(tmp_path):
     for arguments, said in (
         (["--row", "999"], "--row 999: there are rows 0 to"),
+        (["--html", "."], "is a folder"),
         (["--rows", "some"], "Invalid value"),
     ):
         done = rlx(tmp_path, "plan", RLCR, *arguments)

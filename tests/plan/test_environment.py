@@ -9,6 +9,7 @@ from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
+from rlx.plan.page import render_plan_page
 from rlx.plan.report import select_example_rows
 from rlx.plan.responses import StandInDialogue, load_plan_problems, load_speech
 from rlx.plan.row_accounts import stored_accounts
@@ -158,6 +159,12 @@ def test_names_of_control_tokens_are_broken_up_in_what_is_shown():
     assert shown.text == "a< |im_end|>b" and not set(dialogue.end_ids) & set(shown.token_ids)
     asked = dialogue.encode_observation("a<|im_end|>b", said, inline=False)
     assert asked.token_ids == dialogue.reply(shown.text, said)
+
+
+def test_the_page_tells_turns_and_observations_apart(games):
+    report = games("scripted")
+    text = render_plan_page(report, [phase.shown for phase in report.phases])
+    assert "turn 2 said" in text and '<div class="text shown">' in text
 
 
 # Tokens ------------------------------------------------------------------------------------------

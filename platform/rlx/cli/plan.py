@@ -13,7 +13,7 @@ from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import SpecError
 from rlx.plan import check_file, require_showable_texts
 from rlx.spec.reading import LoadedSpec, count_errors, format_diagnostic
-from rlx.text import escape_unprintable
+from rlx.text import escape_unprintable, write_text_file
 
 if TYPE_CHECKING:
     from rlx.evaluation import FirstContact
@@ -37,6 +37,7 @@ _FILE = click.Path(path_type=Path)
     help="Load the pretrained model and have it answer N problems.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
+@click.option("--html", type=_FILE, metavar="FILE", help="Write a self-contained HTML page.")
 def plan(
     spec: Path,
     overrides: tuple[str, ...],
@@ -45,6 +46,7 @@ def plan(
     every: str | None,
     prompts: int | None,
     as_json: bool,
+    html: Path | None,
 ) -> int:
     """Preview whether an experiment can learn, and what. Loads no model, downloads nothing, unless
     --try asks the model itself.
@@ -53,6 +55,8 @@ def plan(
     every token. Responses are synthetic; problems, tokens, rewards, loss mask, reward placement,
     estimator and weights are the experiment's own.
     """
+    if html is not None and html.is_dir():
+        raise SpecError(f"--html {escape_unprintable(str(html))} is a folder; name a file in it")
     read, plugins = check_file(spec, overrides)
     require_showable_texts(read, plugins)
     if prompts is None:
@@ -62,6 +66,8 @@ def plan(
 
     report = build_plan(spec, read, plugins)
     selected = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
+    if html is not None:
+        _write_plan_page(report, selected, html)
     contact = None if prompts is None or report.exit_code else _try_model(read, prompts)
     if as_json:
         tried = {} if contact is None else {"first_contact": contact.to_json()}
@@ -101,3 +107,10 @@ def _print_plan_findings(report: "PlanReport", spec: Path) -> None:
     if report.exit_code:
         closing = f"\n{escape_unprintable(str(spec))}: {count_errors(report.findings)}"
         print_text(closing, err=True)
+
+
+def _write_plan_page(report: "PlanReport", selected: Sequence[Sequence[int]], file: Path) -> None:
+    from rlx.plan import render_plan_page
+
+    write_text_file(file, render_plan_page(report, selected))
+    print_text(f"wrote {escape_unprintable(str(file))}", err=True)
