@@ -45,6 +45,10 @@ from rlx_registry import (
     record_supervisor,
 )
 
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+"""Where torch keeps what it compiles. Importing its compiler sets it, which a plugin may do."""
+_USER_CHOSE_KERNELS = KERNELS in os.environ
+
 UNRECORDED = ".unrecorded-"
 """Name prefix of folders of runs that are not recorded yet, or were never recorded."""
 
@@ -225,8 +229,9 @@ def start_supervisor(run: RunRecord, registry_url: str) -> int:
 
 def child_environment() -> dict[str, str]:
     """Environment of the supervisor and ranks: quiet libraries, passively waiting threads."""
+    own = {k: v for k, v in os.environ.items() if k != KERNELS or _USER_CHOSE_KERNELS}
     return {
-        **os.environ,
+        **own,
         "RLX_HOME": str(get_rlx_home()),
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
