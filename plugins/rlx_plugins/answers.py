@@ -3,6 +3,7 @@
 `rlx_plugins.mathematics` compares them as mathematics.
 """
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
@@ -32,6 +33,10 @@ class AnswerReward(Reward):
     """The span to read; null for the whole response."""
     field: str = "answer"
     """The problem's field that holds the right answer: text, a number, or a list of them."""
+
+    def spans_read(self) -> Sequence[str]:
+        """Returns the span that holds the answer."""
+        return () if self.span is None else (self.span,)
 
     def get_answer_text(self, sample: Sample) -> str:
         """The model's answer; "" without one."""

@@ -36,6 +36,19 @@ def files(folder):
     return folder
 
 
+@each_row(
+    ("span", "code", "said"),
+    [
+        ("answer", 0, "ok"),
+        ("anwser", 2, "reads the span 'anwser', which turn 'answer' does not declare"),
+        ("null", 0, "ok"),
+    ],
+)
+def test_a_span_that_the_turn_does_not_have_is_an_error(files, capsys, span, code, said):
+    assert main(["validate", "mine.yaml", f"--set=rewards.turn.accuracy.span={span}"]) == code
+    assert said in " ".join("".join(capsys.readouterr()).split())
+
+
 def submit(capsys, *options):
     assert main(["submit", "mine.yaml", "--queue", "--no-rehearsal", *options]) == 0
     return capsys.readouterr()

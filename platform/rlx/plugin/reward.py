@@ -137,6 +137,11 @@ class Reward(Plugin):
         """
         return None
 
+    def spans_read(self) -> Sequence[str]:
+        """Names of the spans without which it pays nothing: `rlx validate` requires them of its
+        turn."""
+        return ()
+
     def value_range(self) -> tuple[float, float] | None:
         """Least and greatest value of a score; None if nothing is promised."""
         return None
