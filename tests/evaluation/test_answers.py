@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rows import each_row
 
-from rlx.evaluation.answers import ScoredAnswer, compute_answer_metrics
+from rlx.evaluation.answers import ScoredAnswer, build_pairs, compute_answer_metrics
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.pictures import draw_suite
-from rlx.evaluation.statistics import compute_bootstrap_intervals
+from rlx.evaluation.statistics import EvaluationAnswers, compute_bootstrap_intervals
 
 
 def answer(problem, sample, correct, *confidences, said="7", stratum="2"):
@@ -71,6 +72,23 @@ def test_an_unreadable_confidence_is_counted_and_survives_json():
     again = [ScoredAnswer.from_json(a.to_json()) for a in answers]
     assert again[1] == answers[1]
     assert math.isnan(again[0].confidences[0])
+
+
+@each_row(
+    ("readable", "brier", "ece"),
+    [(3, 0.0025 * 3 / 4, 0.05 * 3 / 4), (2, None, None), (0, None, None)],
+)
+def test_confidences_that_nobody_can_read_have_no_calibration(readable, brier, ece):
+    """Four wrong answers: an unreadable confidence counts as 0, the best one."""
+    answers = [answer(n, 0, 0, 0.05 if n < readable else math.nan) for n in range(4)]
+    told = compute_answer_metrics(answers, seed=0, draws=20)
+    assert told["brier"] == (brier and pytest.approx(brier))
+    assert told["ece"] == (ece and pytest.approx(ece))
+    assert (told["accuracy"], told["readable_share"]) == (0.0, readable / 4)
+    assert told["unparsable"] == 4 - readable
+    assert ("brier" in told["intervals"]) == ("mean_confidence" in told) == (readable == 3)
+    compared = EvaluationAnswers.from_payload(build_pairs(answers))
+    assert ("brier" in compared.values) == (readable == 3)
 
 
 def test_intervals_hold_what_they_promise():

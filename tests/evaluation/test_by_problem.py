@@ -30,9 +30,12 @@ def test_single_answers_have_the_means_that_evaluations_report(pairs):
     correct, stated = zip(*pairs, strict=True)
     values = asked(correct, list(stated)).values
     known = [np.nan if c is None else c for c in stated]
+    assert np.mean(values["accuracy"]) == pytest.approx(np.mean(correct))
+    if np.isnan(known).mean() > 0.25:
+        assert set(values) == {"accuracy"}
+        return
     assert np.mean(values["brier"]) == pytest.approx(compute_brier(correct, known))
     assert np.mean(values["nll"]) == pytest.approx(compute_clipped_nll(correct, known))
-    assert np.mean(values["accuracy"]) == pytest.approx(np.mean(correct))
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=12))

@@ -12,8 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # other processes inherit it
 
 import gamed_rewards as gamed
 
+from rlx.cli.plugins.check import _check_one_promise
 from rlx.discovery import list_installed_plugins, load_plugin
-from rlx.testing import reward_checks
+from rlx.testing import FindsToJudge, reward_checks
 from rlx.testing.adversary import (
     MUTATIONS,
     list_pieces,
@@ -142,8 +143,16 @@ def test_a_find_that_breaks_a_promise_fails_the_check(subtests):
 
 def test_a_find_that_breaks_no_promise_is_shown():
     (check,) = [c for c in reward_checks() if c.name == "pays only for solutions"]
-    assert len(check(gamed.ByForm)) == 3
-    assert len(check(gamed.Honest)) == 1
+    found, none = check(gamed.ByForm), check(gamed.Honest)
+    assert (len(found), len(none)) == (3, 1)
+    assert isinstance(found, FindsToJudge) and not isinstance(none, FindsToJudge)
+    verdict = _check_one_promise(check, gamed.ByForm)
+    assert (verdict.state, verdict.why, verdict.notes) == (
+        "open",
+        "judge what was found",
+        tuple(found),
+    )
+    assert _check_one_promise(check, gamed.Honest).state == "kept"
 
 
 def test_without_examples_there_is_nothing_to_search_with():

@@ -26,7 +26,7 @@ from rlx.evaluation.scores import (
     compute_maximum_calibration_error,
     compute_one_bit_auroc,
 )
-from rlx.evaluation.statistics import DRAWS, Index, compute_bootstrap_intervals
+from rlx.evaluation.statistics import DRAWS, Index, compute_bootstrap_intervals, is_readable
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutPlan, RolloutTree
 
@@ -438,7 +438,7 @@ def compute_answer_metrics(
     """
     problems = _group_problem_answers(answers)
     several = min(len(p.correct) for p in problems) > 1
-    stated = all(a.confidences for a in answers)
+    stated = _has_calibration(answers)
     measures = _build_interval_measures(
         np.array([a.correct for a in answers], dtype=np.float64),
         np.array([a.confidences[0] for a in answers]) if stated else None,
@@ -455,10 +455,14 @@ def compute_answer_metrics(
 
 
 def _measure_answers(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
-    """Accuracy, and calibration of the first stated confidences, None where none are stated."""
+    """Accuracy, and calibration of the first stated confidences, None where none are stated, or
+    where too few can be read: see `READABLE`."""
     correct, strata = [a.correct for a in answers], [a.stratum for a in answers]
     metrics: dict[str, Any] = {"n": len(answers), "accuracy": float(np.mean(correct))}
     if all(a.confidences for a in answers):
+        unparsable = sum(math.isnan(a.confidences[0]) for a in answers)
+        metrics |= {"unparsable": unparsable, "readable_share": 1 - unparsable / len(answers)}
+    if _has_calibration(answers):
         first = [a.confidences[0] for a in answers]
         ids = [a.problem_id for a in answers]
         alike = compute_identical_share([a.confidences for a in answers])
@@ -466,6 +470,11 @@ def _measure_answers(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
     parts = {s: [a.correct for a in answers if a.stratum == s] for s in sorted({*strata} - {""})}
     by_stratum = {s: {"n": len(y), "accuracy": float(np.mean(y))} for s, y in parts.items()}
     return metrics | {"brier": None, "ece": None, "auroc": None, "by_stratum": by_stratum}
+
+
+def _has_calibration(answers: Sequence[ScoredAnswer]) -> bool:
+    """Whether all answers were asked for a confidence, and enough of them state a readable one."""
+    return all(a.confidences for a in answers) and is_readable([a.confidences[0] for a in answers])
 
 
 def _build_interval_measures(

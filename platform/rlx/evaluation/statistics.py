@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rlx.evaluation.scores import compute_clipped_losses
 
@@ -235,6 +235,17 @@ SAME = 0.9
 Values = Mapping[str, Sequence[float]]
 
 
+READABLE = 0.75
+"""Share of readable confidences below which answers have no figures of confidence and calibration.
+
+An unreadable confidence counts as 0, which is the best one where every answer is wrong."""
+
+
+def is_readable(confidences: ArrayLike) -> bool:
+    """Whether enough of some confidences, nan where unreadable, can be read for figures of them."""
+    return bool(np.mean(~np.isnan(np.asarray(confidences, dtype=np.float64))) >= READABLE)
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluationAnswers:
     """The answers of one evaluation.
@@ -251,15 +262,17 @@ class EvaluationAnswers:
     def from_payload(cls, payload: Mapping[str, Any] | None) -> Self | None:
         """Reads the payload of a recorded evaluation: `problem_ids`, `correct` and `confidence`.
 
-        An unreadable confidence is null and counts as 0. Returns None if ids or labels are missing.
+        An unreadable confidence is null and counts as 0; see `READABLE`. Returns None if ids or
+        labels are missing.
         """
         kept = payload or {}
         if not kept.get("problem_ids") or not kept.get("correct"):
             return None
         y = np.array(kept["correct"], dtype=np.float64)
         values: dict[str, Sequence[float]] = {"accuracy": y.tolist()}
-        if kept.get("confidence") is not None:
-            stated = np.array([c or 0.0 for c in kept["confidence"]], dtype=np.float64)
+        found = np.array(kept.get("confidence") or [], dtype=np.float64)  # None becomes nan
+        if len(found) and is_readable(found):
+            stated = np.nan_to_num(found, nan=0.0)
             values["mean_confidence"] = stated.tolist()
             values["brier"] = ((stated - y) ** 2).tolist()
             values["nll"] = compute_clipped_losses(y, stated).tolist()

@@ -19,6 +19,7 @@ from rlx.discovery import Kind
 from rlx.testing.environments import check_environment, environment_checks
 from rlx.testing.processes import first_import
 from rlx.testing.promise import (
+    FindsToJudge,
     PromiseCheck,
     check_launcher,
     check_sampler,
@@ -31,6 +32,7 @@ from rlx.testing.schedules import check_schedule, schedule_checks
 from rlx.testing.tasks import check_task, task_checks
 
 __all__ = [
+    "FindsToJudge",
     "PromiseCheck",
     "check_environment",
     "check_estimator",

@@ -25,6 +25,7 @@ from rlx.reward import JobOutcome, RewardJob
 from rlx.seeding import derive_seed
 from rlx.spec import TurnReward
 from rlx.testing.processes import score_jobs
+from rlx.testing.promise import FindsToJudge
 
 _POPULATION, _GENERATION = 24, 48
 """Texts that are kept of each generation, and changed texts in the next."""
@@ -282,7 +283,7 @@ _LONGEST_QUOTE, _MOST_ROWS = 72, 5
 """Characters of a text, and texts, that a table shows."""
 
 
-def report_adversarial_texts(reward: Any) -> list[str]:
+def report_adversarial_texts(reward: Any) -> Sequence[str]:
     """Searches for texts that a reward pays without being solutions, and returns a table of them.
 
     A text that is paid is a finding for the author to judge: a reward for a form pays every text of
@@ -313,8 +314,8 @@ def report_adversarial_texts(reward: Any) -> list[str]:
     return _format_findings(report)
 
 
-def _format_findings(report: AdversarialReport) -> list[str]:
-    """A table of the finds below a line that says what was searched."""
+def _format_findings(report: AdversarialReport) -> Sequence[str]:
+    """A line that says what was searched, above a table of the finds if there are any."""
     what = "no solution" if report.judged else f"paid on each of {report.problems} problems"
     if not report.judged and report.problems == 1:
         what = "paid without a problem"
@@ -328,7 +329,7 @@ def _format_findings(report: AdversarialReport) -> list[str]:
     for find in report.finds:
         shortest.setdefault(f"{find.score:.4g}", find)
     rows = [_format_find(find) for find in [*shortest.values()][:_MOST_ROWS]]
-    return [head, f"{'SCORE':>8}  {'FOUND BY':26}  TEXT", *rows]
+    return FindsToJudge([head, f"{'SCORE':>8}  {'FOUND BY':26}  TEXT", *rows])
 
 
 def _format_find(find: Find) -> str:

@@ -27,6 +27,11 @@ HEAVY = ("torch", "transformers", "vllm", "deepspeed", "mlflow")
 Subject = type[Plugin] | Plugin
 
 
+class FindsToJudge(tuple[str, ...]):
+    """Lines about what a check found and only the plugin's author can judge: the promise is neither
+    kept nor broken."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromiseCheck:
     """A named check. `str()` is the name; calling it with a plugin runs it.
@@ -35,7 +40,7 @@ class PromiseCheck:
         name: the promise.
         help: how to fix a plugin that breaks it.
         run: raises AssertionError or SkipTest; may return lines to show, about a promise that is
-            kept.
+            kept, or as `FindsToJudge`.
     """
 
     name: str

@@ -335,7 +335,7 @@ def _check_single_sample(subject: Subject, own_samples: _Given) -> None:
         _assert_no_fault(outcome, f"{_describe_case(case)} alone")
 
 
-def _check_adversarial_texts(subject: Subject, own_samples: _Given) -> list[str]:
+def _check_adversarial_texts(subject: Subject, own_samples: _Given) -> Sequence[str]:
     return report_adversarial_texts(_build_first_reward(subject))
 
 

@@ -29,10 +29,16 @@ from rlx.errors import PluginError, RlxError, SpecError
 from rlx.plugin import Plugin
 from rlx.spec import PluginUse
 from rlx.spec.reading import parse_yaml_document
-from rlx.testing import PromiseCheck, first_import, list_plugin_checks, required_options
+from rlx.testing import (
+    FindsToJudge,
+    PromiseCheck,
+    first_import,
+    list_plugin_checks,
+    required_options,
+)
 from rlx.text import escape_unprintable
 
-_MARKS = {"kept": "✓", "broken": "✗", "skipped": "-"}
+_MARKS = {"kept": "✓", "broken": "✗", "open": "?", "skipped": "-"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +47,14 @@ class PromiseVerdict:
 
     Attributes:
         promise: name of the promise.
-        state: "skipped" if the promise does not apply.
-        why: why it is broken or does not apply; "" if it is kept.
+        state: "skipped" if the promise does not apply, "open" if the author has to judge.
+        why: why it is not kept; "" if it is.
         help: how to fix it; "" unless it is broken.
         notes: lines about what the check found.
     """
 
     promise: str
-    state: Literal["kept", "broken", "skipped"]
+    state: Literal["kept", "broken", "open", "skipped"]
     why: str = ""
     help: str = ""
     notes: tuple[str, ...] = ()
@@ -142,7 +148,9 @@ def _check_plugin_promises(
     broken = sum(v.state == "broken" for v in verdicts)
     if aloud:
         kept = sum(v.state == "kept" for v in verdicts)
-        print_text(f"  {kept} kept, {broken} broken" if broken else f"  all {kept} promises hold")
+        unsure = sum(v.state == "open" for v in verdicts)
+        text = f"{kept} kept, {broken} broken" if broken else f"all {kept} promises hold"
+        print_text(f"  {text}" + (f", {unsure} for you to judge" if unsure else ""))
     return entry | {"exit_code": 3 if broken else 0, "promises": [asdict(v) for v in verdicts]}
 
 
@@ -181,7 +189,7 @@ def _load_checked_plugin(
 
 def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) -> PromiseVerdict:
     try:
-        notes = tuple(promise(subject))
+        notes = promise(subject)
     except SkipTest as reason:
         return PromiseVerdict(promise.name, "skipped", str(reason))
     except AssertionError as error:
@@ -190,7 +198,9 @@ def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) ->
         return PromiseVerdict(
             promise.name, "broken", f"{type(error).__name__}: {error}", promise.help
         )
-    return PromiseVerdict(promise.name, "kept", notes=notes)
+    if isinstance(notes, FindsToJudge):
+        return PromiseVerdict(promise.name, "open", "judge what was found", notes=tuple(notes))
+    return PromiseVerdict(promise.name, "kept", notes=tuple(notes))
 
 
 _ROOTS = ("src", ".")
