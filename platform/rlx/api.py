@@ -237,7 +237,14 @@ class Experiment:
         return ExperimentPlan(build_plan(self.path, self.loaded, self.plugins))
 
     @label_refusal("submitted")
-    def submit(self, *, again: bool = False, queue: bool = False, rehearse: bool = True) -> Run:
+    def submit(
+        self,
+        *,
+        again: bool = False,
+        queue: bool = False,
+        rehearse: bool = True,
+        anyway: bool = False,
+    ) -> Run:
         """Records a run and starts it in the background, where it outlives this process.
 
         Args:
@@ -245,6 +252,7 @@ class Experiment:
                 run is returned.
             queue: leave the run to `rlx resume --queued`.
             rehearse: first send synthetic rollouts through the experiment, as `plan` does.
+            anyway: train even where the first answers of a pretrained model carry no signal.
 
         Raises:
             EnvironmentFault: this machine lacks what the experiment needs.
@@ -263,7 +271,9 @@ class Experiment:
             (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=elsewhere)
             plugins = replace(plugins, warnings=plugins.warnings + warnings)
         with open_registry(url, read_only=False) as registry:
-            run, _ = start_experiment(registry, read, plugins, again=again, queue=queue)
+            run, _ = start_experiment(
+                registry, read, plugins, again=again, queue=queue, anyway=anyway
+            )
         return Run(run.id, url)
 
 
@@ -334,9 +344,10 @@ def submit(
     again: bool = False,
     queue: bool = False,
     rehearse: bool = True,
+    anyway: bool = False,
 ) -> Run:
     """Reads an experiment and starts it; see `read` and `Experiment.submit`."""
-    return read(path, *overrides).submit(again=again, queue=queue, rehearse=rehearse)
+    return read(path, *overrides).submit(again=again, queue=queue, rehearse=rehearse, anyway=anyway)
 
 
 def compare(*names: str, registry: str | None = None) -> Comparison:

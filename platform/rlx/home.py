@@ -132,6 +132,11 @@ class RunFolder:
         return self.root / "origin"
 
     @property
+    def anyway(self) -> Path:
+        """There if the run trains even where its first contact shows no signal."""
+        return self.root / "anyway"
+
+    @property
     def tokenizer(self) -> Path:
         """The tokenizer of a tiny model that was chosen or trained at submission, if any."""
         return self.root / "tokenizer"

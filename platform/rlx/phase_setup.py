@@ -29,6 +29,8 @@ class PhaseSetup:
         rewards: turn rewards and global rewards.
         mask: returns the loss mask of a batch.
         estimator: turns rewards into advantages.
+        compares: whether the estimator gives a row that is alone in its group no advantage, by the
+            kind of its last turn.
         needs: streams, and other things, that the estimator or the loss reads.
     """
 
@@ -41,6 +43,7 @@ class PhaseSetup:
     rewards: tuple[NamedReward, ...]
     mask: Callable[[TokenBatch], Tensor]
     estimator: Estimate
+    compares: Callable[[str], bool]
     needs: frozenset[str]
 
     @property
@@ -64,18 +67,18 @@ class PhaseSetup:
     def max_tokens(self) -> dict[str, int]:
         """Token budget of the policy in a row, by the kind of the row's last turn."""
         budgets = self.spec.rollout.budgets
-        return {kind: budgets[requested] for kind, requested in self._requested_kinds.items()}
+        return {kind: budgets[requested] for kind, requested in self.requested_kinds.items()}
 
     @property
     def temperatures(self) -> dict[str, float]:
         """Sampling temperature of each kind of turn."""
         turns = self.spec.rollout.turn_specs
         return {
-            kind: turns[requested].temperature for kind, requested in self._requested_kinds.items()
+            kind: turns[requested].temperature for kind, requested in self.requested_kinds.items()
         }
 
     @property
-    def _requested_kinds(self) -> dict[str, str]:
+    def requested_kinds(self) -> dict[str, str]:
         """Requested kind of turn, by the kind that the environment may assign to it."""
         if self.environment is None:
             return {turn: turn for turn in self.spec.rollout.turns}
@@ -120,6 +123,7 @@ def build_setup(spec: ExperimentSpec) -> PhaseSetup:
         ),
         mask=bind_implementation(plugins.mask),
         estimator=bind_implementation(plugins.estimator),
+        compares=plugins.estimator.compares,
         needs=frozenset(list_needed_streams(plugins.estimator)) | _list_kl_streams(spec),
     )
 

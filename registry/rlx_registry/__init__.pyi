@@ -11,7 +11,7 @@ from .errors import (
     SchemaError,
 )
 from .plugin_records import fill_plugin_options, find_changed_plugins
-from .queries import IDLE_STEPS, Curve, EvaluationFigures, RolloutQuery, RunFilter
+from .queries import IDLE_STEPS, Curve, EvaluationFigures, RolloutQuery, RunFilter, is_idle
 from .records import (
     ENDED,
     HEARTBEAT_LIMIT,
@@ -109,6 +109,7 @@ __all__ = [
     "forget_supervisor",
     "get_model_text",
     "get_token_values",
+    "is_idle",
     "is_supervisor_alive",
     "is_supervisor_in_other_container",
     "read_body",

@@ -473,6 +473,16 @@ def build_run_record(row: Row[Any]) -> RunRecord:
     return RunRecord(**{**fields, "id": format_run_id(fields["id"])})
 
 
+def is_idle(idle: int, steps: int) -> bool:
+    """Whether a run that took so many steps gave no gradient for too long, or from its start.
+
+    Args:
+        idle: how many of its latest steps gave none.
+        steps: how many it took.
+    """
+    return steps > 0 and min(IDLE_STEPS, steps) <= idle
+
+
 def count_idle_steps(connection: Connection, keys: Collection[int]) -> dict[int, int]:
     """Returns how many of each run's latest steps, without a gap, gave no gradient.
 

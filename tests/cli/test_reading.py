@@ -255,15 +255,17 @@ def test_the_summary_shows_strata_as_text(registry, folder, monkeypatch, capsys)
     assert not set(out) & set("\x1b\0\u202e")
 
 
-@pytest.mark.parametrize("idle", [4, 6])
-def test_status_says_that_steps_gave_no_gradient(registry, folder, capsys, idle):
+@pytest.mark.parametrize(("learned", "idle"), [(2, 4), (2, 6), (0, 1)])
+def test_status_says_that_steps_gave_no_gradient(registry, folder, capsys, learned, idle):
     run_id = running(registry, folder, os.getpid())
-    for step in range(1, idle + 3):
-        figures = {"rollout/zero_signal_answer": 1.0 if step > 2 else 0.5, "train/grad_norm": 0.0}
+    for step in range(1, learned + idle + 1):
+        share = 1.0 if step > learned else 0.5
+        figures = {"rollout/zero_signal_answer": share, "train/grad_norm": 0.0}
         registry.results.add_metrics(run_id, step, figures, at=0.0)
         registry.update_run(run_id, step=step)
     assert main(["status", run_id]) == 0
-    said = f"warning  no gradient in the last {idle} steps: see `rlx samples {run_id}`"
-    assert (said in capsys.readouterr().out) == (idle >= IDLE_STEPS)
+    last = f"the last {idle} of {learned + idle} steps"
+    said = f"warning  no gradient in {last}: see `rlx samples {run_id}`"
+    assert (said in capsys.readouterr().out) == (idle >= IDLE_STEPS or not learned)
     assert main(["status", run_id, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps_without_gradient"] == idle

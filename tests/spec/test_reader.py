@@ -105,6 +105,15 @@ def test_reads_the_first_experiment():
     assert ExperimentSpec.model_validate(read.spec.dump_resolved()).digest == read.spec.digest
 
 
+def test_a_warm_start_has_the_defaults_of_its_kind_of_model():
+    found = {}
+    for model in ("{kind: tiny, warm_start: {}}", "{kind: pretrained, path: ./m, warm_start: {}}"):
+        settings = [f"model={model}"]
+        warm = read_spec(RLCR, settings).spec.model.warm_start
+        found[model[7:11]] = (warm.steps, warm.batch_size, warm.learning_rate, warm.warmup_steps)
+    assert found == {"tiny": (600, 64, 3e-3, 30), "pret": (20, 8, 2e-5, 3)}
+
+
 def test_settings_that_came_later_leave_the_digests_of_experiments_alone():
     tree = read_spec(RLCR, ["critic={}", "estimator={name: gae}"]).spec.dump_resolved()
     spec = ExperimentSpec.model_validate(tree)

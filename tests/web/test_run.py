@@ -46,7 +46,9 @@ def test_steps_without_a_gradient_are_a_warning(empty, registry):
     run = submit(registry, status="running")
     shares = {"rollout/zero_signal_answer": 1.0, "train/grad_norm": 0.0}
     said = "No gradient: the last 5 steps changed nothing"
-    for step in range(1, 6):
+    registry.results.add_metrics(run, 1, {**shares, "rollout/zero_signal_answer": 0.5})
+    registry.update_run(run, step=1)
+    for step in range(2, 7):
         assert empty.twin("/runs/1")["idle_steps"] == 0
         assert ("p", "hidden", None) in empty.page("/runs/1").attributes
         registry.results.add_metrics(run, step, shares)

@@ -263,7 +263,7 @@ def check_group(
 
 
 def record_group(
-    registry: Registry, members: Sequence[GroupMember], group: str | None
+    registry: Registry, members: Sequence[GroupMember], group: str | None, *, anyway: bool = False
 ) -> tuple[str, list[RunRecord]]:
     """Records the missing runs of a group in the queue.
 
@@ -271,6 +271,7 @@ def record_group(
         registry: open for writing.
         members: of one group.
         group: name of the group; None builds one from the experiment's name and what varies.
+        anyway: as of `submit_run`.
 
     Returns:
         The name, and each member's run: the newest that goes on or has finished, or a new one.
@@ -282,7 +283,7 @@ def record_group(
         require_group_name(group)
         _require_unused_name(registry, members, group)
     name = group or _build_group_name(registry, members)
-    return name, _record_group_runs(registry, members, name)
+    return name, _record_group_runs(registry, members, name, anyway=anyway)
 
 
 def require_group_name(group: str) -> None:
@@ -324,7 +325,7 @@ def _build_group_name(registry: Registry, members: Sequence[GroupMember]) -> str
 
 
 def _record_group_runs(
-    registry: Registry, members: Sequence[GroupMember], group: str
+    registry: Registry, members: Sequence[GroupMember], group: str, *, anyway: bool
 ) -> list[RunRecord]:
     """Returns the run of each member: the newest existing one, or a new one in the queue.
 
@@ -335,7 +336,9 @@ def _record_group_runs(
     for member in members:
         run = next(filter(member.is_run, there), None)
         if run is None:
-            run = submit_run(registry, member.read, member.plugins, again=False, queue=True)[0]
+            run, _ = submit_run(
+                registry, member.read, member.plugins, again=False, queue=True, anyway=anyway
+            )
             there.insert(0, run)
         registry.join(run.id, group)
         runs.append(run)

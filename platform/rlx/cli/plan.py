@@ -12,10 +12,11 @@ from rlx.cli.options import overrides_option
 from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import SpecError
 from rlx.plan import check_file, require_showable_texts
-from rlx.spec.reading import count_errors, format_diagnostic
+from rlx.spec.reading import LoadedSpec, count_errors, format_diagnostic
 from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
+    from rlx.evaluation import FirstContact
     from rlx.plan import PhaseReport, PlanReport
 
 
@@ -28,6 +29,13 @@ _FILE = click.Path(path_type=Path)
 @click.option("--full", is_flag=True, help="Show rows token by token, groups, tokens and memory.")
 @click.option("--row", "numbers", type=int, multiple=True, help="Show this row; can be repeated.")
 @click.option("--rows", "every", type=click.Choice(["all"]), help="Show all rows.")
+@click.option(
+    "--try",
+    "prompts",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Load the pretrained model and have it answer N problems.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
 def plan(
     spec: Path,
@@ -35,9 +43,11 @@ def plan(
     full: bool,
     numbers: tuple[int, ...],
     every: str | None,
+    prompts: int | None,
     as_json: bool,
 ) -> int:
-    """Preview whether an experiment can learn, and what. Loads no model, downloads nothing.
+    """Preview whether an experiment can learn, and what. Loads no model, downloads nothing, unless
+    --try asks the model itself.
 
     The verdict has three lines; --full, --row and --rows add the rewards, KL and advantages of
     every token. Responses are synthetic; problems, tokens, rewards, loss mask, reward placement,
@@ -45,14 +55,17 @@ def plan(
     """
     read, plugins = check_file(spec, overrides)
     require_showable_texts(read, plugins)
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # before the hub library is imported
-        os.environ.setdefault(name, "1")
+    if prompts is None:
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # before the hub library is imported
+            os.environ.setdefault(name, "1")
     from rlx.plan import build_plan
 
     report = build_plan(spec, read, plugins)
     selected = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
+    contact = None if prompts is None or report.exit_code else _try_model(read, prompts)
     if as_json:
-        print_json(report.to_json(), allow_nan=False)
+        tried = {} if contact is None else {"first_contact": contact.to_json()}
+        print_json({**report.to_json(), **tried}, allow_nan=False)
         return report.exit_code
 
     from rlx.cli.console import open_console
@@ -60,8 +73,16 @@ def plan(
 
     show_plan(report, selected, open_console(), full=full or bool(numbers) or every is not None)
     sys.stdout.flush()
+    if contact is not None:
+        print_text("\n".join(escape_unprintable(line) for line in contact.list_lines()))
     _print_plan_findings(report, spec)
     return report.exit_code
+
+
+def _try_model(read: LoadedSpec, prompts: int) -> "FirstContact":
+    from rlx.results import try_model
+
+    return try_model(read.spec, prompts)
 
 
 def _select_plan_rows(phase: "PhaseReport", numbers: Sequence[int], every: bool) -> Sequence[int]:

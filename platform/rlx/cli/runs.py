@@ -27,12 +27,12 @@ from rlx.launch import (
 from rlx.text import escape_unprintable
 from rlx_registry import (
     ENDED,
-    IDLE_STEPS,
     STATUSES,
     EvaluationFigures,
     Registry,
     RunFilter,
     RunRecord,
+    is_idle,
 )
 
 if TYPE_CHECKING:
@@ -280,8 +280,9 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
         lines.append(
             f"doing    {stage.stage} {stage.done}/{stage.total}  {stage.doing}  {stage.note}"
         )
-    if (idle := described["steps_without_gradient"]) >= IDLE_STEPS:
-        lines.append(f"warning  no gradient in the last {idle} steps: see `rlx samples {found.id}`")
+    if is_idle(idle := described["steps_without_gradient"], found.step):
+        last = f"the last {idle} of {found.step} steps"
+        lines.append(f"warning  no gradient in {last}: see `rlx samples {found.id}`")
     lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
     if found.directory is not None:
         lines.append(f"log      {os.path.relpath(RunFolder(Path(found.directory)).log)}")

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 @click.option("--queue", is_flag=True, help="Leave the run to `rlx resume --queued`.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the run's id.")
 @click.option("--no-rehearsal", is_flag=True, help="Skip the trial on synthetic rollouts.")
+@click.option("--anyway", is_flag=True, help="Train even if the first answers teach nothing.")
 @click.option("--seeds", metavar="0..4", help="Submit a run per seed.")
 @click.option("--grid", multiple=True, metavar="PATH=A,B", help="Submit a run per combination.")
 @click.option("--group", metavar="NAME", help="Name of the group of runs.")
@@ -69,6 +70,7 @@ def submit(
     queue: bool,
     quiet: bool,
     no_rehearsal: bool,
+    anyway: bool,
     seeds: str | None,
     grid: tuple[str, ...],
     group: str | None,
@@ -78,6 +80,9 @@ def submit(
 
     The check includes a rehearsal: the short trial of `rlx plan` on synthetic rollouts. An
     experiment in which it finds an error is not submitted.
+
+    A pretrained model first answers a few problems. If no answer could teach it anything, the run
+    ends there and says what to change, unless --anyway is given.
 
     The run waits while other runs hold the devices it needs on this machine. Ctrl-C stops
     following, not the run. The exit code is the run's: 0 if it finished, 1 if it failed, 3 if a
@@ -103,6 +108,7 @@ def submit(
             at_once=at_once,
             returns=queue,
             rehearse=not no_rehearsal,
+            anyway=anyway,
         )
     if group is not None:
         raise SpecError("--group names the runs of --seeds or --grid: add one of them")
@@ -114,6 +120,7 @@ def submit(
         queue=queue,
         quiet=quiet,
         rehearse=not no_rehearsal,
+        anyway=anyway,
     )
 
 
@@ -126,6 +133,7 @@ def _submit_one(
     queue: bool,
     quiet: bool,
     rehearse: bool,
+    anyway: bool,
 ) -> int:
     read, plugins = check_file(spec, overrides)
     url = registry_url(read)
@@ -145,7 +153,9 @@ def _submit_one(
     run, created, reason = None, False, None
     try:
         with open_registry(url, read_only=False) as registry, delay_interrupts():
-            run, created = start_experiment(registry, read, plugins, again=again, queue=queue)
+            run, created = start_experiment(
+                registry, read, plugins, again=again, queue=queue, anyway=anyway
+            )
             reason = describe_new_run(registry, run) if created else None
         if quiet:
             print_text(run.id)
@@ -217,6 +227,7 @@ def _submit_group(
     at_once: int,
     returns: bool,
     rehearse: bool,
+    anyway: bool,
 ) -> int:
     """Records the missing runs of a group, submits those that are jobs, shows all, and runs them.
 
@@ -229,6 +240,7 @@ def _submit_group(
         at_once: number of runs at a time. Jobs are submitted at once.
         returns: only record the runs, and submit those that are jobs.
         rehearse: as of `check_group`.
+        anyway: as of `submit_run`.
 
     Returns:
         0 if every run has finished, or was only recorded; else 1.
@@ -249,7 +261,7 @@ def _submit_group(
         members, warnings = check_group(members, elsewhere=returns, rehearse=rehearse)
         print_warnings(warnings)
     with open_registry(url, read_only=False) as registry:
-        name, runs = record_group(registry, members, group)
+        name, runs = record_group(registry, members, group, anyway=anyway)
         print_text(f"group {name}")
         _submit_jobs(registry, runs, url)
         view = GroupView(registry, name, members, runs)

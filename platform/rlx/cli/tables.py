@@ -16,7 +16,7 @@ from rlx.probe import GRID, MeanInterval, RecordedProbe, agreement_line, compute
 from rlx.record import find_mlflow_link
 from rlx.spec import SuiteSpec
 from rlx.text import escape_unprintable
-from rlx_registry import IDLE_STEPS, EvaluationRecord, Registry, RunRecord
+from rlx_registry import EvaluationRecord, Registry, RunRecord, is_idle
 
 WARM_START_LOSS = "warm_start/loss"
 CPU_PARTS = ("sample", "score", "learn", "record", "evaluate", "rest")
@@ -75,8 +75,8 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
     events = registry.results.events(run.id)
     for warning in dict.fromkeys(e.message for e in events if e.level == "warning"):
         console.print(f"! {escape_unprintable(warning)}", style="yellow")
-    if (idle := registry.queries.count_idle_steps(run.id)) >= IDLE_STEPS:
-        console.print(f"! no gradient in the last {idle} steps", style="yellow")
+    if is_idle(idle := registry.queries.count_idle_steps(run.id), run.step):
+        console.print(f"! no gradient in the last {idle} of {run.step} steps", style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
     if curve := registry.results.metrics(run.id, [WARM_START_LOSS]).get(WARM_START_LOSS):
         (_, first), (steps, last) = curve[0], curve[-1]

@@ -10,6 +10,7 @@ from .answers import (
     read_answers,
 )
 from .calibration import Calibration
+from .first_contact import FirstContact, describe_first_contact
 from .pictures import (
     BLUE,
     FAINT,
@@ -69,6 +70,7 @@ __all__ = [
     "Calibration",
     "EvaluationAnswers",
     "EvaluationPoint",
+    "FirstContact",
     "ProblemDifference",
     "ScoredAnswer",
     "SeedDifference",
@@ -99,6 +101,7 @@ __all__ = [
     "compute_wilson_interval",
     "compute_within_auroc",
     "correct_p_values",
+    "describe_first_contact",
     "draw_accuracy_and_ece",
     "draw_distributions",
     "draw_learning_curves",

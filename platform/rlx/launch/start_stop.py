@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from rlx.checkpoint import pin_checkpoint
@@ -88,6 +89,7 @@ def start_experiment(
     *,
     again: bool,
     queue: bool,
+    anyway: bool = False,
 ) -> tuple[RunRecord, bool]:
     """Records a run and starts its supervisor, or submits its job.
 
@@ -97,6 +99,7 @@ def start_experiment(
         plugins: its plugins.
         again: run even if an identical run has finished or is active.
         queue: leave the run to any worker.
+        anyway: train even where the first contact of a pretrained model shows no signal.
 
     Returns:
         The run, and whether it is new.
@@ -105,9 +108,12 @@ def start_experiment(
         InvalidSpec: the checkpoint to start from is missing, damaged, or of another model.
     """
     job = read.spec.runner.launcher.submits_jobs
-    run, created = submit_run(registry, read, plugins, again=again, queue=queue or job)
+    record = partial(
+        submit_run, registry, read, plugins, again=again, queue=queue or job, anyway=anyway
+    )
+    run, created = record()
     if not created and _is_over(registry, run):
-        run, created = submit_run(registry, read, plugins, again=again, queue=queue or job)
+        run, created = record()
     if created and (job or not queue):
         launch_run(registry, run, registry_url(read))
     return run, created

@@ -59,6 +59,7 @@ def submit_run(
     *,
     again: bool,
     queue: bool = False,
+    anyway: bool = False,
 ) -> tuple[RunRecord, bool]:
     """Creates a run's folder and records the run, without starting it.
 
@@ -66,6 +67,7 @@ def submit_run(
         again: submit even if an identical run has finished or is active. A run under another name,
             or whose plugins were others, is not identical.
         queue: leave the run to any worker.
+        anyway: train even where the first contact of a pretrained model shows no signal.
 
     Returns:
         The run, and whether it is new. Unless `again` is set, an identical run that has finished
@@ -95,6 +97,8 @@ def submit_run(
     with tempfile.TemporaryDirectory(dir=runs, prefix=prefix, ignore_cleanup_errors=True) as aside:
         staged = RunFolder(Path(aside) / "run")
         _fill_folder(registry, staged, read, choose_run_vocabulary(spec, plugins))
+        if anyway:
+            staged.anyway.touch()
         with registry.write_atomically():
             run, created = registry.submit(**submission)
             if created:

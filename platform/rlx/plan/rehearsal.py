@@ -340,7 +340,7 @@ def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[D
     """Reports rollouts that exceed the model's context length, or may exceed it."""
     room = trial.shape and trial.shape.positions
     ended = sum(_get_turn_number(trial, place) < talk.last for place in trial.unfinished_turns)
-    tokens = token_budget(trial)
+    tokens = token_budget(trial.setup, trial.trees)
     if not room or (tokens.longest <= room and not ended):
         return
     first, *later = tokens.levels

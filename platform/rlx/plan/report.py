@@ -328,9 +328,9 @@ def _build_phase_report(
 ) -> PhaseReport:
     spec = trial.setup.spec
     rows = _build_row_accounts(trial, speech)
-    tokens = token_budget(trial)
+    tokens = token_budget(trial.setup, trial.trees)
     shape = trial.shape
-    memory = None if shape is None else estimate_step_memory(trial, shape, tokens)
+    memory = None if shape is None else estimate_step_memory(trial.setup, shape, tokens)
     shares = {} if memory is None else compute_gpu_shares(spec.runner, spec.sampler, memory)
     return PhaseReport(
         names=tuple(phase.name for phase in alike),

@@ -14,7 +14,7 @@ from rlx.batch import list_batch_rows
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
 from rlx.errors import PluginError
 from rlx.phase_setup import PhaseSetup, build_environment_host
-from rlx.plan.memory import ModelShape, load_model_shape
+from rlx.plan.model_shape import ModelShape, load_model_shape
 from rlx.plan.responses import (
     EncodingDialogue,
     FakeSession,

@@ -34,6 +34,7 @@ from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
 from .rescoring import ChangedRow, Rescoring, RescoringSummary, rescore
 from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
+from .trying import try_model
 
 __all__ = [
     "AuditReport",
@@ -77,4 +78,5 @@ __all__ = [
     "rescore",
     "select_newest_runs",
     "select_rollout_steps",
+    "try_model",
 ]

@@ -18,7 +18,7 @@ from rlx.model import Policy, build_policy, check_model_files
 from rlx.plugin import expand_path
 from rlx.reward import RewardPool
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
-from rlx.spec import ExperimentSpec, PretrainedModelSpec
+from rlx.spec import ExperimentSpec, ModelSpec, PretrainedModelSpec
 from rlx.spec.reading import YamlDocument, parse_yaml_document, read_document
 from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import RunRecord
@@ -162,12 +162,13 @@ class LoadedModel:
 
 
 @contextmanager
-def load_model(spec: ExperimentSpec, model: str) -> Iterator[LoadedModel]:
+def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[LoadedModel]:
     """Loads a model into this process, without a learner or ranks.
 
     Args:
         spec: provides runner and sampler; of its model section only the chat template is used.
-        model: folder in the Hugging Face layout, or name on the hub.
+        model: folder in the Hugging Face layout, or name on the hub; None loads the pretrained
+            model of `spec`, without a warm start.
 
     Raises:
         SpecError: the model does not fit the experiment.
@@ -183,11 +184,22 @@ def load_model(spec: ExperimentSpec, model: str) -> Iterator[LoadedModel]:
         )
     device = torch.device("cuda" if has_gpu and runner.device != "cpu" else "cpu")
     torch.set_num_threads(runner.threads)
-    chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
-    source = PretrainedModelSpec(path=model, chat_template=chat)
+    source = _choose_source(spec.model, model)
     policy = build_policy(source, seed=0)
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         open_sampler(policy, spec.sampler, runner, device) as sampler,
     ):
         yield LoadedModel(policy, sampler, pool, source)
+
+
+def _choose_source(own: ModelSpec, model: str | None) -> PretrainedModelSpec:
+    if model is not None:
+        chat = isinstance(own, PretrainedModelSpec) and own.chat_template
+        return PretrainedModelSpec(path=model, chat_template=chat)
+    if isinstance(own, PretrainedModelSpec):
+        return own.model_copy(update={"warm_start": None, "lora": None})
+    raise SpecError(
+        f"model.kind is {own.kind!r}: it has no weights before its warm start; only a pretrained "
+        "model can answer now"
+    )

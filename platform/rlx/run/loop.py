@@ -36,6 +36,7 @@ from rlx.rollout import RolloutPlan
 from rlx.run.collect import build_prompt_fit, sample_and_score
 from rlx.run.context import ControllerState, RunContext, RunStopped, StopRequest
 from rlx.run.cpu_account import CpuAccount
+from rlx.run.first_contact import make_first_contact
 from rlx.run.metrics import AlarmWatch, environment_figures
 from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
@@ -50,7 +51,7 @@ from rlx.sampler import (
     require_engine,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec
+from rlx.spec import ExperimentSpec, PretrainedModelSpec
 
 
 def run_experiment(
@@ -64,7 +65,8 @@ def run_experiment(
 
     Raises:
         RunStopped: a stop was requested; a checkpoint of the last step has been written.
-        RewardError: no step could learn, because no rollout was ever scored.
+        RewardError: no step could learn, because no rollout was ever scored, or because the first
+            contact of a pretrained model shows no signal.
     """
     require_engine(spec.sampler)
     progress = ProgressFile(folder.progress if ranks.is_first else None)
@@ -99,6 +101,8 @@ def run_experiment(
         resumed = resume_run(context)
         at = resumed or ResumePoint()
         synchronize_sampler(context)
+        if resumed is None and isinstance(spec.model, PretrainedModelSpec):
+            make_first_contact(context, phases[0])
         if resumed is None or resumed.forked:
             _run_initial_evaluations(context, base, at.step)
         with stop.defer_exit():

@@ -40,6 +40,16 @@ class WarmStart(StrictModel):
     max_grad_norm: float = Field(1.0, gt=0)
 
 
+class PretrainedWarmStart(WarmStart):
+    """A warm start of a model that writes text already: it learns the form of the answers, and a
+    tiny model's rate would make it forget the rest."""
+
+    steps: Count = Field(20, ge=1)
+    batch_size: Count = Field(8, ge=1)
+    learning_rate: float = Field(2e-5, gt=0)
+    warmup_steps: Count = Field(3, ge=0)
+
+
 class TinyModelSpec(StrictModel):
     """A small Qwen3 built from its configuration class, with random weights and no download."""
 
@@ -105,7 +115,7 @@ class PretrainedModelSpec(StrictModel):
     """Use the tokenizer's chat template if it has one; false uses plain text."""
     lora: Lora | None = None
     """null trains all weights."""
-    warm_start: WarmStart | None = None
+    warm_start: PretrainedWarmStart | None = None
 
 
 ModelSpec = Annotated[TinyModelSpec | PretrainedModelSpec, Field(discriminator="kind")]

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from rlx_registry import (
     ENDED,
-    IDLE_STEPS,
     EvaluationRecord,
     Registry,
     RunRecord,
+    is_idle,
 )
 from rlx_web.pages.files import list_run_files, read_run_progress, tail_log
 from rlx_web.pages.runs import STRIP
@@ -83,7 +83,7 @@ def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[st
         "files": list_run_files(registry, record),
         "log": tail_log(registry, record, LOG_LINES),
         "progress": read_run_progress(record),
-        "idle_steps": _count_idle_steps(registry, record.id),
+        "idle_steps": _count_idle_steps(registry, record),
         "plugins": record.plugins,
         "code": record.code,
         "environment": record.environment,
@@ -95,10 +95,10 @@ def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[st
     }
 
 
-def _count_idle_steps(registry: Registry, run_id: str) -> int:
+def _count_idle_steps(registry: Registry, run: RunRecord) -> int:
     """The latest steps without a gradient; 0 if they are too few to be worth a warning."""
-    idle = registry.queries.count_idle_steps(run_id)
-    return idle if idle >= IDLE_STEPS else 0
+    idle = registry.queries.count_idle_steps(run.id)
+    return idle if is_idle(idle, run.step) else 0
 
 
 def run_sections(registry: Registry, ref: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         "progress": read_run_progress(record),
-        "idle_steps": _count_idle_steps(registry, record.id),
+        "idle_steps": _count_idle_steps(registry, record),
         "seq": seq,
         "points": points,
         "events": [asdict(e) for e in registry.queries.newest_events(record.id, EVENTS, event)],

@@ -1,0 +1,318 @@
+"""First contact: what a model answers before it is trained, and whether that can teach it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from rlx.assignment import find_lost_rows, join_row_rewards
+from rlx.batch import build_token_batch, list_batch_rows
+from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
+from rlx.phase_setup import PhaseSetup
+from rlx.reward import RewardEntry, RewardTable
+from rlx.rollout import RolloutTree, Segment
+from rlx.text import pluralize_noun
+
+SAMPLES = 3
+"""Turns that are shown in full."""
+REASONS = 2
+"""Reasons that are named of a reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnContact:
+    """The turns of one kind.
+
+    Attributes:
+        turns: how many there are.
+        truncated: share that ended at `max_new_tokens`.
+        spans: share that holds each span.
+    """
+
+    turns: int
+    truncated: float
+    spans: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardContact:
+    """What one reward gave.
+
+    Attributes:
+        mean, lowest, highest: of its scores; None if there are none.
+        absent: share of turns, or rollouts, without a score.
+        reasons: its commonest reasons, with how often each was given.
+    """
+
+    mean: float | None
+    lowest: float | None
+    highest: float | None
+    absent: float
+    reasons: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupContact:
+    """The groups of one kind of turn whose tokens learn.
+
+    Attributes:
+        groups: how many there are.
+        with_signal: how many of them have scores that differ, or where the estimator does not
+            compare siblings, whether any scores differ: all or none.
+    """
+
+    groups: int
+    with_signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContactSample:
+    """A turn in full.
+
+    Attributes:
+        kind: kind of turn.
+        read: what the model read before it, with the control tokens of the chat template.
+        wrote: the tokens of the turn as text, control tokens included.
+        rewards: its rewards, by name, with their reasons.
+    """
+
+    kind: str
+    read: str
+    wrote: str
+    rewards: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstContact:
+    """What a model's answers to a few training problems say about the run that is to come.
+
+    Attributes:
+        prompts: number of problems.
+        turns: by kind of turn.
+        rewards: by name.
+        groups: by kind of turn.
+        samples: some turns in full.
+        advice: what to change, most important first; empty if nothing stands out.
+    """
+
+    prompts: int
+    turns: Mapping[str, TurnContact]
+    rewards: Mapping[str, RewardContact]
+    groups: Mapping[str, GroupContact]
+    samples: Sequence[ContactSample]
+    advice: Sequence[str]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether some group can teach the model something."""
+        return any(group.with_signal for group in self.groups.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "has_signal": self.has_signal}
+
+    def summarize(self) -> str:
+        """One line: spans, rewards and groups."""
+        return "; ".join(
+            [
+                *(line for line in self._describe_turns()),
+                *(line for line in self._describe_rewards(reasons=0)),
+                *(line for line in self._describe_groups()),
+            ]
+        )
+
+    def list_lines(self) -> list[str]:
+        """Lines for a terminal or a log: shares, reasons, samples in full, and what to change."""
+        lines = [f"first contact: {self.prompts} problems"]
+        lines += [f"  {line}" for line in self._describe_turns()]
+        lines += [f"  {line}" for line in self._describe_rewards(reasons=REASONS)]
+        lines += [f"  {line}" for line in self._describe_groups()]
+        for number, sample in enumerate(self.samples, 1):
+            lines += [f"  sample {number}, {sample.kind}:", "    reads"]
+            lines += [f"      | {line}" for line in sample.read.splitlines()]
+            lines += ["    writes", *(f"      | {line}" for line in sample.wrote.splitlines())]
+            lines += [f"    {name} {said}" for name, said in sample.rewards.items()]
+        return lines + [f"  to change: {line}" for line in self.advice]
+
+    def _describe_turns(self) -> Iterator[str]:
+        for kind, turn in self.turns.items():
+            held = [f"{v:.0%} hold `{name}`" for name, v in turn.spans.items()]
+            cut = [f"{turn.truncated:.0%} are cut off"] if turn.truncated else []
+            yield f"{turn.turns} {pluralize_noun(kind)}: " + (", ".join([*held, *cut]) or "whole")
+
+    def _describe_rewards(self, reasons: int) -> Iterator[str]:
+        for name, reward in self.rewards.items():
+            score = "no score" if reward.mean is None else f"mean {reward.mean:.3f}"
+            absent = [f"{reward.absent:.0%} without a score"] if reward.absent else []
+            common = [f"{n}× {text}" for text, n in list(reward.reasons.items())[:reasons]]
+            yield f"{name}: " + ", ".join([score, *absent, *common])
+
+    def _describe_groups(self) -> Iterator[str]:
+        for kind, group in self.groups.items():
+            yield f"{group.with_signal} of {group.groups} {kind} groups have a signal"
+
+
+def describe_first_contact(
+    setup: PhaseSetup,
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    decode: Callable[[Sequence[int]], str],
+) -> FirstContact:
+    """Describes a model's rollouts of a phase.
+
+    Args:
+        setup: the phase.
+        trees: rollouts of some problems.
+        table: their rewards.
+        decode: returns the text of tokens, control tokens included.
+    """
+    turns = _describe_kinds(setup, trees)
+    rewards = _describe_rewards(table)
+    groups = _count_groups(setup, trees, table)
+    return FirstContact(
+        prompts=len(trees) // setup.plan.trees_per_prompt,
+        turns=turns,
+        rewards=rewards,
+        groups=groups,
+        samples=_draw_samples(trees, table, decode),
+        advice=list(_advise(setup, turns, rewards, groups)),
+    )
+
+
+def _describe_kinds(setup: PhaseSetup, trees: Sequence[RolloutTree]) -> dict[str, TurnContact]:
+    by_kind: dict[str, list[Segment]] = {}
+    for tree in trees:
+        for s in tree.policy_segments:
+            by_kind.setdefault(tree.segments[s].kind, []).append(tree.segments[s])
+    wanted = _list_spans(setup)
+    return {
+        kind: TurnContact(
+            len(those),
+            sum(s.finish_reason == "length" for s in those) / len(those),
+            {
+                name: sum(name in s.spans for s in those) / len(those)
+                for name in wanted.get(kind, ())
+            },
+        )
+        for kind, those in by_kind.items()
+    }
+
+
+def _list_spans(setup: PhaseSetup) -> dict[str, Sequence[str]]:
+    """The spans that turns of each kind should hold."""
+    turns = setup.spec.rollout.turn_specs
+    return {kind: turns[asked].spans for kind, asked in setup.requested_kinds.items()}
+
+
+def _describe_rewards(table: RewardTable) -> dict[str, RewardContact]:
+    entries: dict[str, list[RewardEntry]] = {}
+    for places in (table.turns, table.rollouts):
+        for named in places.values():
+            for entry in named.values():
+                entries.setdefault(entry.name, []).append(entry)
+    return {name: _describe_reward(those) for name, those in sorted(entries.items())}
+
+
+def _describe_reward(entries: Sequence[RewardEntry]) -> RewardContact:
+    scores = [entry.raw for entry in entries if entry.raw is not None]
+    reasons = Counter(entry.reason for entry in entries if entry.reason)
+    return RewardContact(
+        sum(scores) / len(scores) if scores else None,
+        min(scores, default=None),
+        max(scores, default=None),
+        1 - len(scores) / len(entries),
+        dict(reasons.most_common(REASONS)),
+    )
+
+
+def _count_groups(
+    setup: PhaseSetup, trees: Sequence[RolloutTree], table: RewardTable
+) -> dict[str, GroupContact]:
+    """Groups of rows that learn, by the requested kind of their last turn."""
+    kinds = list(setup.spec.rollout.turns)
+    without = find_lost_rows(trees, table)
+    if len(without) == len(list_batch_rows(trees)):
+        return {kind: GroupContact(0, 0) for kind in kinds}
+    batch = build_token_batch(trees, without=without)
+    rewards = join_row_rewards(batch, trees, table, batch.is_own).rewards
+    scores = structured_scores(rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
+    learns = setup.mask(batch).any(dim=1)
+    found = {}
+    for level in batch.levels[learns].unique().tolist():
+        rows = learns & (batch.levels == level)
+        groups, slot = batch.group_ids[rows].unique(return_inverse=True)
+        if not setup.compares(kinds[level]):
+            slot = torch.zeros_like(slot)
+        highest, lowest = compute_group_extremes(scores[rows], slot, int(slot.max()) + 1)
+        spread = has_score_spread(highest, lowest)[slot]
+        with_signal = batch.group_ids[rows][spread].unique()
+        found[kinds[level]] = GroupContact(len(groups), len(with_signal))
+    return found
+
+
+def _draw_samples(
+    trees: Sequence[RolloutTree], table: RewardTable, decode: Callable[[Sequence[int]], str]
+) -> list[ContactSample]:
+    """The deepest rollout of the first problems, turn by turn, up to `SAMPLES` turns."""
+    found: list[ContactSample] = []
+    for t, tree in enumerate(trees):
+        last = tree.policy_segments[-1] if tree.policy_segments else None
+        if last is None or len(found) >= SAMPLES:
+            break
+        read: list[int] = []
+        for s in tree.path(last):
+            segment = tree.segments[s]
+            if segment.author == "policy":
+                entries = {**table.turns.get((t, s), {}), **table.rollouts.get((t, s), {})}
+                rewards = {name: _describe_entry(entry) for name, entry in entries.items()}
+                wrote = decode(segment.token_ids)
+                found.append(ContactSample(segment.kind, decode(read), wrote, rewards))
+            read += segment.token_ids
+    return found[:SAMPLES]
+
+
+def _describe_entry(entry: RewardEntry) -> str:
+    score = "no score" if entry.raw is None else f"{entry.raw:g}"
+    return f"{score} ({entry.reason})" if entry.reason else score
+
+
+def _advise(
+    setup: PhaseSetup,
+    turns: Mapping[str, TurnContact],
+    rewards: Mapping[str, RewardContact],
+    groups: Mapping[str, GroupContact],
+) -> Iterator[str]:
+    """What to change where few turns have the asked form, or no group has a signal."""
+    rollout = setup.spec.rollout
+    for kind, turn in turns.items():
+        missing = [name for name, share in turn.spans.items() if share < FEW]
+        if not missing:
+            continue
+        asked = rollout.turn_specs[setup.requested_kinds[kind]]
+        if turn.truncated > FEW and not setup.plan.examples:
+            yield (
+                f"most {kind} turns are cut off after {asked.max_new_tokens} tokens: raise "
+                "`max_new_tokens`, or ask for a shorter turn"
+            )
+        first = missing[0]
+        if not setup.plan.examples:
+            yield (
+                f"show the form of the {kind} turn in messages, not in words: `rollout.examples` "
+                f"with two or more turns that hold <{first}>…</{first}>"
+            )
+        if not asked.prefix:
+            yield f"begin the {kind} turn for the model: `prefix: <{first}>`"
+        if setup.spec.model.warm_start is None:
+            yield f"teach the form by a supervised start: `model.warm_start` ({kind})"
+    if groups and not any(group.with_signal for group in groups.values()):
+        for name, reward in rewards.items():
+            if reward.mean is not None and reward.lowest == reward.highest:
+                yield f"{name} is {reward.mean:g} for all: take problems that some answers solve"
+            if reward.mean is None:
+                yield f"{name} scored nothing: see its reasons"
+
+
+FEW = 0.5
+"""A share of turns below which a form counts as unknown to the model."""

@@ -1,0 +1,84 @@
+"""What a pretrained model answers before it is trained decides whether the run begins."""
+
+import pytest
+import yaml
+from checkpoints import make_checkpoint
+from homes import QUIET
+
+from rlx.run.first_contact import MOST_PROMPTS, PROMPTS
+
+SPEC = {
+    "name": "contact",
+    "seed": 0,
+    "task": {
+        "plugin": "countdown",
+        "numbers": [2],
+        "number_range": [1, 9],
+        "target_range": [1, 20],
+    },
+    "rollout": {
+        "schedule": "single",
+        "prompts_per_step": 4,
+        "num_generations_answer": 4,
+        "answer": {"max_new_tokens": 44, "spans": ["think", "answer"], "stop": ["</answer>"]},
+    },
+    "rewards": {"turn": {"accuracy": {"plugin": "countdown.verify", "turn": "answer"}}},
+    "mask": {"strategy": "turn_spans"},
+    "estimator": {"name": "grpo"},
+    "evaluation": {"problems": 4},
+    "phases": [{"name": "only", "steps": 1}],
+}
+
+
+@pytest.fixture(scope="module")
+def beginner(tmp_path_factory):
+    """A model of random weights, which knows nothing of tags."""
+    folder = tmp_path_factory.mktemp("beginner")
+    make_checkpoint(folder, "llama", "chatml")
+    return folder
+
+
+@pytest.fixture
+def submit(own_home, tmp_path):
+    def submit(*arguments, model):
+        spec = {**SPEC, "model": {"kind": "pretrained", "path": str(model)}}
+        path = tmp_path / "contact.yaml"
+        path.write_text(yaml.safe_dump(spec))
+        done = own_home.rlx("submit", path, "--again", "-q", *arguments, sets=QUIET)
+        run = own_home.run(own_home.json("runs")[0]["run"])
+        with own_home.registry() as registry:
+            events = {event.kind: event for event in registry.results.events(run.id)}
+        return done, run, events
+
+    return submit
+
+
+def test_a_model_whose_answers_all_score_alike_is_not_trained(submit, beginner):
+    done, run, events = submit(model=beginner)
+    assert done.returncode != 0
+    assert (run.status, run.step) == ("failed", 0)
+    assert "carry no signal" in run.reason
+    assert f"0 of {MOST_PROMPTS} answer groups have a signal" in run.reason
+    assert "rlx submit --anyway" in run.reason
+    contact = events["first_contact"]
+    assert (contact.level, contact.payload["has_signal"]) == ("warning", False)
+
+
+def test_anyway_trains_it_all_the_same(submit, beginner):
+    done, run, events = submit("--anyway", model=beginner)
+    assert done.returncode == 0, done.stderr
+    assert (run.status, run.step) == ("finished", 1)
+    assert events["first_contact"].payload["groups"]["answer"]["with_signal"] == 0
+
+
+def test_the_shares_at_first_contact_are_kept_with_the_run(submit, finished):
+    done, run, events = submit(model=finished.root / "model")
+    assert done.returncode == 0, run.reason
+    contact = events["first_contact"].payload
+    answers = 4 * contact["prompts"]
+    assert contact["prompts"] in (PROMPTS, MOST_PROMPTS)
+    assert contact["turns"]["answer"]["turns"] == answers
+    assert set(contact["turns"]["answer"]["spans"]) == {"think", "answer"}
+    assert contact["rewards"]["accuracy"]["absent"] == 0
+    assert contact["groups"]["answer"]["with_signal"] > 0
+    assert len(contact["samples"]) == 3
