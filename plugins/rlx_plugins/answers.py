@@ -3,6 +3,7 @@
 `rlx_plugins.mathematics` compares them as mathematics.
 """
 
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
@@ -33,6 +34,14 @@ class AnswerReward(Reward):
     field: str = "answer"
     """The problem's field that holds the right answer: text, a number, or a list of them."""
 
+    def spans_read(self) -> Sequence[str]:
+        """Returns the span that holds the answer."""
+        return () if self.span is None else (self.span,)
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Requires a right answer."""
+        self._find_right_answers(problem)
+
     def get_answer_text(self, sample: Sample) -> str:
         """The model's answer; "" without one."""
         text = sample.response if self.span is None else sample.spans.get(self.span, "")
@@ -44,7 +53,10 @@ class AnswerReward(Reward):
         Raises:
             ValueError: the problem has none, which is an error in the data, not in the response.
         """
-        value: Any = sample.problem.get(self.field)
+        return self._find_right_answers(sample.problem)
+
+    def _find_right_answers(self, problem: Mapping[str, Any]) -> tuple[str | int | float, ...]:
+        value: Any = problem.get(self.field)
         values: list[Any] | tuple[Any, ...] = value if isinstance(value, list | tuple) else [value]
         if not values or not all(map(_is_answer, values)):
             raise ValueError(f"the field {self.field!r} must hold text or numbers, got {value!r}")

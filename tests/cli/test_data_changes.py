@@ -36,6 +36,28 @@ def files(folder):
     return folder
 
 
+@each_row(
+    ("span", "code", "said"),
+    [
+        ("answer", 0, "ok"),
+        ("anwser", 2, "reads the span 'anwser', which turn 'answer' does not declare"),
+        ("null", 0, "ok"),
+    ],
+)
+def test_a_span_that_the_turn_does_not_have_is_an_error(files, capsys, span, code, said):
+    assert main(["validate", "mine.yaml", f"--set=rewards.turn.accuracy.span={span}"]) == code
+    assert said in " ".join("".join(capsys.readouterr()).split())
+
+
+@each_row("gold", [None, True, "", " ", []])
+def test_a_right_answer_that_the_reward_cannot_use_is_an_error(files, capsys, gold):
+    write("questions.jsonl", ["1", "2", "3", gold])
+    assert main(["validate", "mine.yaml"]) == 2
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "the reward cannot use problem " in said and "'questions.jsonl 3?'" in said
+    assert f"the field 'answer' must hold text or numbers, got {gold!r}" in said
+
+
 def submit(capsys, *options):
     assert main(["submit", "mine.yaml", "--queue", "--no-rehearsal", *options]) == 0
     return capsys.readouterr()

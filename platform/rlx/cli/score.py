@@ -1,29 +1,19 @@
-"""`rlx score` and `rlx rescore`: scores of a file of responses, and of stored rollouts."""
+"""`rlx score`: scores a file of responses with a reward plugin."""
 
 import math
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx import results
-from rlx.cli.console import build_table, open_console
-from rlx.cli.options import complete_run, json_option, overrides_option, registry_option
-from rlx.cli.output import format_json, print_json, print_text
+from rlx.cli.options import overrides_option
+from rlx.cli.output import format_json, print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
-from rlx.launch import locate_run_folder
-from rlx.results import ChangedRow, RescoreRequest, Rescoring
 from rlx.reward import ScoredLine, build_reward, open_response_lines, score_lines
 from rlx.text import escape_unprintable
-from rlx_registry import RunRecord
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 ID_WIDTH = 16
 """Columns of a terminal in which most ids fit."""
@@ -132,103 +122,3 @@ def _format_score_row(line: str, name: str, number: str, details: str) -> str:
     name = escape_unprintable(name)
     name += " " * (ID_WIDTH - cell_len(name))
     return f"{line:>7}  {name}  {number:>9}  {escape_unprintable(details)}".rstrip()
-
-
-_FILE = click.Path(path_type=Path)
-
-
-@click.command()
-@click.argument("run", shell_complete=complete_run)
-@click.option(
-    "--spec", "experiment", type=_FILE, metavar="FILE", help="Take the rules of this experiment."
-)
-@overrides_option("KEY=VALUE", "Override a value of the rules; can be repeated.")
-@click.option("--step", "steps", type=click.IntRange(min=1), multiple=True, help="Only this step.")
-@click.option(
-    "--rows", type=click.IntRange(min=0), default=1, show_default=True,
-    help="Show this many rows, those whose advantages change most.",
-)  # fmt: skip
-@json_option
-@registry_option
-def rescore(as_json: bool, url: str, **options: Any) -> None:
-    """Recompute rewards, masks and advantages of stored rollouts, without sampling.
-
-    With the run's own experiment, the results equal the stored ones bit for bit. With --set, or the
-    rules of --spec FILE (rewards, mask, estimator, credit, loss, evaluation), the command shows
-    what would change: per reward, per token stream, and token by token.
-    """
-    with open_progress("rescoring", "steps") as show:
-        found = results.rescore(RescoreRequest(**options), registry=url, show=show)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        _show_rescoring(found)
-
-
-def _show_rescoring(result: Rescoring) -> None:
-    console, run, summary = open_console(), result.run, result.summary
-    steps = len(summary.steps)
-    scores = sum(c.n for c in summary.changes.values() if c.unit == "scores")
-    tokens = max((c.n for c in summary.changes.values() if c.unit == "tokens"), default=0)
-    of = f"{scores} rewards and {tokens} tokens of {steps} step{'s' * (steps != 1)}"
-    if summary.is_identical:
-        console.print(f"{run.id}: {of} are bit-identical to the stored ones")
-        return
-    console.print(f"{run.id}: {of}, recomputed", style="bold")
-    for note in result.notes:
-        console.print(escape_unprintable(note))
-    table = build_table("", "of", "changed", "mean then", "now", "largest", "turned")
-    for column in table.columns:
-        column.no_wrap = True
-    order = ("scores", "rows", "tokens")
-    for change in sorted(summary.changes.values(), key=lambda c: order.index(c.unit)):
-        table.add_row(
-            escape_unprintable(change.what),
-            f"{change.n} {change.unit}",
-            f"{change.changed}",
-            *("–" if mean is None else f"{mean:.4g}" for mean in change.means),
-            f"{change.largest:.3g}",
-            f"{change.turned}" if change.what == "advantages" else "",
-        )
-    console.print(table)
-    note = (
-        "rewards are multiplied by their weights; means skip absent values, and on tokens are of "
-        "absolute values; turned: advantages whose sign changed"
-    )
-    console.print(note, style="dim")
-    for change in summary.changes.values():
-        if change.appeared or change.vanished:
-            gone = f"{change.appeared} had no value before, {change.vanished} have none now"
-            console.print(f"{escape_unprintable(change.what)}: {gone}")
-    if summary.left:
-        console.print(f"{summary.left} trained rows would have been left out")
-    for row in result.rows:
-        _show_rescored_row(run, row, console)
-    sys.stdout.flush()
-
-
-def _show_rescored_row(run: RunRecord, changed: ChangedRow, console: "Console") -> None:
-    """Prints the tokens of one row with their stored and recomputed values."""
-    from rlx.plan import load_run_speech
-
-    found = changed.found
-    folder = locate_run_folder(run)
-    speech = load_run_speech(found.setup.spec.model, folder.tokenizer, folder.model)
-    kind = escape_unprintable(found.stored.rows.places[changed.number][3])
-    heads = ("token", "mask", "reward then", "now", "advantage then", "now")
-    table = build_table(
-        *heads, title=f"step {found.step}, row {changed.number} ({kind})", padding=(0, 1)
-    )
-    for line in changed.list_tokens():
-        text = str(line["token"]) if speech is None else speech.read([line["token"]])[0]
-        masks = f"{int(line['mask'])}→{int(line['new_mask'])}"
-        table.add_row(
-            escape_unprintable(text) or "·",
-            masks if line["mask"] != line["new_mask"] else f"{int(line['mask'])}",
-            *(
-                "–" if line[name] is None else f"{line[name]:.4g}"
-                for name in ("token_rewards", "new_token_rewards", "advantages", "new_advantages")
-            ),
-        )
-    console.print()
-    console.print(table)

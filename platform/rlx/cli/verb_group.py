@@ -28,7 +28,7 @@ VERBS = {
     "logs": ("runs:logs", "Show or follow a run's log."),
     "samples": ("samples:samples", "Show a step's rollouts, or one row token by token."),
     "compare": ("compare:compare", "Compare recipes over their seeds, or two runs in full."),
-    "rescore": ("score:rescore", "Recompute stored rewards and advantages with any rules."),
+    "rescore": ("rescore:rescore", "Recompute stored rewards and advantages with any rules."),
     "eval": ("evaluate:evaluate", "Evaluate a model: accuracy and calibration, with intervals."),
     "probe": ("evaluate:probe", "Measure how much a model's answers depend on its reasoning."),
     "score": ("score:score", "Score a file of responses with any reward."),

@@ -20,6 +20,7 @@ from rlx.plugin import (
     Estimator,
     Mask,
     Plugin,
+    Reward,
     TurnLevel,
     get_confidence_values,
 )
@@ -111,6 +112,7 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
         yield from _check_mask_reach(spec, cast(Mask, mask))
         yield from _check_empty_mask(spec, cast(Mask, mask))
     yield from _check_correctness_judge(spec, plugins.get_reward(spec.evaluation.correct))
+    yield from _check_reward_spans(spec, plugins)
     if environment := built.get(("rollout", "environment")):
         yield from _check_reward_turns(spec, cast(Environment, environment))
         yield from _check_self_play(spec, cast(Environment, environment))
@@ -240,6 +242,29 @@ def _check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Iter
             "name a reward that is exactly 1 if the answer is correct, such as another use of the "
             f"same plugin under the name _{name.lstrip('_')}, which is recorded but never summed",
         )
+
+
+def _check_reward_spans(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+    """Reports rewards that read a span which their turn does not declare."""
+    turns = spec.rollout.turn_specs
+    for name, use in spec.rewards.turn.items():
+        reward = plugins.built.get(("rewards", "turn", name))
+        fits = [t for kind, t in turns.items() if use.fits(kind)]
+        if isinstance(
+            spec.rollout, EnvironmentRolloutSpec
+        ):  # which names the kinds of its turns itself
+            fits = list(turns.values())
+        for span in reward.spans_read() if isinstance(reward, Reward) else ():
+            declared = list(dict.fromkeys(s for turn in fits for s in turn.spans))
+            if fits and span not in declared:
+                what = f"turn {use.turn!r}" if use.turn != EVERY_TURN else "no turn"
+                lacks = "does not declare" if use.turn != EVERY_TURN else "declares"
+                yield build_error(
+                    ("rewards", "turn", name, "span"),
+                    f"rewards.turn.{name} reads the span {span!r}, which {what} {lacks}: no "
+                    "response would have an answer",
+                    suggest_name(span, declared, f"or add it to the `spans` of {use.turn!r}"),
+                )
 
 
 def _check_reward_turns(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:

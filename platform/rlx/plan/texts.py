@@ -16,8 +16,9 @@ from rlx.model import (
     find_text_faults,
     list_text_sources,
 )
-from rlx.plugin import Demonstration, Plugin, Task
+from rlx.plugin import Demonstration, Plugin, Problem, Reward, Task
 from rlx.reporting import show_plugin_output
+from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec, build_refusal, did_you_mean, locate_diagnostic
 
@@ -66,6 +67,7 @@ def _find_faults(
 ) -> Iterator[TextFault]:
     yield from _check_span_names(spec, plugins.task)
     most = _CHECKED_BY_SUBMIT if thorough else _CHECKED_BY_VALIDATE
+    yield from _check_right_answers(spec, plugins, most)
     if isinstance(spec.model, TinyModelSpec):
         sources = list_text_sources(spec, plugins)
         # A tokenizer that was chosen by few texts may be another.
@@ -83,6 +85,34 @@ def _find_faults(
         if pretrained is not None:
             longest = find_local_context_length(spec.model)
             yield from find_text_faults(list_text_sources(spec, plugins), pretrained, longest, most)
+
+
+def _check_right_answers(
+    spec: ExperimentSpec, plugins: ExperimentPlugins, most: int
+) -> Iterator[TextFault]:
+    """Yields rewards that cannot use one of the first problems."""
+    rewards = [
+        (path, reward)
+        for path, reward in plugins.rewards.items()
+        if isinstance(reward, Reward) and type(reward).check_problem is not Reward.check_problem
+    ]
+    if not rewards or not isinstance(plugins.task, Task):
+        return
+    seed, problems = derive_seed(spec.seed, "train"), list[Problem]()
+    with suppress(OSError, ImportError, ValueError), show_plugin_output(spec.task.plugin):
+        problems = [plugins.task.problem("train", n, seed) for n in range(most)]  # `check` reports
+    for path, reward in rewards:
+        for problem in problems:
+            try:
+                reward.check_problem(problem.fields)
+            except ValueError as error:
+                text = problem.prompt if len(problem.prompt) < 60 else f"{problem.prompt[:60]}…"
+                yield TextFault(
+                    ("rewards", *path),
+                    f"the reward cannot use problem {problem.id}, {text!r}: {error}",
+                    "correct the record, or leave it out",
+                )
+                break
 
 
 def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]:

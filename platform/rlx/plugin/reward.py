@@ -137,6 +137,18 @@ class Reward(Plugin):
         """
         return None
 
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Checks that a problem's fields hold what the reward compares with, such as an answer.
+
+        Raises:
+            ValueError: they do not; the message says which.
+        """
+
+    def spans_read(self) -> Sequence[str]:
+        """Names of the spans without which it pays nothing: `rlx validate` requires them of its
+        turn."""
+        return ()
+
     def value_range(self) -> tuple[float, float] | None:
         """Least and greatest value of a score; None if nothing is promised."""
         return None
