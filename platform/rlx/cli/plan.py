@@ -80,7 +80,7 @@ def plan(
     show_plan(report, selected, open_console(), full=full or bool(numbers) or every is not None)
     sys.stdout.flush()
     if contact is not None:
-        print_text("\n".join(escape_unprintable(line) for line in contact.list_lines()))
+        print_text("\n".join(contact.list_lines()))
     _print_plan_findings(report, spec)
     return report.exit_code
 

@@ -13,7 +13,7 @@ from rlx.credit import compute_group_extremes, has_score_spread, structured_scor
 from rlx.phase_setup import PhaseSetup
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import RolloutTree, Segment
-from rlx.text import pluralize_noun
+from rlx.text import escape_unprintable, pluralize_noun
 
 SAMPLES = 3
 """Turns that are shown in full."""
@@ -124,7 +124,10 @@ class FirstContact:
         )
 
     def list_lines(self) -> list[str]:
-        """Lines for a terminal or a log: shares, reasons, samples in full, and what to change."""
+        """Lines for a terminal or a log: shares, reasons, samples in full, and what to change.
+
+        What a model wrote is escaped.
+        """
         lines = [f"first contact: {self.prompts} problems"]
         lines += [f"  {line}" for line in self._describe_turns()]
         lines += [f"  {line}" for line in self._describe_rewards(reasons=REASONS)]
@@ -134,7 +137,8 @@ class FirstContact:
             lines += [f"      | {line}" for line in sample.read.splitlines()]
             lines += ["    writes", *(f"      | {line}" for line in sample.wrote.splitlines())]
             lines += [f"    {name} {said}" for name, said in sample.rewards.items()]
-        return lines + [f"  to change: {line}" for line in self.advice]
+        lines += [f"  to change: {line}" for line in self.advice]
+        return [escape_unprintable(line) for line in lines]
 
     def _describe_turns(self) -> Iterator[str]:
         for kind, turn in self.turns.items():
