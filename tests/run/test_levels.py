@@ -104,7 +104,13 @@ def test_rows_of_a_prompt_are_compared_where_asked(levels):
         assert any(abs(total) > 1e-3 for total in alone)
 
 
-def test_held_out_answers_have_the_confidence_of_their_trajectory(own_home, levels):
+def test_held_out_answers_whose_confidences_nobody_can_read_have_no_figures_of_them(
+    own_home, levels
+):
     run, _ = levels
-    after = own_home.json("status", run.id)["evaluation"]["after"]
-    assert after["n"] == 6 and after["brier"] is not None
+    with own_home.registry() as registry:
+        records = {e.label: e for e in registry.results.evaluations(run.id, "held_out")}
+    after = records["after"]
+    assert after.payload["confidence"] == [None] * 6
+    assert (after.metrics["n"], after.metrics["unparsable"]) == (6, 6)
+    assert after.metrics.get("brier") is None
