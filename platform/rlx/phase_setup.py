@@ -8,7 +8,7 @@ from torch import Tensor
 from rlx.batch import TokenBatch
 from rlx.discovery import bind_implementation, list_needed_streams, resolve_plugins
 from rlx.errors import PluginError
-from rlx.plugin import Environment, Plugin, RewardPlugin, Task, get_confidence_values
+from rlx.plugin import Environment, Estimator, Plugin, RewardPlugin, Task, get_confidence_values
 from rlx.reward import NamedReward, PooledHost, RewardPool
 from rlx.rollout import FAILED, RolloutPlan, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
@@ -31,6 +31,7 @@ class PhaseSetup:
         estimator: turns rewards into advantages.
         compares: whether the estimator gives a row that is alone in its group no advantage, by the
             kind of its last turn.
+        ranks_rows: whether the estimator compares a row with the others of its group, if any.
         needs: streams, and other things, that the estimator or the loss reads.
     """
 
@@ -44,6 +45,7 @@ class PhaseSetup:
     mask: Callable[[TokenBatch], Tensor]
     estimator: Estimate
     compares: Callable[[str], bool]
+    ranks_rows: bool
     needs: frozenset[str]
 
     @property
@@ -124,8 +126,14 @@ def build_setup(spec: ExperimentSpec) -> PhaseSetup:
         mask=bind_implementation(plugins.mask),
         estimator=bind_implementation(plugins.estimator),
         compares=plugins.estimator.compares,
+        ranks_rows=_ranks_rows(plugins.estimator),
         needs=frozenset(list_needed_streams(plugins.estimator)) | _list_kl_streams(spec),
     )
+
+
+def _ranks_rows(estimator: Estimator) -> bool:
+    has_rule = "singleton" in type(estimator).model_fields
+    return has_rule and getattr(estimator, "baseline", "siblings") == "siblings"
 
 
 def _list_kl_streams(spec: ExperimentSpec) -> frozenset[str]:

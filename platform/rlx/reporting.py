@@ -78,8 +78,24 @@ class _PluginStream(io.TextIOBase):
     """Characters after which a line is written in parts."""
 
     def __init__(self, name: str, stream: TextIO) -> None:
-        self.stream = self.rich_proxied_file = stream  # where progress bars go on being drawn
+        self.stream = stream
+        # Where progress bars go on being drawn: below rich's own proxy, which prints through them.
+        self.rich_proxied_file = getattr(stream, "rich_proxied_file", stream)
         self._name, self._line = escape_unprintable(name), ""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self.stream.errors
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
 
     def writable(self) -> bool:
         return True

@@ -33,7 +33,17 @@ def find_changed_plugins(
 
 
 def _is_same_plugin(now: Sequence[RecordedPlugin], then: Sequence[RecordedPlugin]) -> bool:
-    return len(now) == len(then) and all(any(_is_same(one, other) for other in then) for one in now)
+    return (
+        len(now) == len(then)
+        and all(_is_among(one, then) for one in now)
+        and all(_is_among(one, now) for one in then)
+    )
+
+
+def _is_among(one: RecordedPlugin, others: Sequence[RecordedPlugin]) -> bool:
+    """Whether a record is the same as another; one with data first of all as another with data."""
+    with_data = [other for other in others if other.get("data")] if one.get("data") else []
+    return any(_is_same(one, other) for other in with_data or others)
 
 
 def _is_same(one: RecordedPlugin, other: RecordedPlugin) -> bool:

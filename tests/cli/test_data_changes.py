@@ -118,3 +118,10 @@ def test_data_without_a_digest_are_not_compared(then, changed):
     now = {**CODE, "data": {"train x": "1"}}
     assert find_changed_plugins([now], [{**CODE, **then}]) == changed
     assert find_changed_plugins([{**CODE, **then}], [now]) == changed
+
+
+def test_a_use_without_files_does_not_hide_that_those_of_another_use_changed():
+    plain = {**CODE, "data": {}}
+    then, now = ({**CODE, "data": {"train": digest}} for digest in ("a", "b"))
+    assert find_changed_plugins([now, plain], [then, plain]) == [CODE["name"]]
+    assert find_changed_plugins([then, plain], [plain, then]) == []

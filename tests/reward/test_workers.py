@@ -4,6 +4,7 @@ import subprocess
 import sys
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import hostile_rewards
 import psutil
@@ -28,7 +29,7 @@ from rows import each_row
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Score
 from rlx.reward import JobOutcome
-from rlx.reward.pool import ChunkWorkers, RewardPool
+from rlx.reward.pool import ChunkWorkers, RewardPool, _RememberingContext
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +183,17 @@ def test_an_empty_pool_is_refused(workers, memory_mb):
 def test_malformed_jobs_are_refused(reward, responses, deadline):
     with pytest.raises(ValueError, match=r"samples for scope|deadline"):
         job(reward, *responses, deadline=deadline)
+
+
+def test_processes_that_are_ended_with_one_that_failed_are_not_taken_for_killed(subtests):
+    for codes, signal in (
+        ([None, -9], 9),
+        ([-15, 1, -15], None),  # one ended by itself, and the others were told to
+        ([1], None),
+        ([-15, 143], 15),
+        ([None], None),
+    ):
+        with subtests.test(codes=codes):
+            context = _RememberingContext()
+            context._started = [SimpleNamespace(exitcode=code) for code in codes]
+            assert context.killing_signal == signal

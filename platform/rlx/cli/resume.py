@@ -114,7 +114,7 @@ def _require_same_data(run: RunRecord) -> None:
     if changes:
         raise SpecError(
             f"{run.id} cannot go on with other data. {'; '.join(changes)}. Restore them, or begin "
-            f"a new run from its checkpoint: rlx submit SPEC --from-checkpoint {run.id}@latest"
+            f"a new run: rlx submit SPEC, with --from-checkpoint {run.id}@latest if it has one"
         )
 
 

@@ -236,23 +236,30 @@ def _count_groups(
 ) -> dict[str, GroupContact]:
     """Groups of rows that learn, by the requested kind of their last turn."""
     kinds = list(setup.spec.rollout.turns)
-    without = find_lost_rows(trees, table)
+    learning = set(setup.plan.list_learning_trees(len(trees) // setup.plan.trees_per_prompt))
+    without = set(find_lost_rows(trees, table)) | {
+        (row.tree, row.segment) for row in list_batch_rows(trees) if row.tree not in learning
+    }
     if len(without) == len(list_batch_rows(trees)):
         return {kind: GroupContact(0, 0) for kind in kinds}
     batch = build_token_batch(trees, without=without)
     rewards = join_row_rewards(batch, trees, table, batch.is_own).rewards
     scores = structured_scores(rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
-    learns = setup.mask(batch).any(dim=1)
+    mask, expected = setup.mask(batch), setup.spec.loss.expected
+    learns = mask.any(dim=1)
     found = {}
     for level in batch.levels[learns].unique().tolist():
         rows = learns & (batch.levels == level)
         groups, slot = batch.group_ids[rows].unique(return_inverse=True)
-        if not setup.compares(kinds[level]):
+        if not (setup.compares(kinds[level]) or (setup.ranks_rows and len(groups) < len(slot))):
             slot = torch.zeros_like(slot)
         highest, lowest = compute_group_extremes(scores[rows], slot, int(slot.max()) + 1)
         spread = has_score_spread(highest, lowest)[slot]
         with_signal = batch.group_ids[rows][spread].unique()
         found[kinds[level]] = GroupContact(len(groups), len(with_signal))
+        content = None if expected is None else batch.contents.get(expected.span)
+        if content is not None and (content & mask)[rows].any():  # it needs no others to compare
+            found[kinds[level]] = GroupContact(len(groups), len(groups))
     return found
 
 
@@ -292,14 +299,14 @@ def _advise(
     rollout = setup.spec.rollout
     for kind, turn in turns.items():
         missing = [name for name, share in turn.spans.items() if share < FEW]
-        if not missing:
-            continue
         asked = rollout.turn_specs[setup.requested_kinds[kind]]
-        if turn.truncated > FEW and not setup.plan.examples:
+        if turn.truncated > FEW:
             yield (
                 f"most {kind} turns are cut off after {asked.max_new_tokens} tokens: raise "
                 "`max_new_tokens`, or ask for a shorter turn"
             )
+        if not missing or (setup.environment is not None and len(missing) < len(turn.spans)):
+            continue  # kinds of turns of an environment hold different spans
         first = missing[0]
         if not setup.plan.examples:
             yield (

@@ -187,8 +187,12 @@ class _KillTrial:
         with Registry.open(self.url, read_only=True) as registry:
             runs = registry.runs()
             for pid in filter(None, map(_find_supervisor, runs)):  # they send the ends of runs
-                with suppress(psutil.NoSuchProcess):
+                try:
                     psutil.Process(pid).wait(RUN_TIME_LIMIT)
+                except psutil.NoSuchProcess:
+                    continue
+                except psutil.TimeoutExpired as error:
+                    raise RlxError(f"a supervisor does not end: {error}") from None
             senders = [
                 RunSender(registry, run.id, one)
                 for run in runs

@@ -38,6 +38,7 @@ from rlx.spec import TrackingSpec
 from rlx.spec.reading import LoadedSpec
 from rlx_registry import (
     BLOCKING,
+    ENDED,
     Registry,
     RegistryDatabaseError,
     RunRecord,
@@ -111,6 +112,8 @@ def submit_run(
                     registry.results.add_event(
                         run.id, "warning", found.message, found.to_json(), "warning"
                     )
+    if anyway and not created and run.directory is not None and run.status not in ENDED:
+        RunFolder(Path(run.directory)).anyway.touch()
     return registry.run(run.id), created
 
 

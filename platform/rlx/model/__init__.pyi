@@ -42,6 +42,7 @@ from .warm_start import (
     WarmStartProgress,
     build_demonstration_batches,
     fits_warm_start,
+    is_shipped_warm_start,
     read_warm_start_losses,
     warm_start_policy,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "fits_warm_start",
     "folder_dialogue",
     "is_adapted",
+    "is_shipped_warm_start",
     "iterate_merged_weights",
     "keep_first_layers",
     "list_text_sources",

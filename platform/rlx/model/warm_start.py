@@ -226,6 +226,11 @@ def compute_demonstration_digest(batches: DemonstrationBatches) -> str:
     return _compute_digest(tokens)
 
 
+def is_shipped_warm_start(folder: Path) -> bool:
+    """Whether a warm start in the cache came with rlx, in place of being trained here."""
+    return (folder / ORIGIN).exists()
+
+
 def read_warm_start_losses(folder: Path) -> list[float]:
     """Returns the loss of every step of a warm start; none if an earlier version of rlx trained
     it."""

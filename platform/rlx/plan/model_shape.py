@@ -171,6 +171,3 @@ def _build_shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         tied=bool(config.get("tie_word_embeddings", False)),
         small=small.get(kind, 0),
     )
-
-
-# Tokens ------------------------------------------------------------------------------------------

@@ -104,12 +104,14 @@ def _check_right_answers(
     for path, reward in rewards:
         for problem in problems:
             try:
-                reward.check_problem(problem.fields)
-            except ValueError as error:
+                with show_plugin_output(type(reward).__name__):
+                    reward.check_problem(problem.fields)
+            except Exception as error:  # noqa: BLE001  (the code of others)
+                why = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
                 text = problem.prompt if len(problem.prompt) < 60 else f"{problem.prompt[:60]}…"
                 yield TextFault(
                     ("rewards", *path),
-                    f"the reward cannot use problem {problem.id}, {text!r}: {error}",
+                    f"the reward cannot use problem {problem.id}, {text!r}: {why}",
                     "correct the record, or leave it out",
                 )
                 break

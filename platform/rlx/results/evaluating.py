@@ -34,7 +34,13 @@ from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_environment_host, build_setup
 from rlx.plan import check_read_spec, validate_document
 from rlx.record import Recorder, update_trackers
-from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
+from rlx.reporting import (
+    Report,
+    ShowProgress,
+    ignore_progress,
+    log_report,
+    show_plugin_output,
+)
 from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target
 from rlx.results.requests import EvaluationRequest, check_sections
 from rlx.reward import score_rollouts
@@ -343,9 +349,10 @@ def _answer_set(
             found += batch
             continue
         try:
-            drawn = build_prompt_fit(context.policy, setup).draw_held_out(
-                lambda n: setup.task.problem("test", n, data), numbers
-            )
+            with show_plugin_output(setup.spec.task.plugin):
+                drawn = build_prompt_fit(context.policy, setup).draw_held_out(
+                    lambda n: setup.task.problem("test", n, data), numbers
+                )
         except ValueError as error:  # no problem matches the task's options
             raise SpecError(str(error)) from error
         seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]
@@ -373,7 +380,7 @@ def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> s
     settings = {name: spec[name] for name in sections}
     sampling = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
     sources = [plugin.sha256 for plugin in plugins.provenance]
-    data = [dict(plugin.data()) for plugin in plugins.named]
+    data = [record["data"] for record in plugins.list_records()]
     stored = [field.name for field in fields(ScoredAnswer)]
     text = json.dumps([settings, sampling, mark, sources, data, stored], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

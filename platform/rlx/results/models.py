@@ -185,7 +185,8 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
     device = torch.device("cuda" if has_gpu and runner.device != "cpu" else "cpu")
     torch.set_num_threads(runner.threads)
     source = _choose_source(spec.model, model)
-    policy = build_policy(source, seed=0)
+    dtype = torch.float32 if model is not None else getattr(torch, runner.dtype)
+    policy = build_policy(source, seed=0, dtype=dtype)
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         open_sampler(policy, spec.sampler, runner, device) as sampler,

@@ -2,6 +2,7 @@
 
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.phase_setup import build_environment_host, build_setup
+from rlx.reporting import show_plugin_output
 from rlx.results.models import load_model
 from rlx.reward import score_rollouts
 from rlx.rollout import sample_rollout_trees
@@ -27,9 +28,10 @@ def try_model(spec: ExperimentSpec, prompts: int) -> FirstContact:
     setup = build_setup(spec.resolve_phase_spec(spec.phases[0]))
     data = derive_seed(spec.seed, "train")
     with load_model(spec) as model:
-        drawn = build_prompt_fit(model.policy, setup).draw_train(
-            lambda number: setup.task.problem("train", number, data), 0, prompts
-        )
+        with show_plugin_output(spec.task.plugin):
+            drawn = build_prompt_fit(model.policy, setup).draw_train(
+                lambda number: setup.task.problem("train", number, data), 0, prompts
+            )
         seeds = [derive_seed(spec.seed, "first contact", number) for number in drawn.numbers]
         host, dialogue = build_environment_host(setup, model.pool), model.policy.dialogue
         with model.sampler.session() as session:

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import signal
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -67,9 +68,12 @@ class _RememberingContext(SpawnContext):
 
     @property
     def killing_signal(self) -> int | None:
-        """The signal that killed one of the processes; None if none was killed."""
-        codes = (process.exitcode for process in self._started)
-        return next((-code for code in codes if code is not None and code < 0), None)
+        """The signal that killed one of the processes; None if none was killed, or if one ended by
+        itself: the others were then ended with it."""
+        codes = [p.exitcode for p in self._started if p.exitcode is not None]
+        if any(code > 0 and code != 128 + signal.SIGTERM for code in codes):
+            return None
+        return next((-code for code in codes if code < 0), None)
 
 
 class _KilledAtStart(Exception):

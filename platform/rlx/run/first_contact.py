@@ -3,14 +3,15 @@
 from rlx.errors import RewardError
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.phase_setup import PhaseSetup
+from rlx.reporting import show_plugin_output
 from rlx.run.collect import build_prompt_fit, sample_and_score
 from rlx.run.context import RunContext
 from rlx.run.progress import Progress
 from rlx.seeding import derive_seed
 
 PROMPTS, MOST_PROMPTS = 8, 32
-"""Problems of a first contact, and of one in which the first ones carry no signal: where one answer
-in a hundred is right, eight problems may well have none."""
+"""Problems of a first contact, and of one in which the first ones carry no signal, if a step does
+not have more: where one answer in a hundred is right, eight problems may well have none."""
 
 
 def make_first_contact(context: RunContext, setup: PhaseSetup) -> FirstContact:
@@ -22,14 +23,16 @@ def make_first_contact(context: RunContext, setup: PhaseSetup) -> FirstContact:
     context.progress.show(Progress("first contact", 0, PROMPTS))
     found = _try_problems(context, setup, PROMPTS)
     if not found.has_signal:
-        context.progress.show(Progress("first contact", PROMPTS, MOST_PROMPTS))
-        found = _try_problems(context, setup, MOST_PROMPTS)
+        most = max(MOST_PROMPTS, setup.spec.rollout.prompts_per_step)
+        context.progress.show(Progress("first contact", PROMPTS, most))
+        found = _try_problems(context, setup, most)
     stops = not found.has_signal and not context.folder.anyway.exists()
     if context.recorder:
         level = "info" if found.has_signal else "warning"
         context.recorder.event("first_contact", found.summarize(), level=level, **found.to_json())
         print("\n".join(found.list_lines()), flush=True)
     if stops:
+        context.ranks.gather(None)  # the first rank has recorded what came of it
         change = f"; {found.advice[0]}" if found.advice else ""
         raise RewardError(
             "first contact: the model's answers carry no signal, so no step would learn: "
@@ -42,9 +45,10 @@ def make_first_contact(context: RunContext, setup: PhaseSetup) -> FirstContact:
 def _try_problems(context: RunContext, setup: PhaseSetup, count: int) -> FirstContact:
     """Samples, scores and describes the phase's rollouts of the first training problems."""
     seed, data = context.spec.seed, derive_seed(context.spec.seed, "train")
-    drawn = build_prompt_fit(context.policy, setup).draw_train(
-        lambda number: setup.task.problem("train", number, data), 0, count
-    )
+    with show_plugin_output(setup.spec.task.plugin):
+        drawn = build_prompt_fit(context.policy, setup).draw_train(
+            lambda number: setup.task.problem("train", number, data), 0, count
+        )
     seeds = [derive_seed(seed, "first contact", number) for number in drawn.numbers]
     rollouts = sample_and_score(context, setup, setup.plan, drawn.problems, seeds)
     decode = context.policy.dialogue.decode_tokens

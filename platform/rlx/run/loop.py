@@ -102,7 +102,8 @@ def run_experiment(
         at = resumed or ResumePoint()
         synchronize_sampler(context)
         if resumed is None and isinstance(spec.model, PretrainedModelSpec):
-            make_first_contact(context, phases[0])
+            with context.cpu.measure("evaluate"):
+                make_first_contact(context, phases[0])
         if resumed is None or resumed.forked:
             _run_initial_evaluations(context, base, at.step)
         with stop.defer_exit():

@@ -21,6 +21,7 @@ from rlx.model import (
     WarmStartProgress,
     build_demonstration_batches,
     fits_warm_start,
+    is_shipped_warm_start,
     read_warm_start_losses,
     warm_start_policy,
 )
@@ -138,7 +139,8 @@ def _record_start(recorder: Recorder, folder: Path, ranks: int, *, reused: bool)
         total = len(losses)
         if points := {n: loss for n, loss in losses.items() if _is_point(n, total, POINTS)}:
             recorder.warm_start(points, total)
-        print(f"warm start  {total} steps of an earlier run are reused", flush=True)
+        origin = "that are shipped" if is_shipped_warm_start(folder) else "of an earlier run"
+        print(f"warm start  {total} steps {origin} are reused", flush=True)
     recorder.phase("before training")
     message = f"begins with warm start {folder.name}"
     if ranks > 1:
