@@ -47,7 +47,7 @@ SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
 SlurmdTimeout=12
 SlurmctldTimeout=5
 KillWait=30
-MinJobAge=300
+MinJobAge=7200
 PriorityType=priority/basic
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=1
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=1

@@ -354,7 +354,10 @@ class Finished:
         self.listed = home.json("runs")
         self.record = home.run(self.id)
         self.root = Path(self.record.directory)
-        (self.warm_start,) = (home.path / "cache" / "warm_start").iterdir()
+        with home.registry() as registry:
+            events = registry.results.events(self.id)
+        (begun,) = [event.payload["path"] for event in events if event.kind == "warm_start"]
+        self.warm_start = home.path / begun
         wait_until("the supervisor to finish the mirror", lambda: not home.processes())
 
     def bodies(self):

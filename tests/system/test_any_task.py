@@ -37,7 +37,7 @@ rollout:
   schedule: single
   prompts_per_step: 4
   num_generations_answer: 2
-  answer: {max_new_tokens: 16}
+  answer: {max_new_tokens: 16, spans: [answer]}
   max_prompt_tokens: {limit: 60, on_longer: drop}
 rewards:
   turn:

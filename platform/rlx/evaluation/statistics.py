@@ -235,7 +235,7 @@ SAME = 0.9
 Values = Mapping[str, Sequence[float]]
 
 
-READABLE = 0.75
+READABLE = 0.1
 """Share of readable confidences below which answers have no figures of confidence and calibration.
 
 An unreadable confidence counts as 0, which is the best one where every answer is wrong."""

@@ -216,18 +216,6 @@ def test_the_page_of_runs_goes_on_with_them(alive, visit, registry):
     assert page.get_by_text("another").is_visible()
 
 
-def test_a_reader_who_has_ticked_something_keeps_it(alive, visit, registry):
-    _, address = alive
-    page = visit(address)
-    page.clock.install()
-    page.goto("/")
-    page.get_by_role("checkbox").first.check()
-    submit(registry, 1, name="another", digest="e")
-    waited(page)
-    page.get_by_text("new data: reload the page").wait_for()
-    assert page.get_by_role("checkbox").first.is_checked()
-
-
 def test_a_click_asks_a_run_to_stop(alive, visit, registry):
     run, address = alive
     page = visit(address)
