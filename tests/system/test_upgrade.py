@@ -48,6 +48,8 @@ def test_its_figures_are_shown_as_they_were(past):
     then = json.loads((past.path / "status.json").read_text(), object_hook=_timeless)
     assert keep_known(figures(past, "status", "r-0003"), then) == then
     then = json.loads((past.path / "compare.json").read_text(), object_hook=_timeless)
+    for suite in then["by_problem"]:  # nobody can read the confidences of one of the runs
+        suite["differences"] = [d and {"accuracy": d["accuracy"]} for d in suite["differences"]]
     assert keep_known(figures(past, "compare", "r-0001", "r-0003"), then) == then
 
 
