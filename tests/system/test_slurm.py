@@ -8,6 +8,7 @@ import slurm
 from patience import LIMIT
 
 from rlx.launch import is_job, reconcile_job
+from rlx_registry import RegistryDatabaseError
 
 TWO = {"runner.launcher": "{kind: slurm, nodes: 2}", "runner.ranks": 2}
 
@@ -153,7 +154,10 @@ def test_a_group_is_a_job_per_run(cluster, there):
 
     def have_jobs():
         assert group.poll() is None, group.communicate()
-        found = runs() if (there.path / "registry.db").exists() else []
+        try:
+            found = runs() if (there.path / "registry.db").exists() else []
+        except RegistryDatabaseError:  # it is just being made
+            return False
         return len(found) == 3 and all(map(is_job, found))
 
     there.until(have_jobs, "three jobs")
