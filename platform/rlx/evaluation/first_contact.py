@@ -19,6 +19,8 @@ SAMPLES = 3
 """Turns that are shown in full."""
 REASONS = 2
 """Reasons that are named of a reward."""
+FEW = 0.5
+"""A share of turns below which a form counts as unknown to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +117,7 @@ class FirstContact:
 
     def summarize(self) -> str:
         """One line: spans, rewards and groups."""
-        return "; ".join(
-            [
-                *(line for line in self._describe_turns()),
-                *(line for line in self._describe_rewards(reasons=0)),
-                *(line for line in self._describe_groups()),
-            ]
-        )
+        return "; ".join(self._describe_shares(reasons=0))
 
     def list_lines(self) -> list[str]:
         """Lines for a terminal or a log: shares, reasons, samples in full, and what to change.
@@ -129,9 +125,7 @@ class FirstContact:
         What a model wrote is escaped.
         """
         lines = [f"first contact: {self.prompts} problems"]
-        lines += [f"  {line}" for line in self._describe_turns()]
-        lines += [f"  {line}" for line in self._describe_rewards(reasons=REASONS)]
-        lines += [f"  {line}" for line in self._describe_groups()]
+        lines += [f"  {line}" for line in self._describe_shares(reasons=REASONS)]
         for number, sample in enumerate(self.samples, 1):
             lines += [f"  sample {number}, {sample.kind}:", "    reads"]
             lines += [f"      | {line}" for line in sample.read.splitlines()]
@@ -140,20 +134,17 @@ class FirstContact:
         lines += [f"  to change: {line}" for line in self.advice]
         return [escape_unprintable(line) for line in lines]
 
-    def _describe_turns(self) -> Iterator[str]:
+    def _describe_shares(self, reasons: int) -> Iterator[str]:
+        """Yields a line per kind of turn, per reward, and per kind of group."""
         for kind, turn in self.turns.items():
             held = [f"{v:.0%} hold `{name}`" for name, v in turn.spans.items()]
             cut = [f"{turn.truncated:.0%} are cut off"] if turn.truncated else []
             yield f"{turn.turns} {pluralize_noun(kind)}: " + (", ".join([*held, *cut]) or "whole")
-
-    def _describe_rewards(self, reasons: int) -> Iterator[str]:
         for name, reward in self.rewards.items():
             score = "no score" if reward.mean is None else f"mean {reward.mean:.3f}"
             absent = [f"{reward.absent:.0%} without a score"] if reward.absent else []
             common = [f"{n}× {text}" for text, n in list(reward.reasons.items())[:reasons]]
             yield f"{name}: " + ", ".join([score, *absent, *common])
-
-    def _describe_groups(self) -> Iterator[str]:
         for kind, group in self.groups.items():
             yield f"{group.with_signal} of {group.groups} {kind} groups have a signal"
 
@@ -323,7 +314,3 @@ def _advise(
                 yield f"{name} is {reward.mean:g} for all: take problems that some answers solve"
             if reward.mean is None:
                 yield f"{name} scored nothing: see its reasons"
-
-
-FEW = 0.5
-"""A share of turns below which a form counts as unknown to the model."""

@@ -11,8 +11,8 @@ import json
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,16 +198,8 @@ def _copy_shipped_result(
     if trained_on != compute_demonstration_digest(batches):
         tell(f"shipped warm start {source.name} is not used: it learned other demonstrations")
         return
-    aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
-    try:
+    with _fill_folder(folder) as aside:
         shutil.copytree(source, aside)
-        sync_folder(aside)
-        aside.replace(folder)
-    except OSError:
-        if not (folder / MANIFEST).exists():
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def compute_settings_digest(player: DemonstrationPlayer, policy: Policy) -> str:
@@ -254,12 +246,19 @@ def _load_policy(policy: Policy, folder: Path) -> None:
 
 
 def _save_policy(policy: Policy, folder: Path, losses: Sequence[float]) -> None:
-    """Saves to `folder` atomically; if another run has saved there already, its result is kept."""
-    aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
-    try:
+    with _fill_folder(folder) as aside:
         policy.save(aside)
         (aside / LOSSES).write_text(json.dumps(losses))
         write_manifest(aside)
+
+
+@contextmanager
+def _fill_folder(folder: Path) -> Iterator[Path]:
+    """Yields a folder that takes the place of `folder` once it is complete; if another run has
+    filled that meanwhile, its result is kept."""
+    aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+    try:
+        yield aside
         sync_folder(aside)
         aside.replace(folder)
     except OSError:

@@ -2,12 +2,10 @@
 
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.phase_setup import build_environment_host, build_setup
-from rlx.reporting import show_plugin_output
 from rlx.results.models import load_model
 from rlx.reward import score_rollouts
 from rlx.rollout import sample_rollout_trees
-from rlx.run import build_prompt_fit
-from rlx.seeding import derive_seed
+from rlx.run import draw_contact_problems
 from rlx.spec import ExperimentSpec
 
 
@@ -26,15 +24,10 @@ def try_model(spec: ExperimentSpec, prompts: int) -> FirstContact:
         EnvironmentFault: model files or the device are missing.
     """
     setup = build_setup(spec.resolve_phase_spec(spec.phases[0]))
-    data = derive_seed(spec.seed, "train")
     with load_model(spec) as model:
-        with show_plugin_output(spec.task.plugin):
-            drawn = build_prompt_fit(model.policy, setup).draw_train(
-                lambda number: setup.task.problem("train", number, data), 0, prompts
-            )
-        seeds = [derive_seed(spec.seed, "first contact", number) for number in drawn.numbers]
+        problems, seeds = draw_contact_problems(model.policy, setup, prompts)
         host, dialogue = build_environment_host(setup, model.pool), model.policy.dialogue
         with model.sampler.session() as session:
-            trees = sample_rollout_trees(setup.plan, drawn.problems, seeds, session, dialogue, host)
+            trees = sample_rollout_trees(setup.plan, problems, seeds, session, dialogue, host)
         table = score_rollouts(trees, setup.rewards, model.pool)
         return describe_first_contact(setup, trees, table, dialogue.decode_tokens)

@@ -1,8 +1,12 @@
 """The first contact of a run: its pretrained model answers a few problems before it is trained."""
 
+from collections.abc import Sequence
+
 from rlx.errors import RewardError
 from rlx.evaluation import FirstContact, describe_first_contact
+from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup
+from rlx.plugin import Problem
 from rlx.reporting import show_plugin_output
 from rlx.run.collect import build_prompt_fit, sample_and_score
 from rlx.run.context import RunContext
@@ -12,6 +16,18 @@ from rlx.seeding import derive_seed
 PROMPTS, MOST_PROMPTS = 8, 32
 """Problems of a first contact, and of one in which the first ones carry no signal, if a step does
 not have more: where one answer in a hundred is right, eight problems may well have none."""
+
+
+def draw_contact_problems(
+    policy: Policy, setup: PhaseSetup, count: int
+) -> tuple[Sequence[Problem], list[int]]:
+    """Draws the first training problems that fit the model, with a sampling seed for each."""
+    seed, data = setup.spec.seed, derive_seed(setup.spec.seed, "train")
+    with show_plugin_output(setup.spec.task.plugin):
+        drawn = build_prompt_fit(policy, setup).draw_train(
+            lambda number: setup.task.problem("train", number, data), 0, count
+        )
+    return drawn.problems, [derive_seed(seed, "first contact", n) for n in drawn.numbers]
 
 
 def make_first_contact(context: RunContext, setup: PhaseSetup) -> FirstContact:
@@ -44,12 +60,7 @@ def make_first_contact(context: RunContext, setup: PhaseSetup) -> FirstContact:
 
 def _try_problems(context: RunContext, setup: PhaseSetup, count: int) -> FirstContact:
     """Samples, scores and describes the phase's rollouts of the first training problems."""
-    seed, data = context.spec.seed, derive_seed(context.spec.seed, "train")
-    with show_plugin_output(setup.spec.task.plugin):
-        drawn = build_prompt_fit(context.policy, setup).draw_train(
-            lambda number: setup.task.problem("train", number, data), 0, count
-        )
-    seeds = [derive_seed(seed, "first contact", number) for number in drawn.numbers]
-    rollouts = sample_and_score(context, setup, setup.plan, drawn.problems, seeds)
+    problems, seeds = draw_contact_problems(context.policy, setup, count)
+    rollouts = sample_and_score(context, setup, setup.plan, problems, seeds)
     decode = context.policy.dialogue.decode_tokens
     return describe_first_contact(setup, rollouts.trees, rollouts.table, decode)

@@ -1,0 +1,75 @@
+"""Which groups of a first contact can teach the model something."""
+
+import pytest
+import yaml
+from rows import each_row
+from trees import turn
+
+from rlx.evaluation import describe_first_contact
+from rlx.phase_setup import build_setup
+from rlx.plan import read_spec
+from rlx.plugin import Problem
+from rlx.reward import RewardEntry, RewardTable
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
+
+SPEC = {
+    "name": "contact",
+    "model": {"kind": "tiny"},
+    "task": {"plugin": "countdown", "numbers": [2]},
+    "rollout": {
+        "schedule": "single",
+        "num_generations_answer": 2,
+        "answer": {"max_new_tokens": 8, "spans": ["answer"]},
+    },
+    "rewards": {"turn": {"accuracy": {"plugin": "countdown.verify", "turn": "answer"}}},
+    "mask": {"strategy": "turn_spans"},
+    "phases": [{"name": "only", "steps": 1}],
+}
+
+
+@pytest.fixture
+def contact(tmp_path):
+    def contact(estimator, *scores):
+        path = tmp_path / "contact.yaml"
+        path.write_text(yaml.safe_dump({**SPEC, "estimator": estimator}))
+        setup = build_setup(read_spec(path).spec)
+        root = Segment(parent=NO_PARENT, author="prompt", token_ids=(63,), text="?")
+        trees = [
+            RolloutTree(
+                Problem(id=f"p{n}", prompt="?", fields={}),
+                (root, *(turn(0, "<answer>1</answer>", answer="1") for _ in own)),
+            )
+            for n, own in enumerate(scores)
+        ]
+        entries = {
+            (t, s): {"accuracy": RewardEntry("accuracy", score, 1.0, "scored")}
+            for t, own in enumerate(scores)
+            for s, score in enumerate(own, start=1)
+        }
+        table = RewardTable(entries, frozenset(), {})
+        return describe_first_contact(setup, trees, table, lambda ids: "?" * len(ids))
+
+    return contact
+
+
+@each_row(
+    ("estimator", "scores", "with_signal"),
+    [
+        ({"name": "grpo"}, ([0.0, 1.0], [0.0, 0.0]), 1),
+        ({"name": "grpo"}, ([0.0, 0.0], [1.0, 1.0]), 0),
+        ({"name": "grpo", "singleton": "raw"}, ([0.0, 0.0], [1.0, 1.0]), 0),
+        ({"name": "remax"}, ([0.0, 0.0], [1.0, 1.0]), 2),
+        ({"name": "remax"}, ([1.0, 1.0], [1.0, 1.0]), 0),
+    ],
+)
+def test_a_group_has_a_signal_if_the_scores_that_are_compared_differ(
+    contact, estimator, scores, with_signal
+):
+    found = contact(estimator, *scores)
+    assert (found.groups["answer"].groups, found.groups["answer"].with_signal) == (2, with_signal)
+    assert found.has_signal == (with_signal > 0)
+
+
+def test_scores_that_are_all_alike_are_named(contact):
+    found = contact({"name": "grpo"}, [0.0, 0.0], [0.0, 0.0])
+    assert found.advice == ["accuracy is 0 for all: take problems that some answers solve"]
