@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 from patience import LIMIT, find_free_port
 
-from rlx import errors
 from rlx.cli import main
 from rlx.cli.follow import follow_run
 from rlx_registry import Registry
@@ -321,12 +319,3 @@ sys.exit(rlx.cli.main([]))
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
-
-
-def test_the_documented_codes_are_those_of_the_errors():
-    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
-    table = page.partition("## Exit codes")[2].partition("##")[0]
-    documented = {int(code) for code in re.findall(r"^\| ([0-9]+) \|", table, re.M)}
-    kinds = (kind for kind in vars(errors).values() if isinstance(kind, type))
-    raised = {kind.exit_code for kind in kinds if issubclass(kind, errors.RlxError)}
-    assert documented == raised | {0, 130}

@@ -200,17 +200,6 @@ def test_a_checkpoint_is_an_evaluation_of_its_step(own_home, own_finished, suite
     assert not list(own_finished.root.glob(".rlx-eval-*"))
 
 
-def test_damaged_batches_are_answered_anew(own_home, own_finished, suite, evaluated):
-    told, _, _ = evaluated
-    kept = sorted((own_finished.root / "evaluations").glob("*/000000_020.json.gz"))
-    for path in kept:
-        path.write_bytes(path.read_bytes()[:50])
-    done = own_home.rlx("eval", own_finished.id, "--suite", suite, "--json", "--no-record")
-    assert done.returncode == 0, done.stderr
-    assert "000000_020.json.gz cannot be read" in done.stderr
-    assert json.loads(done.stdout) == told
-
-
 def test_a_checkpoint_that_is_gone_is_missed_by_those_that_are_there(own_home, own_finished):
     done = own_home.rlx("eval", own_finished.id, "--at", 3)
     assert done.returncode == 2
