@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from patience import LIMIT, find_free_port
+from submissions import submit
 
 from rlx.cli import main
 from rlx.cli.follow import follow_run
@@ -62,9 +63,7 @@ def begin(folder, *arguments):
 def recorded(folder, **payload):
     """A run that has failed."""
     with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
-        run, _ = registry.submit(
-            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
-        )
+        run = submit(registry)
         registry.update_run(run.id, directory=folder / "home" / "runs" / run.id)
         if payload:
             registry.results.add_event(run.id, "failed", "why", payload)
@@ -192,9 +191,7 @@ def test_a_taken_port_is_named(verb, folder, rlx):
 
 def test_interrupts_end_what_waits_with_130(folder):
     with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
-        run, _ = registry.submit(
-            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
-        )
+        run = submit(registry)
         registry.update_run(run.id, directory=folder)
         (folder / "run.log").write_text("begun\n")
         port = find_free_port()

@@ -11,6 +11,7 @@ import pytest
 import sampled
 import torch
 from hypothesis import HealthCheck, given, settings
+from submissions import submit
 
 from rlx.batch import build_token_batch
 from rlx.errors import RegistryError
@@ -381,9 +382,7 @@ def test_half_a_character_in_a_problem_is_replaced():
 def test_every_nth_step_is_stored_and_the_last(tmp_path):
     trees, rewards, rows = sampled.sampled(8, 4, np.random.default_rng(0))
     with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
-        run, _ = registry.submit(
-            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
-        )
+        run = submit(registry)
         registry.update_run(run.id, directory=tmp_path)
         recorder = Recorder(registry, run.id, keep_bodies=True, every=3, last=6)
         for step in range(1, 7):
@@ -399,9 +398,7 @@ def test_every_nth_step_is_stored_and_the_last(tmp_path):
 def test_a_step_that_cannot_be_written_is_raised_by_the_next_call(tmp_path):
     trees, rewards, rows = sampled.sampled(8, 4, np.random.default_rng(0))
     with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
-        run, _ = registry.submit(
-            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
-        )
+        run = submit(registry)
         registry.update_run(run.id, directory=tmp_path)
         recorder = Recorder(registry, run.id, keep_bodies=True)
         (tmp_path / "rollouts").write_text("a file where a folder should be")
