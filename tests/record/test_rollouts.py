@@ -177,38 +177,6 @@ def test_where_the_tokens_of_a_row_begin(tmp_path):
     assert held == [(2, 3), (2, 1), (6, 2), (1, 5)]
 
 
-def test_rewards_come_back_with_what_became_of_them(tmp_path):
-    trees = grown()
-    *_, rows = trained(trees, without={(0, 2)})
-    one, two = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
-    accuracy, length = one["segments"][1]["rewards"]
-    assert (accuracy["name"], accuracy["raw"], accuracy["weight"]) == ("accuracy", 0.1, 2.0)
-    assert json.loads(accuracy["parts"]) == {"a": 0.3}
-    assert (length["name"], length["raw"]) == ("_length", 3.0)
-    (absent,) = one["segments"][2]["rewards"]
-    assert (absent["raw"], absent["status"], absent["reason"]) == (None, "absent", "timed out")
-    assert [s["dropped"] for s in one["segments"]] == [False, False, True, False, False]
-    assert two["segments"][3]["rewards"][0]["raw"] == 1 / 3, "float64, as it was scored"
-    assert [row["segment"] for row in one["rows"]] == [1, 4], "a dropped turn has no trained row"
-
-
-def test_problems_and_spans_come_back(tmp_path):
-    trees = grown()
-    *_, rows = trained(trees)
-    one, _ = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
-    assert (one["problem_id"], one["prompt"], one["stratum"]) == ("p0", "1, 2 → 3?", "2")
-    assert json.loads(one["problem"]) == {"numbers": [1, 2]}
-    span = {"outer": [0, 3], "inner": [1, 2], "text": "s"}
-    assert json.loads(one["segments"][1]["spans"]) == {"answer": span}
-
-
-def test_a_tree_none_of_whose_rows_was_trained_is_recorded_all_the_same(tmp_path):
-    trees = grown()
-    *_, rows = trained(trees, without={(1, 3)})
-    _, two = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
-    assert two["rows"] == [] and len(two["segments"]) == 4
-
-
 any_float32 = st.floats(width=32, allow_nan=False)
 
 

@@ -17,20 +17,6 @@ from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
 
-TOP_LEVEL = {
-    "pyproject.toml",
-    "README.md",
-    "platform",
-    "plugins",
-    "experiments",
-    "registry",
-    "tests",
-    "web",
-    "Makefile",
-    "LICENSE",
-    "CHANGELOG.md",
-    "docs",
-}
 OURS = ("rlx", "rlx_registry", "rlx_web", "rlx_plugins", "rlx_gyms")
 HEAVY = {"torch", "transformers", "vllm", "deepspeed", "mlflow", "pandas"}
 
@@ -51,14 +37,6 @@ def test_rooms_are_entered_by_their_doors():
     assert past == [], "import these names from the room's __init__ instead"
 
 
-def test_every_room_has_a_door_that_says_what_it_knows():
-    for folder in {path.parent for path in (ROOT / "platform" / "rlx").rglob("*.py")}:
-        door = folder / "__init__.py"
-        assert door.exists(), folder
-        docs = ast.get_docstring(ast.parse(door.read_text())) or ""
-        assert len(docs.split()) >= 8, f"{door}: say what the room knows"
-
-
 def test_platform_does_not_shadow_the_standard_library():
     for root in ("platform", "plugins", "registry", "web"):
         assert not list((ROOT / root).glob("*.py"))
@@ -66,18 +44,6 @@ def test_platform_does_not_shadow_the_standard_library():
     code = "import platform; print(platform.python_version())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert re.fullmatch(r"3\.\d+\.\d+\S*\n", done.stdout)
-
-
-def test_nothing_else_at_the_top():
-    done = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    tops = {line.split("/")[0] for line in done.stdout.splitlines()}
-    assert {top for top in tops if not top.startswith(".")} <= TOP_LEVEL
 
 
 def test_one_distribution_offers_everything():

@@ -141,6 +141,12 @@ class Home:
     def rlx(self, *arguments, sets=(), seconds=LIMIT, rehearse=False):
         return ended(self.begin(*arguments, sets=sets, rehearse=rehearse), seconds)
 
+    def submit(self, *options, yaml=None, sets=()):
+        """Submits an experiment; returns the id of its run."""
+        done = self.rlx("submit", yaml or self.yaml, "-q", *options, sets=sets)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
     def json(self, *arguments):
         done = self.rlx(*arguments, "--json")
         assert done.returncode == 0, done.stderr
@@ -218,11 +224,8 @@ class Home:
 
     def list_differences_to_one_machine(self, launcher):
         """How two ranks of quick.yaml that a launcher starts differ from two of this machine."""
-        runs = []
-        for sets in (SHORT_QUICK, {**SHORT_QUICK, "runner.launcher": launcher}):
-            done = self.rlx("submit", QUICK, "-q", "--again", sets=sets)
-            assert done.returncode == 0, done.stderr
-            runs.append(done.stdout.strip())
+        spread = {**SHORT_QUICK, "runner.launcher": launcher}
+        runs = [self.submit("--again", yaml=QUICK, sets=sets) for sets in (SHORT_QUICK, spread)]
         assert [self.run(run).step for run in runs] == [3, 3]
         with self.registry() as registry:
             return list(find_run_differences(registry, *runs))
@@ -396,7 +399,7 @@ def others(home, finished):
     )
     named = wait_until("three runs", lambda: by_name(home, "twins", "failing", "long"))
     early = {**SMALL, "seed": 1, "model.warm_start.steps": 100_000}  # it takes no step
-    hasty = home.rlx("submit", home.yaml, "-qd", sets=early).stdout.strip()
+    hasty = home.submit("-d", sets=early)
     stopped_early = home.rlx("stop", hasty)
 
     wait_until("the long run to train", lambda: home.run(named["long"]).step > 1)

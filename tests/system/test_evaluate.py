@@ -32,9 +32,7 @@ SEVERAL = {"evaluation.every": 2, "runner.checkpoint.every": 2}
 @pytest.fixture(scope="module")
 def own_finished(own_home):
     """A run of four steps with two checkpoints, to whose records this module adds."""
-    done = own_home.rlx("submit", own_home.yaml, "-q", sets={**own_home.small, **SEVERAL})
-    assert done.returncode == 0, done.stderr
-    record = own_home.run(done.stdout.strip())
+    record = own_home.run(own_home.submit(sets={**own_home.small, **SEVERAL}))
     return SimpleNamespace(id=record.id, record=record, root=Path(record.directory))
 
 

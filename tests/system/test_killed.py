@@ -35,8 +35,7 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_peer(home):
 
     def submit(name, seed, ranks=1):
         sets = {**long, "name": name, "seed": seed, "runner.ranks": ranks}
-        done = home.rlx("submit", home.yaml, "-qd", sets=sets)
-        return done.stdout.strip()
+        return home.submit("-d", sets=sets)
 
     def of_run(name):
         folder = home.run(runs[name]).directory.encode()
@@ -89,7 +88,7 @@ def test_a_hanging_import_is_shown_in_the_log(own_home, monkeypatch, tmp_path):
     path = f"{tmp_path}{os.pathsep}{own_home.environment['PYTHONPATH']}"
     monkeypatch.setitem(own_home.environment, "PYTHONPATH", path)
     sets = {**own_home.long, "runner.hang_after": 40, "runner.max_attempts": 1}
-    run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
+    run = own_home.submit("-d", sets=sets)
     own_home.until(lambda: own_home.run(run).ended, "the run to end")
     assert own_home.run(run).reason.startswith("no progress for 40 s; the log shows")
     log = (Path(own_home.run(run).directory) / "run.log").read_text()

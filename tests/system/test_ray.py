@@ -57,13 +57,10 @@ def test_two_nodes_give_the_numbers_of_one_machine(own_home, cluster):
 def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_home, cluster):
     sets = {**own_home.brief, **own_home.unhurried, **own_home.held, "model.warm_start.steps": 10}
     sets |= {"phases.1.steps": 8, "runner.ranks": 2, "runner.checkpoint": "{every: 1}"}
-    here = own_home.rlx("submit", own_home.yaml, "-q", sets=sets)
-    assert here.returncode == 0, here.stderr
+    first = own_home.submit(sets=sets)
     spread = f"{{kind: ray, address: '{cluster.address}', strategy: STRICT_SPREAD}}"
     sets |= {"runner.launcher": spread}
-    there = own_home.rlx("submit", own_home.yaml, "-qd", "--again", sets=sets)
-    assert there.returncode == 0, there.stderr
-    first, second = here.stdout.strip(), there.stdout.strip()
+    second = own_home.submit("-d", "--again", sets=sets)
 
     def find_ranks():
         record = own_home.run(second)
@@ -95,7 +92,7 @@ def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_
 def test_a_killed_driver_leaves_nothing_and_the_run_goes_on(own_home, cluster):
     launcher = f"{{kind: ray, address: '{cluster.address}'}}"
     sets = {**own_home.long, "runner.launcher": launcher, "runner.checkpoint": "{every: 1}"}
-    run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
+    run = own_home.submit("-d", sets=sets)
     own_home.until(lambda: own_home.run(run).step > 1, "it to train")
     (driver,) = find_processes(own_home, "rlx.launch.ray_driver")
     driver.kill()
