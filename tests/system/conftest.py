@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from guests import write_distribution
 from patience import LIMIT, signal_processes, stop_process, wait_until
 
 from rlx.record import find_run_differences
@@ -101,23 +102,21 @@ class Home:
         self.yaml = folder / "rlcr.yaml"
         self.lock = folder / "lock"
         shutil.copy(RLCR, self.yaml)
-        guest = folder / "guest"
-        info = guest / "rlx_guest-0.1.dist-info"
-        info.mkdir(parents=True)
-        (guest / "rlx_guest.py").write_text(GUEST)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
-        (info / "entry_points.txt").write_text(
-            "[rlx.rewards]\n"
-            + "".join(f"{name} = rlx_guest:{name}\n" for name in ("broken", "unhurried", "held"))
-        )
+        names = ("broken", "unhurried", "held")
+        points = "".join(f"{name} = rlx_guest:{name}\n" for name in names)
+        self.offer(f"[rlx.rewards]\n{points}", rlx_guest=GUEST)
         inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         self.environment = {
             **os.environ,
             "RLX_HOME": str(self.path),
-            "PYTHONPATH": os.pathsep.join([str(guest), *inherited]),
+            "PYTHONPATH": os.pathsep.join([str(folder / "guest"), *inherited]),
             "CUDA_VISIBLE_DEVICES": "",
             "COLUMNS": "160",
         }
+
+    def offer(self, points, **modules):
+        """Writes what the one distribution beside rlx offers, in place of what it offered."""
+        write_distribution(self.folder / "guest", "rlx-guest", points, **modules)
 
     def begin(self, *arguments, sets=(), rehearse=False):
         """Starts `rlx` in a process group of its own, as a terminal does.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from guests import write_distribution
 from patience import find_free_port
 from pydantic import ValidationError
 from raylets import open_ray_cluster
@@ -130,9 +131,7 @@ def test_a_cluster_that_does_not_answer_is_said_at_once(own_home):
 def test_ray_that_is_missing_is_named_with_its_extra(own_home, tmp_path):
     """A folder before the installed packages, which says that rlx wants another Ray."""
     wanted = list_packages()["ray"].range
-    info = tmp_path / "ray-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 0.1\n")
+    write_distribution(tmp_path, "ray", version="0.1")
     before = own_home.environment["PYTHONPATH"]
     own_home.environment["PYTHONPATH"] = f"{tmp_path}:{before}"
     done = own_home.rlx("submit", own_home.yaml, sets={"runner.launcher": "ray"})
