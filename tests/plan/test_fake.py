@@ -51,7 +51,7 @@ def grown(name):
     speech = load_speech(parts.spec, resolve_plugins(parts.spec)).dialogue
     problems = load_plan_problems(parts.spec, parts.task, 2).problems
     session = FakeSession(
-        ResponseAuthor(parts.plan, parts.spec.rollout, parts.task, speech), problems, 2048
+        ResponseAuthor(parts.plan, parts.spec, parts.task, speech), problems, 2048
     )
     return parts, sample_rollout_trees(parts.plan, problems, (1, 2), session, speech)
 

@@ -13,7 +13,7 @@ import torch
 from rlx.batch import NO_TURN
 from rlx.credit import CreditInputs
 from rlx.discovery import ExperimentPlugins
-from rlx.errors import EnvironmentFault, PluginError, RlxError
+from rlx.errors import EnvironmentFault, PluginError, RlxError, summarize_error
 from rlx.phase_setup import build_setup
 from rlx.plan.memory import token_budget
 from rlx.plan.responses import PlanSpeech, load_plan_problems, load_speech
@@ -475,7 +475,7 @@ def run_rehearsal_checks(
     rehearsed: dict[tuple[str, ...], tuple[Diagnostic, ...]] = {}
     warnings = []
     for read, plugins in experiments:
-        settings = _list_trial_settings(read.spec)
+        settings = tuple(_group_equal_phases(read.spec))
         if settings not in rehearsed:
             rehearsed[settings] = tuple(_list_warnings(read, plugins, elsewhere))
         warnings.append(rehearsed[settings])
@@ -513,8 +513,11 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
     try:
         speech = load_speech(spec, plugins)
         with RewardPool(workers=1, memory_mb=spec.runner.reward_memory_mb) as pool:
-            for phases in _group_equal_phases(spec):
-                trial = _run_phase_trial(spec.resolve_phase_spec(phases[0]), speech, pool)
+            for phases in _group_equal_phases(spec).values():
+                setup = build_setup(spec.resolve_phase_spec(phases[0]))
+                count = min(_PROMPTS, setup.spec.rollout.prompts_per_step)
+                problems = load_plan_problems(setup.spec, setup.task, count)
+                trial = run_trial(setup, problems, speech, pool)
                 trials.append(PhaseTrial(tuple(phases), trial))
                 findings = list(check_trial(trial))
                 found += [(phase, finding) for phase in phases for finding in findings]
@@ -538,7 +541,7 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
 
 def _build_stop_fault(error: RlxError) -> Diagnostic:
     """Returns the fault that ends a rehearsal, at the section that its message names."""
-    message = str(error).strip().splitlines()[0].removesuffix(".")
+    message = summarize_error(error)
     named = _SECTION.match(message)
     path: KeyPath = tuple((named[1] or named[2]).split(".")) if named else ()
     kind: FaultKind = "value"
@@ -565,40 +568,15 @@ def _locate_findings(
 
 
 _PROMPTS = 3
-_MANY_ROWS_PER_PROMPT = 128
-"""With at least this many rows per prompt, a trial uses only two prompts."""
+"""Problems of a trial, or all of a step if it has fewer."""
 _UNUSED = {"name", "seed", "phases", "optimizer", "runner", "tracking"}
 """Sections that do not change what a trial finds."""
 
 
-def _group_equal_phases(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
-    """Groups phases that share everything from rollouts to loss."""
+def _group_equal_phases(spec: ExperimentSpec) -> dict[str, list[PhaseSpec]]:
+    """Groups phases that share everything from rollouts to loss, by what a trial depends on."""
     groups: dict[str, list[PhaseSpec]] = {}
     for phase in spec.phases:
         settings = spec.resolve_phase_spec(phase).model_dump_json(exclude=_UNUSED)
         groups.setdefault(settings, []).append(phase)
-    return list(groups.values())
-
-
-def _list_trial_settings(spec: ExperimentSpec) -> tuple[str, ...]:
-    """Returns what the trials of an experiment depend on: experiments with equal settings, such as
-    those of several seeds or learning rates, need only one rehearsal."""
-    phases = (spec.resolve_phase_spec(phase) for phase in spec.phases)
-    return tuple(dict.fromkeys(phase.model_dump_json(exclude=_UNUSED) for phase in phases))
-
-
-def _run_phase_trial(spec: ExperimentSpec, speech: PlanSpeech, pool: RewardPool) -> PlanTrial:
-    """Runs the trial of one phase on its first few problems, however many a step has.
-
-    Args:
-        spec: the experiment with the phase's settings.
-        speech: the dialogue of its model.
-        pool: runs rewards and environment.
-
-    Raises:
-        SpecError, PluginError, EnvironmentFault: as `load_plan_problems` and `run_trial`.
-    """
-    setup = build_setup(spec)
-    wanted = _PROMPTS if setup.plan.rows_per_prompt < _MANY_ROWS_PER_PROMPT else _PROMPTS - 1
-    problems = load_plan_problems(spec, setup.task, min(wanted, spec.rollout.prompts_per_step))
-    return run_trial(setup, problems, speech, pool)
+    return groups

@@ -8,15 +8,15 @@ receives the kind of turns that it will receive from the model.
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 from rlx.discovery import ExperimentPlugins
-from rlx.errors import PluginError, SpecError
-from rlx.plugin import Action, Message, Problem, Rehearsed, Schedule, StandsIn, Step, Task
-from rlx.reporting import show_plugin_output
+from rlx.errors import SpecError, summarize_error
+from rlx.plugin import Action, Message, Problem, Rehearsed, StandsIn, Step, Task
+from rlx.reporting import blame_plugin, show_plugin_output
 from rlx.rollout import (
     Completion,
     CompletionRequest,
@@ -177,7 +177,7 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
             vocabulary = Vocabulary.build_bytes()
             note = (
                 "model.tokenizer: it is trained on texts that are missing "
-                f"({_first_line(error)}); bytes stand in, so token counts are estimates"
+                f"({summarize_error(error)}); bytes stand in, so token counts are estimates"
             )
     return PlanSpeech(build_vocabulary_dialogue(vocabulary), len(vocabulary), note)
 
@@ -222,20 +222,19 @@ def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProb
     """
     seed = derive_seed(spec.seed, "train")  # as in a training run
     try:
-        with show_plugin_output(spec.task.plugin):
+        with blame_plugin(
+            "task", spec.task.plugin, "problem 0", (OSError, ImportError, ValueError)
+        ):
             return PlanProblems(tuple(task.problem("train", i, seed) for i in range(count)))
     except (OSError, ImportError) as error:
-        note = f"task: its data are not on this machine ({_first_line(error)})"
+        note = f"task: its data are not on this machine ({summarize_error(error)})"
         if isinstance(task, StandsIn) and task.stand_ins:
             problems = tuple(task.stand_in(i, seed) for i in range(count))
             return PlanProblems(problems, f"{note}; {task.stand_ins} stand in")
         problems = tuple(_make_up_problem(task, number) for number in range(count))
         return PlanProblems(problems, f"{note}; problems that rlx made up stand in")
     except ValueError as error:
-        raise SpecError(f"task: {_first_line(error)}") from error
-    except Exception as error:
-        why = f"{type(error).__name__}: {_first_line(error)}"
-        raise PluginError(f"task plugin {spec.task.plugin!r} failed on problem 0: {why}") from error
+        raise SpecError(f"task: {summarize_error(error)}") from error
 
 
 def _make_up_problem(task: Task, number: int) -> Problem:
@@ -255,12 +254,6 @@ def _make_up_problem(task: Task, number: int) -> Problem:
         fields=fields,
         allow_control_tokens=getattr(task, "allow_control_tokens", False) is True,
     )
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"cannot read {error.filename}: {error.strerror}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")
 
 
 Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
@@ -310,13 +303,13 @@ class ResponseAuthor:
 
     Attributes:
         plan: the schedule whose turns are written.
-        schedule: the settings of that schedule.
+        spec: the experiment, whose schedule arranges demonstrations.
         task: source of demonstrations.
         speech: converts texts to tokens.
     """
 
     plan: RolloutPlan
-    schedule: Schedule
+    spec: ExperimentSpec
     task: Task
     speech: EncodingDialogue
 
@@ -380,9 +373,9 @@ class ResponseAuthor:
         seen = set()
         for draw in range(_DRAWS):
             try:
-                with show_plugin_output(type(self.task).__name__):
+                with show_plugin_output(self.spec.task.plugin):
                     worked = self.task.demonstration(problem, derive_seed(seed, draw))
-                turns = self.schedule.arrange_demonstration(worked.turns)
+                turns = self.spec.rollout.arrange_demonstration(worked.turns)
             except Exception:  # noqa: BLE001  (a placeholder may not be a problem of this task)
                 return
             if number < len(turns) and turns[number] and turns[number] not in seen:
@@ -476,50 +469,20 @@ class FakeSession:
 
 
 # With an environment -----------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class ScriptedPolicy:
-    """The scripted policy of a task. Failures are reported as the task's."""
+def find_script(spec: ExperimentSpec, task: Task) -> Rehearsed | None:
+    """Returns the task if it can act out an episode; None if its options leave it without lessons.
 
-    name: str
-    task: Rehearsed
-
-    @classmethod
-    def from_experiment(cls, spec: ExperimentSpec, task: Rehearsed) -> "ScriptedPolicy | None":
-        """Builds the scripted policy; None if the task's options leave it without lessons.
-
-        Raises:
-            PluginError: the task fails.
-        """
-        policy, seed = cls(spec.task.plugin, task), derive_seed(spec.seed, "warm start")
-        try:
-            policy._blame("lesson 0", lambda: task.lesson(0, seed))
-        except NotImplementedError:
-            return None
-        return policy
-
-    def act(
-        self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
-    ) -> str:
-        """Returns the next turn; see `rlx.plugin.Rehearsed`.
-
-        Raises:
-            PluginError: the task fails.
-        """
-        what = f"`act`, turn {len(turns) + 1} of problem {problem.id}"
-        text: str = self._blame(what, lambda: self.task.act(problem, turns, observations, seed))
-        return text
-
-    def _blame(self, what: str, call: Callable[[], Any]) -> Any:
-        try:
-            with show_plugin_output(self.name):
-                return call()
-        except NotImplementedError:
-            raise
-        except Exception as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise PluginError(
-                f"task plugin {self.name!r} failed on {what}: {type(error).__name__}: {why}"
-            ) from error
+    Raises:
+        PluginError: the task fails.
+    """
+    if not isinstance(task, Rehearsed):
+        return None
+    try:
+        with blame_plugin("task", spec.task.plugin, "lesson 0", (NotImplementedError,)):
+            task.lesson(0, derive_seed(spec.seed, "warm start"))
+    except NotImplementedError:
+        return None
+    return task
 
 
 @dataclass(slots=True)
@@ -553,7 +516,7 @@ class Rehearsal:
 
     Args:
         author: writes the turns if there is no script.
-        script: the task's scripted policy; None if it has none.
+        script: the task, if it acts itself; see `find_script`.
         problems: problems of the trees being sampled, in order.
         seeds: one per problem.
         talk: how rollouts and environment take turns.
@@ -564,7 +527,7 @@ class Rehearsal:
     def __init__(
         self,
         author: ResponseAuthor,
-        script: ScriptedPolicy | None,
+        script: Rehearsed | None,
         problems: Sequence[Problem],
         seeds: Sequence[int],
         talk: EnvironmentPlan,
@@ -628,7 +591,9 @@ class Rehearsal:
     def _take_turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
         number, speech = len(actor.turns), self._author.speech
         if self._script is not None:
-            text = self._script.act(actor.problem, actor.turns, actor.observations, actor.seed)
+            what = f"`act`, turn {number + 1} of problem {actor.problem.id}"
+            with blame_plugin("task", self._author.spec.task.plugin, what):
+                text = self._script.act(actor.problem, actor.turns, actor.observations, actor.seed)
             text = fit_to_vocabulary(speech, text)
         else:
             drawn = derive_seed(actor.seed, number)
