@@ -1,4 +1,4 @@
-from .base import LARGEST, FaultKind, KeyPath, list_yaml_keys
+from .base import LARGEST, FaultKind, KeyPath, get_at_path, list_yaml_keys
 from .contradictions import find_cautions, find_contradictions
 from .credit import (
     PROFILES,
@@ -243,6 +243,7 @@ __all__ = [
     "experiment_schema",
     "find_cautions",
     "find_contradictions",
+    "get_at_path",
     "is_tokenizer_folder",
     "list_yaml_keys",
     "read_field_meanings",
