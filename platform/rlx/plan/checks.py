@@ -132,13 +132,14 @@ def _check_plugins(spec: ExperimentSpec) -> tuple[BuiltPlugins, list[Diagnostic]
         The plugins, and either errors or, if there are none, warnings.
     """
     plugins = build_named_plugins(spec.dump_resolved())
-    faults = [
+    found = [
         *plugins.faults,
         *check_parent_rewards(plugins),
         *check_needed_streams(spec, plugins),
         *check_plugin_fit(spec, plugins),
     ]
-    return plugins, faults or list(collect_spec_warnings(spec, plugins))
+    errors = _list_errors(found)
+    return plugins, errors or [*found, *collect_spec_warnings(spec, plugins)]
 
 
 def _check_phase_plugins(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:

@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from rlx.batch import NO_TURN
 from rlx.credit import CreditInputs
 from rlx.discovery import ExperimentPlugins
@@ -72,7 +70,6 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
             yield _build_stop_diagnostic(trial)
         return
     yield from _check_trial_mask(trial, trial.train, trial.rewards)
-    yield from _check_trial_advantages(trial, trial.train)
     if not trial.is_faulty:  # after a fault, the other findings mean little
         yield from _check_group_signal(trial.train)
 
@@ -190,16 +187,6 @@ def _find_learning_kinds(trial: PlanTrial, train: TrainBatch) -> dict[str, bool]
             own = train.mask[b] & (train.batch.turn_ids[b] == turn.turn)
             learning[turn.kind] = learning.get(turn.kind, False) or bool(own.any())
     return learning
-
-
-def _check_trial_advantages(trial: PlanTrial, train: TrainBatch) -> Iterator[Diagnostic]:
-    name = trial.setup.spec.estimator.plugin
-    if not torch.isfinite(train.advantages).all():
-        message = f"estimator plugin {name!r} returns advantages that are not finite"
-        yield build_error(("estimator",), message, kind="plugin")
-    elif (train.advantages[~train.mask] != 0).any():
-        message = f"estimator plugin {name!r} returns advantages for tokens outside the mask"
-        yield build_error(("estimator",), message, kind="plugin")
 
 
 def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
@@ -422,7 +409,9 @@ def _build_plugin_fault(
     )
 
 
-_SECTION = re.compile(r"(task|mask|estimator) plugin '|([a-z_]+(?:\.\w+)*): ")
+_SECTION = re.compile(
+    r"(?:the )?(task|mask|estimator) (?:plugin '|returned )|([a-z_]+(?:\.\w+)*): "
+)
 """The beginning of a message that names a section of the experiment."""
 _HELP = "`rlx plan` shows what was rehearsed; `rlx submit --no-rehearsal` skips it"
 
@@ -524,7 +513,7 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
                 if trial.stuck_plugin:
                     break  # it would hang in the other phases too, one deadline each
     except RlxError as error:
-        found += [(phase, _build_stop_fault(error)) for phase in phases]
+        found += [(phase, build_stop_fault(error)) for phase in phases]
         raise build_refusal(list(_locate_findings(read, found)), read.document.file) from error
     biases = [
         (phase, bias)
@@ -539,7 +528,7 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
     )
 
 
-def _build_stop_fault(error: RlxError) -> Diagnostic:
+def build_stop_fault(error: RlxError) -> Diagnostic:
     """Returns the fault that ends a rehearsal, at the section that its message names."""
     message = summarize_error(error)
     named = _SECTION.match(message)

@@ -3,7 +3,7 @@
 `PlanReport.to_json` returns these keys, which are stable:
 
     file, name, digest, seed, ok, exit_code
-    notes      placeholders for what is not on this machine
+    notes      placeholders for what is not on this machine, and groups smaller than those of a step
     findings   see `rlx.spec.reading.Diagnostic.to_json`
     phases     [{names, steps, schedule, estimator, settings, made_up, stopped, shown,
                  rows       [{row, parent, tree, group, kind, level, problem, score, advantage,
@@ -296,7 +296,7 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
     """
     rehearsal = rehearse_experiment(read, plugins)
     trials = [one.trial for one in rehearsal.trials]
-    notes = [rehearsal.speech.note, *(t.note for t in trials)]
+    notes = [rehearsal.speech.note, *(t.note for t in trials), *(t.smaller for t in trials)]
     findings = [*plugins.warnings, *rehearsal.findings, *rehearsal.biases]
     return PlanReport(
         file=str(path),

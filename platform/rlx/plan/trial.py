@@ -29,9 +29,12 @@ from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
 from rlx.seeding import derive_seed
 from rlx.step import assign_credit
+from rlx.text import pluralize_noun
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
 from rlx_registry import STREAMS, TokenStream
 
+_ROWS_PER_PROMPT = 512
+"""Rows per prompt above which a trial samples smaller groups than the experiment."""
 Place = tuple[int, int]
 """(tree, segment)."""
 
@@ -43,6 +46,7 @@ class PlanTrial:
     Attributes:
         setup: setup of the phase.
         note: what stands in for the task's problems; "" if they are its own.
+        smaller: which groups are smaller than the experiment's; "" if none is.
         shape: dimensions of the model; None if unknown on this machine.
         trees: the sampled trees.
         table: their rewards.
@@ -55,6 +59,7 @@ class PlanTrial:
 
     setup: PhaseSetup
     note: str = ""
+    smaller: str = ""
     shape: ModelShape | None
     trees: list[RolloutTree]
     table: RewardTable
@@ -176,7 +181,24 @@ def run_trial(
     first = sample_and_score(whole.copy_with_siblings(1), plan_problems[:1])
     if first.stuck_plugin:
         return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
-    return _assign_trial_credit(sample_and_score(whole, plan_problems))
+    fewer = _limit_rows(whole)
+    groups = [
+        f"{few.count} of {level.count} {pluralize_noun(level.kind)}"
+        for level, few in zip(whole.levels, fewer.levels, strict=True)
+        if few.count < level.count
+    ]
+    smaller = f"rollout: a group has {' and '.join(groups)} here" if groups else ""
+    trial = _assign_trial_credit(sample_and_score(fewer, plan_problems))
+    return replace(trial, smaller=smaller)
+
+
+def _limit_rows(plan: RolloutPlan) -> RolloutPlan:
+    """Returns a plan with smaller groups where a tree would have too many rows for a trial."""
+    most = max(level.count for level in plan.levels)
+    while plan.rows_per_prompt > _ROWS_PER_PROMPT and most > 2:
+        most //= 2
+        plan = plan.copy_with_siblings(most)
+    return plan
 
 
 def _relax_error_policy(reward: NamedReward) -> NamedReward:
