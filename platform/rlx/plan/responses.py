@@ -10,12 +10,21 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Literal, Protocol
+
+from tokenizers import AddedToken
 
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError, summarize_error
-from rlx.plugin import Action, Message, Problem, Rehearsed, StandsIn, Step, Task
+from rlx.model import (
+    PlainDialogue,
+    Vocabulary,
+    build_vocabulary_dialogue,
+    choose_vocabulary,
+    load_local_dialogue,
+    load_vocabulary,
+)
+from rlx.plugin import Action, Problem, Rehearsed, StandsIn, Step, Task
 from rlx.reporting import blame_plugin, show_plugin_output
 from rlx.rollout import (
     Completion,
@@ -25,7 +34,6 @@ from rlx.rollout import (
     EnvironmentPlan,
     HostFault,
     RolloutPlan,
-    TurnPrompt,
     derive_turn_seed,
 )
 from rlx.seeding import derive_seed
@@ -53,81 +61,39 @@ class EncodingDialogue(Dialogue, Protocol):
 
 
 # Tokenizers --------------------------------------------------------------------------------------
-_PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
+_PIECE = re.compile(r" ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
 """Short words with the space before them, single digits, single signs: roughly how large byte-level
 vocabularies split a text."""
 
 
-_CONTROL = re.compile(r"<(?=\|\w+\|>)")
+class WordVocabulary(Vocabulary):
+    """A vocabulary of the words, digits and signs of the texts that it has encoded: it writes any
+    text."""
 
+    END = "<|endoftext|>"
 
-class StandInDialogue:
-    """A dialogue whose vocabulary is the pieces of the texts that it has encoded.
+    def __init__(self) -> None:
+        self._ids = {self.END: 0}
+        self._pieces = [self.END]
 
-    It keeps the contract of `rlx.model.dialogue`: the same text always gives the same tokens, and
-    turns open and close with control tokens.
-
-    Args:
-        chat: turns have headers, as in chat templates; otherwise they follow as plain text.
-    """
-
-    def __init__(self, *, chat: bool) -> None:
-        self._chat = chat
-        self._ids: dict[str, int] = {}
-        self._pieces: list[str] = []
-        self.end_ids = self.encode("<|im_end|>" if chat else "<|endoftext|>")
-
-    def open(
-        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
-    ) -> tuple[int, ...]:
-        """System message, earlier turns and text, then the header of the first turn."""
-        asked = [message.content for message in history[::2]] + [text]
-        if self._chat:
-            before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
-            ids = self.encode(before + self._write_user_message(asked[0]))
-        else:
-            ids = self.encode(f"{system}\n\n{asked[0]}" if system else asked[0])
-        for said, following in zip(history[1::2], asked[1:], strict=True):
-            ids += (*self.encode(said.content), *self.reply(following, ()))
-        return (*ids, *self.encode(prefix))
-
-    def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
-        """The text and the next turn's header, after closing the previous turn if it is open."""
-        closing = () if after and after[-1] in self.end_ids else self.end_ids
-        message = f"\n{self._write_user_message(text)}" if self._chat else text
-        return (*closing, *self.encode(message + prefix))
-
-    def _write_user_message(self, text: str) -> str:
-        return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-
-    def encode_observation(
-        self, text: str, after: Sequence[int], *, inline: bool, prefix: str = ""
-    ) -> TurnPrompt:
-        """Encodes the text with control token names broken up, as a reply or inline."""
-        text = self.break_control_tokens(text)
-        ids = self.encode(text + prefix) if inline else self.reply(text, after, prefix)
-        return TurnPrompt(text, ids)
-
-    def break_control_tokens(self, text: str) -> str:
-        """Inserts a space into names of control tokens."""
-        return _CONTROL.sub("< ", text)
-
-    def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """Text without the end token, and the text's length after every token."""
-        pieces = [self.piece(token) for token in token_ids]
-        if token_ids and token_ids[-1] in self.end_ids:
-            pieces[-1] = ""
-        return "".join(pieces), tuple(accumulate(map(len, pieces)))
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Encodes a text; new pieces become part of the vocabulary."""
-        ids = tuple(self._ids.setdefault(one, len(self._ids)) for one in _PIECE.findall(text))
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a text; new pieces become part of the vocabulary."""
+        ids = [self._ids.setdefault(one, len(self._ids)) for one in _PIECE.findall(text)]
         self._pieces = list(self._ids)
         return ids
 
-    def piece(self, token: int) -> str:
-        """The text of a token."""
-        return self._pieces[token]
+    def decode(self, ids: Sequence[int], **_: bool) -> str:
+        """The text of tokens."""
+        return "".join(self._pieces[token] for token in ids)
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
+        """The token that ends a turn."""
+        return {0: AddedToken(self.END, special=True)}
+
+    @property
+    def unk_token_id(self) -> None:
+        """It has no token for what cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +117,6 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
     Raises:
         SpecError, EnvironmentFault: the tokenizer is here but cannot be used.
     """
-    from rlx.model import (
-        Vocabulary,
-        build_vocabulary_dialogue,
-        choose_vocabulary,
-        load_local_dialogue,
-        load_vocabulary,
-    )
-
     model, note = spec.model, ""
     if not isinstance(model, TinyModelSpec):
         if (dialogue := load_local_dialogue(model)) is not None:
@@ -167,7 +125,7 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
             f"model.path: the tokenizer of {model.path!r} is not on this machine; words, digits "
             "and signs stand in for its tokens, so token counts are estimates"
         )
-        return PlanSpeech(StandInDialogue(chat=model.chat_template), None, note)
+        return PlanSpeech(PlainDialogue(WordVocabulary(), (0,)), None, note)
     try:
         vocabulary = choose_vocabulary(spec, plugins)
     except (OSError, ImportError, ValueError) as error:  # the plan of the problems reports it
