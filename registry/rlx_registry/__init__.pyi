@@ -49,7 +49,7 @@ from .rollout_files import (
     sync_to_disk,
     write_body,
 )
-from .sqlite import describe_lost_registry
+from .sqlite import describe_lost_registry, wait_for_lock
 from .supervisors import (
     forget_supervisor,
     is_supervisor_alive,
@@ -118,4 +118,5 @@ __all__ = [
     "search_body_trees",
     "sync_to_disk",
     "write_body",
+    "wait_for_lock",
 ]
