@@ -117,6 +117,6 @@ __all__ = [
     "record_supervisor",
     "search_body_trees",
     "sync_to_disk",
-    "write_body",
     "wait_for_lock",
+    "write_body",
 ]
