@@ -49,7 +49,7 @@ from .rollout_files import (
     sync_to_disk,
     write_body,
 )
-from .sqlite import describe_lost_registry
+from .sqlite import describe_lost_registry, wait_for_lock
 from .supervisors import (
     forget_supervisor,
     is_supervisor_alive,
@@ -117,5 +117,6 @@ __all__ = [
     "record_supervisor",
     "search_body_trees",
     "sync_to_disk",
+    "wait_for_lock",
     "write_body",
 ]

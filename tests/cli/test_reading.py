@@ -13,7 +13,7 @@ from patience import LIMIT, stop_process
 
 from rlx.cli import main
 from rlx.cli.follow import follow_run
-from rlx.evaluation import Calibration
+from rlx.evaluation import measure_calibration
 from rlx_registry import IDLE_STEPS, Registry, RolloutIndex, record_supervisor
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -221,7 +221,7 @@ def test_the_summary_has_the_ends_of_phases_and_the_cpu_seconds_of_parts(
         (30, "after", 3, 0.75),
     ):
         correct = [float(n < right) for n in range(4)]
-        figures = Calibration.measure(correct, [confidence] * 4).to_json()
+        figures = measure_calibration(correct, [confidence] * 4)
         registry.results.add_evaluation(run_id, step, label, "held_out", 4, figures, {})
         registry.results.add_evaluation(run_id, step, label, "held_out.far", 4, figures, {})
         registry.results.add_metrics(run_id, step, {"perf/cpu_evaluate_s": 1.5}, at=0.0)

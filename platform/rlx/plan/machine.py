@@ -62,6 +62,7 @@ from rlx.spec.reading import (
     format_key_path,
     locate_diagnostic,
 )
+from rlx_registry import describe_lost_registry
 
 
 def run_preflight_checks(
@@ -437,6 +438,8 @@ def _describe_registry(url: str) -> MachinePart:
     try:
         path = Path(tracking_url(url).removeprefix("sqlite:///"))
         if tracking_url(url).startswith("sqlite:///") and not path.exists():
+            if lost := describe_lost_registry(path):
+                return MachinePart("registry", "broken", f"none at {format_path(path)}{lost}")
             found = f"none yet at {format_path(path)}; `rlx submit` creates it"
             return MachinePart("registry", "absent", found)
         with open_registry(url) as registry:

@@ -4,6 +4,7 @@ Every value has been validated by its own model. What is found here is reported 
 key that causes it and, where the file lacks that key, at the one that it contradicts.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
@@ -21,12 +22,15 @@ _MOST_ROWS = 10**6
 registry."""
 _HELD_OUT = "held_out"
 """Name of the task's own held-out set, which every experiment has."""
+_RUN_REFERENCE = re.compile(r"latest|(r-)?[0-9]+")
+"""How commands refer to runs, beside their names."""
 _AnyReward = TurnReward | GlobalReward
 
 
 def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields contradictions between sections; contradictions introduced by a phase's `set` are not
     covered."""
+    yield from _check_name(spec)
     yield from _check_sizes(spec)
     yield from _check_repeated_spans(spec)
     yield from _check_reward_settings(spec)
@@ -37,6 +41,18 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     yield from _check_position_budget(spec)
     yield from _check_engine_settings(spec)
     yield from _check_self_play(spec)
+
+
+# Name ------------------------------------------------------------------------------------------
+
+
+def _check_name(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if _RUN_REFERENCE.fullmatch(spec.name):
+        yield build_error(
+            ("name",),
+            f"name is {spec.name!r}, which commands read as a run's number or the newest run",
+            f"choose another, such as 'run-{spec.name}'",
+        )
 
 
 # Sizes -----------------------------------------------------------------------------------------
