@@ -23,10 +23,11 @@ Betas = tuple[_Decay, _Decay]
 def get_at_path(tree: Any, path: KeyPath, default: Any = None) -> Any:
     """Returns the value at a path of plain values, or `default` if there is none."""
     for step in path:
-        is_list = isinstance(step, int)
-        if not isinstance(tree, list if is_list else dict):
-            return default
-        if step >= len(tree) if is_list else step not in tree:
+        if isinstance(step, int):
+            is_there = isinstance(tree, list) and step < len(tree)
+        else:
+            is_there = isinstance(tree, dict) and step in tree
+        if not is_there:
             return default
         tree = tree[step]
     return tree
