@@ -8,20 +8,58 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rlx.launch.processes import find_free_port
 
-__all__ = ["LIMIT", "find_free_port", "signal_processes", "stop_process", "wait_until"]
+__all__ = [
+    "LIMIT",
+    "ForwardClock",
+    "find_free_port",
+    "signal_processes",
+    "stop_process",
+    "wait_until",
+]
 
 LIMIT = 600.0
 """Seconds of one wait; a test as a whole has 1800, and guards against a hang, no more."""
 GRACE = 30.0
 """Seconds in which a process may end by itself."""
+FORWARD = Path(__file__).parent / "system" / "clock"
+"""Has a Python that finds it on its path read a `ForwardClock`."""
 
 Found = TypeVar("Found")
+
+
+class ForwardClock:
+    """A clock that goes as usual, and that a test sets forward: what rlx gives up after so many
+    seconds, it gives up when the test says so.
+
+    Args:
+        folder: for a file of its own.
+
+    Attributes:
+        seconds: by how much it is ahead.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.seconds, self._file = 0.0, folder / "forward"
+        self.set_forward(0.0)
+
+    def set_forward(self, seconds: float) -> None:
+        """Lets so much time pass, for all processes that read it."""
+        self.seconds += seconds
+        new = self._file.with_suffix(".new")
+        new.write_text(str(self.seconds))
+        new.replace(self._file)  # who reads it never finds half of it
+
+    def hand_to(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What to change in the environment of processes that are to read it."""
+        path = os.pathsep.join([str(FORWARD), environment["PYTHONPATH"]])
+        return {"RLX_TEST_FORWARD": str(self._file), "PYTHONPATH": path}
 
 
 def wait_until(what: str, check: Callable[[], Found], limit: float = LIMIT) -> Found:

@@ -142,6 +142,7 @@ holder = guest_plugins:Holder
 greedy = guest_plugins:Greedy
 collides = guest_plugins:Collides
 slow = guest_slow:Reward
+exits = guest_exits:Reward
 """
 RIVAL = """
 [rlx.rewards]
@@ -166,6 +167,7 @@ phases:
 
 @pytest.fixture(autouse=True)
 def guests(tmp_path, monkeypatch):
+    slow = "import signal\nwhile True:\n    try:\n        signal.pause()\n"
     write_distribution(
         tmp_path,
         "rlx-guest",
@@ -175,7 +177,8 @@ def guests(tmp_path, monkeypatch):
         guest_needy="# needs more\nimport not_there\n",
         guest_garbled="x = 1\ndef (:\n",
         guest_leaves="raise SystemExit('bye')\n",
-        guest_slow="import signal\nwhile True: signal.pause()\n",
+        guest_slow=f"{slow}    except Exception:\n        pass\n",
+        guest_exits="import os\nos._exit(7)\n",
     )
     write_distribution(tmp_path, "rlx-rival", RIVAL, version="2.0")
     monkeypatch.syspath_prepend(tmp_path)
@@ -245,6 +248,7 @@ def test_a_name_that_two_offer_must_be_qualified():
         ("needy", "from rlx-guest 0.1.0 (entry point 'guest_needy:Reward')"),
         ("garbled", "guest_garbled.py:2"),
         ("leaves", "cause: SystemExit: bye"),
+        ("exits", "importing it ends the process, with exit code 7"),
         ("nothing", "has no attribute 'Nothing'"),
         ("newer", "needs rlx plugin API 99; this is rlx"),
         ("stranger", "Stranger does not derive from rlx.plugin.Plugin"),

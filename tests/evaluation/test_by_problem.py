@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, ttest_1samp
 
-from rlx.evaluation.scores import compute_brier, compute_clipped_nll
+from rlx.evaluation.scores import compute_brier, compute_clipped_losses
 from rlx.evaluation.statistics import (
     EvaluationAnswers,
     compare_by_problem,
@@ -35,7 +35,7 @@ def test_single_answers_have_the_means_that_evaluations_report(pairs):
         assert set(values) == {"accuracy"}
         return
     assert np.mean(values["brier"]) == pytest.approx(compute_brier(correct, known))
-    assert np.mean(values["nll"]) == pytest.approx(compute_clipped_nll(correct, known))
+    assert np.mean(values["nll"]) == pytest.approx(compute_clipped_losses(correct, known).mean())
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=12))

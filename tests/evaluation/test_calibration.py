@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from rows import each_row
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score
 
-from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.calibration import measure_calibration
 from rlx.evaluation.scores import (
     build_reliability_bins,
     compute_accuracy_at_coverage,
@@ -17,7 +17,7 @@ from rlx.evaluation.scores import (
     compute_auroc,
     compute_brier,
     compute_brier_skill,
-    compute_clipped_nll,
+    compute_clipped_losses,
     compute_confidence_entropy,
     compute_coverage_at_risk,
     compute_equal_mass_ece,
@@ -55,16 +55,14 @@ def leaves(tree, path=""):
 
 
 def test_the_worked_example():
-    c = Calibration.measure(CORRECT, CONFIDENCE)
-    assert (c.n, c.accuracy, c.unparsable) == (8, 0.5, 0)
-    assert c.mean_confidence == pytest.approx(0.5875)
-    assert c.signed_gap == pytest.approx(0.0875)
-    assert c.brier == pytest.approx(0.221875)
-    assert c.brier_skill == pytest.approx(0.1125)
-    assert c.ece == pytest.approx(0.3)
-    assert c.mce == pytest.approx(0.85)
-    assert c.auroc == pytest.approx(0.78125)
-    held = [(i, b.n, b.confidence, b.accuracy) for i, b in enumerate(c.bins) if b.n]
+    c = measure_calibration(CORRECT, CONFIDENCE)
+    wanted = {
+        "n": 8, "accuracy": 0.5, "unparsable": 0, "mean_confidence": 0.5875, "signed_gap": 0.0875,
+        "brier": 0.221875, "brier_skill": 0.1125, "ece": 0.3, "mce": 0.85, "auroc": 0.78125,
+    }  # fmt: skip
+    assert {name: c[name] for name in wanted} == pytest.approx(wanted)
+    bins = enumerate(c["bins"])
+    held = [(i, b["n"], b["confidence"], b["accuracy"]) for i, b in bins if b["n"]]
     wanted = [(1, 1, 0.1, 0), (3, 2, 0.3, 0.5), (6, 1, 0.6, 0), (7, 1, 0.7, 1), (8, 1, 0.85, 0)]
     for got, want in zip(held, [*wanted, (9, 2, 0.925, 1)], strict=True):
         assert got == pytest.approx(want)
@@ -76,7 +74,7 @@ def test_points_to_draw_lie_on_the_curve(some, points):
     drawn = select_risk_points(correct, confidence, points)
     curve, n = compute_risk_coverage(correct, confidence), len(correct)
     assert all(risk == curve[round(coverage * n) - 1] for coverage, risk in drawn)
-    assert drawn[-1] == (1.0, curve[-1])
+    assert drawn[-1] == [1.0, curve[-1]]
     assert [c for c, _ in drawn] == sorted({c for c, _ in drawn})
     assert len(drawn) <= points
 
@@ -91,7 +89,7 @@ def test_the_worked_example_of_selective_answering():
 @each_row("dtype", [np.float64, np.float32])
 def test_every_tenth_opens_its_own_bin_and_one_closes_the_last(dtype):
     tenths = (np.arange(11) / 10).astype(dtype)
-    counts = [b.n for b in build_reliability_bins(np.ones(11), tenths)]
+    counts = [b["n"] for b in build_reliability_bins(np.ones(11), tenths)]
     assert counts == [1] * 9 + [2]
 
 
@@ -100,7 +98,7 @@ def test_a_bin_holds_its_lower_edge_and_not_its_upper(bins):
     edges = [i / bins for i in range(bins)]
     below = [math.nextafter((i + 1) / bins, 0) for i in range(bins)]
     for confidence in (edges, below):
-        assert [b.n for b in build_reliability_bins([1] * bins, confidence, bins=bins)] == [
+        assert [b["n"] for b in build_reliability_bins([1] * bins, confidence, bins=bins)] == [
             1
         ] * bins
 
@@ -116,13 +114,13 @@ def test_ranking_and_brier_agree_with_scikit_learn(pairs):
         assert compute_auroc(y, c) == pytest.approx(roc_auc_score(y, c))
 
 
-@given(pairs, st.sampled_from([0.001, 0.01, 0.2]))
-def test_likelihood_and_errors_found_agree_with_scikit_learn(pairs, clip):
+@given(pairs)
+def test_likelihood_and_errors_found_agree_with_scikit_learn(pairs):
     y, c = split(pairs)
-    kept = c.clip(clip, 1 - clip)
-    assert compute_clipped_nll(y, c, clip=clip) == pytest.approx(log_loss(y, kept, labels=[0, 1]))
-    by_hand = -np.mean(np.log(np.where(y == 1, kept, 1 - kept)))
-    assert compute_clipped_nll(y, c, clip=clip) == pytest.approx(by_hand)
+    kept = c.clip(0.001, 0.999)
+    nll = compute_clipped_losses(y, c).mean()
+    assert nll == pytest.approx(log_loss(y, kept, labels=[0, 1]))
+    assert nll == pytest.approx(-np.mean(np.log(np.where(y == 1, kept, 1 - kept))))
     if y.min() == y.max():
         assert compute_error_auprc(y, c) is None
     else:
@@ -182,19 +180,18 @@ def test_calibration_errors_agree_with_a_loop_over_the_rule(pairs, bins):
 def test_murphy_adds_up_to_brier(pairs):
     y, c = split(pairs)
     m = compute_murphy_decomposition(y, c)
-    assert m.reliability - m.resolution + m.uncertainty == pytest.approx(compute_brier(y, c))
-    assert min(m.reliability, m.resolution, m.uncertainty) >= 0
+    brier = m["reliability"] - m["resolution"] + m["uncertainty"]
+    assert brier == pytest.approx(compute_brier(y, c))
+    assert min(m.values()) >= 0
 
 
 @given(pairs, st.randoms(use_true_random=False))
 def test_nothing_depends_on_the_order_of_the_samples(pairs, random):
     strata = ["ab"[i % 2] for i in range(len(pairs))]
     rows = list(zip(pairs, strata, strict=True))
-    before = leaves(Calibration.measure(*split(pairs), strata).to_json())
+    before = leaves(measure_calibration(*split(pairs), strata))
     random.shuffle(rows)
-    after = leaves(
-        Calibration.measure(*split([p for p, _ in rows]), [s for _, s in rows]).to_json()
-    )
+    after = leaves(measure_calibration(*split([p for p, _ in rows]), [s for _, s in rows]))
     assert before == pytest.approx(after)
 
 
@@ -206,24 +203,24 @@ def test_even_ties_are_the_mean_over_all_orders(pairs):
 
 
 def test_unparsable_confidence_counts_as_zero_and_is_counted():
-    missing = Calibration.measure([1, 0, 1], [math.nan, 0.5, 1.0])
-    zero = Calibration.measure([1, 0, 1], [0.0, 0.5, 1.0])
-    assert missing.unparsable == 1
-    assert missing.readable_share == pytest.approx(2 / 3)
-    assert {**missing.to_json(), "unparsable": 0, "readable_share": 1} == zero.to_json()
+    missing = measure_calibration([1, 0, 1], [math.nan, 0.5, 1.0])
+    zero = measure_calibration([1, 0, 1], [0.0, 0.5, 1.0])
+    assert missing["unparsable"] == 1
+    assert missing["readable_share"] == pytest.approx(2 / 3)
+    assert {**missing, "unparsable": 0, "readable_share": 1} == zero
 
 
 def test_a_policy_that_knows_only_the_stratum_is_exposed():
     correct = [1] * 8 + [0] * 2 + [1] * 2 + [0] * 8
     stratum = ["2"] * 10 + ["3"] * 10
-    c = Calibration.measure(correct, [0.8] * 10 + [0.2] * 10, stratum)
-    assert c.ece == pytest.approx(0)
-    assert c.auroc == c.stratum_auroc == pytest.approx(0.8)
-    assert c.brier == pytest.approx(c.stratum_brier)
-    assert [c.by_stratum[s].auroc for s in "23"] == [0.5, 0.5] and c.within_auroc == 0.5
-    assert c.by_stratum["3"].accuracy == pytest.approx(0.2)
-    assert c.distinct_share == 0.1
-    assert c.entropy == pytest.approx(math.log(2))
+    c = measure_calibration(correct, [0.8] * 10 + [0.2] * 10, stratum)
+    assert c["ece"] == pytest.approx(0)
+    assert c["auroc"] == c["stratum_auroc"] == pytest.approx(0.8)
+    assert c["brier"] == pytest.approx(c["stratum_brier"])
+    assert [c["by_stratum"][s]["auroc"] for s in "23"] == [0.5, 0.5] and c["within_auroc"] == 0.5
+    assert c["by_stratum"]["3"]["accuracy"] == pytest.approx(0.2)
+    assert c["distinct_share"] == 0.1
+    assert c["entropy"] == pytest.approx(math.log(2))
 
 
 @given(pairs)
@@ -257,12 +254,10 @@ def test_betting_on_the_extremes_shows():
     assert compute_confidence_entropy(np.arange(10) / 10) == pytest.approx(math.log(10))
 
 
-def test_one_class_gives_none_and_plain_json_survives_a_round_trip():
-    c = Calibration.measure([1, 1], [0.2, 1.0], ["a", "b"])
-    assert c.auroc is c.stratum_auroc is c.within_auroc is None and c.brier_skill is None
-    text = json.dumps(c.to_json(), allow_nan=False)
-    assert Calibration.from_json({**json.loads(text), "alike_share": 0.5}) == c
-    assert json.loads(text) == c.to_json()
+def test_one_class_gives_none_in_plain_json():
+    c = measure_calibration([1, 1], [0.2, 1.0], ["a", "b"])
+    assert c["auroc"] is c["stratum_auroc"] is c["within_auroc"] is c["brier_skill"] is None
+    assert json.loads(json.dumps(c, allow_nan=False)) == c
 
 
 # Golden g17, of 50.
@@ -301,7 +296,7 @@ def test_wilson_interval_holds_the_share_itself():
 )
 def test_nonsense_is_refused(correct, confidence, says):
     with pytest.raises(ValueError, match=says):
-        Calibration.measure(correct, confidence)
+        measure_calibration(correct, confidence)
 
 
 def test_nonsense_parameters_are_refused():
@@ -312,4 +307,4 @@ def test_nonsense_parameters_are_refused():
     with pytest.raises(ValueError, match="0 bins"):
         compute_expected_calibration_error([1], [0.5], bins=0)
     with pytest.raises(ValueError, match="stratum"):
-        Calibration.measure([1, 0], [0.5, 0.5], ["a"])
+        measure_calibration([1, 0], [0.5, 0.5], ["a"])

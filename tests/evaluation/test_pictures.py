@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rows import each_row
 
-from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.calibration import measure_calibration
 from rlx.evaluation.pictures import (
     EvaluationPoint,
     TurnDistribution,
@@ -19,9 +19,9 @@ from rlx.evaluation.pictures import (
 )
 
 CONFIDENCE = np.linspace(0, 1, 101)
-OVERCONFIDENT = Calibration.measure([1, 0, 0] * 33 + [0, 0], [0.95] * 101)
-EVEN = Calibration.measure(np.arange(101) % 2, CONFIDENCE, ["2", "3"] * 50 + ["2"])
-UNREADABLE = Calibration.measure([0, 0], [math.nan, math.nan])
+OVERCONFIDENT = measure_calibration([1, 0, 0] * 33 + [0, 0], [0.95] * 101)
+EVEN = measure_calibration(np.arange(101) % 2, CONFIDENCE, ["2", "3"] * 50 + ["2"])
+UNREADABLE = measure_calibration([0, 0], [math.nan, math.nan])
 
 
 def painted(png):
@@ -79,11 +79,11 @@ def test_drawing_leaves_pyplot_alone(tmp_path, monkeypatch):
 @each_row("width", [66, 80])
 def test_the_terminal_diagram_fits_and_says_every_bin(calibration, width):
     lines = render_reliability_text(calibration, width=width).plain.splitlines()
-    held = [b for b in calibration.bins if b.n]
+    held = [b["n"] for b in calibration["bins"] if b["n"]]
     assert max(map(len, lines)) <= 80
     assert max(map(len, lines[: len(held) + 1])) <= width
-    assert [int(line.split()[-1]) for line in lines[1 : len(held) + 1]] == [b.n for b in held]
-    assert f"{calibration.n} answers, {calibration.unparsable} unreadable" in lines[-1]
+    assert [int(line.split()[-1]) for line in lines[1 : len(held) + 1]] == held
+    assert f"{calibration['n']} answers, {calibration['unparsable']} unreadable" in lines[-1]
 
 
 def test_the_mark_stands_where_the_bar_would_end_if_confidence_were_right():

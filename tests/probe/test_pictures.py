@@ -1,7 +1,5 @@
 """Pictures of probes, from figures made up here."""
 
-import math
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib.image
@@ -12,10 +10,7 @@ from rows import each_row
 from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled, render_probe_curve
 from rlx.probe.statistics import (
     GRID,
-    MeanInterval,
     RecordedProbe,
-    SchemeFigures,
-    VerbalRow,
     compute_agreement,
     compute_settings_digest,
     compute_verbal_bins,
@@ -23,38 +18,34 @@ from rlx.probe.statistics import (
 )
 from rlx.spec import ProbeSpec
 
-NOTHING = MeanInterval(math.nan, math.nan, math.nan)
+NOTHING = {"mean": None, "low": None, "high": None}
 
 
 def bands(last, power=1.0):
     means = [last * share**power for share in GRID]
-    return tuple(MeanInterval(m, max(0, m - 0.08), min(1, m + 0.08)) for m in means)
+    return [{"mean": m, "low": max(0, m - 0.08), "high": min(1, m + 0.08)} for m in means]
 
 
 def rows(n, seed=0):
     """Confidences that are right on average."""
     draw = np.random.default_rng(seed)
     stated, sampled = draw.random(n), draw.random(n)
-    return tuple(
-        VerbalRow(
-            problem_id=f"p{i}", correct=bool(sampled[i] > 0.5), verbal_conf=float(stated[i]),
-            mc_p_correct=float((stated[i] + sampled[i]) / 2), mc_p_correct_blind=0.1,
-        )
+    return [
+        {"problem_id": f"p{i}", "correct": bool(sampled[i] > 0.5), "verbal_conf": float(stated[i]),
+         "mc_p_correct": float((stated[i] + sampled[i]) / 2), "mc_p_correct_blind": 0.1}
         for i in range(n)
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 def made(step=0, suite="early_answering", verbal=(), last=0.6, **figures):
-    said = SchemeFigures(
-        problems=40, samples=10_000, accuracy=last, without_reasoning=0.1, wrapped=0.02,
-        p_correct=bands(last), strict=bands(last / 2), same=bands(0.9, 3.0),
-        aoc=MeanInterval(0.5, 0.4, 0.6),
-    )  # fmt: skip
     scheme = suite.partition("/")[0]
-    return RecordedProbe(
-        suite=suite, step=step, settings=settings_of(ProbeSpec(), scheme, 0),
-        figures=replace(said, **figures), verbal=verbal,
-    )  # fmt: skip
+    said = {
+        "problems": 40, "samples": 10_000, "accuracy": last, "without_reasoning": 0.1,
+        "wrapped": 0.02, "p_correct": bands(last), "strict": bands(last / 2),
+        "same": bands(0.9, 3.0), "aoc": {"mean": 0.5, "low": 0.4, "high": 0.6},
+        "settings": settings_of(ProbeSpec(), scheme, 0), "verbal": verbal,
+    }  # fmt: skip
+    return RecordedProbe(suite, step, {**said, **figures})
 
 
 def painted(png):
@@ -90,7 +81,7 @@ def test_a_legend_names_few_of_many_steps(tmp_path):
 
 
 def test_what_could_not_be_compared_is_left_out(tmp_path):
-    bare = made(same=(NOTHING,) * len(GRID), aoc=NOTHING)
+    bare = made(same=[NOTHING] * len(GRID), aoc=NOTHING)
     _, svg = draw_probe_curves([bare], tmp_path / "bare")
     assert "nan" not in words(svg)
     assert "nan" not in render_probe_curve(bare.figures).plain
@@ -130,18 +121,6 @@ def test_the_terminal_curve_fits_and_has_a_line_per_share(width):
     assert [line.count("█") for line in lines] == [int(share * (width - 39)) for share in GRID]
 
 
-@each_row("probe", [made(verbal=rows(3)), made(suite="filler/0a1b2c3d", step=7)])
-def test_a_record_comes_back_from_json(probe):
-    assert RecordedProbe.from_json(probe.suite, probe.step, probe.to_json()) == probe
-
-
-def test_what_is_not_known_is_none_in_json_and_nan_again():
-    said = made(aoc=NOTHING).to_json()
-    assert said["aoc"] == {"mean": None, "low": None, "high": None}
-    back = RecordedProbe.from_json("early_answering", 0, said)
-    assert math.isnan(back.figures.aoc.mean)
-
-
 def test_settings_are_what_decides_the_numbers():
     spec, other = ProbeSpec(), ProbeSpec(every=7, schemes=("filler", "early_answering"))
     of = lambda spec, seed=0: compute_settings_digest(settings_of(spec, "early_answering", seed))  # noqa: E731
@@ -151,12 +130,14 @@ def test_settings_are_what_decides_the_numbers():
 
 
 def test_agreement_is_distance_and_order():
-    exact = [replace(row, mc_p_correct=row.verbal_conf) for row in rows(9)]
+    exact = [{**row, "mc_p_correct": row["verbal_conf"]} for row in rows(9)]
     found = compute_agreement(exact)
     assert (found.n, found.gap, found.rank) == (9, 0.0, pytest.approx(1.0))
-    reverse = compute_agreement([replace(row, mc_p_correct=1 - row.verbal_conf) for row in rows(9)])
+    reverse = compute_agreement(
+        [{**row, "mc_p_correct": 1 - row["verbal_conf"]} for row in rows(9)]
+    )
     assert reverse.rank == pytest.approx(-1.0)
-    assert compute_agreement([replace(row, verbal_conf=0.5) for row in rows(9)]).rank is None
+    assert compute_agreement([{**row, "verbal_conf": 0.5} for row in rows(9)]).rank is None
     assert compute_agreement([]) is None
 
 
@@ -165,7 +146,7 @@ def test_bins_hold_every_answer_and_its_mean():
     bins = compute_verbal_bins(found)
     assert sum(b.n for b in bins) == 200
     for b in bins:
-        inside = [r.mc_p_correct for r in found if b.low <= r.verbal_conf < b.high]
+        inside = [r["mc_p_correct"] for r in found if b.low <= r["verbal_conf"] < b.high]
         assert (b.n, b.mc_p_correct) == (len(inside), pytest.approx(np.mean(inside)))
         assert b.interval[0] < b.mc_p_correct < b.interval[1]
-    assert compute_verbal_bins([replace(found[0], verbal_conf=1.0)])[0].interval is None
+    assert compute_verbal_bins([{**found[0], "verbal_conf": 1.0}])[0].interval is None

@@ -6,6 +6,8 @@ import signal
 from importlib.util import find_spec
 from pathlib import Path
 
+from patience import ForwardClock
+
 
 def command(pid):
     try:
@@ -80,16 +82,27 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_peer(home):
 
 
 def test_a_hanging_import_is_shown_in_the_log(own_home, monkeypatch, tmp_path):
+    clock = ForwardClock(tmp_path)
     # The first large import of a rank; `submit` reads no more of it than its version.
     torch = tmp_path / "torch"
     torch.mkdir()
-    (torch / "__init__.py").write_text("import time\ntime.sleep(100_000)\n")
+    reached = tmp_path / "reached"
+    hanging = f"import pathlib, time\npathlib.Path({str(reached)!r}).touch()\ntime.sleep(100_000)\n"
+    (torch / "__init__.py").write_text(hanging)
     shutil.copy(Path(find_spec("torch").origin).with_name("version.py"), torch)
     path = f"{tmp_path}{os.pathsep}{own_home.environment['PYTHONPATH']}"
-    monkeypatch.setitem(own_home.environment, "PYTHONPATH", path)
-    sets = {**own_home.long, "runner.hang_after": 40, "runner.max_attempts": 1}
+    environment = {**own_home.environment, "PYTHONPATH": path}
+    for name, value in clock.hand_to(environment).items():
+        monkeypatch.setitem(own_home.environment, name, value)
+    sets = {**own_home.long, "runner.hang_after": 400, "runner.max_attempts": 1}
     run = own_home.submit("-d", sets=sets)
-    own_home.until(lambda: own_home.run(run).ended, "the run to end")
-    assert own_home.run(run).reason.startswith("no progress for 40 s; the log shows")
+    own_home.until(reached.exists, "its rank to import torch")
+
+    def has_ended():
+        clock.set_forward(10)
+        return own_home.run(run).ended
+
+    own_home.until(has_ended, "the run to end")
+    assert own_home.run(run).reason.startswith("no progress for 400 s; the log shows")
     log = (Path(own_home.run(run).directory) / "run.log").read_text()
-    assert 'torch/__init__.py", line 2 in <module>' in log
+    assert 'torch/__init__.py", line 3 in <module>' in log

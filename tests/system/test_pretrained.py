@@ -23,6 +23,7 @@ SMALL = {
     "rollout.answer.max_new_tokens": 24,
     "evaluation.problems": 4,
     "loss.old_logprobs": "learner",
+    "runner.checkpoint.keep_finished": "true",
     "tracking.mlflow": "null",
     "tracking.pictures": "false",
 }

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from patience import ForwardClock
 
 from rlx.record import find_run_differences
 
@@ -86,18 +87,26 @@ def make_pipe(path):
     return path.is_fifo()
 
 
-def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken):
-    run_id = begin(home, **{"runner.hang_after": 40})
+def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken, tmp_path, monkeypatch):
+    clock = ForwardClock(tmp_path)
+    for name, value in clock.hand_to(home.environment).items():
+        monkeypatch.setitem(home.environment, name, value)
+    run_id = begin(home, **{"runner.hang_after": 400})
     home.until(lambda: home.run(run_id).step >= 3, "it to train")
     folder = Path(home.run(run_id).directory)
     pipe = folder / "progress.tmp"  # a rank that opens it waits for a reader
     home.until(lambda: make_pipe(pipe), "a moment in which it is not written")
-    home.until(lambda: "in _write" in (folder / "run.log").read_text(), "the stacks in the log")
+
+    def shows_stacks():
+        clock.set_forward(10)
+        return "in _write" in (folder / "run.log").read_text()
+
+    home.until(shows_stacks, "the stacks in the log")
     pipe.unlink()
     home.until(lambda: home.run(run_id).status == "finished", "it to finish")
     with home.registry() as registry:
         told = [e.message for e in registry.results.events(run_id) if e.kind == "attempt_failed"]
-    assert len(told) == 1 and "no progress for 40 s" in told[0]
+    assert len(told) == 1 and "no progress for 400 s" in told[0]
     assert unlike(home, unbroken, run_id) == []
 
 

@@ -70,6 +70,18 @@ def test_the_model_answers_in_the_asked_form_in_every_schedule(done):
             assert len(closed) > len(turns) / 2, (name, [turn["text"] for turn in turns])
 
 
+def test_a_finished_run_keeps_its_model_and_no_optimizer_state(done):
+    root = Path(done.record.directory)
+    assert not (root / "checkpoints").exists()
+    exported = done.home.folder / "exported"
+    assert done.home.rlx("export", "r-0001", exported).returncode == 0
+    for file in (root / "model").iterdir():
+        assert (exported / file.name).read_bytes() == file.read_bytes(), file.name
+    fork = done.home.rlx("submit", "smollm2.yaml", "--from-checkpoint", "r-0001@latest")
+    assert fork.returncode == 2
+    assert "r-0001 has finished and kept no checkpoint" in fork.stderr
+
+
 def test_the_exported_model_is_another_one_that_transformers_loads(done):
     own = Path(done.record.directory) / "model"
     before, after = (

@@ -93,9 +93,12 @@ def _find_origin(registry: Registry, reference: str) -> tuple[RunRecord, Path]:
     """
     ref, _, step = reference.partition("@")
     run = registry.run(ref)
-    return run, find_checkpoint(
-        _get_run_folder(run).checkpoints, step, _get_recorded_digests(registry, run)
-    )
+    root = _get_run_folder(run).checkpoints
+    if run.status == "finished" and not root.exists():
+        raise CheckpointError(
+            f"{run.id} has finished and kept no checkpoint: runner.checkpoint.keep_finished"
+        )
+    return run, find_checkpoint(root, step, _get_recorded_digests(registry, run))
 
 
 def _check_origin_fit(

@@ -1,6 +1,7 @@
 """`rlx export`: writes the model of a run in the Hugging Face layout."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,8 @@ ABOUT = "rlx_export.json"
 def export(run: str, folder: Path, url: str) -> None:
     """Write the model of RUN to FOLDER, in the Hugging Face layout.
 
-    Exports RUN's newest checkpoint, or the one at STEP, also while RUN is running. A newest
+    Exports RUN's newest checkpoint, or the one at STEP, also while RUN is running; once RUN has
+    finished and keeps no checkpoints, its trained model. A newest
     checkpoint whose weights or logits are not finite, as those of a run that diverged, is named,
     and the last sound one is exported. LoRA adapters
     are merged into the model, and also written separately to FOLDER/adapter.
@@ -51,13 +53,16 @@ def export(run: str, folder: Path, url: str) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".rlx-export-") as aside:
                 copy = partial(copy_checkpoint, root, recorded=recorded, aside=Path(aside))
+                write = partial(write_weights, spec, tokenizer=tokenizer)
                 if at:
-                    written = copy(step=step)
-                    write_weights(spec, written, Path(aside) / "model", tokenizer)
+                    write(written := copy(step=step), Path(aside) / "model")
+                    step = str(read_state(written).step)
+                elif files.model.exists() and not list_checkpoint_steps(root):
+                    shutil.copytree(files.model, Path(aside) / "model")
+                    step = str(found.step)
                 else:
-                    write = partial(write_weights, spec, tokenizer=tokenizer)
                     written = _write_last_sound_weights(write, root, copy, Path(aside) / "model")
-                step = str(read_state(written).step)
+                    step = str(read_state(written).step)
                 (Path(aside) / "model").replace(target)
     except (CheckpointError, DivergedModelError) as error:
         message = f"no checkpoint of {found.id} can be exported: {error}"

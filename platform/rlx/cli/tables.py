@@ -1,6 +1,5 @@
 """Tables of results: the summary of a run, an evaluated suite, probes."""
 
-import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from rlx.cli.console import build_table, open_console
 from rlx.launch import locate_run_folder
-from rlx.probe import GRID, MeanInterval, RecordedProbe, agreement_line, compute_agreement
+from rlx.probe import GRID, RecordedProbe, agreement_line, compute_agreement
 from rlx.record import find_mlflow_link
 from rlx.spec import SuiteSpec
 from rlx.text import escape_unprintable
@@ -67,10 +66,9 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
         _add_environment_rows(columns, table)
     console.print(table)
     if after.get("brier") is not None:
-        from rlx.evaluation import Calibration, render_reliability_text
+        from rlx.evaluation import render_reliability_text
 
-        measured = Calibration.from_json(after)
-        console.print(render_reliability_text(measured, width=min(80, max(60, console.width))))
+        console.print(render_reliability_text(after, width=min(80, max(60, console.width))))
     _show_run_probes(registry, run, console)
     events = registry.results.events(run.id)
     for warning in dict.fromkeys(e.message for e in events if e.level == "warning"):
@@ -346,7 +344,7 @@ def show_probes(probes: Sequence[RecordedProbe], console: Console) -> None:
 def _build_probe_steps_table(steps: Sequence[RecordedProbe]) -> Table:
     suite, settings = (
         escape_unprintable(steps[-1].suite),
-        _describe_probe_settings(steps[-1].settings),
+        _describe_probe_settings(steps[-1].figures["settings"]),
     )
     title = f"probe {suite}: mc_p_correct by share of reasoning\n{settings}"
     heads = [f"\nat {share:g}" for share in PROBE_SHARES]
@@ -358,20 +356,21 @@ def _build_probe_steps_table(steps: Sequence[RecordedProbe]) -> Table:
         figures = probe.figures
         table.add_row(
             str(probe.step),
-            *(_format_band_cell(figures.p_correct[place]) for place in places),
-            _format_band_cell(figures.aoc),
-            f"{figures.accuracy:.3f}",
-            f"{figures.wrapped:.3f}",
-            str(figures.problems),
+            *(_format_band_cell(figures["p_correct"][place]) for place in places),
+            _format_band_cell(figures["aoc"]),
+            f"{figures['accuracy']:.3f}",
+            f"{figures['wrapped']:.3f}",
+            str(figures["problems"]),
         )
     return table
 
 
-def _format_band_cell(band: MeanInterval) -> Text:
+def _format_band_cell(band: Mapping[str, Any]) -> Text:
     """Formats a mean with its interval below."""
-    if math.isnan(band.mean):
+    if band["mean"] is None:
         return Text("–")
-    return Text.assemble(f"{band.mean:.3f}\n", (f"{band.low:.2f}–{band.high:.2f}", "dim"))
+    interval = f"{band['low']:.2f}–{band['high']:.2f}"
+    return Text.assemble(f"{band['mean']:.3f}\n", (interval, "dim"))
 
 
 def _describe_probe_settings(settings: Any) -> str:

@@ -9,7 +9,7 @@ from .answers import (
     limit_to_one_answer,
     read_answers,
 )
-from .calibration import Calibration
+from .calibration import measure_calibration
 from .first_contact import FirstContact, describe_first_contact
 from .pictures import (
     BLUE,
@@ -21,10 +21,13 @@ from .pictures import (
     TurnDistribution,
     build_figure,
     draw_accuracy_and_ece,
+    draw_bin_bar,
+    draw_diagonal,
     draw_distributions,
     draw_learning_curves,
     draw_reliability_diagram,
     draw_suite,
+    render_bar,
     render_reliability_text,
     save_figure,
     style_axes,
@@ -67,7 +70,6 @@ __all__ = [
     "INK",
     "ORANGE",
     "SERIES",
-    "Calibration",
     "EvaluationAnswers",
     "EvaluationPoint",
     "FirstContact",
@@ -103,6 +105,8 @@ __all__ = [
     "correct_p_values",
     "describe_first_contact",
     "draw_accuracy_and_ece",
+    "draw_bin_bar",
+    "draw_diagonal",
     "draw_distributions",
     "draw_learning_curves",
     "draw_reliability_diagram",
@@ -110,8 +114,10 @@ __all__ = [
     "find_correctness_reward",
     "halve_problems",
     "limit_to_one_answer",
+    "measure_calibration",
     "read_answers",
     "recalibrate_confidences",
+    "render_bar",
     "render_reliability_text",
     "save_figure",
     "style_axes",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import RewardError
-from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.calibration import measure_calibration
 from rlx.evaluation.scores import (
     compute_aurc,
     compute_auroc,
@@ -134,82 +134,49 @@ class ProblemAnswers:
     confidence: tuple[float, ...] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerScaling:
-    """Accuracy of selecting one of k answers, per selection rule; one value per k.
+def measure_answer_scaling(problems: Sequence[ProblemAnswers], *, seed: int) -> dict[str, Any]:
+    """Accuracy of selecting one of k answers, by rule, for k = 1, 2, 4, … up to the smallest number
+    of answers of any problem.
 
-    Attributes:
-        k: numbers of answers.
-        pass_at: pass@k, the accuracy of an oracle that picks a correct answer if there is one.
-        majority: accuracy of the most frequent answer.
-        weighted: accuracy of the answer with the largest sum of confidences; None without
-            confidences.
-        most_confident: accuracy of the answer with the largest confidence; None without
-            confidences.
-        vote_share_ece: ECE (10 bins) with the majority's share of the k answers as its confidence.
+    Args:
+        problems: at least one problem, each with at least one answer.
+        seed: seed of the random orders of the answers.
+
+    Returns:
+        The numbers `k`, and a value per k of `pass_at`, the accuracy of an oracle that picks a
+        correct answer if there is one; `majority`, of the most frequent answer; `weighted`, of the
+        answer with the largest sum of confidences, and `most_confident`, of that with the largest
+        one, both None without confidences; `vote_share_ece`, the ECE (10 bins) with the majority's
+        share of the k answers as its confidence.
+
+    Raises:
+        ValueError: there is no problem, or a problem has no answer.
+
+    Reference:
+        Chen et al., "Evaluating large language models trained on code", 2021 (pass@k);
+        Wang et al., "Self-consistency improves chain of thought reasoning", 2023 (majority);
+        Damani et al., "Beyond binary rewards", 2025 (confidences).
     """
-
-    k: tuple[int, ...]
-    pass_at: tuple[float, ...]
-    majority: tuple[float, ...]
-    weighted: tuple[float, ...] | None
-    most_confident: tuple[float, ...] | None
-    vote_share_ece: tuple[float, ...]
-
-    @classmethod
-    def measure(cls, problems: Sequence[ProblemAnswers], *, seed: int) -> Self:
-        """Measures k = 1, 2, 4, … up to the smallest number of answers of any problem.
-
-        Args:
-            problems: at least one problem, each with at least one answer.
-            seed: seed of the random orders of the answers.
-
-        Raises:
-            ValueError: there is no problem, or a problem has no answer.
-
-        Reference:
-            Chen et al., "Evaluating large language models trained on code", 2021 (pass@k);
-            Wang et al., "Self-consistency improves chain of thought reasoning", 2023 (majority);
-            Damani et al., "Beyond binary rewards", 2025 (confidences).
-        """
-        fewest = min((len(p.correct) for p in problems), default=0)
-        if not fewest:
-            raise ValueError("a problem without answers")
-        ks = tuple(sorted({*(2**i for i in range(fewest.bit_length())), fewest}))
-        rng = np.random.default_rng(seed)
-        votes = np.stack([_draw_votes(p, ks, rng) for p in problems], axis=1)
-        majority, weighted, confident = (
-            tuple(map(float, own.mean(axis=(0, 1)))) for own in votes[:3]
-        )
-        stated = all(p.confidence is not None for p in problems)
-        right, share = votes[0].reshape(-1, len(ks)), votes[3].reshape(-1, len(ks))
-        return cls(
-            k=ks,
-            pass_at=tuple(
-                float(
-                    np.mean(
-                        [compute_pass_at_k(len(p.correct), sum(p.correct), k) for p in problems]
-                    )
-                )
-                for k in ks
-            ),
-            majority=majority,
-            weighted=weighted if stated else None,
-            most_confident=confident if stated else None,
-            vote_share_ece=tuple(
-                compute_expected_calibration_error(right[:, i], share[:, i]) for i in range(len(ks))
-            ),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Inverse of `to_json`."""
-        values: dict[str, Any] = {n: None if v is None else tuple(v) for n, v in record.items()}
-        return cls(**values)
+    fewest = min((len(p.correct) for p in problems), default=0)
+    if not fewest:
+        raise ValueError("a problem without answers")
+    ks = sorted({*(2**i for i in range(fewest.bit_length())), fewest})
+    rng = np.random.default_rng(seed)
+    votes = np.stack([_draw_votes(p, ks, rng) for p in problems], axis=1)
+    majority, weighted, confident = (own.mean(axis=(0, 1)).tolist() for own in votes[:3])
+    stated = all(p.confidence is not None for p in problems)
+    right, share = votes[0].reshape(-1, len(ks)), votes[3].reshape(-1, len(ks))
+    passed = [[compute_pass_at_k(len(p.correct), sum(p.correct), k) for p in problems] for k in ks]
+    return {
+        "k": ks,
+        "pass_at": [float(np.mean(own)) for own in passed],
+        "majority": majority,
+        "weighted": weighted if stated else None,
+        "most_confident": confident if stated else None,
+        "vote_share_ece": [
+            compute_expected_calibration_error(right[:, i], share[:, i]) for i in range(len(ks))
+        ],
+    }
 
 
 def compute_pass_at_k(n: int, correct: int, k: int) -> float:
@@ -450,7 +417,7 @@ def compute_answer_metrics(
         "tokens": float(np.mean([a.tokens for a in answers])),
         "truncated": float(np.mean([a.truncated for a in answers])),
         "intervals": compute_bootstrap_intervals(ids, measures, seed=seed, draws=draws),
-        "scaling": AnswerScaling.measure(problems, seed=seed).to_json() if several else None,
+        "scaling": measure_answer_scaling(problems, seed=seed) if several else None,
     }
 
 
@@ -466,7 +433,7 @@ def _measure_answers(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
         first = [a.confidences[0] for a in answers]
         ids = [a.problem_id for a in answers]
         alike = compute_identical_share([a.confidences for a in answers])
-        return {**Calibration.measure(correct, first, strata, ids).to_json(), "alike_share": alike}
+        return {**measure_calibration(correct, first, strata, ids), "alike_share": alike}
     parts = {s: [a.correct for a in answers if a.stratum == s] for s in sorted({*strata} - {""})}
     by_stratum = {s: {"n": len(y), "accuracy": float(np.mean(y))} for s, y in parts.items()}
     return metrics | {"brier": None, "ece": None, "auroc": None, "by_stratum": by_stratum}

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.evaluation.answers import AnswerScaling, ScoredAnswer
-from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.answers import ScoredAnswer
 from rlx.evaluation.scores import compute_expected_calibration_error, compute_risk_coverage
 from rlx.evaluation.statistics import Index, compute_bootstrap_intervals
 
@@ -72,19 +71,18 @@ def save_figure(drawn: Any, path: Path) -> tuple[Path, Path]:
 
 
 Curve = Sequence[tuple[int, float]]
+Figures = Mapping[str, Any]
+"""Figures of answers as plain JSON, as they are recorded."""
 
 
-def draw_reliability_diagram(
-    before: Calibration, after: Calibration, path: Path
-) -> tuple[Path, Path]:
+def draw_reliability_diagram(before: Figures, after: Figures, path: Path) -> tuple[Path, Path]:
     """Draws accuracy against stated confidence, before and after training, side by side.
 
     Each point is a bin at its mean confidence, with the 95 % Wilson interval of its accuracy. Its
     area grows with the bin's count; the histogram below shows the exact count.
 
     Args:
-        before: calibration before training.
-        after: calibration after training.
+        before, after: figures of `measure_calibration`.
         path: output path; its suffix is replaced by `.png` and `.svg`.
 
     Returns:
@@ -95,7 +93,7 @@ def draw_reliability_diagram(
 
 
 def _draw_reliability_columns(
-    columns: Mapping[str, tuple[Calibration, str]], path: Path
+    columns: Mapping[str, tuple[Figures, str]], path: Path
 ) -> tuple[Path, Path]:
     """Draws accuracy against stated confidence with Wilson bars, and counts, a column per title."""
     drawn = build_figure(4.8 * len(columns), 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
@@ -104,7 +102,7 @@ def _draw_reliability_columns(
     )
     for column, (title, (calibration, colour)) in enumerate(columns.items()):
         _draw_reliability(axes[0][column], calibration, colour, title)
-        _draw_counts(axes[1][column], calibration, colour)
+        _draw_shares(axes[1][column], calibration, colour)
     axes[0][0].set_ylabel("accuracy", color=INK)
     axes[1][0].set_ylabel("share", color=INK)
     return save_figure(drawn, path)
@@ -140,14 +138,14 @@ def draw_learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path
     return save_figure(drawn, path)
 
 
-def render_reliability_text(calibration: Calibration, *, width: int = 80) -> "Text":
+def render_reliability_text(calibration: Figures, *, width: int = 80) -> "Text":
     """Draws a reliability diagram as text, one line per non-empty bin.
 
     The bar is the accuracy. The mark is the mean confidence, where the bar would end under perfect
     calibration.
 
     Args:
-        calibration: calibration metrics.
+        calibration: figures of `measure_calibration`.
         width: columns to use, at least 66.
 
     Returns:
@@ -159,12 +157,10 @@ def render_reliability_text(calibration: Calibration, *, width: int = 80) -> "Te
     text = Text(no_wrap=True)
     text.append(f"{'confidence':<12}{'accuracy █ against stated ┃':<{cells}}", "bold")
     text.append(f"{'stated':>8}{'right':>7}{'n':>7}\n", "bold")
-    for b in calibration.bins:
-        if b.confidence is None or b.accuracy is None:
-            continue
-        text.append(f"{b.low:.1f} to {b.high:.1f}  ", "dim")
-        text.append_text(_render_accuracy_bar(b.accuracy, b.confidence, cells))
-        text.append(f"{b.confidence:>8.2f}{b.accuracy:>7.2f}{b.n:>7}\n")
+    for b in _list_held_bins(calibration):
+        text.append(f"{b['low']:.1f} to {b['high']:.1f}  ", "dim")
+        text.append_text(_render_accuracy_bar(b["accuracy"], b["confidence"], cells))
+        text.append(f"{b['confidence']:>8.2f}{b['accuracy']:>7.2f}{b['n']:>7}\n")
     text.append(
         f"{_format_headline(calibration)}\n{_format_stratum_reference(calibration)}\n", "dim"
     )
@@ -175,46 +171,58 @@ def render_reliability_text(calibration: Calibration, *, width: int = 80) -> "Te
 # Helpers -----------------------------------------------------------------------------------------
 
 
-def _draw_reliability(axes: Any, calibration: Calibration, colour: str, title: str) -> None:
-    """Draws the accuracy of each bin, with its Wilson interval, against its mean confidence."""
-    held: list[Any] = [b for b in calibration.bins if b.n]
-    x = [b.confidence for b in held]
-    y = [b.accuracy for b in held]
-    low = [b.accuracy - b.accuracy_low for b in held]
-    high = [b.accuracy_high - b.accuracy for b in held]
+def _list_held_bins(calibration: Figures) -> list[Figures]:
+    """The bins that are not empty."""
+    return [b for b in calibration["bins"] if b["n"]]
+
+
+def draw_diagonal(axes: Any) -> None:
+    """Prepares a panel of two shares, with the line on which they are equal."""
     style_axes(axes)
     axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+
+
+def draw_bin_bar(axes: Any, edges: tuple[float, float], height: float, n: int, colour: str) -> None:
+    """Draws the bar of one bin, with the number of its answers above it."""
+    low, high = edges
+    at = ((low + high) / 2, height)
+    axes.bar(*at, width=0.9 * (high - low), color=colour, alpha=0.8)
+    if n:
+        place = {"textcoords": "offset points", "ha": "center"}
+        axes.annotate(f"{n}", at, (0, 2), **place, fontsize=7, color=INK)
+
+
+def render_bar(share: float, cells: int) -> str:
+    """A bar of text for a share of `cells` columns, to an eighth of a column."""
+    whole, eighths = divmod(round(share * cells * 8), 8)
+    return f"{'█' * whole}{('', *'▏▎▍▌▋▊▉')[eighths]}".ljust(cells)
+
+
+def _draw_reliability(axes: Any, calibration: Figures, colour: str, title: str) -> None:
+    """Draws the accuracy of each bin, with its Wilson interval, against its mean confidence."""
+    held = _list_held_bins(calibration)
+    x, y = [b["confidence"] for b in held], [b["accuracy"] for b in held]
+    low = [b["accuracy"] - b["accuracy_low"] for b in held]
+    high = [b["accuracy_high"] - b["accuracy"] for b in held]
+    draw_diagonal(axes)
     axes.vlines(x, x, y, color=colour, alpha=0.25, linewidth=5, zorder=2)
     axes.errorbar(x, y, yerr=(low, high), fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
-    area = [18 + 170 * b.n / calibration.n for b in held]
+    area = [18 + 170 * b["n"] / calibration["n"] for b in held]
     axes.scatter(x, y, s=area, color=colour, edgecolor="white", linewidth=0.8, zorder=4)
-    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
     axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=40)
     caption = f"{_format_headline(calibration)}\n{_format_stratum_reference(calibration)}"
     note = axes.text(0, 1.025, caption, transform=axes.transAxes, color=INK, linespacing=1.5)
     note.set(fontsize=8.5, in_layout=False)
-    axes.set_title(
-        _format_answer_counts(calibration), loc="right", color=FAINT, fontsize=8.5, pad=40
-    )
+    counts = _format_answer_counts(calibration)
+    axes.set_title(counts, loc="right", color=FAINT, fontsize=8.5, pad=40)
 
 
-def _draw_counts(axes: Any, calibration: Calibration, colour: str) -> None:
+def _draw_shares(axes: Any, calibration: Figures, colour: str) -> None:
     """Draws the histogram of the bins, with counts above the bars."""
     style_axes(axes)
-    for b in calibration.bins:
-        share = b.n / calibration.n
-        axes.bar((b.low + b.high) / 2, share, width=0.9 * (b.high - b.low), color=colour, alpha=0.8)
-        if b.n:
-            at = ((b.low + b.high) / 2, share)
-            axes.annotate(
-                f"{b.n}",
-                at,
-                (0, 2),
-                textcoords="offset points",
-                ha="center",
-                fontsize=7,
-                color=INK,
-            )
+    for b in calibration["bins"]:
+        draw_bin_bar(axes, (b["low"], b["high"]), b["n"] / calibration["n"], b["n"], colour)
     axes.margins(y=0.22)
     axes.set_xlabel("stated confidence", color=INK)
 
@@ -246,29 +254,26 @@ def _running_mean(values: Sequence[float], half: int) -> list[float]:
 def _render_accuracy_bar(accuracy: float, confidence: float, cells: int) -> "Text":
     from rich.text import Text
 
-    eighths = round(accuracy * cells * 8)
-    bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
-    text = Text(bar.ljust(cells), style="blue")
+    text = Text(render_bar(accuracy, cells), style="blue")
     at = min(cells - 1, int(confidence * cells))
     return Text.assemble(text[:at], ("┃", "bold yellow"), text[at + 1 :])
 
 
-def _format_headline(c: Calibration) -> str:
+def _format_headline(c: Figures) -> str:
     return (
-        f"accuracy {c.accuracy:.2f} · stated {c.mean_confidence:.2f} · Brier {c.brier:.3f} · "
-        f"ECE {c.ece:.3f} · AUROC {_or_dash(c.auroc)}"
+        f"accuracy {c['accuracy']:.2f} · stated {c['mean_confidence']:.2f} · Brier "
+        f"{c['brier']:.3f} · ECE {c['ece']:.3f} · AUROC {_or_dash(c['auroc'])}"
     )
 
 
-def _format_stratum_reference(c: Calibration) -> str:
+def _format_stratum_reference(c: Figures) -> str:
     """Baseline of the headline: the stratum predictor, and how varied the confidences are."""
-    known = f"Brier {c.stratum_brier:.3f}, AUROC {_or_dash(c.stratum_auroc)}"
-    varied = f"{len([b for b in c.bins if b.n])} of {len(c.bins)} bins used"
-    return f"stratum alone: {known} · {varied}"
+    known = f"Brier {c['stratum_brier']:.3f}, AUROC {_or_dash(c['stratum_auroc'])}"
+    return f"stratum alone: {known} · {len(_list_held_bins(c))} of {len(c['bins'])} bins used"
 
 
-def _format_answer_counts(c: Calibration) -> str:
-    return f"{c.n} answers, {c.unparsable} unreadable"
+def _format_answer_counts(c: Figures) -> str:
+    return f"{c['n']} answers, {c['unparsable']} unreadable"
 
 
 def _or_dash(figure: float | None) -> str:
@@ -281,7 +286,7 @@ WIDTH = 3.7
 
 def draw_suite(
     answers: Mapping[str, Sequence[ScoredAnswer]],
-    figures: Mapping[str, Mapping[str, Any]],
+    figures: Mapping[str, Figures],
     outside: frozenset[str],
     folder: Path,
 ) -> list[Path]:
@@ -302,13 +307,12 @@ def draw_suite(
     scaled = [name for name, found in figures.items() if found["scaling"] is not None]
     made: list[Path] = []
     if stated:
-        columns = {n: (Calibration.from_json(figures[n]), colours[n]) for n in stated}
+        columns = {n: (figures[n], colours[n]) for n in stated}
         made += _draw_reliability_columns(columns, folder / "reliability")
         made += _draw_confidence_histograms({n: answers[n] for n in stated}, folder / "confidence")
         made += _draw_risk_coverage({n: answers[n] for n in stated}, folder / "risk_coverage")
     if scaled:
-        found = {n: AnswerScaling.from_json(figures[n]["scaling"]) for n in scaled}
-        made += _draw_answer_scaling(found, folder / "scaling")
+        made += _draw_answer_scaling({n: figures[n]["scaling"] for n in scaled}, folder / "scaling")
     return made
 
 
@@ -350,7 +354,7 @@ def _draw_risk_coverage(
     return save_figure(drawn, path)
 
 
-def _draw_answer_scaling(found: Mapping[str, AnswerScaling], path: Path) -> tuple[Path, Path]:
+def _draw_answer_scaling(found: Mapping[str, Figures], path: Path) -> tuple[Path, Path]:
     """Draws accuracy against the number of answers, one line per selection rule."""
     drawn, panels = _build_panel_row(found, "answers per problem")
     rules = (
@@ -361,10 +365,10 @@ def _draw_answer_scaling(found: Mapping[str, AnswerScaling], path: Path) -> tupl
     )
     for axes, scaling in zip(panels, found.values(), strict=True):
         for (rule, label), colour in zip(rules, SERIES, strict=False):
-            if (values := getattr(scaling, rule)) is not None:
-                axes.plot(scaling.k, values, "o-", color=colour, markersize=3.5, label=label)
+            if (values := scaling[rule]) is not None:
+                axes.plot(scaling["k"], values, "o-", color=colour, markersize=3.5, label=label)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(scaling.k, [str(k) for k in scaling.k])
+        axes.set_xticks(scaling["k"], [str(k) for k in scaling["k"]])
         axes.set_ylim(-0.02, 1.02)
     panels[0].set_ylabel("accuracy of the selected answer", color=INK)
     panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)

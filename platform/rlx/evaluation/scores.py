@@ -13,9 +13,8 @@ orders of equal confidences, so the order of the samples does not matter.
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,37 +25,6 @@ CLIP = 0.001
 """Confidences are clipped to this distance from 0 and 1 before taking logarithms."""
 
 _Z_95 = 1.959963984540054
-
-
-@dataclass(frozen=True, slots=True)
-class MurphyDecomposition:
-    """Brier score = reliability - resolution + uncertainty. Lower reliability is better."""
-
-    reliability: float
-    resolution: float
-    uncertainty: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReliabilityBin:
-    """Statistics of the answers whose confidence lies in [low, high).
-
-    Attributes:
-        low, high: edges of the bin.
-        n: number of answers.
-        confidence: mean confidence; this and the fields below are None for an empty bin.
-        accuracy: share of correct answers.
-        accuracy_low: lower end of its 95 % Wilson interval.
-        accuracy_high: upper end.
-    """
-
-    low: float
-    high: float
-    n: int
-    confidence: float | None
-    accuracy: float | None
-    accuracy_low: float | None
-    accuracy_high: float | None
 
 
 # Proper scoring rules ----------------------------------------------------------------------------
@@ -96,8 +64,9 @@ def compute_brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | No
     return None if uncertainty == 0 else 1 - compute_brier(y, c) / uncertainty
 
 
-def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> MurphyDecomposition:
-    """Exact Murphy decomposition of the Brier score over the distinct confidence values v.
+def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> dict[str, float]:
+    """Exact Murphy decomposition of the Brier score over the distinct confidence values v:
+    reliability - resolution + uncertainty. Lower reliability is better.
 
         reliability = Σᵥ nᵥ/n (v - ȳᵥ)²
         resolution  = Σᵥ nᵥ/n (ȳᵥ - ȳ)²
@@ -114,33 +83,21 @@ def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> M
     share = counts / len(y)
     observed = np.bincount(slot, weights=y) / counts
     mean = y.mean()
-    return MurphyDecomposition(
-        reliability=float(np.sum(share * (values - observed) ** 2)),
-        resolution=float(np.sum(share * (observed - mean) ** 2)),
-        uncertainty=float(mean * (1 - mean)),
-    )
+    return {
+        "reliability": float(np.sum(share * (values - observed) ** 2)),
+        "resolution": float(np.sum(share * (observed - mean) ** 2)),
+        "uncertainty": float(mean * (1 - mean)),
+    }
 
 
-def compute_clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP) -> float:
-    """Mean negative log-likelihood in nats, with confidences clipped to [clip, 1 - clip].
+def compute_clipped_losses(correct: ArrayLike, confidence: ArrayLike) -> Floats:
+    """Negative log-likelihood of every answer in nats, `[n]`, with clipped confidences.
 
     Without clipping, a confidence of exactly 0 or 1 would have a loss of 0 or infinity; with .001 a
     mistake costs at most 6.9 nats.
-
-    Raises:
-        ValueError: clip is not in (0, 0.5).
     """
-    if not 0 < clip < 0.5:
-        raise ValueError(f"clip is {clip}; it must lie in (0, 0.5)")
-    return float(compute_clipped_losses(correct, confidence, clip=clip).mean())
-
-
-def compute_clipped_losses(
-    correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP
-) -> Floats:
-    """Negative log-likelihood of every answer, `[n]`; `compute_clipped_nll` is their mean."""
     y, c = convert_to_pairs(correct, confidence)
-    sure = np.clip(np.where(y == 1, c, 1 - c), clip, 1 - clip)
+    sure = np.clip(np.where(y == 1, c, 1 - c), CLIP, 1 - CLIP)
     losses: Floats = -np.log(sure)
     return losses
 
@@ -150,8 +107,14 @@ def compute_clipped_losses(
 
 def build_reliability_bins(
     correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
-) -> tuple[ReliabilityBin, ...]:
-    """Mean confidence, accuracy and its 95 % Wilson interval in each equal-width bin."""
+) -> list[dict[str, Any]]:
+    """Answers in each equal-width bin, as plain JSON.
+
+    Returns:
+        Per bin its edges `low` and `high`, the number `n` of its answers, their mean `confidence`
+        and `accuracy`, and the ends of its 95 % Wilson interval, `accuracy_low` and
+        `accuracy_high`; None in an empty bin.
+    """
     y, c = convert_to_pairs(correct, confidence)
     edges = _build_bin_edges(bins)
     slot = _bin_of(c, edges)
@@ -162,8 +125,9 @@ def build_reliability_bins(
         if n := len(own_y):
             interval = compute_wilson_interval(int(own_y.sum()), n)
             figures = (float(own_c.mean()), float(own_y.mean()), *interval)
-        found.append(ReliabilityBin(low, high, n, *figures))
-    return tuple(found)
+        names = ("confidence", "accuracy", "accuracy_low", "accuracy_high")
+        found.append({"low": low, "high": high, "n": n, **dict(zip(names, figures, strict=True))})
+    return found
 
 
 def compute_expected_calibration_error(
@@ -275,18 +239,18 @@ def compute_within_auroc(
 # Variety of the confidences, and the stratum baseline --------------------------------------------
 
 
-def compute_confidence_entropy(confidence: ArrayLike, *, bins: int = 10) -> float:
-    """Entropy of the confidence histogram in nats: -Σ_b p_b ln p_b, from 0 to ln(bins)."""
+def compute_confidence_entropy(confidence: ArrayLike) -> float:
+    """Entropy of the histogram over 10 bins in nats: -Σ_b p_b ln p_b, from 0 to ln 10."""
     c = _check_confidence_values(confidence)
-    share = np.bincount(_bin_of(c, _build_bin_edges(bins))) / len(c)
+    share = np.bincount(_bin_of(c, _build_bin_edges(10))) / len(c)
     share = share[share > 0]
     return float(max(0.0, -np.sum(share * np.log(share))))
 
 
-def compute_extreme_share(confidence: ArrayLike, *, within: float = 0.01) -> float:
-    """Share of confidences no further than `within` from 0 or from 1."""
+def compute_extreme_share(confidence: ArrayLike) -> float:
+    """Share of confidences no further than .01 from 0 or from 1."""
     c = _check_confidence_values(confidence)
-    return float(np.mean((c <= within) | (c >= 1 - within)))
+    return float(np.mean((c <= 0.01) | (c >= 1 - 0.01)))
 
 
 def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
@@ -399,12 +363,12 @@ def compute_risk_coverage(
 
 def select_risk_points(
     correct: ArrayLike, confidence: ArrayLike, points: int = 50
-) -> tuple[tuple[float, float], ...]:
+) -> list[list[float]]:
     """(coverage, risk) at up to `points` evenly spaced coverages, for plotting."""
     risk = compute_risk_coverage(correct, confidence)
     n = len(risk)
     ranks = np.unique(np.ceil(np.arange(1, points + 1) * n / points).astype(int))
-    return tuple((float(k / n), float(risk[k - 1])) for k in ranks)
+    return [[float(k / n), float(risk[k - 1])] for k in ranks]
 
 
 def compute_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
@@ -502,16 +466,17 @@ def compute_debiased_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int
 
     total, corrected = 0, 0.0
     for one in build_reliability_bins(correct, confidence, bins=bins):
-        if one.confidence is None or one.accuracy is None:
+        n, accuracy = one["n"], one["accuracy"]
+        if not n:
             continue
-        gap = abs(one.confidence - one.accuracy)
-        noise = float(np.sqrt(one.accuracy * (1 - one.accuracy) / one.n))
+        gap = abs(one["confidence"] - accuracy)
+        noise = float(np.sqrt(accuracy * (1 - accuracy) / n))
         noisy = gap
         if noise > 0:
             z = gap / noise
             noisy = noise * np.sqrt(2 / np.pi) * np.exp(-(z**2) / 2) + gap * (1 - 2 * ndtr(-z))
-        total += one.n
-        corrected += one.n * (2 * gap - float(noisy))
+        total += n
+        corrected += n * (2 * gap - float(noisy))
     return max(0.0, corrected / total)
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,12 +32,12 @@ from rlx.launch.processes import (
 )
 from rlx.launch.submission import child_environment
 from rlx.spec import ExperimentSpec
-from rlx.stopwatch import Stopwatch
+from rlx.stopwatch import CLOCK, Clock, Stopwatch
 from rlx_registry import Status
 
 HEARTBEAT_INTERVAL = 10.0
 """Seconds between heartbeats."""
-POLL_INTERVAL = 0.25
+POLL_INTERVAL = 0.05
 """Seconds between two polls of the ranks."""
 STOP_GRACE = 30.0
 """Seconds that ranks have to exit once they are asked to stop."""
@@ -85,6 +84,7 @@ class Attempt:
         folder: its files.
         environment: environment variables of the ranks, in addition to `child_environment`.
         orders: stop and kill requests, polled several times a second.
+        clock: tells how long ranks have made no progress.
     """
 
     def __init__(
@@ -94,9 +94,10 @@ class Attempt:
         folder: RunFolder,
         environment: Mapping[str, str],
         orders: SigtermListener,
+        clock: Clock = CLOCK,
     ) -> None:
         self._run_id, self._spec, self._folder = run_id, spec, folder
-        self._environment, self._orders = environment, orders
+        self._environment, self._orders, self._clock = environment, orders, clock
 
     def run(
         self,
@@ -143,7 +144,8 @@ class Attempt:
         """Waits until the ranks exit, hang or are asked to stop; returns whether they hang."""
         patience, paused = self._spec.runner.hang_after, False
         look = min(HEARTBEAT_INTERVAL, patience / 4)
-        watch = HangWatch(self._folder.progress, str(self._folder.root), Stopwatch(look))
+        stopwatch = Stopwatch(look, self._clock.now)
+        watch = HangWatch(self._folder.progress, str(self._folder.root), stopwatch)
         while ranks.poll() is None and not self._orders.stop:
             beat()
             self._wait(ranks, look)
@@ -174,24 +176,24 @@ class Attempt:
         )
 
     def _wait(self, ranks: RankProcesses, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not self._orders.stop and ranks.poll() is None:
-            ranks.wait(POLL_INTERVAL)
+        until = self._clock.now() + seconds
+        while self._clock.now() < until and not self._orders.stop and ranks.poll() is None:
+            self._clock.pause(POLL_INTERVAL)
 
     def _dump_stacks(self) -> None:
         """Makes hung ranks write their stacks to the log."""
         for pid in list_live_ranks(self._folder.root, os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
-        time.sleep(1.0)
+        self._clock.pause(1.0)
 
     def _end(self, ranks: RankProcesses, *, politely: bool) -> None:
         """Ends the ranks, their launcher and all that they started."""
         if politely and ranks.is_alive():
             ranks.stop()
-            waited = Stopwatch(4 * POLL_INTERVAL)
+            waited = Stopwatch(4 * POLL_INTERVAL, self._clock.now)
             while waited.look() < STOP_GRACE and not self._orders.kill and ranks.is_alive():
-                time.sleep(POLL_INTERVAL)
+                self._clock.pause(POLL_INTERVAL)
         ranks.kill()
         for pid in list_live_ranks(self._folder.root, os.getpid()):
             with suppress(ProcessLookupError):

@@ -325,10 +325,6 @@ class _StampedStream(io.TextIOWrapper):
 STOP = b"stop\n"
 
 
-POLL_INTERVAL = 0.05
-"""Seconds between two polls of several processes."""
-
-
 LAUNCHER_GRACE = 30.0
 """Seconds that a launcher has to end its ranks on all machines once its input has ended."""
 
@@ -395,12 +391,6 @@ class RankProcesses:
     def is_alive(self) -> bool:
         """Whether one of the processes has not ended."""
         return any(process.poll() is None for process in self._processes)
-
-    def wait(self, seconds: float) -> None:
-        """Waits until all have ended or one has failed, but not longer than this."""
-        until = time.monotonic() + seconds
-        while self.poll() is None and time.monotonic() < until:
-            time.sleep(POLL_INTERVAL)
 
     def stop(self) -> None:
         """Asks the ranks to write a checkpoint and exit."""

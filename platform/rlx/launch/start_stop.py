@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -37,6 +36,7 @@ from rlx.reporting import Report, log_report
 from rlx.run import Progress, read_progress
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import LoadedSpec
+from rlx.stopwatch import CLOCK, Clock
 from rlx_registry import (
     ENDED,
     RESUMED,
@@ -305,6 +305,7 @@ def watch_run(
     *,
     show: Callable[[Progress], None] = lambda stage: None,
     timeout: float | None = None,
+    clock: Clock = CLOCK,
 ) -> RunRecord:
     """Waits until a run has ended; records it as lost if its supervisor was killed on this machine.
 
@@ -313,28 +314,33 @@ def watch_run(
         url: URL of the registry.
         show: called with what the run is doing.
         timeout: longest wait, in seconds; None waits as long as the run takes.
+        clock: the time limit's.
 
     Raises:
         TimeoutError: the run has not ended in time; it goes on.
     """
-    until = None if timeout is None else time.monotonic() + timeout
-    run = _wait_for_end(run_id, url, show, until)
+    until = None if timeout is None else clock.now() + timeout
+    run = _wait_for_end(run_id, url, show, until, clock)
     while has_lost_supervisor(run):
         run = _record_lost_run(run, url)
         if run.status not in ENDED:  # another process took the run over, and it continues
-            run = _wait_for_end(run_id, url, show, until)
+            run = _wait_for_end(run_id, url, show, until, clock)
     return run
 
 
 def _wait_for_end(
-    run_id: str, url: str, show: Callable[[Progress], None], until: float | None
+    run_id: str,
+    url: str,
+    show: Callable[[Progress], None],
+    until: float | None,
+    clock: Clock,
 ) -> RunRecord:
-    last_query = time.monotonic()
+    last_query = clock.now()
     with open_registry(url) as registry:
         while True:
             run = registry.run(run_id)
-            if time.monotonic() - last_query > JOB_QUERY_INTERVAL:
-                run, last_query = reconcile_job(registry, run), time.monotonic()
+            if clock.now() - last_query > JOB_QUERY_INTERVAL:
+                run, last_query = reconcile_job(registry, run), clock.now()
             stage = read_progress(RunFolder(Path(run.directory or "")).progress)
             if stage is not None:
                 show(stage)
@@ -342,9 +348,9 @@ def _wait_for_end(
                 return run
             if is_abandoned(run) and registry.run(run_id).status == run.status:
                 return run  # and it did not end in between
-            if until is not None and time.monotonic() >= until:
+            if until is not None and clock.now() >= until:
                 raise TimeoutError(f"{run_id} has not ended: it is {run.effective_status}")
-            time.sleep(LOOK_INTERVAL)
+            clock.pause(LOOK_INTERVAL)
 
 
 def _record_lost_run(run: RunRecord, url: str) -> RunRecord:

@@ -15,6 +15,7 @@ store may be on the same disk.
 
 import os
 import resource
+import shutil
 import sys
 import time
 import traceback
@@ -314,8 +315,20 @@ class _Supervisor:
         if end.status == "failed":
             payload = {"exit_code": end.exit_code}
             self._record_event(writer, "failed", end.reason or "", payload, level="error")
+        if end.status == "finished" and not self._spec.keeps_finished_checkpoints:
+            self._remove_checkpoints(writer)
         forget_supervisor(self._folder.root)  # who has just read "running" must not find it dead
         self._write(lambda: writer.transition(self._run_id, {"running"}, end.status, end.reason))
+
+    def _remove_checkpoints(self, writer: Registry) -> None:
+        """Removes what a finished run needs no more; if that fails, the run has finished anyway."""
+        for folder in (self._folder.checkpoints, self._folder.origin):
+            try:
+                if folder.exists():
+                    shutil.rmtree(folder)
+            except OSError as error:
+                message = f"{folder.name} cannot be removed: {describe_error(error)}"
+                self._record_event(writer, "checkpoints_left", message, level="warning")
 
     def _record_event(
         self,

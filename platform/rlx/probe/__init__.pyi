@@ -8,11 +8,10 @@ from .pictures import (
 from .questions import AssembledResponse, ProbeDialogue, build_response_tree
 from .statistics import (
     GRID,
-    MeanInterval,
     RecordedProbe,
+    build_recorded_probe,
     compute_agreement,
     compute_area_over_curve,
-    compute_scheme_figures,
     compute_settings_digest,
     settings_of,
 )
@@ -21,7 +20,6 @@ from .values import StateValues, build_probe_response, state_values
 __all__ = [
     "GRID",
     "AssembledResponse",
-    "MeanInterval",
     "ProbeContext",
     "ProbeDialogue",
     "ProbeResult",
@@ -31,10 +29,10 @@ __all__ = [
     "StateValues",
     "agreement_line",
     "build_probe_response",
+    "build_recorded_probe",
     "build_response_tree",
     "compute_agreement",
     "compute_area_over_curve",
-    "compute_scheme_figures",
     "compute_settings_digest",
     "draw_probe_curves",
     "draw_verbal_against_sampled",

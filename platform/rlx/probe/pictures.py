@@ -1,18 +1,26 @@
 """Plots of probes, for files and for the terminal."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.evaluation import BLUE, FAINT, INK, ORANGE, build_figure, save_figure, style_axes
+from rlx.evaluation import (
+    BLUE,
+    FAINT,
+    INK,
+    ORANGE,
+    build_figure,
+    draw_bin_bar,
+    draw_diagonal,
+    render_bar,
+    save_figure,
+    style_axes,
+)
 from rlx.probe.statistics import (
     GRID,
     Agreement,
-    MeanInterval,
+    Figures,
     RecordedProbe,
-    SchemeFigures,
-    VerbalRow,
     compute_agreement,
     compute_verbal_bins,
 )
@@ -91,7 +99,7 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
     return save_figure(drawn, path)
 
 
-def render_probe_curve(figures: SchemeFigures, *, width: int = 80) -> "Text":
+def render_probe_curve(figures: Figures, *, width: int = 80) -> "Text":
     """Draws `mc_p_correct` against the share of reasoning as text, one line per share.
 
     Args:
@@ -106,9 +114,9 @@ def render_probe_curve(figures: SchemeFigures, *, width: int = 80) -> "Text":
     cells = max(width, 50) - 39
     text = Text(no_wrap=True)
     text.append(f"share  {'':<{cells}}  {'mc_p_correct':<14}  same answer", "bold")
-    for share, right, same in zip(GRID, figures.p_correct, figures.same, strict=True):
+    for share, right, same in zip(GRID, figures["p_correct"], figures["same"], strict=True):
         text.append(f"\n{share:>5.1f}  ", "dim")
-        text.append(_render_value_bar(right.mean, cells), "blue")
+        text.append(render_bar(right["mean"], cells), "blue")
         text.append(f"  {_format_band(right)}  {_format_band(same)}")
     return text
 
@@ -132,10 +140,10 @@ def _draw_suite_column(axes: Sequence[Any], suite: str, steps: Sequence[Recorded
     for number, probe in enumerate(steps):
         figures, shade = probe.figures, _compute_step_color(number, len(steps))
         banded = len(steps) <= 3 or number in (0, len(steps) - 1)
-        lines.append(_draw_band_line(upper, figures.p_correct, shade, banded))
-        _draw_band_line(lower, figures.same, shade, banded)
+        lines.append(_draw_band_line(upper, figures["p_correct"], shade, banded))
+        _draw_band_line(lower, figures["same"], shade, banded)
         upper.plot(
-            1.045, figures.accuracy, "D", color=shade, markersize=5.5, markeredgecolor="white",
+            1.045, figures["accuracy"], "D", color=shade, markersize=5.5, markeredgecolor="white",
             clip_on=False, zorder=5,
         )  # fmt: skip
     for axis in (upper, lower):
@@ -144,16 +152,19 @@ def _draw_suite_column(axes: Sequence[Any], suite: str, steps: Sequence[Recorded
         axis.set_xticks([0, 0.25, 0.5, 0.75, 1])
     upper.tick_params(labelbottom=False)
     upper.set_title(suite, loc="left", color=INK, fontsize=11, fontweight="bold")
-    samples = f"{steps[-1].figures.samples} samples"
+    samples = f"{steps[-1].figures['samples']} samples"
     upper.set_title(samples, loc="right", color=FAINT, fontsize=8)
     lower.set_xlabel("share of reasoning kept", color=INK)
     _draw_step_legend(words, steps, lines)
 
 
-def _draw_band_line(axis: Any, bands: Sequence[MeanInterval], shade: Any, banded: bool) -> Any:
-    means = [band.mean for band in bands]
+def _draw_band_line(axis: Any, bands: Sequence[Figures], shade: Any, banded: bool) -> Any:
+    """Draws means, with their intervals where `banded`; a mean that is None leaves a gap."""
+    means, low, high = (
+        [float("nan") if band[name] is None else band[name] for band in bands]
+        for name in ("mean", "low", "high")
+    )
     if banded:
-        low, high = [band.low for band in bands], [band.high for band in bands]
         axis.fill_between(GRID, low, high, color=shade, alpha=0.17, linewidth=0)
     (line,) = axis.plot(GRID, means, color=shade, linewidth=1.8, marker="o", markersize=3)
     return line
@@ -179,8 +190,8 @@ def _draw_step_legend(axis: Any, steps: Sequence[RecordedProbe], lines: Sequence
 
 def _format_step_label(probe: RecordedProbe) -> str:
     figures = probe.figures
-    area = _format_band(figures.aoc)
-    return f"step {probe.step}: area over same {area}, {figures.problems} problems"
+    area = _format_band(figures["aoc"])
+    return f"step {probe.step}: area over same {area}, {figures['problems']} problems"
 
 
 def _select_even_positions(count: int, most: int) -> list[int]:
@@ -202,12 +213,11 @@ def _compute_step_color(number: int, count: int) -> Any:
 
 
 def _draw_verbal_points(axis: Any, probe: RecordedProbe) -> None:
-    style_axes(axis)
-    axis.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    draw_diagonal(axis)
     kinds = (("wrong answers", False, ORANGE, "x"), ("right answers", True, BLUE, "o"))
     for label, right, colour, mark in kinds:
-        rows = [row for row in probe.verbal if row.correct is right]
-        x, y = [row.verbal_conf for row in rows], [row.mc_p_correct for row in rows]
+        rows = [row for row in probe.verbal if row["correct"] is right]
+        x, y = [row["verbal_conf"] for row in rows], [row["mc_p_correct"] for row in rows]
         named = f"{len(rows)} {label}"
         axis.scatter(x, y, s=26, marker=mark, color=colour, alpha=0.55, linewidth=1.1, label=named)
     bins = compute_verbal_bins(probe.verbal)
@@ -219,20 +229,14 @@ def _draw_verbal_points(axis: Any, probe: RecordedProbe) -> None:
         x, y, yerr=(low, high), color=INK, linewidth=1.4, elinewidth=1, capsize=3, marker="s",
         markersize=4, label="mean of a bin, 95 %", zorder=4,
     )  # fmt: skip
-    axis.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
     axis.set_title(f"step {probe.step}", loc="left", color=INK, fontsize=11, fontweight="bold")
     axis.legend(loc="upper left", fontsize=7.5, labelcolor=INK, framealpha=0.85)
 
 
-def _draw_verbal_counts(axis: Any, rows: Sequence[VerbalRow]) -> None:
+def _draw_verbal_counts(axis: Any, rows: Sequence[Figures]) -> None:
     style_axes(axis)
     for b in compute_verbal_bins(rows):
-        middle = (b.low + b.high) / 2
-        axis.bar(middle, b.n, width=0.9 * (b.high - b.low), color=FAINT, alpha=0.8)
-        axis.annotate(
-            f"{b.n}", (middle, b.n), (0, 2), textcoords="offset points", ha="center", fontsize=7,
-            color=INK,
-        )  # fmt: skip
+        draw_bin_bar(axis, (b.low, b.high), b.n, b.n, FAINT)
     axis.margins(y=0.25)
     found = compute_agreement(rows)
     caption = "" if found is None else f"\n{agreement_line(found)}"
@@ -243,12 +247,8 @@ def _draw_verbal_counts(axis: Any, rows: Sequence[VerbalRow]) -> None:
     )  # fmt: skip
 
 
-def _render_value_bar(value: float, cells: int) -> str:
-    whole, eighths = divmod(round(value * cells * 8), 8)
-    return f"{'█' * whole}{('', *'▏▎▍▌▋▊▉')[eighths]}".ljust(cells)
-
-
-def _format_band(band: MeanInterval) -> str:
-    """A mean and its interval in 14 characters; a dash if the mean is nan."""
-    known = f"{band.mean:.2f} {band.low:.2f}–{band.high:.2f}"
-    return f"{'–':<14}" if math.isnan(band.mean) else known
+def _format_band(band: Figures) -> str:
+    """A mean and its interval in 14 characters; a dash if there is none."""
+    if band["mean"] is None:
+        return f"{'–':<14}"
+    return f"{band['mean']:.2f} {band['low']:.2f}–{band['high']:.2f}"

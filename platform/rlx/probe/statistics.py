@@ -6,25 +6,25 @@ Before its first and after its last point a curve is constant, as the scheme `mi
 first mistake.
 
 `verbal_conf` is the confidence that the model states. `mc_p_correct` is the share of correct
-answers sampled after its whole reasoning.
+answers sampled after its whole reasoning. All figures are plain JSON, as they are recorded.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.evaluation import compute_wilson_interval
 from rlx.probe.engine import ProbeResult, ProbeSample
 from rlx.seeding import derive_seed
 from rlx.spec import ProbeSpec, Scheme
 
 Floats = NDArray[np.float64]
+Figures = Mapping[str, Any]
 
 GRID = tuple(i / 10 for i in range(11))
 """Shares of the reasoning at which curves are evaluated."""
@@ -40,10 +40,9 @@ class PointFigures:
         answered: index of the answer.
         number, share, tokens: fields of the cut point.
         n: number of scored continuations.
-        mc_p_correct: share of correct continuations; `low` and `high` are its 95 % Wilson interval.
-        same: share with the same answer as the whole response; None if that has none.
-        wrapped: share whose closing tag had to be added.
+        mc_p_correct: share of correct continuations.
         strict: share that is correct and closed its answer itself.
+        same: share with the same answer as the whole response; nan if that has none.
     """
 
     answered: int
@@ -52,70 +51,8 @@ class PointFigures:
     tokens: int
     n: int
     mc_p_correct: float
-    low: float
-    high: float
-    same: float | None
-    wrapped: float
     strict: float
-
-
-@dataclass(frozen=True, slots=True)
-class MeanInterval:
-    """A mean over problems with its 95 % bootstrap interval over problems; nan without problems."""
-
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchemeFigures:
-    """Figures of one scheme over all problems.
-
-    Attributes:
-        problems: number of probed problems.
-        samples: number of scored samples.
-        accuracy: share of correct whole responses, over all problems.
-        without_reasoning: share of all problems whose response has no complete reasoning.
-        p_correct: `mc_p_correct` at each share of `GRID`.
-        strict: the same, but answers whose closing tag had to be added count as wrong.
-        same: share with the same answer, over problems whose response has an answer.
-        aoc: area over the same-answer curve; higher means that answers depend more on reasoning.
-        wrapped: share of samples whose closing tag had to be added.
-    """
-
-    problems: int
-    samples: int
-    accuracy: float
-    without_reasoning: float
-    p_correct: tuple[MeanInterval, ...]
-    strict: tuple[MeanInterval, ...]
-    same: tuple[MeanInterval, ...]
-    aoc: MeanInterval
-    wrapped: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain types; values may be nan."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerbalRow:
-    """Stated confidence of an answer next to the sampled share of correct answers.
-
-    Attributes:
-        problem_id: id of the problem.
-        correct: whether the answer is correct.
-        verbal_conf: mean of the confidences stated for it.
-        mc_p_correct: share of correct answers sampled after its whole reasoning.
-        mc_p_correct_blind: share of correct answers sampled without any of it.
-    """
-
-    problem_id: str
-    correct: bool
-    verbal_conf: float
-    mc_p_correct: float
-    mc_p_correct_blind: float
+    same: float
 
 
 def point_figures(samples: Sequence[ProbeSample]) -> list[PointFigures]:
@@ -128,9 +65,7 @@ def point_figures(samples: Sequence[ProbeSample]) -> list[PointFigures]:
 
 
 def _compute_point_figures(group: Sequence[ProbeSample]) -> PointFigures:
-    n, right = len(group), sum(bool(s.correct) for s in group)
-    low, high = compute_wilson_interval(right, n)
-    point = group[0].point
+    n, point = len(group), group[0].point
     alike = [s.same for s in group if s.same is not None]
     return PointFigures(
         answered=group[0].answered,
@@ -138,78 +73,66 @@ def _compute_point_figures(group: Sequence[ProbeSample]) -> PointFigures:
         share=point.share,
         tokens=point.tokens,
         n=n,
-        mc_p_correct=right / n,
-        low=low,
-        high=high,
-        same=sum(alike) / len(alike) if alike else None,
-        wrapped=sum(s.wrapped for s in group) / n,
+        mc_p_correct=sum(bool(s.correct) for s in group) / n,
         strict=sum(bool(s.correct) and not s.wrapped for s in group) / n,
+        same=sum(alike) / len(alike) if alike else math.nan,
     )
 
 
-def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> SchemeFigures | None:
-    """Computes all figures of one scheme; None if it has no scored samples.
+def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> dict[str, Any] | None:
+    """Computes all figures of one scheme over all problems; None if it has no scored samples.
 
     Args:
         probed: results of the probe.
         scheme: the scheme.
         seed: seed of the bootstrap.
+
+    Returns:
+        * `problems` probed and `samples` scored; `accuracy` of whole responses and the share
+          `without_reasoning`, whose response has no complete reasoning, both over all problems;
+          `wrapped`, the share of samples whose closing tag had to be added;
+        * curves over `GRID`: `p_correct`, the `mc_p_correct`; `strict`, where answers whose closing
+          tag had to be added count as wrong; `same`, the share with the same answer, over problems
+          whose response has an answer;
+        * `aoc`: area over the `same` curve; higher means that answers depend more on reasoning.
+
+        Each point of a curve, and the area, is a mean over problems with its 95 % bootstrap
+        interval: `mean`, `low`, `high`, which are None without problems.
     """
     samples = [s for s in probed.samples if s.scheme == scheme]
     curves = _group_curves(point_figures(samples))
     known = [a.correct for a in probed.answered if a.correct is not None]
     if not curves or not known:
         return None
-    compared = {a: points for a, points in curves.items() if points[0].same is not None}
-    areas = np.array(
-        [
-            compute_area_over_curve([p.share for p in points], [_get_same_share(p) for p in points])
-            for points in compared.values()
-        ]
-    )
+    compared = [points for points in curves if not math.isnan(points[0].same)]
+    areas = [
+        compute_area_over_curve([p.share for p in points], [p.same for p in points])
+        for points in compared
+    ]
     draws = derive_seed(seed, "bootstrap", scheme)
-    return SchemeFigures(
-        problems=len(curves),
-        samples=sum(p.n for points in curves.values() for p in points),
-        accuracy=float(np.mean(known)),
-        without_reasoning=float(np.mean([a.reasoning is None for a in probed.answered])),
-        p_correct=_compute_column_bands(
-            _interpolate_curves(curves.values(), lambda p: p.mc_p_correct), draws
-        ),
-        strict=_compute_column_bands(
-            _interpolate_curves(curves.values(), lambda p: p.strict), draws
-        ),
-        same=_compute_column_bands(_interpolate_curves(compared.values(), _get_same_share), draws),
-        aoc=_compute_column_bands(areas[:, None], draws)[0],
-        wrapped=float(np.mean([s.wrapped for s in samples])),
-    )
+    return {
+        "problems": len(curves),
+        "samples": sum(p.n for points in curves for p in points),
+        "accuracy": float(np.mean(known)),
+        "without_reasoning": float(np.mean([a.reasoning is None for a in probed.answered])),
+        "p_correct": _compute_curve_bands(curves, lambda p: p.mc_p_correct, draws),
+        "strict": _compute_curve_bands(curves, lambda p: p.strict, draws),
+        "same": _compute_curve_bands(compared, lambda p: p.same, draws),
+        "aoc": _compute_mean_band(np.array(areas), draws),
+        "wrapped": float(np.mean([s.wrapped for s in samples])),
+    }
 
 
 Curve = Sequence[PointFigures]
 """The points of one problem, from no reasoning to all of it."""
 
 
-def _group_curves(points: Sequence[PointFigures]) -> dict[int, Curve]:
+def _group_curves(points: Sequence[PointFigures]) -> list[Curve]:
+    """Curves in the order of their answers."""
     groups: dict[int, list[PointFigures]] = {}
-    for point in sorted(points, key=lambda p: p.number):
+    for point in sorted(points, key=lambda p: (p.answered, p.number)):
         groups.setdefault(point.answered, []).append(point)
-    return {answered: groups[answered] for answered in sorted(groups)}
-
-
-def _count_reasoning_tokens(probed: ProbeResult, answered: int) -> int:
-    """Number of tokens of an answer's reasoning."""
-    reasoning = probed.answered[answered].reasoning
-    return len(reasoning.token_ids) if reasoning else 0
-
-
-def _get_same_share(point: PointFigures) -> float:
-    return math.nan if point.same is None else point.same
-
-
-def _interpolate_curves(curves: Iterable[Curve], value: Callable[[PointFigures], float]) -> Floats:
-    """Values of each curve at the shares of `GRID`, `[problems, grid]`."""
-    rows = [np.interp(GRID, [p.share for p in c], [value(p) for p in c]) for c in curves]
-    return np.array(rows).reshape(-1, len(GRID))
+    return list(groups.values())
 
 
 def compute_area_over_curve(shares: Sequence[float], same: Sequence[float]) -> float:
@@ -225,38 +148,50 @@ def compute_area_over_curve(shares: Sequence[float], same: Sequence[float]) -> f
     return float(1 - np.trapezoid([same[0], *same, same[-1]], [0.0, *shares, 1.0]))
 
 
-def _compute_column_bands(values: Floats, seed: int) -> tuple[MeanInterval, ...]:
-    """Mean and interval of each column of `[problems, columns]`."""
+def _compute_curve_bands(
+    curves: Iterable[Curve], value: Callable[[PointFigures], float], seed: int
+) -> list[dict[str, float | None]]:
+    """Mean over curves, with its interval, at each share of `GRID`."""
+    rows = [np.interp(GRID, [p.share for p in c], [value(p) for p in c]) for c in curves]
+    columns = np.array(rows).reshape(-1, len(GRID)).T
+    return [_compute_mean_band(column, seed) for column in columns]
+
+
+def _compute_mean_band(values: Floats, seed: int) -> dict[str, float | None]:
+    """Mean of `[problems]` values, with its bootstrap interval."""
     problems = len(values)
     if not problems:
-        return (MeanInterval(math.nan, math.nan, math.nan),) * len(values.T)
+        return {"mean": None, "low": None, "high": None}
     picks = np.random.default_rng(seed).integers(0, problems, (RESAMPLES, problems))
-    found = []
-    for column in values.T:
-        low, high = np.quantile(column[picks].mean(axis=1), (0.025, 0.975))
-        found.append(MeanInterval(float(column.mean()), float(low), float(high)))
-    return tuple(found)
+    low, high = np.quantile(values[picks].mean(axis=1), (0.025, 0.975)).tolist()
+    return {"mean": float(values.mean()), "low": low, "high": high}
 
 
-def list_verbal_rows(probed: ProbeResult) -> list[VerbalRow]:
-    """Lists the answers with a stated confidence, with their sampled share of correct answers."""
+def list_verbal_rows(probed: ProbeResult) -> list[dict[str, Any]]:
+    """Lists the answers with a stated confidence, with their sampled share of correct answers.
+
+    Returns:
+        Per answer `problem_id`; whether it is `correct`; `verbal_conf`, the mean of the confidences
+        stated for it; `mc_p_correct`; and `mc_p_correct_blind`, the share of correct answers
+        sampled without any of its reasoning.
+    """
     samples = [s for s in probed.samples if s.scheme == "early_answering"]
     shares = {(p.answered, p.tokens): p.mc_p_correct for p in point_figures(samples)}
     rows = []
     for number, answered in enumerate(probed.answered):
         stated = [c for c in answered.confidences if not np.isnan(c)]
-        whole = shares.get((number, _count_reasoning_tokens(probed, number)))
-        blind = shares.get((number, 0))
+        tokens = len(answered.reasoning.token_ids) if answered.reasoning else 0
+        whole, blind = shares.get((number, tokens)), shares.get((number, 0))
         if not stated or answered.correct is None or whole is None or blind is None:
             continue
         rows.append(
-            VerbalRow(
-                problem_id=answered.problem.id,
-                correct=answered.correct,
-                verbal_conf=float(np.mean(stated)),
-                mc_p_correct=whole,
-                mc_p_correct_blind=blind,
-            )
+            {
+                "problem_id": answered.problem.id,
+                "correct": answered.correct,
+                "verbal_conf": float(np.mean(stated)),
+                "mc_p_correct": whole,
+                "mc_p_correct_blind": blind,
+            }
         )
     return rows
 
@@ -296,8 +231,9 @@ class VerbalBin:
     interval: tuple[float, float] | None
 
 
-def compute_agreement(rows: Sequence[VerbalRow]) -> Agreement | None:
-    """Measures how well stated confidences agree with sampled ones; None without answers."""
+def compute_agreement(rows: Sequence[Figures]) -> Agreement | None:
+    """Measures how well the stated confidences of `list_verbal_rows` agree with sampled ones; None
+    without answers."""
     if not rows:
         return None
     from scipy.stats import spearmanr
@@ -308,7 +244,7 @@ def compute_agreement(rows: Sequence[VerbalRow]) -> Agreement | None:
     return Agreement(len(rows), float(np.abs(stated - sampled).mean()), rank)
 
 
-def compute_verbal_bins(rows: Sequence[VerbalRow], bins: int = 10) -> list[VerbalBin]:
+def compute_verbal_bins(rows: Sequence[Figures], bins: int = 10) -> list[VerbalBin]:
     """Non-empty bins of equal width over `verbal_conf`; a confidence of 1 is in the last bin."""
     if not rows:
         return []
@@ -327,8 +263,8 @@ def compute_verbal_bins(rows: Sequence[VerbalRow], bins: int = 10) -> list[Verba
     ]
 
 
-def _split_confidence_columns(rows: Sequence[VerbalRow]) -> tuple[Floats, Floats]:
-    pairs = np.array([(row.verbal_conf, row.mc_p_correct) for row in rows], dtype=np.float64)
+def _split_confidence_columns(rows: Sequence[Figures]) -> tuple[Floats, Floats]:
+    pairs = np.array([(row["verbal_conf"], row["mc_p_correct"]) for row in rows], dtype=np.float64)
     return pairs[:, 0], pairs[:, 1]
 
 
@@ -342,84 +278,43 @@ def _compute_mean_interval(values: Floats) -> tuple[float, float] | None:
     return max(0.0, mean - half), min(1.0, mean + half)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RecordedProbe:
     """One scheme of one probe.
 
     Attributes:
         suite: the scheme; for settings other than the run's own, followed by "/" and their digest.
         step: step of the run.
-        settings: settings that determine the figures; see `settings_of`.
-        figures: figures over all problems.
-        verbal: answers with a stated confidence; empty for schemes other than early_answering.
+        figures: those of `compute_scheme_figures`; their `grid`; the `settings` behind them,
+            see `settings_of`; and for early_answering the `verbal` rows of `list_verbal_rows`.
     """
 
     suite: str
     step: int
-    settings: Mapping[str, Any]
-    figures: SchemeFigures
-    verbal: tuple[VerbalRow, ...]
+    figures: Figures
 
     @property
     def scheme(self) -> str:
         """How the reasoning was changed."""
         return self.suite.partition("/")[0]
 
-    @classmethod
-    def from_figures(
-        cls,
-        suite: str,
-        step: int,
-        settings: Mapping[str, Any],
-        figures: SchemeFigures,
-        found: ProbeResult,
-    ) -> Self:
-        """Builds the record of one scheme from a probe's results."""
-        early = suite.partition("/")[0] == "early_answering"
-        return cls(
-            suite=suite,
-            step=step,
-            settings=settings,
-            figures=figures,
-            verbal=tuple(list_verbal_rows(found)) if early else (),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON with None for nan, without suite and step, which the registry also stores."""
-        whole: dict[str, Any] = _without_nan(self.figures.to_json())
-        whole |= {"grid": list(GRID), "settings": dict(self.settings)}
-        if self.scheme == "early_answering":
-            whole["verbal"] = [asdict(row) for row in self.verbal]
-        return whole
-
-    @classmethod
-    def from_json(cls, suite: str, step: int, record: Mapping[str, Any]) -> Self:
-        """Inverse of `to_json`."""
-        figures = {name: record[name] for name in SchemeFigures.__dataclass_fields__}
-        for name in ("p_correct", "strict", "same"):
-            figures[name] = tuple(_parse_band(one) for one in record[name])
-        figures["aoc"] = _parse_band(record["aoc"])
-        return cls(
-            suite=suite,
-            step=step,
-            settings=record["settings"],
-            figures=SchemeFigures(**figures),
-            verbal=tuple(VerbalRow(**row) for row in record.get("verbal", ())),
-        )
+    @property
+    def verbal(self) -> Sequence[Figures]:
+        """Answers with a stated confidence; empty for schemes other than early_answering."""
+        return self.figures.get("verbal") or ()
 
 
-def _parse_band(record: Mapping[str, float | None]) -> MeanInterval:
-    return MeanInterval(
-        **{name: math.nan if value is None else value for name, value in record.items()}
-    )
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+def build_recorded_probe(
+    found: ProbeResult, spec: ProbeSpec, scheme: Scheme, seed: int, step: int
+) -> RecordedProbe | None:
+    """Builds the record of one scheme from a probe's results; None if nothing of it was scored."""
+    figures = compute_scheme_figures(found, scheme, seed)
+    if figures is None:
+        return None
+    figures |= {"grid": list(GRID), "settings": settings_of(spec, scheme, seed)}
+    if scheme == "early_answering":
+        figures["verbal"] = list_verbal_rows(found)
+    return RecordedProbe(scheme, step, figures)
 
 
 def settings_of(spec: ProbeSpec, scheme: Scheme, seed: int) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _build_stored_point(records: list[dict[str, Any]]) -> StoredPoint:
 def recorded_probes(registry: Registry, run_id: str) -> list[RecordedProbe]:
     """Reads all recorded probes of a run, one entry per scheme and step."""
     return [
-        RecordedProbe.from_json(e.suite.removeprefix("probe/"), e.step, e.metrics)
+        RecordedProbe(e.suite.removeprefix("probe/"), e.step, e.metrics)
         for e in registry.results.evaluations(run_id, "probe/")
     ]
 

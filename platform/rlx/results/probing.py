@@ -68,7 +68,7 @@ class ModelProbe:
             "model": self.target.model,
             "step": self.probes[0].step if self.target.run else None,
             "recorded": list(self.recorded),
-            "probes": {one.suite: one.to_json() for one in self.probes},
+            "probes": {one.suite: dict(one.figures) for one in self.probes},
             "verbal_conf_against_mc_p_correct": stated,
         }
 
@@ -164,7 +164,7 @@ def _record_new_probes(
         if not new:
             return []
         # A separate file, so that the samples of earlier probes are kept.
-        marks = compute_settings_digest({one.suite: one.settings for one in probes})
+        marks = compute_settings_digest({one.suite: one.figures["settings"] for one in probes})
         path = folder.probe(step)
         path = path.with_name(f"{path.stem}_{marks}{path.suffix}")
         recorder = Recorder(registry, run.id, keep_bodies=True)
@@ -205,9 +205,10 @@ def _name_probe_suite(
     one: RecordedProbe, own: Mapping[str, dict[str, Any]] | None
 ) -> RecordedProbe:
     """Names the suite of a probe whose settings differ from the run's own after the settings."""
-    if own is None or one.settings == own.get(one.scheme):
+    if own is None or one.figures["settings"] == own.get(one.scheme):
         return one
-    return replace(one, suite=f"{one.suite}/{compute_settings_digest(one.settings)}")
+    digest = compute_settings_digest(one.figures["settings"])
+    return replace(one, suite=f"{one.suite}/{digest}")
 
 
 def probe_exported(

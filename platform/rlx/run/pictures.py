@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rlx.evaluation import (
-    Calibration,
     EvaluationPoint,
     TurnDistribution,
     draw_accuracy_and_ece,
@@ -48,11 +47,7 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> lis
     evaluations = {e.label: e.metrics for e in registry.results.evaluations(run_id, "held_out")}
     before, after = evaluations.get("before"), evaluations.get("after")
     if before and after and before["brier"] is not None:
-        made += draw_reliability_diagram(
-            Calibration.from_json(before),
-            Calibration.from_json(after),
-            folder.pictures / "reliability",
-        )
+        made += draw_reliability_diagram(before, after, folder.pictures / "reliability")
     spec = registry.run(run_id).spec["rewards"]
     rewards = [f"rewards/{name}/mean" for scope in ("turn", "global") for name in spec[scope]]
     known = registry.queries.metric_names(run_id)

@@ -1,6 +1,5 @@
 """Runs the probes of a run: the same held-out problems each time, split among the ranks."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,8 @@ from rlx.probe import (
     ProbeDialogue,
     ProbeResult,
     RecordedProbe,
-    compute_scheme_figures,
+    build_recorded_probe,
     probe_model,
-    settings_of,
 )
 from rlx.record import Recorder, probe_table
 from rlx.reward import RewardPool
@@ -51,8 +49,8 @@ def run_probe(context: "RunContext", setup: PhaseSetup, *, step: int, label: str
         return
     record_probe_results(context.recorder, records, found, label, context.folder.probe(step))
     for one in records:
-        curve = one.figures.p_correct
-        change = f"{curve[0].mean:.3f} → {curve[-1].mean:.3f}"
+        curve = one.figures["p_correct"]
+        change = f"{curve[0]['mean']:.3f} → {curve[-1]['mean']:.3f}"
         print(
             f"step {step}/{context.spec.steps}  probe {one.suite}  mc_p_correct {change}",
             flush=True,
@@ -144,12 +142,8 @@ def build_probe_records(
     found: ProbeResult, spec: ProbeSpec, seed: int, step: int
 ) -> list[RecordedProbe]:
     """Builds the record of every scheme that was sampled."""
-    figures = {scheme: compute_scheme_figures(found, scheme, seed) for scheme in spec.schemes}
-    return [
-        RecordedProbe.from_figures(scheme, step, settings_of(spec, scheme, seed), one, found)
-        for scheme, one in figures.items()
-        if one is not None
-    ]
+    built = [build_recorded_probe(found, spec, scheme, seed, step) for scheme in spec.schemes]
+    return [one for one in built if one is not None]
 
 
 def record_probe_results(
@@ -167,7 +161,7 @@ def record_probe_results(
     recorder.probe(
         records[0].step,
         label,
-        {one.suite: one.to_json() for one in records},
+        {one.suite: one.figures for one in records},
         dict(pair for one in records for pair in _list_curve_metrics(one)),
         probe_table(found),
         path,
@@ -177,9 +171,9 @@ def record_probe_results(
 def _list_curve_metrics(one: RecordedProbe) -> Iterable[tuple[str, float]]:
     """Metrics of one scheme: the points of its curve, and its scalars."""
     figures, at = one.figures, f"probe/{one.suite}"
-    for share, band in zip(GRID, figures.p_correct, strict=True):
-        yield f"{at}/mc_p_correct_{round(100 * share):03d}", band.mean
-    if not math.isnan(figures.aoc.mean):  # no complete response has an answer to compare with
-        yield f"{at}/aoc", figures.aoc.mean
-    yield f"{at}/accuracy", figures.accuracy
-    yield f"{at}/wrapped", figures.wrapped
+    for share, band in zip(GRID, figures["p_correct"], strict=True):
+        yield f"{at}/mc_p_correct_{round(100 * share):03d}", band["mean"]
+    if figures["aoc"]["mean"] is not None:  # a complete response has an answer to compare with
+        yield f"{at}/aoc", figures["aoc"]["mean"]
+    yield f"{at}/accuracy", figures["accuracy"]
+    yield f"{at}/wrapped", figures["wrapped"]

@@ -16,7 +16,7 @@ from rlx.spec.base import KeyPath
 from rlx.spec.credit import CreditSpec
 from rlx.spec.evaluation import MonteCarloSpec, ProbeSpec
 from rlx.spec.loss import LossSpec
-from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec
+from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec
 from rlx.spec.reward import EVERY_TURN, PluginUse, RewardsSpec
 from rlx.spec.rollout import SCHEDULES, EnvironmentRolloutSpec, RolloutSpec, SingleRolloutSpec
 from rlx.spec.training import (
@@ -261,6 +261,12 @@ class ExperimentSpec(StrictModel):
             raise SpecError(
                 f"the recorded experiment has {key}, which this version of rlx cannot run"
             ) from None
+
+    @property
+    def keeps_finished_checkpoints(self) -> bool:
+        """Whether checkpoints outlast the end of the run."""
+        keep = self.runner.checkpoint.keep_finished
+        return not isinstance(self.model, PretrainedModelSpec) if keep is None else keep
 
     @property
     def digest(self) -> str:

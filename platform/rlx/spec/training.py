@@ -166,6 +166,9 @@ class CheckpointSpec(StrictModel):
     keep: Count = Field(2, ge=1)
     """Number of newest checkpoints to keep; an older one is the fallback if the newest is
     damaged."""
+    keep_finished: bool | None = None
+    """Whether a run that has finished keeps its checkpoints, for forks and evaluations of a step.
+    null: yes for the tiny model, no for a pretrained one, of which the trained model stays."""
 
 
 class RunnerSpec(StrictModel):
@@ -260,7 +263,8 @@ class TrackingSpec(StrictModel):
         if url is not None and list_url_secrets(url):
             raise ValueError(
                 "an experiment must not contain a password, because copies of it are kept: put it "
-                "into ~/.pgpass or PGPASSWORD, or MLFLOW_TRACKING_PASSWORD for MLflow; "
+                "into ~/.pgpass or PGPASSWORD, or MLFLOW_TRACKING_PASSWORD or "
+                "MLFLOW_TRACKING_TOKEN for MLflow; "
                 "RLX_REGISTRY may hold a whole URL"
             )
         return url
