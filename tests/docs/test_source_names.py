@@ -13,7 +13,7 @@ EXPERIMENTS = ROOT / "experiments"
 SCRIPT = "sources/kg_r1_cwq_3b.yaml"
 CLAIM = re.compile(rf"differs from {SCRIPT}, .*?\bline by line, in ([a-z_., ]+)\.")
 COMPARED = ("rollout", "rewards", "mask", "credit", "estimator", "loss", "optimizer")
-"""Sections of which a file that names the script says what differs; the rest is task and machine."""
+"""Sections of which files that name the script say what differs; the rest is task and machine."""
 ROWS = re.compile(r"^\| (`.*) \| (`.*`) \| `([\w.]+):(\w+)` \|$", re.MULTILINE)
 
 
