@@ -190,7 +190,7 @@ def test_a_writer_that_never_has_its_turn_says_so(path, monkeypatch):
 
 def test_a_writer_that_waits_says_for_what(path, monkeypatch, caplog):
     with Registry.open(url(path)) as one, Registry.open(url(path)) as other:
-        one.submit(digest="d", seed=0, **SUBMISSION)
+        submit(one)
         monkeypatch.setattr(sqlite, "TURN_SECONDS", 0.1)
         monkeypatch.setattr(sqlite, "SILENT_SECONDS", 0.0)
         with one.database.open_writer(), pytest.raises(DatabaseUnavailableError):
