@@ -2,11 +2,9 @@ from .check import AuditReport, IdentityTally, check_run, probe_bodies
 from .comparison import (
     Comparison,
     ComparisonRow,
-    SuiteDifferences,
     build_comparison_json,
     build_comparison_tables,
     compare_recipes,
-    describe_exclusions,
     find_named_runs,
     find_side_differences,
     format_comparison_markdown,
@@ -32,7 +30,7 @@ from .identities import Violation
 from .models import TrainedModel
 from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
-from .rescoring import ChangedRow, Rescoring, RescoringSummary, rescore
+from .rescoring import ChangedRow, Rescoring, rescore
 from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
 from .trying import try_model
 
@@ -47,9 +45,7 @@ __all__ = [
     "ProbeRequest",
     "RescoreRequest",
     "Rescoring",
-    "RescoringSummary",
     "StepAccounts",
-    "SuiteDifferences",
     "SuiteEvaluation",
     "TrainedModel",
     "Violation",
@@ -65,7 +61,6 @@ __all__ = [
     "build_token_frame",
     "check_run",
     "compare_recipes",
-    "describe_exclusions",
     "evaluate",
     "find_named_runs",
     "find_side_differences",
