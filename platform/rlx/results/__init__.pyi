@@ -1,4 +1,4 @@
-from .check import AuditReport, IdentityTally, check_run, probe_bodies
+from .check import AuditReport, IdentityTally, check_run
 from .comparison import (
     Comparison,
     ComparisonRow,
@@ -17,14 +17,6 @@ from .evaluating import (
     build_requested_suite,
     build_set_spec,
     evaluate,
-)
-from .frames import (
-    build_answer_frame,
-    build_evaluation_frame,
-    build_metric_frame,
-    build_rollout_frame,
-    build_score_frame,
-    build_token_frame,
 )
 from .identities import Violation
 from .models import TrainedModel
@@ -49,16 +41,10 @@ __all__ = [
     "SuiteEvaluation",
     "TrainedModel",
     "Violation",
-    "build_answer_frame",
     "build_comparison_json",
     "build_comparison_tables",
-    "build_evaluation_frame",
-    "build_metric_frame",
     "build_requested_suite",
-    "build_rollout_frame",
-    "build_score_frame",
     "build_set_spec",
-    "build_token_frame",
     "check_run",
     "compare_recipes",
     "evaluate",
@@ -68,7 +54,6 @@ __all__ = [
     "list_comparison_notes",
     "load_diff_side",
     "load_step_accounts",
-    "probe_bodies",
     "probe_model",
     "rescore",
     "select_newest_runs",
