@@ -412,7 +412,7 @@ def compare(*names: str, registry: str | None = None) -> Comparison:
 
 def diff(
     one: Path | str, other: Path | str, *, registry: str | None = None
-) -> dict[str, dict[str, tuple[Any, Any]]]:
+) -> dict[str, dict[str, tuple[Any, ...]]]:
     """Returns the settings in which two runs or experiment files differ, by section and path.
 
     Args:

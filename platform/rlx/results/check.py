@@ -164,9 +164,7 @@ def check_run(
                     setup=phase.setup,
                     strategy=phase.strategy,
                     estimator=phase.estimator,
-                    beta=statistics["beta"],
-                    state=statistics["state_before"],
-                    max_tokens=statistics["max_tokens"],
+                    statistics=statistics,
                     pool=pool,
                 )
                 for identity in IDENTITIES:

@@ -297,7 +297,8 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
         _build_compared_recipe(ascii_uppercase[n] if n < 26 else f"R{n + 1}", own, evaluations)
         for n, own in enumerate(seeds)
     )
-    firsts = [own[0] for own in by_digest.values()]
+    firsts = [build_run_side(own[0]).sections["spec"] for own in by_digest.values()]
+    differ = _find_differences(firsts)
     left = tuple(list_excluded_runs(runs, taken))
     mixtures = tuple(
         sentence
@@ -314,7 +315,7 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
             absent[suite] = (None, *(why for _, why in pairs))
     return Comparison(
         recipes,
-        _find_experiment_differences(firsts),
+        {path: values for path, values in differ.items() if path not in NOT_COMPARED},
         tuple(rows),
         absent,
         left,
@@ -388,13 +389,6 @@ def _select_last_evaluations(evaluations: Iterable[EvaluationRecord]) -> list[Ev
     return list(found.values())
 
 
-def _find_experiment_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
-    specs = [build_run_side(run).sections["spec"] for run in runs]
-    paths = [p for p in dict.fromkeys(p for spec in specs for p in spec) if p not in NOT_COMPARED]
-    rows = {path: tuple(spec.get(path) for spec in specs) for path in paths}
-    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
-
-
 def _build_comparison_rows(
     recipes: Sequence[ComparedRecipe],
     suite: str,
@@ -444,15 +438,19 @@ class DiffSide:
     sections: Mapping[str, Flat]
 
 
-def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, Any]]]:
+def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, ...]]]:
     """Returns the differing values of every section, by path; None where a side lacks the value."""
-    found: dict[str, dict[str, tuple[Any, Any]]] = {}
-    for section in SECTIONS:
-        a, b = one.sections[section], other.sections[section]
-        paths = list(dict.fromkeys([*a, *b]))
-        pairs = {path: (a.get(path), b.get(path)) for path in paths}
-        found[section] = {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
-    return found
+    return {
+        section: _find_differences([one.sections[section], other.sections[section]])
+        for section in SECTIONS
+    }
+
+
+def _find_differences(sides: Sequence[Flat]) -> dict[str, tuple[Any, ...]]:
+    """Returns the values of all sides by the paths in which they differ."""
+    paths = dict.fromkeys(path for side in sides for path in side)
+    rows = {path: tuple(side.get(path) for side in sides) for path in paths}
+    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
 
 
 def build_run_side(run: RunRecord) -> DiffSide:
@@ -609,7 +607,7 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
     )
     labels, first = found.labels, found.labels[0]
     if found.spec:
-        rows = [[path, *map(_format_spec_value, values)] for path, values in found.spec.items()]
+        rows = [[path, *map(format_setting, values)] for path, values in found.spec.items()]
         yield "What they differ in", [["", *labels], *rows]
     minus_first = [f"{label} − {first}" for label in labels[1:]]
     for suite in dict.fromkeys(row.suite for row in found.rows):
@@ -664,7 +662,8 @@ def list_comparison_notes(found: Comparison) -> list[str]:
     return notes + _describe_exclusions(found)
 
 
-def _format_spec_value(value: Any) -> str:
+def format_setting(value: Any) -> str:
+    """Returns the value of a setting as text; a dash where there is none."""
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 

@@ -7,7 +7,7 @@ so a wrong figure is reported under its own name.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,9 +104,9 @@ class StepEvidence:
         setup: setup of the phase, from the run's spec.
         strategy: options of `setup.mask`.
         estimator: options of `setup.estimator`.
-        beta: β of KL in the reward.
-        state: estimator state carried over from the previous step.
-        max_tokens: token budget of each kind of turn.
+        statistics: what the step recorded beside its rollouts: `beta`, the β of KL in the reward;
+            `state_before`, the estimator state carried over from the previous step; `max_tokens`,
+            the token budget of each kind of turn.
         pool: workers that score rewards.
     """
 
@@ -115,9 +115,7 @@ class StepEvidence:
     setup: PhaseSetup
     strategy: Mask
     estimator: Estimator
-    beta: float
-    state: Mapping[str, float]
-    max_tokens: Mapping[str, int]
+    statistics: Mapping[str, Any]
     pool: RewardPool
 
     @property
@@ -151,9 +149,9 @@ class StepEvidence:
             self.stored,
             self.scored_rows,
             self.setup,
-            beta=self.beta,
-            state=self.state,
-            max_tokens=self.max_tokens,
+            beta=self.statistics["beta"],
+            state=self.statistics["state_before"],
+            max_tokens=self.statistics["max_tokens"],
         )
         return train
 
