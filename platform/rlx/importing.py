@@ -2,12 +2,14 @@
 
 import gc
 import hashlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import current_thread, main_thread
+from typing import NoReturn
 
 IMPORT_TIME_LIMIT = 20.0
 """Time limit for importing one plugin, in seconds."""
@@ -50,18 +52,43 @@ def speed_up_imports() -> Iterator[None]:
             gc.enable()
 
 
+class ImportAbortedError(BaseException):
+    """An import hangs, or would end the process; no `except Exception` of a module stops it."""
+
+
 @contextmanager
-def limit_import_time() -> Iterator[None]:
-    """Raises TimeoutError after a while; never outside the main thread or while a timer runs."""
+def guard_import() -> Iterator[None]:
+    """Stops an import in the block that hangs or that ends the process by `os._exit`.
+
+    Time is limited only in the main thread, and unless a timer runs.
+
+    Raises:
+        ImportAbortedError: the import hangs, or calls `os._exit`.
+    """
+
+    def refuse(code: int) -> NoReturn:
+        raise ImportAbortedError(f"importing it ends the process, with exit code {code}")
+
+    end_process, os._exit = os._exit, refuse  # type: ignore[assignment]
+    try:
+        with _limit_import_time():
+            yield
+    finally:
+        os._exit = end_process
+
+
+@contextmanager
+def _limit_import_time() -> Iterator[None]:
     if current_thread() is not main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
         yield
         return
 
     def give_up(*_: object) -> None:
-        raise TimeoutError(f"importing it takes more than {IMPORT_TIME_LIMIT:g} s")
+        raise ImportAbortedError(f"importing it takes more than {IMPORT_TIME_LIMIT:g} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, IMPORT_TIME_LIMIT)
+    # Again after each second: a module may go on after any exception.
+    signal.setitimer(signal.ITIMER_REAL, IMPORT_TIME_LIMIT, 1.0)
     try:
         yield
     finally:

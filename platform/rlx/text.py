@@ -95,13 +95,18 @@ def redact_passwords(text: str, *urls: str) -> str:
             break
         text = text.replace(secret, "***")
     text = _USER_PASSWORD.sub(r"\1:***@", text)
+    text = _WEB_TOKEN.sub(r"\1***@", text)
     return _QUERY_VALUE.sub(_redact_query_value, text)
 
 
 _USER_PASSWORD = re.compile(r"(://[^:/\n]*):[^@\n]*@(?:[^/?#\s@]*@)*")
 """Up to the first `@`, as SQLAlchemy reads a URL, or the last one before the path, as HTTP does."""
+_WEB_TOKEN = re.compile(r"(https?://)([^:/?#\s@]+)@", re.I)
+"""The name of a user without a password, which for a web server is a token."""
 _QUERY_VALUE = re.compile(r"([?&]([^=&\s]+)=)(?!\*{3}(?:[\s&\"',;)]|$))([^&\n]+)")
-_SECRET_NAME = re.compile(r"(pass|passwd|password|pwd|secret|token|(api|access)_?key)$", re.I)
+_SECRET_NAME = re.compile(
+    r"(pass|passwd|password|pwd|secret|token|(api|access)_?key|credential|signature|^sig)$", re.I
+)
 SHORTEST = 4
 """Minimum length of a secret that is replaced wherever it stands; shorter ones are in words."""
 
@@ -137,6 +142,7 @@ def list_url_secrets(url: str) -> list[str]:
 
     found = [text[1] for text in re.finditer(r"://[^:/]*:(.*)@", url, re.DOTALL)]
     found += [part for text in found for part in text.split("@")]  # a raw @ ends it, or does not
+    found += [each for m in _WEB_TOKEN.finditer(url) for each in (m[2], unquote(m[2]))]
     found += [m[3] for m in _QUERY_VALUE.finditer(url) if _is_secret_name(m[2])]
     with suppress(ArgumentError, ValueError):
         parsed = make_url(url)

@@ -43,13 +43,14 @@ from .rollout_files import (
     build_arrow_type,
     get_model_text,
     get_token_values,
+    list_path_segments,
     read_body,
     read_trees,
     search_body_trees,
     sync_to_disk,
     write_body,
 )
-from .sqlite import describe_lost_registry
+from .sqlite import describe_lost_registry, wait_for_lock
 from .supervisors import (
     forget_supervisor,
     is_supervisor_alive,
@@ -112,10 +113,12 @@ __all__ = [
     "is_idle",
     "is_supervisor_alive",
     "is_supervisor_in_other_container",
+    "list_path_segments",
     "read_body",
     "read_trees",
     "record_supervisor",
     "search_body_trees",
     "sync_to_disk",
+    "wait_for_lock",
     "write_body",
 ]

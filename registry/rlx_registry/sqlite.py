@@ -7,6 +7,7 @@ with a write-ahead log, and readers use a separate read-only engine, which never
 
 import errno
 import fcntl
+import logging
 import os
 import random
 import shutil
@@ -35,6 +36,8 @@ LOG_INDEX_BYTES = 64 * 1024
 """Free bytes below which SQLite cannot keep the index of its write-ahead log."""
 TURN_SECONDS = 60.0
 """Seconds that a process waits for its turn to write."""
+SILENT_SECONDS = 3.0
+"""Seconds after which it says what it waits for."""
 BUSY_SECONDS = 15.0
 """Seconds that SQLite itself waits for another process's transaction."""
 HELP = "one of them may be frozen: find it with `fuser` on that file, and wake or end it"
@@ -47,6 +50,7 @@ NETWORK_DISKS = frozenset(
 """File systems that several machines may share, on which a write-ahead log is not safe."""
 
 Mode = Literal["read", "write", "create"]
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,8 @@ class Sqlite:
         if self.path.exists() and self._is_prepared():
             return
         with self.hold_write_turn():
+            if not self.path.exists() and (lost := describe_lost_registry(self.path)):
+                _LOG.warning("a new registry is made at %s%s", self.path, lost)
             engine = self.engine("create")
             try:
                 # The mode cannot change in a transaction, which every SQLAlchemy connection opens.
@@ -165,21 +171,13 @@ class Sqlite:
         Raises:
             DatabaseUnavailableError: other processes have been writing for `TURN_SECONDS`.
         """
-        end, pause = time.monotonic() + TURN_SECONDS, 0.001
         with self._open_lock() as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > end:
-                        raise DatabaseUnavailableError(
-                            f"registry {self.path}: locked by other writers for "
-                            f"{TURN_SECONDS:g} s; {HELP}"
-                        ) from None
-                # Unseeded randomness: it only keeps waiters from polling in lockstep.
-                time.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(1.5 * pause, 0.01)
+            try:
+                wait_for_lock(lock)
+            except TimeoutError:
+                raise DatabaseUnavailableError(
+                    f"registry {self.path}: locked by other writers for {TURN_SECONDS:g} s; {HELP}"
+                ) from None
             try:
                 yield
             finally:
@@ -218,10 +216,32 @@ class Sqlite:
             raise DatabaseUnavailableError(f"cannot write registry {path}: {error}") from error
 
 
+def wait_for_lock(file: TextIO) -> None:
+    """Locks a file that other processes may have locked; after a while, logs what is waited for.
+
+    Raises:
+        TimeoutError: others have held it for `TURN_SECONDS`.
+    """
+    begin, pause, is_silent = time.monotonic(), 0.001, True
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = time.monotonic() - begin
+        if waited > TURN_SECONDS:
+            raise TimeoutError
+        if is_silent and waited > SILENT_SECONDS:
+            is_silent = False
+            _LOG.warning("waiting for other processes to release %s; %s", file.name, HELP)
+        # Unseeded randomness: it only keeps waiters from polling in lockstep.
+        time.sleep(pause * random.uniform(0.5, 1.5))
+        pause = min(1.5 * pause, 0.01)
+
+
 def describe_lost_registry(path: Path) -> str:
     """What to do about a missing file beside the folders of its runs; "" if there are none."""
     with suppress(OSError):
-        if count := sum(1 for one in (path.parent / RUNS).iterdir() if one.is_dir()):
+        if count := sum(1 for one in (path.parent / RUNS).glob("[!.]*") if one.is_dir()):
             return (
                 f", and the {count} run folders in {path.parent / RUNS} are no copy of it: put "
                 f"back a backup of {path.name}, as `sqlite3 {path.name} '.backup FILE'` makes it; "

@@ -46,6 +46,14 @@ def test_this_machine_can_run_experiments(folder, capsys):
         )
 
 
+def test_a_registry_that_is_lost_beside_its_runs_names_the_way_back(folder, capsys):
+    (folder / ".rlx" / "runs" / "r-0001").mkdir(parents=True)
+    line = found(capsys)[1]["registry"]
+    assert line["state"] == "broken"
+    assert "the 1 run folders in" in line["found"]
+    assert "put back a backup of registry.db" in line["found"]
+
+
 def test_the_table_has_a_sign_for_every_line(capsys):
     assert main(["check"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -182,6 +182,17 @@ def test_turns_rewards_and_masks_are_in_the_source_s_shape(record, capsys):
     assert out.isascii() and not set(out) & {*map(chr, range(10)), "\x1b", "\x7f"}
 
 
+def test_whole_samples_show_every_turn_and_what_was_read_between(record, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
+    record(*asked())
+    assert main(["samples", "--whole"]) == 0
+    first, cut = capsys.readouterr().out.splitlines()[-2:]
+    obs, read = ("".join(f"#{ord(c)}" for c in text) for text in ("[obs]", HOSTILE))  # its tokens
+    said = f"[kg_query] ab⏎[environment] {obs}⏎[kg_query] c⏎[environment] {read}⏎[answer] de"
+    assert said in first
+    assert cut.endswith(" xyz") and "[kg_query]" not in cut
+
+
 def test_an_answer_and_its_confidence_are_a_row_each(record, capsys):
     record(*two_turns())
     _, (answer, confidence) = exported(capsys)

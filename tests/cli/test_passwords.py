@@ -28,6 +28,9 @@ FORMS = {
     "of no database": lambda p: f"ftp-x://ann:{p}@db:none/rlx",
     "of HTTP": lambda p: f"http://ann:{p}@127.0.0.1:1",
     "of HTTP, as a token": lambda p: f"http://127.0.0.1:1/?access_token={p}",
+    "of HTTP, as a user": lambda p: f"http://{quote(p, safe='')}@127.0.0.1:1",
+    "signed": lambda p: f"https://127.0.0.1:1/a?se=2026&sig={quote(p, safe='')}",
+    "signed for S3": lambda p: f"https://127.0.0.1:1/a?X-Amz-Signature={quote(p, safe='')}",
 }
 SPEC = """
 name: odd
@@ -100,11 +103,11 @@ def test_a_command_that_fails_shows_no_password(url, folder, capsys, monkeypatch
 def test_mlflows_command_line_has_no_url(monkeypatch, folder):
     url, called = FORMS["plain"]("s3/cr et"), []
 
-    def execve(_, *given):
-        called.extend(given)
-        raise SystemExit(0)  # the process is another program now
+    def start(command, *, env, **_):
+        called.extend((command, env))
+        raise SystemExit(0)
 
-    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setattr("subprocess.Popen", start)
     monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", url)
     with pytest.raises(SystemExit):
         main(["web", "--mlflow", "--port", str(find_free_port())])

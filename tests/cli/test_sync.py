@@ -3,9 +3,11 @@
 import shutil
 import socket
 import sqlite3
+import subprocess
 from contextlib import closing
 
 import pytest
+from patience import find_free_port
 
 from rlx.cli import main
 from rlx.record import prepare_store
@@ -215,3 +217,38 @@ def test_a_page_of_runs_that_mlflow_lacks_is_refused(registry, capsys):
     assert main(["web", "--mlflow", served]) == 2
     link = "http://127.0.0.1:1/#/experiments/3/runs/m?workflowType=machine_learning"
     assert link in capsys.readouterr().err
+
+
+def test_mlflows_address_is_said_when_it_answers(registry, capfd, monkeypatch):
+    ended(registry, "rlcr")
+    said = []
+
+    class Server(subprocess.Popen):
+        """Instead of MLflow: a server that listens from the second look at it."""
+
+        returncode = None
+
+        def __init__(self, command, **_):
+            self.place, self.looks = ("127.0.0.1", int(command[command.index("--port") + 1])), 0
+
+        def poll(self):
+            self.looks += 1
+            if self.looks == 2:
+                said.append(capfd.readouterr().err)
+                self.socket = socket.create_server(self.place)
+
+        def wait(self, timeout=None):
+            self.socket.close()
+            return 0
+
+        def __exit__(self, *_):
+            pass
+
+        def __del__(self):
+            pass
+
+    monkeypatch.setattr("subprocess.Popen", Server)
+    port = find_free_port()
+    assert main(["web", "--mlflow", "--port", str(port)]) == 0
+    assert "http" not in said[0]
+    assert f"MLflow on http://127.0.0.1:{port}/" in capfd.readouterr().err

@@ -141,6 +141,7 @@ holder = guest_plugins:Holder
 greedy = guest_plugins:Greedy
 collides = guest_plugins:Collides
 slow = guest_slow:Reward
+exits = guest_exits:Reward
 """
 RIVAL = """
 [rlx.rewards]
@@ -177,7 +178,11 @@ def guests(tmp_path, monkeypatch):
     (tmp_path / "guest_needy.py").write_text("# needs more\nimport not_there\n")
     (tmp_path / "guest_garbled.py").write_text("x = 1\ndef (:\n")
     (tmp_path / "guest_leaves.py").write_text("raise SystemExit('bye')\n")
-    (tmp_path / "guest_slow.py").write_text("import signal\nwhile True: signal.pause()\n")
+    (tmp_path / "guest_slow.py").write_text(
+        "import signal\nwhile True:\n    try:\n        signal.pause()\n"
+        "    except Exception:\n        pass\n"
+    )
+    (tmp_path / "guest_exits.py").write_text("import os\nos._exit(7)\n")
     distribution(tmp_path, "rlx-guest", "0.1.0", POINTS)
     distribution(tmp_path, "rlx-rival", "2.0", RIVAL)
     monkeypatch.syspath_prepend(tmp_path)
@@ -247,6 +252,7 @@ def test_a_name_that_two_offer_must_be_qualified():
         ("needy", "from rlx-guest 0.1.0 (entry point 'guest_needy:Reward')"),
         ("garbled", "guest_garbled.py:2"),
         ("leaves", "cause: SystemExit: bye"),
+        ("exits", "importing it ends the process, with exit code 7"),
         ("nothing", "has no attribute 'Nothing'"),
         ("newer", "needs rlx plugin API 99; this is rlx"),
         ("stranger", "Stranger does not derive from rlx.plugin.Plugin"),

@@ -229,6 +229,12 @@ def test_a_buffer_that_is_never_float32_is_loaded_once_or_twice(tmp_path, dtype)
     assert model.model.normalizer.dtype == torch.bfloat16
 
 
+def test_saved_weights_can_be_read_by_whoever_can_read_their_configuration(tmp_path):
+    build_policy(SMALL, 0).save(tmp_path)
+    modes = {file.name: file.stat().st_mode for file in tmp_path.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"] == modes["tokenizer.json"]
+
+
 def test_a_tiny_model_is_rounded_too():
     rounded, whole = build_policy(SMALL, 3, dtype=torch.bfloat16), build_policy(SMALL, 3)
     expected = {name: weight.to(torch.bfloat16) for name, weight in weights(whole).items()}

@@ -190,6 +190,28 @@ def test_a_writer_that_never_has_its_turn_says_so(path, monkeypatch):
         assert one.results.metrics("1") == {"loss": [(1, 0.5)]}
 
 
+def test_a_writer_that_waits_says_for_what(path, monkeypatch, caplog):
+    with Registry.open(url(path)) as one, Registry.open(url(path)) as other:
+        one.submit(digest="d", seed=0, **SUBMISSION)
+        monkeypatch.setattr(sqlite, "TURN_SECONDS", 0.1)
+        monkeypatch.setattr(sqlite, "SILENT_SECONDS", 0.0)
+        with one.database.open_writer(), pytest.raises(DatabaseUnavailableError):
+            other.update_run("1", step=1)
+    (line,) = caplog.messages
+    assert line.startswith(f"waiting for other processes to release {path}.lock; one of them may")
+
+
+def test_a_new_registry_beside_folders_of_runs_says_what_was_lost(path, caplog):
+    (path.parent / "runs" / "r-0001").mkdir(parents=True)
+    (path.parent / "runs" / ".unrecorded-1-1-x").mkdir()
+    Registry.open(url(path)).close()
+    (line,) = caplog.messages
+    assert line.startswith(f"a new registry is made at {path}, and the 1 run folders in")
+    assert "put back a backup of" in line
+    Registry.open(url(path)).close()
+    assert len(caplog.messages) == 1
+
+
 FROZEN = """
 import os, signal
 from rlx_registry import Registry

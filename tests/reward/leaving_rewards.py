@@ -43,6 +43,14 @@ def leaving(sample, *, how: str, end: str = ""):
 
 
 @reward
+def importing(sample):
+    """Imports what takes twice the deadline, and then ends as the response says."""
+    import slow_to_import  # noqa: F401
+
+    return ENDS[sample.response]() if sample.response else 1.0
+
+
+@reward
 def waiting(sample):
     """1, once the file that the response names exists, which it says it waits for by another."""
     Path(f"{sample.response}.waiting").touch()

@@ -19,6 +19,7 @@ from leaving_rewards import (
     STARTS,
     LeavingGame,
     begin_nothing,
+    importing,
     leaving,
     run_chunk_slowly,
     waiting,
@@ -199,6 +200,17 @@ def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(pool, mark):
     payload = pickle_jobs([job(leaving(how="plainly", end="its deadline"), mark)])
     report = pool._workers._pool.schedule(run_chunk_slowly, args=(payload, (DEADLINE,), 256))
     assert report.result(timeout=LIMIT).fault == FAULTS["its deadline"]
+
+
+def test_what_a_reward_imports_when_it_is_called_is_not_counted_against_its_deadline(pool):
+    outcomes = [
+        pool.score([RewardJob(importing(), (sample,), DEADLINE)])[0]
+        for sample in (
+            Sample(id="a", problem={}, turn="answer", number=1, response=end)
+            for end in ("", "its deadline")
+        )
+    ]
+    assert [outcome.fault for outcome in outcomes] == [None, FAULTS["its deadline"]]
 
 
 def test_workers_whose_first_process_does_not_begin_say_so(monkeypatch):

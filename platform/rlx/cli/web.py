@@ -5,24 +5,29 @@ import os
 import re
 import secrets
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from rlx.cli.options import Command, complete_run, registry_option
 from rlx.cli.output import print_text
+from rlx.descendants import die_with_parent
 from rlx.errors import EnvironmentFault, RlxError, SpecError
 from rlx.launch import create_missing_registry, open_registry
 from rlx.spec import TrackingSpec
 from rlx.text import escape_unprintable
 
 DASHBOARD_PORT, MLFLOW_PORT = 8711, 5000
+POLL_SECONDS = 0.2
+"""Seconds between two looks whether MLflow answers."""
 RUNS_SEARCHED = 50
 """Newest runs among which one is looked for that MLflow's store has."""
 
@@ -125,7 +130,7 @@ def web(runs: tuple[str, ...], mlflow: bool, uri: str | None, url: str, **option
     token: everyone who can connect to its port can read, change and delete its runs.
     """
     if mlflow:
-        serve_mlflow(runs, uri, url, options["host"], options["port"] or MLFLOW_PORT)
+        return serve_mlflow(runs, uri, url, options["host"], options["port"] or MLFLOW_PORT)
     if runs:
         raise SpecError("name runs with --mlflow; the dashboard shows every run")
     return serve_dashboard(url, options)
@@ -200,10 +205,12 @@ def serve_dashboard(url: str, options: Mapping[str, Any]) -> int:
     return 130  # only Ctrl-C ends it without an error
 
 
-def serve_mlflow(
-    runs: tuple[str, ...], uri: str | None, url: str, host: str, port: int
-) -> NoReturn:
-    """Replaces this process by MLflow's server; the printed address opens the page of `runs`."""
+def serve_mlflow(runs: tuple[str, ...], uri: str | None, url: str, host: str, port: int) -> int:
+    """Runs MLflow's server until Ctrl-C; the printed address opens the page of `runs`.
+
+    Returns:
+        Its exit code.
+    """
     from rlx.home import format_path, get_rlx_home, tracking_url
     from rlx.record import MLFLOW_ENVIRONMENT, prepare_store
 
@@ -216,19 +223,40 @@ def serve_mlflow(
     prepare_store(store)  # a store that was moved needs its new place
     require_free_port(host, port)
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
-    command += ["--host", host, "--port", str(port)]
+    command += ["--host", host, "--port", str(port), "--uvicorn-opts", "--log-level warning"]
     command += ["--artifacts-destination", str(get_rlx_home() / "mlartifacts")]
     # Without jobs, fourteen processes and two gigabytes become two processes and half a gigabyte.
     small = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": store}
-    shown = f"[{host}]" if ":" in host else host
-    print_text(f"MLflow on http://{shown}:{port}/{page}  (Ctrl-C to stop)", err=True)
-    print_text(
-        f"warning: MLflow has no token: everyone who can connect to port {port}, such as every "
-        "user of this machine, can read, change and delete its runs",
-        err=True,
-    )
-    sys.stdout.flush()
-    os.execve(command[0], command, {**MLFLOW_ENVIRONMENT, **os.environ, **small})
+    quiet = {**MLFLOW_ENVIRONMENT, "PYTHONWARNINGS": "ignore"}  # on what MLflow itself imports
+    print_text("MLflow is starting", err=True)
+    with subprocess.Popen(
+        command,
+        env={**quiet, **os.environ, **small},
+        start_new_session=True,  # an interrupt that it receives itself ends it with a traceback
+        preexec_fn=die_with_parent,
+    ) as server:
+        try:
+            while server.poll() is None and not _is_answering(host, port):
+                time.sleep(POLL_SECONDS)
+            if server.returncode is None:
+                shown = f"[{host}]" if ":" in host else host
+                print_text(f"MLflow on http://{shown}:{port}/{page}  (Ctrl-C to stop)", err=True)
+                print_text(
+                    f"warning: MLflow has no token: everyone who can connect to port {port}, such "
+                    "as every user of this machine, can read, change and delete its runs",
+                    err=True,
+                )
+            return server.wait()
+        except KeyboardInterrupt:
+            server.terminate()
+            server.wait()
+            return 130
+
+
+def _is_answering(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+        return True
+    return False
 
 
 def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rlx import __version__
 from rlx.errors import PluginError
-from rlx.importing import limit_import_time, source_digest
+from rlx.importing import ImportAbortedError, guard_import, source_digest
 from rlx.plugin import (
     API,
     FAILED,
@@ -170,11 +170,11 @@ def load_plugin(kind: Kind, name: str) -> type[Plugin]:
     plugin = find_installed_plugin(kind, name)
     module, _, attribute = plugin.value.partition(":")
     try:
-        with limit_import_time(), show_plugin_output(name):
+        with guard_import(), show_plugin_output(name):
             offered: Any = import_module(module)
         for part in attribute.split("."):
             offered = getattr(offered, part)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, ImportAbortedError) as error:
         raise PluginFault(_diagnose_import_error(plugin, error)) from error
     if wrong := _describe_misfit(kind, offered):
         raise PluginFault(build_plugin_diagnostic(plugin, f"is invalid: {wrong}"))
@@ -336,7 +336,10 @@ def _diagnose_import_error(plugin: InstalledPlugin, error: BaseException) -> Dia
     from traceback import extract_tb  # imported only after an error
 
     cause = f"cause: {type(error).__name__}: {error}"
-    frames = [f for f in extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    own = ("importlib", "rlx/importing.py")
+    frames = [
+        f for f in extract_tb(error.__traceback__) if not any(name in f.filename for name in own)
+    ]
     if isinstance(error, SyntaxError) and error.filename:
         cause += f"\n{error.filename}:{error.lineno}  `{(error.text or '').strip()}`"
     elif len(frames) > 1:  # the first frame is rlx's own

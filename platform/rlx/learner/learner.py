@@ -274,8 +274,7 @@ def write_model(
             `adapter`.
         folder: created if missing.
     """
-    policy.model.save_pretrained(folder, state_dict=dict(weights))
-    policy.tokenizer.save_pretrained(folder)
+    policy.save(folder, weights)
     if adapter:
         save_adapter(policy.model, adapter, folder / "adapter")
 

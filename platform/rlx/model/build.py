@@ -1,5 +1,6 @@
 """Builds or loads the model of an experiment."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -24,7 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.copies import convert_weights
 from rlx.model.dialogue import ModelDialogue
-from rlx.model.files import first_line, model_folder
+from rlx.model.files import first_line, model_folder, share_weights
 from rlx.model.tokenizer import (
     build_dialogue,
     end_ids,
@@ -72,10 +73,16 @@ class Policy:
         """Maximum dialogue length in tokens: the positions that the model was trained on."""
         return find_context_length(self.model.config)
 
-    def save(self, folder: Path) -> None:
-        """Writes weights, configuration and tokenizer in the Hugging Face layout."""
-        self.model.save_pretrained(folder)
+    def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Writes weights, configuration and tokenizer in the Hugging Face layout.
+
+        Args:
+            folder: created if missing.
+            weights: by name; by default the model's own.
+        """
+        self.model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
         self.tokenizer.save_pretrained(folder)
+        share_weights(folder / "config.json")
 
 
 def build_policy(

@@ -280,3 +280,10 @@ def _fetch_command(spec: PretrainedModelSpec) -> str:
 def first_line(error: Exception) -> str:
     """Returns the first line of an error message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def share_weights(config: Path) -> None:
+    """Gives weights the mode of the configuration beside them: safetensors lets nobody else read
+    what it writes."""
+    for file in config.parent.glob("*.safetensors"):
+        file.chmod(config.stat().st_mode)

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.build import Policy
+from rlx.model.files import share_weights
 from rlx.seeding import derive_seed
 from rlx.spec import Lora, ModelSpec, PretrainedModelSpec
 from rlx.spec.reading import did_you_mean
@@ -200,8 +201,9 @@ def save_adapter(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: 
         weights: from `adapter_weights`.
         folder: created if missing.
     """
-    from peft.utils import SAFETENSORS_WEIGHTS_NAME
+    from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 
     model.peft_config[NAME].save_pretrained(folder)
     ready = {name: weight.cpu().contiguous() for name, weight in weights.items()}
     save_file(ready, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+    share_weights(folder / CONFIG_NAME)

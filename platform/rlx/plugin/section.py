@@ -20,7 +20,7 @@ from pydantic_core import (
     to_json,
 )
 
-from rlx.importing import limit_import_time
+from rlx.importing import ImportAbortedError, guard_import
 from rlx.plugin.base import API, Plugin
 
 PLUGIN_FAULT = "plugin_fault"
@@ -161,9 +161,9 @@ class PluginSection(Generic[_Model]):
 
     def _load_model(self, point: EntryPoint) -> type[_Model]:
         try:
-            with limit_import_time():
+            with guard_import():
                 model = point.load()
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, ImportAbortedError) as error:
             what = f"failed to import: {type(error).__name__}: {error}"
             raise self._build_fault(point.name, what, point) from error
         if not (isinstance(model, type) and issubclass(model, self.base)):

@@ -10,7 +10,6 @@
 MLflow itself is imported only when something is sent, because that takes seconds.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -27,7 +26,14 @@ from urllib.parse import urlencode
 
 from rlx.record.tracker import TrackedRun, TrackerUnavailableError
 from rlx.text import escape_unprintable, redact_passwords, redact_values
-from rlx_registry import EvaluationRecord, MetricRow, Registry, RegistryDatabaseError, RunRecord
+from rlx_registry import (
+    EvaluationRecord,
+    MetricRow,
+    Registry,
+    RegistryDatabaseError,
+    RunRecord,
+    wait_for_lock,
+)
 
 STATUSES = {"queued": "SCHEDULED", "submitted": "RUNNING", "running": "RUNNING"}
 STATUSES |= {"finished": "FINISHED", "failed": "FAILED", "lost": "FAILED", "stopped": "KILLED"}
@@ -55,6 +61,9 @@ LOCAL_SERVER = "http://127.0.0.1:5000"
 """Where `rlx web --mlflow` serves a store by default."""
 COMPARED_RUNS = 24
 """Maximum number of runs that one page compares."""
+
+
+_HELD = "other processes hold it; find them with `fuser` on that file, and try again"
 
 
 class MlflowTracker:
@@ -352,7 +361,10 @@ def prepare_store(uri: str) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            wait_for_lock(lock)
+        except TimeoutError:
+            raise TrackerUnavailableError(f"MLflow's store {path}: {_HELD}") from None
         if not path.exists():
             from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -367,7 +379,8 @@ def prepare_store(uri: str) -> None:
             try:
                 _correct_locations(path)
             except sqlite3.Error as error:
-                raise TrackerUnavailableError(f"MLflow's store {path}: {error}") from error
+                why = _HELD if error.sqlite_errorcode == sqlite3.SQLITE_BUSY else error
+                raise TrackerUnavailableError(f"MLflow's store {path}: {why}") from error
 
 
 def _get_artifact_root(path: Path) -> str:

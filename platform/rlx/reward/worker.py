@@ -5,6 +5,7 @@ end the child with everything below it: when a deadline passes, when the child d
 worker itself has to end because its pool is closed or the pool's process is gone.
 """
 
+import builtins
 import math
 import mmap
 import multiprocessing
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -284,8 +286,10 @@ def _limit_memory(extra_mb: int | None) -> None:
 _DEADLINE_CHECK_INTERVAL = 0.05
 """Longest time between two looks at the child, in seconds."""
 _IMPORT_SECONDS = 60.0
-"""Time for the import of plugins in a fresh child, in addition to two deadlines."""
-_COUNTER = struct.Struct("q")
+"""Time for imports: of plugins in a fresh child, in addition to two deadlines, and in a chunk's
+jobs, of what their plugins import when they are called."""
+_COUNTER = struct.Struct("q?")
+"""How many jobs have started, and whether the last one is importing something."""
 
 
 class ChunkReport(NamedTuple):
@@ -309,7 +313,7 @@ class _JobProcess:
 
     def __init__(self) -> None:
         self._started = mmap.mmap(-1, _COUNTER.size)
-        """Number of jobs that the children have started, written by them."""
+        """What the children write about their jobs, as `_COUNTER` has it."""
         self._before = 0
         self._pid: int | None = None
         self._own_pid = 0
@@ -340,11 +344,13 @@ class _JobProcess:
         rank = multiprocessing.parent_process()
         assert rank is not None
         look = min(_DEADLINE_CHECK_INTERVAL, min(deadlines, default=_DEADLINE_CHECK_INTERVAL) / 4)
-        current, spent = 0, Stopwatch(2 * look)
+        current, spent, importing = 0, Stopwatch(2 * look), 0.0
         while not (ready := wait([self._pipe, rank.sentinel], look)) and not self._has_ended():
             before, current = current, self._count_started() - self._before
             if current != before:
                 spent.restart()
+            if self._is_importing() and importing < _IMPORT_SECONDS:
+                importing += spent.skip()
             # Until the first job starts, the child imports the plugins.
             begin = 2 * max(deadlines, default=0.0) + _IMPORT_SECONDS
             limit = deadlines[current - 1] if current else begin
@@ -386,6 +392,7 @@ class _JobProcess:
         return code
 
     def _start(self) -> None:
+        _COUNTER.pack_into(self._started, 0, self._count_started(), False)
         self._pipe, theirs = multiprocessing.Pipe()
         pid = os.fork()
         if not pid:
@@ -402,6 +409,7 @@ class _JobProcess:
             os.register_at_fork(after_in_child=pipe.close)  # its end must be that of this process
             os.setsid()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            builtins.__import__ = partial(self._import, builtins.__import__)
             while True:
                 payload, memory_mb = pickle.loads(pipe.recv_bytes())
                 pipe.send_bytes(pickle.dumps(self._run_jobs(payload, memory_mb)))
@@ -422,11 +430,23 @@ class _JobProcess:
     def _count_job(self) -> None:
         if os.getpid() != self._own_pid:  # a plugin forked, and its copy did not end
             os._exit(0)
-        _COUNTER.pack_into(self._started, 0, self._count_started() + 1)
+        _COUNTER.pack_into(self._started, 0, self._count_started() + 1, False)
+
+    def _import(self, load: Callable[..., Any], name: str, *rest: Any, **named: Any) -> Any:
+        """In the child: imports as Python does, and notes how long."""
+        if self._is_importing():
+            return load(name, *rest, **named)
+        _COUNTER.pack_into(self._started, 0, self._count_started(), True)
+        try:
+            return load(name, *rest, **named)
+        finally:
+            _COUNTER.pack_into(self._started, 0, self._count_started(), False)
 
     def _count_started(self) -> int:
-        (count,) = _COUNTER.unpack_from(self._started)
-        return int(count)
+        return int(_COUNTER.unpack_from(self._started)[0])
+
+    def _is_importing(self) -> bool:
+        return bool(_COUNTER.unpack_from(self._started)[1])
 
     def _has_ended(self) -> bool:
         """Whether the child has ended; its exit code can still be read."""

@@ -4,12 +4,12 @@ Every value has been validated by its own model. What is found here is reported 
 key that causes it and, where the file lacks that key, at the one that it contradicts.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
 from rlx.plugin import LARGEST
-from rlx.spec.base import KeyPath
+from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.model import TinyModelSpec
 from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
@@ -22,12 +22,15 @@ _MOST_ROWS = 10**6
 registry."""
 _HELD_OUT = "held_out"
 """Name of the task's own held-out set, which every experiment has."""
+_RUN_REFERENCE = re.compile(r"latest|(r-)?[0-9]+")
+"""How commands refer to runs, beside their names."""
 _AnyReward = TurnReward | GlobalReward
 
 
 def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields contradictions between sections; contradictions introduced by a phase's `set` are not
     covered."""
+    yield from _check_name(spec)
     yield from _check_sizes(spec)
     yield from _check_repeated_spans(spec)
     yield from _check_reward_settings(spec)
@@ -38,6 +41,18 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     yield from _check_position_budget(spec)
     yield from _check_engine_settings(spec)
     yield from _check_self_play(spec)
+
+
+# Name ------------------------------------------------------------------------------------------
+
+
+def _check_name(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if _RUN_REFERENCE.fullmatch(spec.name):
+        yield build_error(
+            ("name",),
+            f"name is {spec.name!r}, which commands read as a run's number or the newest run",
+            f"choose another, such as 'run-{spec.name}'",
+        )
 
 
 # Sizes -----------------------------------------------------------------------------------------
@@ -582,8 +597,8 @@ def _check_replaced_sections(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         except ValueError:  # an error says so
             continue
         for key, written in phase.set.items():
-            old, new = _find_section(before, key), _find_section(after, key)
-            if not (isinstance(written, dict) and old and new):
+            old, new = (get_at_path(tree, tuple(key.split("."))) for tree in (before, after))
+            if not all(isinstance(one, dict) and one for one in (written, old, new)):
                 continue
             apart = {
                 other.split(".")[key.count(".") + 1]
@@ -599,12 +614,6 @@ def _check_replaced_sections(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                     f"(phase '{phase.name}')",
                     f"to keep the others, set single values: {key}.{next(iter(written), 'KEY')}",
                 )
-
-
-def _find_section(tree: Any, key: str) -> dict[str, Any] | None:
-    for step in key.split("."):
-        tree = tree.get(step) if isinstance(tree, dict) else None
-    return tree if isinstance(tree, dict) else None
 
 
 def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:

@@ -263,7 +263,8 @@ class TrackingSpec(StrictModel):
         if url is not None and list_url_secrets(url):
             raise ValueError(
                 "an experiment must not contain a password, because copies of it are kept: put it "
-                "into ~/.pgpass or PGPASSWORD, or MLFLOW_TRACKING_PASSWORD for MLflow; "
+                "into ~/.pgpass or PGPASSWORD, or MLFLOW_TRACKING_PASSWORD or "
+                "MLFLOW_TRACKING_TOKEN for MLflow; "
                 "RLX_REGISTRY may hold a whole URL"
             )
         return url
