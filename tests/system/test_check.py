@@ -15,7 +15,6 @@ import torch
 from rlx.assignment import join_row_rewards
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.cli import main
-from rlx.evaluation.answers import limit_to_one_answer
 from rlx.launch.submission import submit_run
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
@@ -387,7 +386,7 @@ def record_probes(registry, pool):
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
     parts = build_setup(spec)
     means = ProbeContext(
-        plan=limit_to_one_answer(parts.plan),
+        plan=parts.plan.copy_with_sampling(1),
         sampler=Sayings(),
         speech=Characters(),
         task=parts.task,
