@@ -30,14 +30,6 @@ for path, page in zip(sys.argv[1::2], sys.argv[2::2]):
     print(json.dumps([path, code, out.getvalue(), err.getvalue()]), flush=True)
 """
 """One process for all experiments, since the imports cost more than most plans."""
-GUEST = '''
-from rlx.plugin import reward
-
-@reward
-def broken(sample):
-    """No number."""
-    return float("nan")
-'''
 
 
 def rlx(folder, *arguments, program=MAIN, **environment):
@@ -154,20 +146,6 @@ def test_an_experiment_without_signal_cannot_learn(capsys):
     main(["plan", str(RLCR), *sets])
     said = "learns    no: every advantage is 0 in phase answers, joint"
     assert said in capsys.readouterr().out
-
-
-def test_a_broken_scorer_is_the_plugins_fault(tmp_path):
-    info = tmp_path / "rlx_guest-0.1.dist-info"
-    info.mkdir()
-    (tmp_path / "rlx_guest.py").write_text(GUEST)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[rlx.rewards]\nbroken = rlx_guest:broken\n")
-    use = "--set=rewards.turn.guest={plugin: broken, turn: answer}"
-    done = rlx(tmp_path, "plan", RLCR, use, "--json", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 3
-    (finding,) = json.loads(done.stdout)["findings"]
-    assert "reward plugin 'broken'" in finding["message"] and "gave nan" in finding["message"]
-    assert "its input: " in finding["notes"][0]
 
 
 def test_wrong_arguments_are_said(tmp_path):
