@@ -174,8 +174,8 @@ def test_samples_have_the_shape_of_the_data(subtests):
             splits = task._splits()
             assert len(lines) == sum(map(len, splits.values())) == 8
             if sample == "hotpot":
-                assert {p.stratum for split in splits.values() for p in split} == {"0", "1", "2"}
-                assert all(p.fields["paragraphs"].count("[") == 8 for p in splits["train"])
+                assert {p.stratum for split in splits.values() for _, p in split} == {"0", "1", "2"}
+                assert all(p.fields["paragraphs"].count("[") == 8 for _, p in splits["train"])
 
 
 def test_no_experiment_trains_on_samples():
