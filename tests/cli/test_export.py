@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from submissions import submit
 from trees import conversation, turn
 
 from rlx.batch import build_token_batch
@@ -101,10 +102,7 @@ def record(folder):
         batch, rows = trained([tree])
         with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
             rollouts = "all" if keep_bodies else "none"
-            run, _ = registry.submit(
-                digest="d", seed=0, name="n", spec={"tracking": {"rollouts": rollouts}}, yaml="",
-                plugins=[], code={}, environment={},
-            )  # fmt: skip
+            run = submit(registry, spec={"tracking": {"rollouts": rollouts}})
             root = folder / "home" / "runs" / run.id
             (root / "rollouts").mkdir(parents=True)
             registry.update_run(run.id, directory=root)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from patience import LIMIT, stop_process
+from submissions import submit
 
 from rlx.cli import main
 from rlx.cli.follow import follow_run
@@ -38,10 +39,9 @@ def registry(url):
 
 
 def submitted(registry, folder, rollouts="all", name="n", **spec):
-    run, _ = registry.submit(
-        digest=name, seed=0, name=name, spec={"tracking": {"rollouts": rollouts}, **spec}, yaml="",
-        plugins=[], code={}, environment={},
-    )  # fmt: skip
+    run = submit(
+        registry, digest=name, name=name, spec={"tracking": {"rollouts": rollouts}, **spec}
+    )
     root = folder / "home" / "runs" / run.id
     root.mkdir(parents=True)
     registry.update_run(run.id, directory=root)

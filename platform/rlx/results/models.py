@@ -1,8 +1,8 @@
-"""Finds the trained model that is evaluated or probed, with its experiment."""
+"""Finds and loads the model that is evaluated, probed, or tried before anything is submitted."""
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,25 @@ import torch
 
 from rlx.checkpoint import copy_checkpoint, write_weights
 from rlx.errors import EnvironmentFault, SpecError
+from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
 from rlx.manifest import CheckpointError, compute_manifest_digest
 from rlx.model import Policy, build_policy, check_model_files
+from rlx.phase_setup import build_environment_host, build_setup
+from rlx.plan import check_read_spec, validate_document
 from rlx.plugin import expand_path
-from rlx.reward import RewardPool
+from rlx.reward import RewardPool, score_rollouts
+from rlx.rollout import sample_rollout_trees
+from rlx.run import draw_contact_problems
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.spec import ExperimentSpec, ModelSpec, PretrainedModelSpec
-from rlx.spec.reading import YamlDocument, parse_yaml_document, read_document
+from rlx.spec.reading import (
+    YamlDocument,
+    apply_overrides,
+    parse_yaml_document,
+    read_document,
+)
 from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import RunRecord
 
@@ -43,6 +53,18 @@ class TrainedModel:
     run: RunRecord | None
     step: int | None = None
     mark: str | None = None
+
+    def read_spec(self, overrides: Sequence[str]) -> ExperimentSpec:
+        """Returns the experiment with overrides, checked with its plugins.
+
+        Raises:
+            InvalidSpec: an override does not fit.
+            PluginError: a plugin is missing or broken.
+        """
+        document = apply_overrides(self.document, overrides)
+        read = validate_document(document, Path(document.file))
+        check_read_spec(read)
+        return read.spec
 
 
 @contextmanager
@@ -125,15 +147,11 @@ def _find_model(name: str, file: Path) -> TrainedModel:
 
 
 def _find_target_run(name: str, url: str) -> RunRecord:
-    if Path(name).is_dir():
+    wrong = "is a folder" if Path(name).is_dir() else "is not a run" if "/" in name else ""
+    if wrong:
+        model = "its model" if wrong == "is a folder" else "a model"
         raise SpecError(
-            f"{escape_unprintable(name)} is a folder; name the experiment of its model with "
-            "--spec FILE"
-        )
-    if "/" in name:
-        raise SpecError(
-            f"{escape_unprintable(name)} is not a run; name the experiment of a model with "
-            "--spec FILE"
+            f"{escape_unprintable(name)} {wrong}; name the experiment of {model} with --spec FILE"
         )
     with open_registry(url) as registry:
         return registry.run(name)
@@ -204,3 +222,27 @@ def _choose_source(own: ModelSpec, model: str | None) -> PretrainedModelSpec:
         f"model.kind is {own.kind!r}: it has no weights before its warm start; only a pretrained "
         "model can answer now"
     )
+
+
+def try_model(spec: ExperimentSpec, prompts: int) -> FirstContact:
+    """Samples and scores the first phase's rollouts of some training problems.
+
+    The model is as it was trained elsewhere: a warm start is left out. Problems and seeds are those
+    of the first contact of a run.
+
+    Args:
+        spec: the experiment, whose model is pretrained.
+        prompts: number of problems.
+
+    Raises:
+        SpecError: the model is not pretrained, or does not fit the experiment.
+        EnvironmentFault: model files or the device are missing.
+    """
+    setup = build_setup(spec.resolve_phase_spec(spec.phases[0]))
+    with load_model(spec) as model:
+        problems, seeds = draw_contact_problems(model.policy, setup, prompts)
+        host, dialogue = build_environment_host(setup, model.pool), model.policy.dialogue
+        with model.sampler.session() as session:
+            trees = sample_rollout_trees(setup.plan, problems, seeds, session, dialogue, host)
+        table = score_rollouts(trees, setup.rewards, model.pool)
+        return describe_first_contact(setup, trees, table, dialogue.decode_tokens)
