@@ -67,9 +67,11 @@ def guard_import() -> Iterator[None]:
     """
 
     def refuse(code: int) -> NoReturn:
+        if os.getpid() != own:  # a process that the import forked
+            end_process(code)
         raise ImportAbortedError(f"importing it ends the process, with exit code {code}")
 
-    end_process, os._exit = os._exit, refuse  # type: ignore[assignment]
+    own, end_process, os._exit = os.getpid(), os._exit, refuse  # type: ignore[assignment]
     try:
         with _limit_import_time():
             yield

@@ -261,6 +261,19 @@ def test_a_plugin_that_cannot_be_used_is_blamed_by_name(name, says):
     assert f"reward plugin '{name}'" in text
 
 
+def test_what_an_import_forks_may_end():
+    """In a process of its own, which goes on alone."""
+    code = (
+        "import os; from rlx.importing import guard_import\n"
+        "with guard_import():\n"
+        "    child = os.fork()\n"
+        "    if not child: os._exit(7)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("7\n", "")
+
+
 def test_an_import_that_hangs_is_broken_off():
     """In a process of its own: here, the alarm is the test runner's."""
     code = (
