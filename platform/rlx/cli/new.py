@@ -7,7 +7,8 @@ import click
 from rlx.cli.output import print_text
 from rlx.errors import SpecError
 from rlx.home import format_path
-from rlx.spec.reading import did_you_mean, find_examples
+from rlx.plugin_files import list_plugin_files
+from rlx.spec.reading import did_you_mean, find_examples, parse_yaml_document
 from rlx.text import escape_unprintable, write_text_file
 
 _EXTENDING = """\
@@ -57,8 +58,20 @@ def new(example: str | None, is_short: bool, file: Path | None) -> None:
     if target.exists():
         raise SpecError(f"{escape_unprintable(str(target))} exists already; name another FILE")
     write_text_file(target, text)
+    if not is_short:
+        _copy_plugin_files(examples[example], target)
     path = escape_unprintable(format_path(target))
     print_text(f"wrote {path}\n  check it:  rlx validate {path}\n  run it:    rlx submit {path}")
+
+
+def _copy_plugin_files(example: Path, target: Path) -> None:
+    """Copies the Python files that an example names as plugins; those that are there stay."""
+    text = example.read_text(encoding="utf-8")
+    for name in list_plugin_files(parse_yaml_document(text, str(example)).tree):
+        copied = target.parent / name
+        if not copied.exists():
+            write_text_file(copied, (example.parent / name).read_text(encoding="utf-8"))
+            print_text(f"wrote {escape_unprintable(format_path(copied))}")
 
 
 def _read_summary(example: Path) -> str:
