@@ -11,6 +11,9 @@ from rlx.plugin_files import list_plugin_files
 from rlx.spec.reading import did_you_mean, find_examples, parse_yaml_document
 from rlx.text import escape_unprintable, write_text_file
 
+FIRST = "my_data"
+"""The example that most people come for."""
+
 _EXTENDING = """\
 # Write what differs from the example {0}; `rlx validate --values` prints every value.
 extends: {0}
@@ -39,7 +42,8 @@ def new(example: str | None, is_short: bool, file: Path | None) -> None:
     if example is None and (is_short or file is not None):
         raise SpecError("name the example to copy, as in --from rlcr; `rlx new` lists them")
     if example is None:
-        rows = [(name, _read_summary(found)) for name, found in sorted(examples.items())]
+        listed = sorted(examples.items(), key=lambda item: (item[0] != FIRST, item[0]))
+        rows = [(name, _read_summary(found)) for name, found in listed]
         from rlx.cli.console import print_table
 
         print_table("EXAMPLE", "SUMMARY", rows=rows)
