@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rlx import plugin as api
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import get_rlx_home
-from rlx.plugin import Plugin, Reward, Sample, Score, reward
+from rlx.plugin import Plugin, Reward, Sample, Score
 from rlx.text import escape_unprintable
 
 _WRITTEN = re.compile(r"(?P<path>[^:]+\.py):(?P<name>[A-Za-z_]\w*)")
@@ -160,7 +161,7 @@ def adapt_function(function: Callable[..., Any], kept: KeptPlugin) -> type[Rewar
     elif {"solution_str", "ground_truth"} <= names.keys():
         base = _VerlReward
     else:
-        made = reward(function)
+        made = api.reward(function)
         base = type(made.__name__, (_KeptReward, made), {"__module__": made.__module__})
     attributes = {
         "__module__": kept.module,
