@@ -47,8 +47,12 @@ test-system: $(VENV)/.installed-system  ## the others: command lines, kills, Pos
 	$(BIN)/python $(PYTEST) --dist loadfile --durations=30 $(or $(ARGS),tests/system)
 	$(if $(ARGS),,$(BIN)/python $(PYTEST) --dist worksteal --database postgresql tests/registry)
 
-coverage: install  ## lines and branches that tests run, by package: tests/coverage.md; an hour or two; ARGS="tests/credit tests/loss" for some
-	$(BIN)/python tests/coverage_rooms.py $(ARGS)
+coverage: export COVERAGE_FILE = $(CURDIR)/.coverage-data/data
+coverage: install  ## lines and branches that tests run; an hour or two; ARGS="tests/credit tests/loss" for some
+	$(BIN)/python -m coverage erase
+	$(if $(ARGS),$(BIN)/python -m coverage run -m pytest -q $(ARGS),$(MAKE) test test-system PYTEST="-m coverage run -m pytest -n $(WORKERS)")
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
 
 mutants: $(VENV)/.installed-test  ## changes of the algorithm that no test notices: tests/mutants.md; an hour; ARGS="--only platform/rlx/kl.py" for some
 	$(BIN)/python tests/mutants.py --jobs $(WORKERS) $(ARGS)

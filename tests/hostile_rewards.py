@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -116,12 +115,6 @@ def dwell(mark):
     time.sleep(3600)  # scenario
 
 
-def _kill(pid):
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    return 1.0
-
-
 def _take_kill():
     """Whether a process is to be killed: the file that RLX_TEST_KILLS names says how many are."""
     kills = Path(os.environ["RLX_TEST_KILLS"])
@@ -144,20 +137,6 @@ def run_chunk_killed(payload, deadlines, memory_mb):
         os.kill(worker._jobs._pid, signal.SIGKILL)
         return worker._jobs.report_death()
     return worker.run_chunk(payload, deadlines, memory_mb)
-
-
-@reward
-def kill_once(sample, *, pid: int):
-    """1, after it has killed a process, if that is still there."""
-    return _kill(pid)
-
-
-@reward
-def kill_scorer(sample):
-    """Kills the process that keeps its worker, wherever that is."""
-    worker = os.getppid()
-    status = Path(f"/proc/{worker}/status").read_text()
-    return _kill(int(status.split("PPid:")[1].split()[0]))
 
 
 @reward

@@ -43,7 +43,7 @@ class Room(NamedTuple):
 
 
 JOINTS = ("tests/credit_path", "tests/step")
-SCORES = ("table", "over", "environment")
+SCORES = ("table", "over")
 ESTIMATES = ("group", "outcome", "place", "returns", "second_level", "turns")
 ROOMS = {
     "credit": Room(

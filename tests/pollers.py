@@ -17,6 +17,7 @@ from typing import Any
 
 from dashboards import Dashboard
 from patience import LIMIT
+from submissions import submit
 
 __all__ = ["Pollers", "Stretch", "polling", "writing"]
 
@@ -81,10 +82,7 @@ def _write(url: str, folder: Path, pipe: "Connection[Any, Any]") -> None:
     with Registry.open(url) as registry:
         # Who meets a lock is refused at once, and says so: waiting is seen however short it is.
         event.listen(registry.database._writer, "connect", _impatient)
-        run, _ = registry.submit(
-            digest="d" * 64, seed=0, name="full-speed", spec={}, yaml="", plugins=[], code={},
-            environment={},
-        )  # fmt: skip
+        run = submit(registry, digest="d" * 64, name="full-speed")
         (folder / "rollouts").mkdir(parents=True)
         registry.update_run(run.id, directory=folder, steps_total=10**6)
         started = registry.start(run.id, ["submitted"])

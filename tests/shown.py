@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,12 +222,14 @@ def submit(
     name: str = "rlcr",
     digest: str = "d",
     status: str = "finished",
+    spec: dict[str, Any] | None = None,
+    plugins: Sequence[dict[str, Any]] = (),
     **held_out: float,
 ) -> str:
     """A run without rollouts, in a status, with figures after its last step."""
     run, _ = registry.submit(
-        digest=digest * 64, seed=seed, name=name, spec={}, yaml="", plugins=[], code={},
-        environment={}, again=True, queue=status == "queued",
+        digest=digest * 64, seed=seed, name=name, spec=spec or {}, yaml="", plugins=list(plugins),
+        code={}, environment={}, again=True, queue=status == "queued",
     )  # fmt: skip
     if status not in ("submitted", "queued"):
         registry.transition(run.id, ["submitted"], "running")

@@ -26,7 +26,7 @@ from rlx.evaluation import (
     compute_seed_mean,
     compute_within_auroc,
 )
-from rlx.results import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
+from rlx.results import Comparison, ComparisonRow, compare_recipes
 from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -126,11 +126,6 @@ class Group:
             raise KeyError(f"nothing has {metric} on {suite}")
         return found[0]
 
-    def by_problem(self, suite: str) -> SuiteDifferences:
-        """Differences from the first recipe, problem by problem."""
-        (found,) = [pairs for pairs in self.compared.by_problem if pairs.suite == suite]
-        return found
-
     def place(self, label: str) -> int:
         """The index of the recipe with a label."""
         return self.labels.index(label)
@@ -183,7 +178,6 @@ class Group:
         """A table of differences from the first recipe: over seeds, and problem by problem."""
         suite, first = of_suite(suite), self.labels[0]
         lines = [["recipe", *(f"{HEADS.get(m, m)}" for m in metrics)]]
-        pairs = self.by_problem(suite).differences
         for n, label in list(enumerate(self.labels))[1:]:
             lines.append([f"{label} − {first}, over seeds"])
             for metric in metrics:
@@ -191,7 +185,7 @@ class Group:
                 lines[-1].append("–" if gap is None else shown_gap(gap))
             lines.append([f"{label} − {first}, by problem"])
             for metric in metrics:
-                one = (pairs[n] or {}).get(metric)
+                one = self.row(suite, metric).by_problem[n]
                 text = one and f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}] (p {one.p:.2g})"
                 lines[-1].append(text or "–")
         return markdown(lines)
@@ -301,11 +295,10 @@ class Group:
         unreadable confidences, and by problem with Holm's correction over the recipes."""
         head = f"Brier, less that of {self.labels[0]}"
         lines = [[head, "over seeds", "readable only", "by problem", "p by problem (Holm)"]]
-        pairs = self.by_problem("held_out")
-        corrected = pairs.compute_p_holm("brier")
+        row = self.row("held_out", "brier")
         smallest = SMALLEST_P * (len(self.labels) - 1)
-        for n, (label, p) in enumerate(zip(self.labels, corrected, strict=True)):
-            own = (pairs.differences[n] or {}).get("brier")
+        for n, (label, p) in enumerate(zip(self.labels, row.by_problem_p_holm, strict=True)):
+            own = row.by_problem[n]
             if not n or own is None or p is None:
                 continue
             seeds = self.against(label, "brier")

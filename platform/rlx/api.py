@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,35 @@ from rlx_registry import RunRecord
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlx.plan import PlanReport
+    from rlx.plan import PlanReport, RowAccount
+
+
+def _spread_fields(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Replaces mappings of a record by their values, as `field/key`."""
+    for name in names:
+        record |= {f"{name}/{key}": value for key, value in record.pop(name).items()}
+    return record
+
+
+def _build_token_frame(rows: "Iterable[tuple[Mapping[str, Any], RowAccount]]") -> "pd.DataFrame":
+    """One row per token: the columns that come first, the fields of its row, then those of
+    `rlx.plan.row_accounts.TokenLine`.
+
+    A reward that is placed on the token is `placed/NAME`; 0 where another token has it.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        {
+            **first,
+            **{name: getattr(row, name) for name in ("row", "tree", "group", "kind")},
+            **_spread_fields(asdict(token), "placed"),
+        }
+        for first, row in rows
+        for token in row.tokens
+    )
+    placed = [name for name in frame.columns if name.startswith("placed/")]
+    return frame.fillna(dict.fromkeys(placed, 0.0))
 
 
 KINDS = (SpecError, PluginError, EnvironmentFault, RegistryError)
@@ -101,23 +129,33 @@ class Run:
         Args:
             names: the metrics; without any, all.
         """
-        from rlx.results import build_metric_frame
+        import pandas as pd
 
         with open_registry(self.registry) as registry:
             found = registry.results.metrics(self.id, names or None)
         if missing := [name for name in names if name not in found]:
             raise SpecError(f"{self.id} has no metric {missing[0]!r}")
-        return build_metric_frame({name: found[name] for name in names or found})
+        series = {n: pd.Series(dict(found[n]), dtype=float) for n in names or found}
+        return pd.DataFrame(series).sort_index().rename_axis("step")
 
     def evaluations(self) -> "pd.DataFrame":
-        """One row per evaluation and probe: `step`, `label`, `suite`, and its metrics."""
-        from rlx.results import build_evaluation_frame
+        """One row per evaluation and probe: `step`, `label`, `suite`, and its plain metrics."""
+        import pandas as pd
 
         with open_registry(self.registry) as registry:
-            return build_evaluation_frame(registry.results.evaluations(self.id))
+            found = registry.results.evaluations(self.id)
+        return pd.DataFrame(
+            {
+                "step": one.step,
+                "label": one.label,
+                "suite": one.suite,
+                **{k: v for k, v in one.metrics.items() if isinstance(v, int | float)},
+            }
+            for one in found
+        )
 
     def answers(self, suite: str = "held_out", label: str = "after") -> "pd.DataFrame":
-        """One row per answer of an evaluation: problem, stratum, correctness, stated confidence.
+        """One row per answer: `problem_ids`, `strata`, `correct`, `confidence` (NaN if unreadable).
 
         Args:
             suite: name of the evaluated set, as in `evaluations`.
@@ -126,17 +164,22 @@ class Run:
         Raises:
             SpecError: there is no such evaluation, or its answers are not recorded.
         """
-        from rlx.results import build_answer_frame
+        import pandas as pd
 
         with open_registry(self.registry) as registry:
             there = registry.results.evaluations(self.id, suite)
         found = [one for one in there if (one.suite, one.label) == (suite, label)]
         if not found or found[-1].payload is None:
             raise SpecError(f"{self.id} has no recorded answers of {suite!r}, {label!r}")
-        return build_answer_frame(found[-1].payload)
+        names = ("problem_ids", "strata", "correct", "confidence")
+        payload = found[-1].payload
+        known = {name: payload[name] for name in names if payload.get(name) is not None}
+        return pd.DataFrame(known).astype({"confidence": float} if "confidence" in known else {})
 
     def rollouts(self, *steps: int) -> "pd.DataFrame":
         """One row per trained turn: problem, raw rewards, advantage, length, the text's beginning.
+
+        Raw rewards are `rewards/NAME`, values of the whole row `scores/NAME`; NaN where absent.
 
         Args:
             steps: training steps; without any, all that are stored.
@@ -144,12 +187,16 @@ class Run:
         Raises:
             SpecError: the run has stored no rollouts of such a step.
         """
-        from rlx.results import build_rollout_frame
+        import pandas as pd
 
         with open_registry(self.registry) as registry:
             wanted = select_rollout_steps(registry, registry.run(self.id), steps)
             index = {step: registry.results.rollout_index(self.id, step) for step in wanted}
-        return build_rollout_frame(index)
+        return pd.DataFrame(
+            {"step": step, **_spread_fields(asdict(row), "rewards", "scores")}
+            for step, rows in index.items()
+            for row in rows
+        )
 
     def trajectories(self, *steps: int) -> "pd.DataFrame":
         """One row per token of the trained rows: text, author, mask, rewards, advantage, weight.
@@ -161,8 +208,6 @@ class Run:
             SpecError: the run has stored no rollouts of such a step.
             RegistryError: a file is missing, or another version of rlx wrote it.
         """
-        from rlx.results import build_token_frame
-
         with open_registry(self.registry) as registry:
             run = registry.run(self.id)
             wanted = select_rollout_steps(registry, run, steps)
@@ -170,7 +215,7 @@ class Run:
                 step: registry.results.rollout_body(run.id, step)
                 for step in (wanted if steps else wanted[-1:])
             }
-            return build_token_frame(
+            return _build_token_frame(
                 ({"step": step}, row)
                 for step, body in bodies.items()
                 for row in load_step_accounts(run, body).rows
@@ -293,9 +338,7 @@ class ExperimentPlan:
 
         The columns are those of `Run.trajectories`, with `phase` in place of `step`.
         """
-        from rlx.results import build_token_frame
-
-        return build_token_frame(
+        return _build_token_frame(
             ({"phase": ", ".join(phase.names)}, row)
             for phase in self.report.phases
             for row in phase.rows
@@ -369,7 +412,7 @@ def compare(*names: str, registry: str | None = None) -> Comparison:
 
 def diff(
     one: Path | str, other: Path | str, *, registry: str | None = None
-) -> dict[str, dict[str, tuple[Any, Any]]]:
+) -> dict[str, dict[str, tuple[Any, ...]]]:
     """Returns the settings in which two runs or experiment files differ, by section and path.
 
     Args:
@@ -417,9 +460,11 @@ def score(
     else:
         encoded = (json.dumps(dict(one)).encode() for one in responses)
         scored = [*score_lines(plugin, encoded, workers=workers, deadline=deadline)]
-    from rlx.results import build_score_frame
+    import pandas as pd
 
-    return build_score_frame(line.to_plain_dict() for batch in scored for line in batch)
+    return pd.DataFrame(
+        _spread_fields(line.to_plain_dict(), "parts") for batch in scored for line in batch
+    )
 
 
 def run_queue(*, at_once: int = 1, registry: str | None = None) -> None:

@@ -5,7 +5,7 @@
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Literal, NamedTuple
@@ -173,7 +173,7 @@ def compute_token_weights(
 ) -> TokenWeights:
     """Aggregation weights of a batch's token losses, times the correction weights if any."""
     batch, mask, loss = rows.batch, rows.mask, rules.loss
-    weights, bonus = _aggregate(batch, mask, loss, rules.max_tokens)
+    weights, bonus = _aggregate(batch, mask, torch.ones_like(mask[:, 0]), rules)
     correction = None
     if loss.correction is not None:
         old, behaviour, own = streams.old_logprobs, batch.behaviour_logprobs, mask & batch.is_own
@@ -203,9 +203,7 @@ def compute_row_scores(
     )
 
 
-def split_mini_batches(
-    train: TrainBatch, parts: int, *, loss: LossSpec, max_tokens: Mapping[str, int]
-) -> list[TrainBatch]:
+def split_mini_batches(train: TrainBatch, parts: int, rules: CreditRules) -> list[TrainBatch]:
     """Splits a batch for several optimizer steps: parts of equally many prompts, in order.
 
     A part has the whole batch's rows, advantages and returns, but only its own rows learn, and the
@@ -214,7 +212,7 @@ def split_mini_batches(
     Args:
         train: the batch of a step.
         parts: how many; fewer if the batch has fewer prompts.
-        loss, max_tokens: as in `CreditRules`.
+        rules: what the weights of a part are computed by.
 
     Reference:
         PPO, arXiv 1707.06347, algorithm 1: minibatches.
@@ -223,18 +221,16 @@ def split_mini_batches(
         return [train]
     trees = train.batch.tree_ids
     return [
-        _keep_rows(train, torch.isin(trees, own), loss, max_tokens)
+        _keep_rows(train, torch.isin(trees, own), rules)
         for own in torch.tensor_split(trees.unique(), parts)
         if len(own)
     ]
 
 
-def _keep_rows(
-    train: TrainBatch, rows: Tensor, loss: LossSpec, max_tokens: Mapping[str, int]
-) -> TrainBatch:
+def _keep_rows(train: TrainBatch, rows: Tensor, rules: CreditRules) -> TrainBatch:
     """The batch with the loss of some rows, `[B]` bool."""
     mask = train.mask & rows[:, None]
-    weights, bonus = _aggregate(train.batch, mask, loss, max_tokens)
+    weights, bonus = _aggregate(train.batch, mask, rows, rules)
     if train.correction is not None:
         factors = train.correction.weights
         weights, bonus = weights * factors, bonus * factors
@@ -248,16 +244,18 @@ def _hash_token_ids(token_ids: Tensor) -> str:
 
 
 def _aggregate(
-    batch: TokenBatch, mask: Tensor, loss: LossSpec, max_tokens: Mapping[str, int]
+    batch: TokenBatch, mask: Tensor, rows: Tensor, rules: CreditRules
 ) -> tuple[Tensor, Tensor]:
-    """Weights of the token losses and of the entropy bonus."""
-    lengths = [loss.constant_length or max_tokens[row.kind] for row in batch.rows]
+    """Weights of the token losses and of the entropy bonus of some rows, `[B]` bool."""
+    loss = rules.loss
+    lengths = [loss.constant_length or rules.max_tokens[row.kind] for row in batch.rows]
     weights = aggregation_weights(
         mask,
         batch.levels,
         aggregate=loss.aggregate,
         per_turn=loss.per_turn,
         constant_lengths=torch.tensor(lengths),
+        counted=rows if rules.counts_empty_rows else None,
     )
     bonus = torch.zeros_like(weights)
     if loss.entropy is not None:

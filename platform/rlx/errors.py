@@ -62,6 +62,13 @@ class DivergedModelError(RlxError):
     """A model's weights, or the logits that it computes, are not finite."""
 
 
+def summarize_error(error: BaseException) -> str:
+    """The first line of an exception's message, without a full stop; its type if it has none."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"cannot read {error.filename}: {error.strerror}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")
+
+
 OUT_OF_MEMORY_TEXTS = (
     "CUDA out of memory",  # torch's allocator (c10/cuda/CUDACachingAllocator.cpp)
     "CUDA error: out of memory",  # torch.AcceleratorError: graphs (c10/cuda/CUDAException.cpp)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol, TextIO
 
+from rlx.errors import PluginError, summarize_error
 from rlx.text import escape_unprintable
 
 _LOG = logging.getLogger("rlx")
@@ -69,6 +70,30 @@ def show_plugin_output(name: str) -> Iterator[None]:
     finally:
         sys.stdout, sys.stderr = out, err
         stream.end_line()
+
+
+@contextmanager
+def blame_plugin(
+    kind: str, name: str, what: str, lets_pass: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Runs a plugin's code: shows its output, and names the plugin where it fails.
+
+    Args:
+        kind: of the plugin, such as "task".
+        what: what it was given, in words.
+        lets_pass: exceptions that are the plugin's answer, not its failure.
+
+    Raises:
+        PluginError: in place of any other exception.
+    """
+    try:
+        with show_plugin_output(name):
+            yield
+    except lets_pass:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {summarize_error(error)}"
+        raise PluginError(f"{kind} plugin {name!r} failed on {what}: {why}") from error
 
 
 class _PluginStream(io.TextIOBase):

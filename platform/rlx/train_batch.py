@@ -13,7 +13,7 @@ from rlx.credit import Credit, CreditInputs, PlacedRewards
 from rlx.discovery import build_placement
 from rlx.loss import CorrectionWeights, ExpectedScores
 from rlx.plugin import Placement
-from rlx.spec import CreditSpec, LossSpec
+from rlx.spec import PROFILES, CreditSpec, LossSpec
 
 Estimate = Callable[[CreditInputs], Tensor | Credit]
 
@@ -36,6 +36,13 @@ class CreditRules:
     loss: LossSpec
     max_tokens: Mapping[str, int]
     confidences: tuple[str, ...] = ()
+
+    @property
+    def counts_empty_rows(self) -> bool:
+        """Whether rows without a learning token count in averages over rows."""
+        if self.loss.count_empty_rows is not None:
+            return self.loss.count_empty_rows
+        return bool(PROFILES[self.credit.profile].get("count_empty_rows"))
 
     @cached_property
     def placement(self) -> Placement:

@@ -132,6 +132,15 @@ def get_model_text(tree: TreeRecord, segment: int) -> str:
     return "".join(pieces[segment]) if pieces else tree["segments"][segment]["text"]
 
 
+def list_path_segments(tree: TreeRecord, segment: int) -> list[int]:
+    """Segments from the root to `segment`, inclusive."""
+    found = []
+    while segment >= 0:
+        found.append(segment)
+        segment = tree["segments"][segment]["parent"]
+    return found[::-1]
+
+
 def get_token_values(row: RowRecord, name: str) -> Sequence[float | bool] | None:
     """The values of one stream of a row; None if the step has no such stream."""
     return cast("Mapping[str, Any]", row).get(name)

@@ -189,8 +189,8 @@ def test_sides_differ_as_printed(run, printed):
 
 def test_a_run_is_rescored_to_the_bit(run):
     found = rlx.rescore(rlx.RescoreRequest(run=run.id, steps=(16,)))
-    assert found.summary.is_identical and found.summary.steps == [16]
-    assert found.rows == ()
+    assert found.is_identical and found.steps == [16]
+    assert found.rows == []
 
 
 def test_other_rules_change_tokens(run, printed):

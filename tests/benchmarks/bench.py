@@ -1,13 +1,12 @@
 """`make bench`: figures that anyone can measure again, as ratios or CPU seconds within one run.
 
     python tests/benchmarks/bench.py            all of them, which takes about an hour
-    BENCH=rlcr_step,gae python tests/benchmarks/bench.py        these; the others' figures stay
+    BENCH=rlcr_step,main_job python tests/benchmarks/bench.py        these; the others' figures stay
 
 Writes benchmarks.md and bench.json in results/, a list of {name, ratio, low, high, baseline, unit},
 after every benchmark, so that a run that was broken off is taken up by naming what is missing.
 Besides, a figure has its `benchmark` and {machine, made}, and where they are known {wall,
-milliseconds, share_of_bandwidth}, and `earlier`, medians of earlier runs. Every benchmark
-runs in a process of its own.
+milliseconds}, and `earlier`, medians of earlier runs. Every benchmark runs in a process of its own.
 """
 
 import json
@@ -24,23 +23,18 @@ ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("results")
 STORED, PAGE = RESULTS / "bench.json", RESULTS / "benchmarks.md"
 
-BENCHMARKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "rlcr_update_short": ("updates", "rlcr_update_short", ()),
-    "rlcr_update_long": ("updates", "rlcr_update_long", ()),
-    "two_turn_generation": ("generation", "two_turn_generation", ()),
-    "one_turn_generation": ("generation", "one_turn_generation", ()),
-    "rlcr_step": ("steps", "rlcr_step", ()),
-    "grpo_step_vs_trl": ("steps", "grpo_step_vs_trl", ()),
-    "gae": ("credit_kernels", "credit_kernels", ("gae",)),
-    "gae_gaps": ("credit_kernels", "credit_kernels", ("gae_gaps",)),
-    "turn_proportional": ("credit_kernels", "credit_kernels", ("turn_proportional",)),
-    "grpo_outcome": ("credit_kernels", "credit_kernels", ("grpo_outcome", "grpo_per_row")),
-    "countdown_score": ("small", "countdown_score", ()),
-    "validate_cpu_seconds": ("small", "validate_cpu_seconds", ()),
-    "start_cpu_seconds": ("starts", "start_cpu_seconds", ()),
-    "main_job": ("main_job", "main_job", ()),
+BENCHMARKS = {
+    "rlcr_update_short": "updates",
+    "rlcr_update_long": "updates",
+    "two_turn_generation": "generation",
+    "one_turn_generation": "generation",
+    "rlcr_step": "steps",
+    "grpo_step_vs_trl": "steps",
+    "validate_cpu_seconds": "starts",
+    "start_cpu_seconds": "starts",
+    "main_job": "main_job",
 }
-"""By name: the module beside this file, its function, and what that is given."""
+"""By the name of its function: the module beside this file."""
 
 QUIET = {
     "OMP_NUM_THREADS": "1",
@@ -50,8 +44,6 @@ QUIET = {
 }
 KEPT = 20
 """Earlier medians that are kept of a figure."""
-HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""For kernels of credit; torch reads it when it first allocates."""
 
 
 def main() -> int:
@@ -76,14 +68,13 @@ def main() -> int:
 def apart(name: str) -> list[dict] | None:
     """Figures of one benchmark, from a process of its own; None where it failed."""
     reader, writer = os.pipe()
-    pages = HUGE_PAGES if BENCHMARKS[name][0] == "credit_kernels" else {}
     log = ROOT / ".bench" / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
     with log.open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, __file__, name, str(writer)],
             cwd=ROOT,
-            env={**os.environ, **QUIET, **pages},
+            env={**os.environ, **QUIET},
             pass_fds=[writer],
             stderr=errors,
         )
@@ -98,8 +89,7 @@ def apart(name: str) -> list[dict] | None:
 
 def run(name: str, out: int) -> None:
     """Runs one benchmark and writes its figures to a descriptor."""
-    module, function, arguments = BENCHMARKS[name]
-    figures = getattr(import_module(module), function)(*arguments)
+    figures = getattr(import_module(BENCHMARKS[name]), name)()
     with os.fdopen(out, "w") as pipe:
         json.dump(figures, pipe)
 

@@ -9,7 +9,8 @@ __all__ = ["machine", "page"]
 HEAD = """\
 # Benchmarks
 
-Written by `make bench`; `make bench BENCH=rlcr_step,gae` measures some again and leaves the others.
+Written by `make bench`; `make bench BENCH=rlcr_step,main_job` measures some again and leaves the
+others.
 The figures are in [bench.json](bench.json) too. Peers are installed by the same command, each into
 an environment of its own below `.bench/`, as pinned in `tests/benchmarks/peers/`.
 
@@ -65,22 +66,8 @@ rollout, float32, no gradient checkpointing, no logging), all 64 rows in one mic
 no slower than 8. Each side is a process of its own, and they take turns.
 """
 
-CREDIT = """\
-Kernels of credit are beside a plain loop over columns (GAE), rows (GRPO) or rows and turns
-(turn_proportional), and beside the strongest plain form: GAE in place over the rows of [T, B], four
-lines of `scatter_add` for GRPO, turn_proportional turn by turn. Those four lines are faster than
-ours, which do more: they give groups of equal scores exact zeros, groups of one what the experiment
-asks for, and take any ids. Sizes are 4096 rows of 4096 tokens, or as in the name; three rounds. The
-share of bandwidth is the time that the bytes need which must be read and written once, at the
-speed of a triad a = b + s·c over 64 MiB arrays measured in the same rounds, over the time taken.
-Both sides have their memory in huge pages (THP_MEM_ALLOC_ENABLE=1): without them, fresh pages cost
-more than the arithmetic. `gae` has masks that are a prefix of each row, `gae_gaps` observations
-between turns; `grpo_per_row` gives one advantage per row and leaves it there.
-"""
-
 SMALL = """\
-`countdown_score` scores 1500 well-formed answers, which a scorer of a regex and `eval` can be let
-near; `validate_cpu_seconds` is `rlx validate experiments/rlcr.yaml`, start of Python included, and
+`validate_cpu_seconds` is `rlx validate experiments/rlcr.yaml`, start of Python included, and
 beside it is what that takes to import Pydantic. `start_cpu_seconds` is of all processes of a run of
 `experiments/quick.yaml` whose warm start is stored: from `rlx submit` to the end of the first step
 with one rank and with two, and from the kill of a rank to its successor's next step. Other work on
@@ -100,10 +87,9 @@ SECTIONS = {
             *("one_turn_generation", "rlcr_step", "grpo_step_vs_trl"),
         ),
     ),
-    "Credit": (CREDIT, ("gae", "gae_gaps", "turn_proportional", "grpo_outcome")),
-    "Scores and starts": (
+    "Starts": (
         SMALL,
-        ("countdown_score", "validate_cpu_seconds", "start_cpu_seconds", "main_job"),
+        ("validate_cpu_seconds", "start_cpu_seconds", "main_job"),
     ),
 }
 """By title: what is compared with what, and the benchmarks whose figures follow."""
@@ -116,7 +102,6 @@ COLUMNS = {
     "earlier": "earlier",
     "unit": "unit",
     "ms": "milliseconds",
-    "share of bandwidth": "share_of_bandwidth",
     "compared with": "baseline",
 }
 

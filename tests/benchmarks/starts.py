@@ -1,11 +1,13 @@
-"""What a run costs before it trains: from `rlx submit` on, and from the kill of a rank on."""
+"""What users wait for: `rlx validate`, and a run before it trains or after the kill of a rank."""
 
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,12 +19,23 @@ from rlx.home import RunFolder
 from rlx.launch import list_live_ranks
 from rlx.run import read_progress
 
-__all__ = ["start_cpu_seconds"]
+__all__ = ["start_cpu_seconds", "validate_cpu_seconds"]
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 3
 LOOK = 0.05
 IMPORTS = "import torch, transformers, deepspeed"
+
+
+def validate_cpu_seconds() -> list[dict]:
+    """CPU seconds of a whole `rlx validate experiments/rlcr.yaml`, start of Python included."""
+    command = [Path(sys.executable).with_name("rlx"), "validate", "experiments/rlcr.yaml"]
+    imports = [sys.executable, "-c", "import pydantic; pydantic.BaseModel"]
+    took = in_turns({"rlx": lambda: _run(command), "pydantic": lambda: _run(imports)}, 5)
+    wall = statistics.median(t.wall for t in took["rlx"])
+    baseline = beside("none; to import Pydantic", [t.cpu for t in took["pydantic"]])
+    values = [t.cpu for t in took["rlx"]]
+    return [row("validate_cpu_seconds", values, baseline, "CPU s", wall=wall)]
 
 
 def start_cpu_seconds() -> list[dict]:
@@ -34,7 +47,7 @@ def start_cpu_seconds() -> list[dict]:
             "": lambda: _start(Path(home), 1),
             "2 ranks": lambda: _start(Path(home), 2),
             "killed rank": lambda: _restart(Path(home)),
-            "imports": _import,
+            "imports": lambda: _run([sys.executable, "-c", IMPORTS]),
         }
         took = in_turns(sides, ROUNDS)
     baseline = beside(f"`{IMPORTS}`", [t.cpu for t in took.pop("imports")])
@@ -50,9 +63,9 @@ def start_cpu_seconds() -> list[dict]:
     ]
 
 
-def _import() -> Spent:
+def _run(command: Sequence[Path | str]) -> Spent:
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return Spent(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall)
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from submissions import submit
 from trees import conversation, turn
 
 from rlx.batch import build_token_batch
@@ -101,10 +102,7 @@ def record(folder):
         batch, rows = trained([tree])
         with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
             rollouts = "all" if keep_bodies else "none"
-            run, _ = registry.submit(
-                digest="d", seed=0, name="n", spec={"tracking": {"rollouts": rollouts}}, yaml="",
-                plugins=[], code={}, environment={},
-            )  # fmt: skip
+            run = submit(registry, spec={"tracking": {"rollouts": rollouts}})
             root = folder / "home" / "runs" / run.id
             (root / "rollouts").mkdir(parents=True)
             registry.update_run(run.id, directory=root)
@@ -180,6 +178,17 @@ def test_turns_rewards_and_masks_are_in_the_source_s_shape(record, capsys):
     assert cut["structured_rewards"]["turn_rewards"] == {}
     assert cut["structured_rewards"]["global_rewards"] == {"exact_match": None}
     assert out.isascii() and not set(out) & {*map(chr, range(10)), "\x1b", "\x7f"}
+
+
+def test_whole_samples_show_every_turn_and_what_was_read_between(record, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
+    record(*asked())
+    assert main(["samples", "--whole"]) == 0
+    first, cut = capsys.readouterr().out.splitlines()[-2:]
+    obs, read = ("".join(f"#{ord(c)}" for c in text) for text in ("[obs]", HOSTILE))  # its tokens
+    said = f"[kg_query] ab⏎[environment] {obs}⏎[kg_query] c⏎[environment] {read}⏎[answer] de"
+    assert said in first
+    assert cut.endswith(" xyz") and "[kg_query]" not in cut
 
 
 def test_an_answer_and_its_confidence_are_a_row_each(record, capsys):

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from guests import write_distribution
 
 from rlx.cli import main
 
@@ -157,11 +158,8 @@ def test_an_experiment_without_signal_cannot_learn(capsys):
 
 
 def test_a_broken_scorer_is_the_plugins_fault(tmp_path):
-    info = tmp_path / "rlx_guest-0.1.dist-info"
-    info.mkdir()
-    (tmp_path / "rlx_guest.py").write_text(GUEST)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[rlx.rewards]\nbroken = rlx_guest:broken\n")
+    points = "[rlx.rewards]\nbroken = rlx_guest:broken\n"
+    write_distribution(tmp_path, "rlx-guest", points, rlx_guest=GUEST)
     use = "--set=rewards.turn.guest={plugin: broken, turn: answer}"
     done = rlx(tmp_path, "plan", RLCR, use, "--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 3

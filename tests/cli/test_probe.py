@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from submissions import submit
 
 from rlx.cli import main
 from rlx_registry import Registry
@@ -20,15 +21,8 @@ def run(folder):
 
     read = read_spec(EXPERIMENT)
     with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
-        run, _ = registry.submit(
-            digest=read.spec.digest,
-            seed=0,
-            name="n",
-            spec=read.spec.dump_resolved(),
-            yaml=read.yaml,
-            plugins=[],
-            code={},
-            environment={},
+        run = submit(
+            registry, digest=read.spec.digest, spec=read.spec.dump_resolved(), yaml=read.yaml
         )
         root = folder / "home" / "runs" / run.id
         root.mkdir(parents=True)

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from guests import write_distribution
 
 CASES = Path(__file__).parents[1] / "golden" / "countdown_cases.jsonl"
-HEAVY = {"torch", "transformers", "deepspeed", "mlflow", "sqlalchemy"}
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 GUEST = '''
 import time
@@ -60,15 +60,10 @@ RIGHT = {"response": "<answer>3+4</answer>", "numbers": [3, 4], "target": 7}
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a distribution of rewards, one of which does not import."""
-    (tmp_path / "rlx_guest.py").write_text(GUEST)
-    (tmp_path / "rlx_broken.py").write_text("import no_such_module\n")
-    info = tmp_path / "rlx_guest-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
     points = [f"{name} = rlx_guest:{name}" for name in ("moody", "rank", "seen", "lacking")]
-    (info / "entry_points.txt").write_text(
-        "\n".join(["[rlx.rewards]", *points, "broken = rlx_broken:broken", ""])
-    )
+    points = "\n".join(["[rlx.rewards]", *points, "broken = rlx_broken:broken", ""])
+    modules = {"rlx_guest": GUEST, "rlx_broken": "import no_such_module\n"}
+    write_distribution(tmp_path, "rlx-guest", points, **modules)
     return tmp_path
 
 
@@ -308,15 +303,3 @@ def test_the_bar_is_for_terminals_alone(folder):
     assert process.returncode == 0 and len(out.read_bytes().splitlines()) == 10
     assert "scoring" in shown and "10 lines" in shown and "10 scored" in shown
     assert b"scoring" not in rlx(folder, "--reward=countdown", path).stderr
-
-
-def test_imports_nothing_heavy(folder):
-    code = (
-        "from rlx.cli import main; import sys\n"
-        f"main(['score', '--reward', 'countdown', {str(CASES)!r}, '--json'])\n"
-        "print(*sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
-    )
-    assert not HEAVY & set(done.stderr.split())

@@ -99,19 +99,6 @@ def test_every_command_of_the_readme_plans(monkeypatch, tmp_path, subtests):
                 )
 
 
-def test_the_readme_names_every_file():
-    named = {line.split()[0] for line in commands()}
-    assert {f"experiments/study/gpu/{name}.yaml" for name in EXPERIMENTS} <= named
-    for suite in SUITES:
-        assert f"experiments/study/gpu/suites/{suite}.yaml" in README
-
-
-def test_overrides_in_passing_are_the_readmes():
-    for line in BESIDES:
-        words = shlex.split(line)
-        assert all(said in README for flag, said in pairwise(words) if flag == "--set"), line
-
-
 # Suites ------------------------------------------------------------------------------------------
 
 
@@ -153,34 +140,7 @@ def test_a_suite_fits_and_reads_its_data(tmp_path, subtests):
                     assert accuracy.plugin.score(sample).value == score, title
 
 
-def test_suites_ask_the_same_of_the_same_sets():
-    near, far = (read_suite(GPU / "suites" / f"{suite}.yaml").sets for suite in SUITES)
-    for name in near.keys() & far.keys():
-        own = ({**s[name].set, "rollout.answer.max_new_tokens": 0} for s in (near, far))
-        assert next(own) == next(own), name
-
-
 # Data --------------------------------------------------------------------------------------------
-
-
-def test_samples_have_the_shape_of_the_data(subtests):
-    for sample, name in (("hotpot", "hotpot"), ("big_math", "math")):
-        with subtests.test(sample=sample, name=name):
-            lines = (GPU / "samples" / f"{sample}.jsonl").read_text().splitlines()
-            path = GPU / "samples" / f"{sample}.jsonl"
-            _, plugins = check_file(GPU / f"{name}.yaml")
-            options = {"train": {"path": path}, "test": None, "held_out": 0.3}
-            task = plugins.task.model_validate({**plugins.task.model_dump(), **options})
-            splits = task._splits()
-            assert len(lines) == sum(map(len, splits.values())) == 8
-            if sample == "hotpot":
-                assert {p.stratum for split in splits.values() for p in split} == {"0", "1", "2"}
-                assert all(p.fields["paragraphs"].count("[") == 8 for p in splits["train"])
-
-
-def test_no_experiment_trains_on_samples():
-    for path in GPU.glob("*.yaml"):
-        assert "samples" not in path.read_text()
 
 
 def raw(number, sentence="A sentence. "):

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 from patience import find_free_port
+from submissions import submit
 
 from rlx.cli import main
 from rlx.record import prepare_store
@@ -51,10 +52,7 @@ def nowhere():
 
 
 def started(registry, name, mlflow=STORE, steps=3):
-    run, _ = registry.submit(
-        digest=name, seed=0, name=name, spec={"tracking": {"mlflow": mlflow}}, yaml="", plugins=[],
-        code={}, environment={},
-    )  # fmt: skip
+    run = submit(registry, digest=name, name=name, spec={"tracking": {"mlflow": mlflow}})
     registry.transition(run.id, ["submitted"], "running")
     for step in range(steps):
         registry.results.add_metrics(run.id, step, {"train/loss": 0.5, "train/kl": 0.1})
@@ -154,10 +152,9 @@ def test_a_project_is_one_experiment_whose_tags_find_its_runs(registry, client, 
             "optimizer": {"learning_rate": 1e-5},
             "task": {"prompt": "x" * 7000},
         }
-        run, _ = registry.submit(
-            digest=setup, seed=seed, name=setup, spec=spec, yaml="", plugins=[],
-            code={"version": "0.1.0"}, environment={},
-        )  # fmt: skip
+        run = submit(
+            registry, digest=setup, seed=seed, name=setup, spec=spec, code={"version": "0.1.0"}
+        )
         registry.update_run(
             run.id,
             origins={

@@ -11,8 +11,6 @@ from golden_records import build_credit_inputs
 from hypothesis import given, settings
 from rows import each_row
 
-from rlx.credit import group_advantages
-
 # Sixteenths: sums are exact, so ties and equal groups are what they seem.
 scores_of_a_group = st.lists(st.integers(-48, 48).map(lambda n: n / 16), min_size=1, max_size=6)
 groups = st.lists(scores_of_a_group, min_size=1, max_size=5)
@@ -192,58 +190,9 @@ def test_a_group_of_equal_rewards_stays_at_zero_beside_others():
 # Relations ----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
-@given(rows)
-def test_rloo_is_centring_times_n_over_n_minus_one(rows):
-    scores, ids = tensors(rows)
-    centred = group_advantages(scores, ids, normalize="center")
-    sizes = (ids[:, None] == ids).sum(dim=1)
-    expected = torch.where(sizes > 1, sizes / (sizes - 1.0), 1.0) * centred
-    torch.testing.assert_close(estimate("rloo", scores, ids), expected, rtol=1e-6, atol=1e-12)
-
-
-@settings(deadline=None)
-@given(rows, st.integers(1, 9))
-def test_opo_with_equal_lengths_is_centring(rows, length):
-    scores, ids = tensors(rows)
-    expected = group_advantages(scores, ids, normalize="center")
-    torch.testing.assert_close(estimate("opo", scores, ids, torch.full_like(ids, length)), expected)
-
-
-@settings(deadline=None)
-@given(rows)
-def test_opo_sums_to_zero_over_the_tokens_of_a_group(rows):
-    scores, ids = tensors(rows)
-    lengths = lengths_of(rows) + 1
-    per_group = torch.zeros(100, dtype=torch.float64)
-    per_group = per_group.index_add(0, ids + 3, lengths * estimate("opo", scores, ids, lengths))
-    torch.testing.assert_close(per_group, torch.zeros_like(per_group), rtol=0, atol=1e-9)
-
-
 def test_the_only_row_with_a_token_is_its_own_baseline_of_opo():
     scores, ids = torch.tensor([1.0, 0.0]), torch.tensor([3, 3])
     assert estimate("opo", scores, ids, torch.tensor([1, 0])).tolist() == [0.0, 0.0]
-
-
-def test_gpg_is_centring_when_every_score_is_a_signal():
-    scores, ids = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([5, 1, 5, 1])
-    expected = group_advantages(scores, ids, normalize="center")
-    for alpha in ("scores", "groups"):
-        torch.testing.assert_close(estimate("gpg", scores, ids, alpha=alpha), expected)
-
-
-def test_gpg_makes_up_for_groups_without_signal():
-    scores = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
-    ids = torch.tensor([0, 0, 1, 1, 2, 2])
-    assert estimate("gpg", scores, ids, alpha="scores").tolist() == [1.0, -1.0, 0.0, 0.0, 0.0, 0.0]
-    assert estimate("gpg", scores, ids, alpha="groups").tolist() == [
-        1.5,
-        -1.5,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-    ]
 
 
 def test_two_best_rows_teach_pass_at_k_nothing():
@@ -256,16 +205,6 @@ def test_two_best_rows_teach_pass_at_k_nothing():
         0.0,
         0.0,
     ]
-
-
-@settings(deadline=None)
-@given(rows)
-def test_remax_against_the_group_mean_is_centring(rows):
-    scores, ids = tensors(rows)
-    centred = group_advantages(scores, ids, normalize="center")
-    torch.testing.assert_close(
-        estimate("remax", scores, ids, greedy_scores=scores - centred), centred
-    )
 
 
 @each_row(

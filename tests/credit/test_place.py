@@ -100,16 +100,6 @@ def a_row(draw):
     return Row(turns, draw(reward), list(ids), list(mask))
 
 
-@st.composite
-def a_whole_row(draw):
-    """A row in which every rewarded turn has a token, and some token learns."""
-    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
-    ids = [k + 1 for k, size in enumerate(sizes) for _ in range(size)]
-    ids = draw(st.permutations([*ids, *draw(st.lists(st.just(-1), max_size=2))]))
-    turns = draw(st.lists(reward, min_size=len(sizes), max_size=len(sizes)))
-    return Row(turns, draw(reward), ids, [turn > 0 for turn in ids])
-
-
 rows = st.lists(a_row(), min_size=1, max_size=5)
 options = st.fixed_dictionaries(
     {
@@ -170,49 +160,6 @@ def test_agrees_with_a_plain_loop_and_reads_nothing_absent(rows, options):
         assert not got[len(row.ids) :].any()
         assert result.missing[number, : len(row.turns)].tolist() == missing
         assert result.lost[number].item() == near(lost, 1e-12, 1e-12)
-
-
-@settings(deadline=None)
-@given(rows, options)
-def test_nothing_lies_outside_the_mask_and_nothing_disappears(rows, options):
-    result, mask = placed(rows, **options)
-    assert (result.token_rewards[~mask] == 0).all()
-    reduce = options["turn_reduce"] or ("mean" if "final" in options["placement"] else "sum")
-    for number, row in enumerate(rows):
-        rewards = [r for r in row.turns if r is not None]
-        given_ = sum(rewards) / (max(len(rewards), 1) if reduce == "mean" else 1) + row.overall
-        found = sum_token_rewards(result.token_rewards, mask)[number] + result.lost[number]
-        assert found.item() == near(given_, 1e-12, 1e-12)
-
-
-@settings(deadline=None)
-@given(st.lists(a_whole_row(), min_size=1, max_size=4), options, st.sampled_from(["f4", "f8"]))
-def test_mass_is_conserved_where_every_turn_has_tokens(rows, options, precision):
-    dtype, slack = {"f4": (torch.float32, 1e-5), "f8": (torch.float64, 1e-12)}[precision]
-    # Even `error` has no complaint.
-    result, mask = placed(rows, dtype=dtype, **{**options, "on_missing_turn": "error"})
-    assert result.token_rewards.dtype == result.lost.dtype == dtype
-    assert not result.missing.any() and (result.lost == 0).all()
-    mean = options["turn_reduce"] == "mean" or (
-        options["turn_reduce"] is None and options["placement"] == "final_token_only"
-    )
-    expected = [sum(r.turns) / (len(r.turns) if mean else 1) + r.overall for r in rows]
-    assert sum_token_rewards(result.token_rewards, mask).tolist() == near(
-        expected, slack, 10 * slack
-    )
-
-
-@settings(deadline=None)
-@given(rows, options, st.randoms(use_true_random=False), st.integers(0, 3))
-def test_row_order_and_padding_do_not_matter(rows, options, random, padding):
-    plain, _ = placed(rows, **options)
-    order = random.sample(range(len(rows)), len(rows))
-    other, _ = placed([rows[i] for i in order], padding=padding, **options)
-    width = plain.token_rewards.shape[1]
-    assert torch.equal(other.token_rewards[:, :width], plain.token_rewards[order])
-    assert not other.token_rewards[:, width:].any()
-    assert torch.equal(other.missing, plain.missing[order])
-    assert torch.equal(other.lost, plain.lost[order])
 
 
 @settings(deadline=None)

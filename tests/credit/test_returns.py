@@ -165,19 +165,6 @@ def test_gae_of_long_rows_in_float32(decay, environment):
 
 
 @settings(deadline=None)
-@given(sizes, seeds, factors)
-def test_discounted_returns_agree_with_a_plain_loop(sizes, seed, gamma):
-    rewards, _, mask, _ = batch(sizes, seed)
-    expected = torch.zeros_like(rewards)
-    for i, row in enumerate(mask.tolist()):
-        steps = steps_of(row)
-        for n, t in enumerate(steps):
-            ahead = enumerate(steps[n:])
-            expected[i, t] = sum(gamma**k * float(rewards[i, s]) for k, s in ahead)
-    assert_close(discounted_returns(rewards, mask, gamma=gamma), expected)
-
-
-@settings(deadline=None)
 @given(sizes, seeds, factors, factors, factors, factors)
 def test_turn_level_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, gamma_high, lam_high):
     x = batch(sizes, seed)
@@ -249,82 +236,7 @@ def test_blocks_of_rows_are_the_rows():
     assert torch.equal(doubled, 2 * x) and torch.equal(summed, x + y)
 
 
-# Promises of all ----------------------------------------------------------------------------------
-
-EVERY = {
-    "gae": lambda r, v, m, _: gae(r, v, m, gamma=0.9, lam=0.8),
-    "literal": lambda r, v, m, _: gae(*tidy(r, v, m), lam=0.8, environment="literal"),
-    "discounted_returns": lambda r, _, m, __: (discounted_returns(r, m, gamma=0.9),),
-    "turn_level_gae": lambda *x: turn_gae(*x, gamma=0.9, lam=0.8, gamma_high=0.7),
-    "whiten": lambda r, _, m, __: (whiten_values(r, m),),
-}
-every = each_row("function", EVERY.values(), ids=list(EVERY))
-
-
-@every
-@settings(deadline=None, max_examples=30)
-@given(sizes, seeds)
-def test_nothing_but_zeros_outside_the_mask_and_nothing_leaks_in(function, sizes, seed):
-    x = batch(sizes, seed, torch.float32)
-    for output in function(*x):
-        assert output.dtype == torch.float32 and output.isfinite().all()
-        assert (output[~x[2]] == 0).all()
-
-
-@every
-@settings(deadline=None, max_examples=30)
-@given(sizes, seeds)
-def test_rows_may_come_in_any_order(function, sizes, seed):
-    x = batch(sizes, seed)
-    order = torch.randperm(sizes[0], generator=torch.Generator().manual_seed(seed))
-    for moved, output in zip(function(*(y[order] for y in x)), function(*x), strict=True):
-        assert_close(moved, output[order])
-
-
-@every
-@settings(deadline=None, max_examples=30)
-@given(sizes, seeds, st.integers(0, 70), st.integers(0, 70))
-def test_padding_changes_nothing(function, sizes, seed, left, right):
-    x = batch(sizes, seed)
-    fills = (math.nan, 3.0, False, -1)
-    padded = [
-        torch.nn.functional.pad(y, (left, right), value=fill)
-        for y, fill in zip(x, fills, strict=True)
-    ]
-    for wide, output in zip(function(*padded), function(*x), strict=True):
-        assert_close(wide[:, left : left + sizes[1]], output)
-
-
-@every
-def test_inputs_are_left_as_they_are(function):
-    x = batch((4, 80), 1)
-    before = [y.clone() for y in x]
-    function(*x)
-    torch.testing.assert_close(x, tuple(before), equal_nan=True, rtol=0, atol=0)
-
-
 # How they relate ----------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(sizes, seeds)
-def test_turn_level_gae_without_discounts_is_token_level_gae(sizes, seed):
-    x = batch(sizes, seed)
-    for by_turns, by_tokens in zip(turn_gae(*x), gae(*x[:3]), strict=True):
-        assert_close(by_turns, by_tokens)
-
-
-@settings(deadline=None)
-@given(sizes, seeds, factors, factors)
-def test_turns_of_one_token_and_a_single_turn_are_token_level_gae(sizes, seed, gamma, lam):
-    rewards, values, mask, _ = batch(sizes, seed)
-    expected, _ = gae(rewards, values, mask, gamma=gamma, lam=lam)
-    both = {"gamma": gamma, "lam": lam, "gamma_high": gamma, "lam_high": lam}
-    each = torch.where(mask, torch.arange(1, sizes[1] + 1), -1)
-    assert_close(turn_gae(rewards, values, mask, each, **both)[0], expected)
-    one = torch.where(mask, 1, -1)
-    own = {"gamma": gamma, "lam": lam, "gamma_high": 0.5, "lam_high": 0.5}
-    assert_close(turn_gae(rewards, values, mask, one, **own)[0], expected)
 
 
 @settings(deadline=None)
@@ -344,24 +256,6 @@ def test_gae_with_lambda_1_is_the_discounted_return_less_the_value(sizes, seed, 
     expected = discounted_returns(rewards, mask, gamma=gamma)
     assert_close(returns, expected)
     assert_close(advantages, torch.where(mask, expected - values, 0.0))
-
-
-@settings(deadline=None)
-@given(sizes, seeds)
-def test_without_discounts_the_literal_recursion_only_adds_the_rewards_of_the_environment(
-    sizes, seed
-):
-    rewards, values, mask = tidy(*batch(sizes, seed)[:3])
-    rewards = torch.where(mask, rewards, 0.0)
-    literal, _ = gae(rewards, values, mask, environment="literal")
-    assert_close(literal, gae(rewards, values, mask)[0])
-
-
-def test_vine_is_gae_over_steps_with_lambda_0():
-    values, rewards = rows([0.5, 0.75, 0.25, 0.0], [0.0, 0.0, 1.0])
-    steps = torch.tensor([[0, 1, 2]])
-    expected, _ = gae(rewards, values[:, :-1], steps >= 0, lam=0.0)
-    assert_close(vine(steps, values, rewards[:, -1]), expected)
 
 
 # Whitening ----------------------------------------------------------------------------------------

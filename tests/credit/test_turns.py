@@ -199,28 +199,6 @@ def test_agrees_with_a_plain_loop_on_ragged_batches_full_of_nan(
 
 
 @each_row(("estimator", "oracle", "own"), FAMILY)
-@given(data=st.data(), batch=batches())
-def test_rows_may_be_shuffled_and_padded(estimator, oracle, own, data, batch):
-    actual = estimator(batch)
-    order = data.draw(st.permutations(range(len(batch))))
-    more_turns, more_tokens = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 3))
-    padded = [
-        {
-            **row,
-            "turns": row["turns"] + [None] * more_turns,
-            "states": row["states"] + [-1] * more_turns,
-            "ids": row["ids"] + [1, -7, 10**12][:more_tokens],
-            "mask": row["mask"] + [False] * more_tokens,
-        }
-        for row in batch
-    ]
-    moved = estimator([padded[i] for i in order])
-    width = actual.shape[1]
-    torch.testing.assert_close(moved[:, :width], actual[list(order)], rtol=1e-9, atol=1e-9)
-    assert (moved[:, width:] == 0).all()
-
-
-@each_row(("estimator", "oracle", "own"), FAMILY)
 @given(
     st.lists(st.none() | st.just(0.1), min_size=1, max_size=4),
     st.floats(-10, 10, width=32),
@@ -244,52 +222,6 @@ def test_equal_rollouts_are_exactly_zero_and_float32_stays_float32(
 
 
 # Relations ----------------------------------------------------------------------------------------
-
-
-@given(batches(), st.sampled_from(["pooled", "per_turn"]))
-def test_without_turn_rewards_multi_turn_grpo_is_grpo(batch, statistics):
-    x = tensors(batch)
-    outcome = group_advantages(x["global_rewards"], x["group_ids"])
-    expected = torch.where(x["mask"] & (x["turn_ids"] > 0), outcome[:, None], 0.0)
-    weightless = multiturn(batch, statistics=statistics, turn_weight=0.0)
-    torch.testing.assert_close(weightless, expected)
-    unrewarded = [{**row, "turns": [None] * len(row["turns"])} for row in batch]
-    torch.testing.assert_close(multiturn(unrewarded, statistics=statistics), expected)
-
-
-@given(batches())
-def test_pooled_and_per_turn_agree_where_only_one_turn_is_rewarded(batch):
-    batch = [{**row, "turns": row["turns"][:1], "states": row["states"][:1]} for row in batch]
-    torch.testing.assert_close(
-        multiturn(batch, statistics="pooled"), multiturn(batch, statistics="per_turn")
-    )
-
-
-@given(batches())
-def test_mt_grpo_is_multi_turn_grpo_with_the_first_turn_alone(batch):
-    alone = [{**row, "turns": row["turns"][:1], "states": row["states"][:1]} for row in batch]
-    torch.testing.assert_close(
-        first_turn(alone, turn_coef=0.5, eps=1e-6), multiturn(alone, turn_weight=0.5)
-    )
-
-
-@given(batches())
-def test_gigpo_without_steps_is_dr_grpo(batch):
-    x = tensors(batch)
-    scores = torch.tensor([episode(row) for row in batch], dtype=torch.float64)
-    outcome = group_advantages(scores, x["group_ids"], normalize="center")
-    expected = torch.where(x["mask"] & (x["turn_ids"] > 0), outcome[:, None], 0.0)
-    torch.testing.assert_close(in_states(batch, omega=0.0), expected)
-
-
-@given(batches(), st.sampled_from([0.0, 0.5, 1.0]))
-def test_step_returns_run_backwards_and_end_with_the_outcome(batch, gamma):
-    x = tensors(batch)
-    taken = x["state_ids"] >= 0
-    rewards = torch.where(x["turn_present"], x["turn_rewards"], 0.0)
-    actual = compute_step_returns(rewards, x["global_rewards"], taken, gamma)
-    for got, row in zip(actual.tolist(), batch, strict=True):
-        assert got == close(plain_returns(row, gamma))
 
 
 def test_returns_of_a_long_rollout_neither_overflow_nor_drown():
@@ -330,15 +262,6 @@ def test_tree_grpo_agrees_with_a_plain_loop(batch, how, normalize):
     )
     actual = leaves(list(scores), prompts, trees, normalize=normalize, **how)
     assert actual.tolist() == close(expected)
-
-
-@given(batches())
-def test_one_tree_per_prompt_doubles_grpo_and_one_leaf_per_tree_is_grpo(batch):
-    x = tensors(batch)
-    scores, ids = x["global_rewards"], x["group_ids"]
-    grpo = group_advantages(scores, ids)
-    torch.testing.assert_close(leaves(scores, ids.tolist(), [0] * len(ids)), 2 * grpo)
-    torch.testing.assert_close(leaves(scores, ids.tolist(), range(len(ids))), grpo)
 
 
 def test_leaves_of_a_tree_that_are_alike_learn_from_other_trees_alone():

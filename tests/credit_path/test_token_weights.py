@@ -1,6 +1,7 @@
 """Weights of token losses under a correction: which ratios they read, and mini-batches of them."""
 
 import bound
+import pytest
 import torch
 from trees import conversation
 
@@ -29,7 +30,7 @@ def assign(trees, mask, old, **loss):
     spec = LossSpec.model_validate({"old_logprobs": "learner", **loss})
     rules = CreditRules(estimator=give_ones, credit=CreditSpec(), loss=spec, max_tokens=MAX_TOKENS)
     scored = ScoredRows.join(batch, mask(batch), **rewards)
-    return assign_credit(scored, TokenStreams(old_logprobs=old(batch)), rules), spec
+    return assign_credit(scored, TokenStreams(old_logprobs=old(batch)), rules), rules
 
 
 def test_a_mini_batch_weighs_its_entropy_bonus_as_the_whole_step_does():
@@ -39,19 +40,56 @@ def test_a_mini_batch_weighs_its_entropy_bonus_as_the_whole_step_does():
         """The learner gives every token twice the sampler's probability."""
         return torch.where(batch.is_own, batch.behaviour_logprobs + torch.tensor(2.0).log(), 0.0)
 
-    whole, loss = assign(
+    whole, rules = assign(
         trees,
         bound.mask("model_tokens"),
         double,
         correction={"kind": "truncate", "level": "token", "cap": 3},
         entropy=EntropyBonus(coefficient=0.5),
     )
-    parts = split_mini_batches(whole, 2, loss=loss, max_tokens=MAX_TOKENS)
+    parts = split_mini_batches(whole, 2, rules)
     for row, part in enumerate(parts):
         # One row learns: 0.5 over its tokens, times the ratio of 2 on each.
         own = whole.batch.is_own[row]
         expected = torch.where(own, 2 * 0.5 / own.sum(), 0.0)
         torch.testing.assert_close(part.entropy_weights[row], expected)
+
+
+def test_rows_without_a_learning_token_count_under_the_profile_of_trl():
+    """TRL: `((loss * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()` for grpo, and the sum over
+    the number of rows times the limit for dr_grpo; verl leaves such rows out."""
+    learns = torch.tensor([3, 0, 2, 0])
+    trees = [
+        conversation([("answer", "abc"[:count] or "x", {}, None)]) for count in learns.tolist()
+    ]
+    batch = build_token_batch(trees)
+    mask = batch.is_own & (learns > 0)[:, None]
+    rewards = {
+        "turn_rewards": torch.ones(4, 1),
+        "turn_present": torch.ones(4, 1, dtype=torch.bool),
+        "global_rewards": torch.zeros(4),
+    }
+
+    def weigh(profile, aggregate, parts=1, **loss):
+        rules = CreditRules(
+            estimator=give_ones,
+            credit=CreditSpec(profile=profile),
+            loss=LossSpec(aggregate=aggregate, **loss),
+            max_tokens=MAX_TOKENS,
+        )
+        streams = TokenStreams(old_logprobs=batch.behaviour_logprobs)
+        train = assign_credit(ScoredRows.join(batch, mask, **rewards), streams, rules)
+        rows = [part.weights.sum(1).tolist() for part in split_mini_batches(train, parts, rules)]
+        return [pytest.approx(row) for row in rows]
+
+    limit = MAX_TOKENS["answer"]
+    assert weigh("trl", "sequence_mean") == [[1 / 4, 0, 1 / 4, 0]]
+    assert weigh("trl", "sequence_mean", 2) == [[1 / 2, 0, 0, 0], [0, 0, 1 / 2, 0]]
+    assert weigh("trl", "constant") == [[3 / 4 / limit, 0, 2 / 4 / limit, 0]]
+    assert weigh("trl", "token_mean") == [[3 / 5, 0, 2 / 5, 0]]
+    assert weigh("verl", "sequence_mean") == [[1 / 2, 0, 1 / 2, 0]]
+    assert weigh("trl", "sequence_mean", count_empty_rows=False) == [[1 / 2, 0, 1 / 2, 0]]
+    assert weigh("rlx", "sequence_mean", count_empty_rows=True) == [[1 / 4, 0, 1 / 4, 0]]
 
 
 def test_a_correction_reads_no_ratio_of_tokens_that_nobody_sampled():

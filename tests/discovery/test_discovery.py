@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from guests import write_distribution
 from rows import each_row
 
 from rlx.discovery import (
@@ -164,27 +165,22 @@ phases:
 """
 
 
-def distribution(folder, name, version, points):
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    (info / "METADATA").write_text(head)
-    (info / "entry_points.txt").write_text(points)
-
-
 @pytest.fixture(autouse=True)
 def guests(tmp_path, monkeypatch):
-    (tmp_path / "guest_plugins.py").write_text(GUEST)
-    (tmp_path / "guest_needy.py").write_text("# needs more\nimport not_there\n")
-    (tmp_path / "guest_garbled.py").write_text("x = 1\ndef (:\n")
-    (tmp_path / "guest_leaves.py").write_text("raise SystemExit('bye')\n")
-    (tmp_path / "guest_slow.py").write_text(
-        "import signal\nwhile True:\n    try:\n        signal.pause()\n"
-        "    except Exception:\n        pass\n"
+    slow = "import signal\nwhile True:\n    try:\n        signal.pause()\n"
+    write_distribution(
+        tmp_path,
+        "rlx-guest",
+        POINTS,
+        version="0.1.0",
+        guest_plugins=GUEST,
+        guest_needy="# needs more\nimport not_there\n",
+        guest_garbled="x = 1\ndef (:\n",
+        guest_leaves="raise SystemExit('bye')\n",
+        guest_slow=f"{slow}    except Exception:\n        pass\n",
+        guest_exits="import os\nos._exit(7)\n",
     )
-    (tmp_path / "guest_exits.py").write_text("import os\nos._exit(7)\n")
-    distribution(tmp_path, "rlx-guest", "0.1.0", POINTS)
-    distribution(tmp_path, "rlx-rival", "2.0", RIVAL)
+    write_distribution(tmp_path, "rlx-rival", RIVAL, version="2.0")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield

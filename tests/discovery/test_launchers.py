@@ -1,12 +1,12 @@
 """A launcher of another distribution, named in YAML with its own settings."""
 
 import json
-import os
 import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from guests import installed
 from rows import each_row
 
 from rlx.cli import main
@@ -93,18 +93,10 @@ batch = page_wrap:Batch
 
 @pytest.fixture(autouse=True)
 def guest(tmp_path, monkeypatch):
-    info = tmp_path / "rlx_wrap-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-wrap\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(POINTS)
-    (tmp_path / "page_wrap.py").write_text(SETTINGS)
-    (tmp_path / "page_wrap_code.py").write_text(CODE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
-    yield
-    for name in ("page_wrap", "page_wrap_code"):
-        sys.modules.pop(name, None)
+    modules = {"page_wrap": SETTINGS, "page_wrap_code": CODE}
+    with installed(tmp_path, monkeypatch, "rlx-wrap", POINTS, **modules):
+        yield
 
 
 def read(launcher, *more):

@@ -1,9 +1,9 @@
 """A placement of another distribution, named in YAML with its own options."""
 
-import sys
 from pathlib import Path
 
 import pytest
+from guests import installed
 from rows import each_row
 
 from rlx.cli import main
@@ -43,17 +43,10 @@ def place_early(inputs, options):
 
 @pytest.fixture(autouse=True)
 def guest(tmp_path, monkeypatch):
-    info = tmp_path / "rlx_early-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-early\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[rlx.placements]\nearly = page_early:Early\n")
-    (tmp_path / "page_early.py").write_text(MODULE)
-    (tmp_path / "page_early_rule.py").write_text(RULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    yield
-    for name in ("page_early", "page_early_rule"):
-        sys.modules.pop(name, None)
+    points = "[rlx.placements]\nearly = page_early:Early\n"
+    modules = {"page_early": MODULE, "page_early_rule": RULE}
+    with installed(tmp_path, monkeypatch, "rlx-early", points, **modules):
+        yield
 
 
 def test_yaml_names_it_with_its_options():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from guests import installed
 from rows import each_row
 
 from rlx.cli import main
@@ -83,17 +84,9 @@ alien = page_echo:Window
 
 @pytest.fixture(autouse=True)
 def guest(tmp_path, monkeypatch):
-    info = tmp_path / "rlx_echo-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-echo\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(POINTS)
-    (tmp_path / "page_echo.py").write_text(SETTINGS)
-    (tmp_path / "page_echo_engine.py").write_text(ENGINE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    yield
-    for name in ("page_echo", "page_echo_engine"):
-        sys.modules.pop(name, None)
+    modules = {"page_echo": SETTINGS, "page_echo_engine": ENGINE}
+    with installed(tmp_path, monkeypatch, "rlx-echo", POINTS, **modules):
+        yield
 
 
 def read(sampler):

@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import distribution
 
 import pytest
+from guests import installed
 from rows import each_row
 
 from rlx.cli import main
@@ -108,19 +109,11 @@ broken = page_no_such_module:Retry
 
 @pytest.fixture(autouse=True)
 def guest(tmp_path, monkeypatch):
-    info = tmp_path / "rlx_retry-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-retry\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(POINTS)
     begin, odd = SETTINGS.split("class Odd")
-    (tmp_path / "page_retry.py").write_text(begin)
-    (tmp_path / "page_odd.py").write_text(begin.partition("class Draft")[0] + "class Odd" + odd)
-    (tmp_path / "page_retry_rule.py").write_text(RULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    yield
-    for name in ("page_retry", "page_odd", "page_retry_rule"):
-        sys.modules.pop(name, None)
+    odd = begin.partition("class Draft")[0] + "class Odd" + odd
+    modules = {"page_retry": begin, "page_odd": odd, "page_retry_rule": RULE}
+    with installed(tmp_path, monkeypatch, "rlx-retry", POINTS, **modules):
+        yield
 
 
 EXPERIMENT = """

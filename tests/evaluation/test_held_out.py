@@ -10,7 +10,6 @@ from rlx.evaluation.answers import (
     compute_held_out_metrics,
     compute_identical_share,
     get_stated_confidence,
-    limit_to_one_answer,
     read_answers,
 )
 from rlx.plugin import Problem
@@ -119,7 +118,7 @@ def test_held_out_problems_are_answered_once_and_asked_as_often_as_in_training()
     spec = TwoTurnRolloutSpec(
         num_generations_answer=8, num_generations_confidence=3, confidence=TurnSpec(template="?")
     )
-    once = limit_to_one_answer(build_rollout_plan(spec))
+    once = build_rollout_plan(spec).copy_with_sampling(1)
     assert [(level.kind, level.count) for level in once.levels] == [
         ("answer", 1),
         ("confidence", 3),

@@ -3,7 +3,6 @@ properties.
 """
 
 import math
-from itertools import pairwise
 
 import hypothesis.strategies as st
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from rows import each_row
 
 from rlx.loss import (
-    aggregate_losses,
     aggregation_weights,
     clipped_surrogate,
     compute_cispo_loss,
@@ -35,26 +33,6 @@ kinds_of = st.lists(st.integers(0, 2), min_size=8, max_size=8)
 
 def near(expected):
     return pytest.approx(expected, rel=1e-6, abs=1e-9)
-
-
-# Worked example -----------------------------------------------------------------------------------
-
-
-def test_averages_of_the_worked_example_by_row_and_by_kind():
-    """Row 0 sums to -2.7 over 3 tokens and row 1 to 6.1 over 4."""
-    worked = torch.tensor([[-1.0, -1.2, -0.5, -1.2], [1.0, 0.8, 1.3, 3.0]])
-    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
-    losses = {
-        (aggregate, per_turn): aggregate_losses(
-            worked, mask, torch.tensor([0, 1]), aggregate=aggregate, per_turn=per_turn
-        ).item()
-        for aggregate in ("token_mean", "sequence_mean")
-        for per_turn in (False, True)
-    }
-    by_kind = -2.7 / 3 + 6.1 / 4
-    assert losses["token_mean", True] == near(by_kind)
-    assert losses["sequence_mean", False] == near(by_kind / 2)
-    assert losses["sequence_mean", True] == near(by_kind)
 
 
 # Ratio --------------------------------------------------------------------------------------------
@@ -121,19 +99,6 @@ def test_unclipped_is_the_ratio_times_the_advantage(tokens):
         *torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
     ).tolist()
     assert found == pytest.approx([-math.exp(x) * advantage for x, advantage in tokens])
-
-
-@given(tokens, clips)
-def test_on_policy_the_gradient_is_the_policy_gradient(tokens, clip):
-    old, advantages = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
-    logprobs = old.clone().requires_grad_()
-    for losses in (
-        clipped_surrogate(logprobs - old, advantages, clip=clip, dual_clip=3.0),
-        compute_cispo_loss(logprobs - old, advantages, logprobs, clip=clip),
-        compute_unclipped_loss(logprobs - old, advantages),
-    ):
-        (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
-        torch.testing.assert_close(gradient, -advantages)
 
 
 @each_row(
@@ -221,32 +186,11 @@ def test_weights_agree_with_a_plain_loop(mask, kinds, rule):
             assert found[b, t].item() == pytest.approx(expected, rel=1e-6)
 
 
-@given(masks, kinds_of, st.sampled_from(AGGREGATES[:2]), st.booleans())
-def test_weights_of_a_mean_sum_to_one_for_the_step_or_for_each_kind(mask, kinds, aggregate, apart):
-    rule = {"aggregate": aggregate, "per_turn": apart}
-    weights, kinds = weights_of(mask, kinds, rule), kinds[: len(mask)]
-    per_row = weights.sum(dim=1).tolist()
-    for group in [{kind} for kind in set(kinds)] if apart else [set(kinds)]:
-        rows = [b for b, kind in enumerate(kinds) if kind in group]
-        learns = any(any(mask[b]) for b in rows)
-        assert sum(per_row[b] for b in rows) == pytest.approx(float(learns), abs=1e-6)
-
-
 def test_a_constant_has_to_be_given():
     with pytest.raises(ValueError, match="constant_lengths"):
         aggregation_weights(
             torch.ones(1, 1).bool(), torch.zeros(1), aggregate="constant", per_turn=False
         )
-
-
-@given(masks, kinds_of, rules, st.data())
-def test_the_loss_is_the_same_however_the_batch_is_cut(mask, kinds, rule, data):
-    weights = weights_of(mask, kinds, rule)
-    losses = torch.randn(weights.shape, generator=torch.Generator().manual_seed(len(mask)))
-    whole = (weights * losses).sum()
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(mask)))) | {0, len(mask)})
-    parts = [(weights[a:b] * losses[a:b]).sum() for a, b in pairwise(cuts)]
-    torch.testing.assert_close(torch.stack(parts).sum(), whole)
 
 
 @given(masks, kinds_of, rules)
@@ -260,24 +204,6 @@ def test_padding_and_the_numbers_of_kinds_change_nothing(mask, kinds, rule):
         constant_lengths=lengths,
     )
     torch.testing.assert_close(padded[:, :-2], weights)
-
-
-@given(masks, kinds_of, st.sampled_from(AGGREGATES))
-def test_one_kind_is_no_kind(mask, kinds, aggregate):
-    one = [kinds[0]] * len(mask)
-    torch.testing.assert_close(
-        weights_of(mask, one, {"aggregate": aggregate, "per_turn": True}),
-        weights_of(mask, one, {"aggregate": aggregate, "per_turn": False}),
-    )
-
-
-def test_short_confidences_are_not_drowned_by_answers():
-    mask = torch.tensor([[True] * 9, [True] + [False] * 8])
-    rules = {"aggregate": "token_mean"}
-    joint = aggregation_weights(mask, torch.tensor([0, 1]), per_turn=False, **rules)
-    apart = aggregation_weights(mask, torch.tensor([0, 1]), per_turn=True, **rules)
-    assert joint.sum(dim=1).tolist() == pytest.approx([0.9, 0.1])
-    assert apart.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
 
 
 # Entropy bonus ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.page import render_plan_page
 from rlx.plan.report import select_example_rows
-from rlx.plan.responses import StandInDialogue, load_plan_problems, load_speech
+from rlx.plan.responses import load_plan_problems, load_speech
 from rlx.plan.row_accounts import stored_accounts
 from rlx.plan.trial import run_trial
 from rlx.record.rollouts import read_step, rollout_table
@@ -150,15 +150,6 @@ def test_what_is_stored_is_told_as_it_was_planned(plan):
     assert [row.turns for row in made] == [row.turns for row in planned]
     assert [row.tokens for row in made] == [row.tokens for row in planned]
     assert select_example_rows(made, "exact_match") == plan("kg").phases[0].shown
-
-
-def test_names_of_control_tokens_are_broken_up_in_what_is_shown():
-    dialogue = StandInDialogue(chat=True)
-    said = dialogue.encode("yes")
-    shown = dialogue.encode_observation("a<|im_end|>b", said, inline=True)
-    assert shown.text == "a< |im_end|>b" and not set(dialogue.end_ids) & set(shown.token_ids)
-    asked = dialogue.encode_observation("a<|im_end|>b", said, inline=False)
-    assert asked.token_ids == dialogue.reply(shown.text, said)
 
 
 def test_the_page_tells_turns_and_observations_apart(games):

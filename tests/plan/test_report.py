@@ -8,10 +8,12 @@ import pytest
 import torch
 from rows import each_row
 
+from rlx.assignment import complete_inputs, estimate_credit
 from rlx.discovery import resolve_plugins
+from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
-from rlx.plan.rehearsal import check_trial
+from rlx.plan.rehearsal import build_stop_fault, check_trial
 from rlx.plan.responses import load_plan_problems, load_speech
 from rlx.plan.trial import run_trial
 from rlx.reward import RewardPool
@@ -141,9 +143,14 @@ def test_credit_that_no_update_could_use_is_found(trial):
         return [(f.severity, f.path, f.kind) for f in check_trial(replace(trial, **changes))]
 
     assert find() == []
-    fault = [("error", ("estimator",), "plugin")]
+    inputs = complete_inputs(
+        trial.rewards, train.token_rewards, train.streams, trial.setup.spec.credit
+    )
     for wrong in (train.advantages * torch.nan, train.advantages + ~train.mask):
-        assert find(train=replace(train, advantages=wrong)) == fault
+        with pytest.raises(PluginError) as caught:
+            estimate_credit(lambda _, wrong=wrong: wrong, inputs)
+        fault = build_stop_fault(caught.value)
+        assert (fault.severity, fault.path, fault.kind) == ("error", ("estimator",), "plugin")
     lost = replace(train.placed, lost=train.placed.lost + 1)
     lossy = find(train=replace(train, placed=lost))
     assert lossy == [("warning", ("credit", "on_missing_turn"), "conflict")]

@@ -6,9 +6,9 @@ import warnings
 from pathlib import Path
 
 import pytest
-from benchmarks.literal import literal_score
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from literal import literal_score
 from rows import each_row
 
 from rlx.plugin import Sample, get_last_block

@@ -11,7 +11,6 @@ from pools import InProcess
 from rows import each_row
 from speech import END, Characters
 
-from rlx.evaluation.answers import limit_to_one_answer
 from rlx.plugin import Demonstration, Problem, Score
 from rlx.probe import ProbeContext, probe_model
 from rlx.probe.questions import AssembledResponse, build_response_tree
@@ -118,7 +117,7 @@ def script(context, seed):
 
 def means(says=script, rewards=(RIGHT,), rollout=SINGLE, speech=None, **more):
     return ProbeContext(
-        plan=limit_to_one_answer(build_rollout_plan(rollout)),
+        plan=build_rollout_plan(rollout).copy_with_sampling(1),
         sampler=Scripted(says),
         speech=speech or Characters(),
         task=more.get("task", Task()),

@@ -11,6 +11,7 @@ import pytest
 import sampled
 import torch
 from hypothesis import HealthCheck, given, settings
+from submissions import submit
 
 from rlx.batch import build_token_batch
 from rlx.errors import RegistryError
@@ -174,38 +175,6 @@ def test_where_the_tokens_of_a_row_begin(tmp_path):
     held = [(row["start"], len(row["mask"])) for r in records for row in r["rows"]]
     # answers after a prompt of 2; the confidence after 2 + 3 + 1; a chain with its observation
     assert held == [(2, 3), (2, 1), (6, 2), (1, 5)]
-
-
-def test_rewards_come_back_with_what_became_of_them(tmp_path):
-    trees = grown()
-    *_, rows = trained(trees, without={(0, 2)})
-    one, two = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
-    accuracy, length = one["segments"][1]["rewards"]
-    assert (accuracy["name"], accuracy["raw"], accuracy["weight"]) == ("accuracy", 0.1, 2.0)
-    assert json.loads(accuracy["parts"]) == {"a": 0.3}
-    assert (length["name"], length["raw"]) == ("_length", 3.0)
-    (absent,) = one["segments"][2]["rewards"]
-    assert (absent["raw"], absent["status"], absent["reason"]) == (None, "absent", "timed out")
-    assert [s["dropped"] for s in one["segments"]] == [False, False, True, False, False]
-    assert two["segments"][3]["rewards"][0]["raw"] == 1 / 3, "float64, as it was scored"
-    assert [row["segment"] for row in one["rows"]] == [1, 4], "a dropped turn has no trained row"
-
-
-def test_problems_and_spans_come_back(tmp_path):
-    trees = grown()
-    *_, rows = trained(trees)
-    one, _ = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
-    assert (one["problem_id"], one["prompt"], one["stratum"]) == ("p0", "1, 2 → 3?", "2")
-    assert json.loads(one["problem"]) == {"numbers": [1, 2]}
-    span = {"outer": [0, 3], "inner": [1, 2], "text": "s"}
-    assert json.loads(one["segments"][1]["spans"]) == {"answer": span}
-
-
-def test_a_tree_none_of_whose_rows_was_trained_is_recorded_all_the_same(tmp_path):
-    trees = grown()
-    *_, rows = trained(trees, without={(1, 3)})
-    _, two = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
-    assert two["rows"] == [] and len(two["segments"]) == 4
 
 
 any_float32 = st.floats(width=32, allow_nan=False)
@@ -381,9 +350,7 @@ def test_half_a_character_in_a_problem_is_replaced():
 def test_every_nth_step_is_stored_and_the_last(tmp_path):
     trees, rewards, rows = sampled.sampled(8, 4, np.random.default_rng(0))
     with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
-        run, _ = registry.submit(
-            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
-        )
+        run = submit(registry)
         registry.update_run(run.id, directory=tmp_path)
         recorder = Recorder(registry, run.id, keep_bodies=True, every=3, last=6)
         for step in range(1, 7):
@@ -399,9 +366,7 @@ def test_every_nth_step_is_stored_and_the_last(tmp_path):
 def test_a_step_that_cannot_be_written_is_raised_by_the_next_call(tmp_path):
     trees, rewards, rows = sampled.sampled(8, 4, np.random.default_rng(0))
     with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
-        run, _ = registry.submit(
-            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
-        )
+        run = submit(registry)
         registry.update_run(run.id, directory=tmp_path)
         recorder = Recorder(registry, run.id, keep_bodies=True)
         (tmp_path / "rollouts").write_text("a file where a folder should be")

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from submissions import submit
 
 from rlx.record import tracking
 from rlx.record.tracker import TrackerUnavailableError
@@ -67,9 +68,7 @@ def registry(url):
 
 @pytest.fixture
 def run_id(registry, tmp_path):
-    run, _ = registry.submit(
-        digest="d", seed=0, name="rlcr", spec={}, yaml="", plugins=[], code={}, environment={}
-    )
+    run = submit(registry, name="rlcr")
     (tmp_path / run.id).mkdir()
     registry.update_run(run.id, directory=tmp_path / run.id)
     registry.transition(run.id, ["submitted"], "running")

@@ -13,6 +13,7 @@ import pytest
 from many import processes
 from rows import each_row
 from schemas import structure
+from submissions import submit
 
 from rlx_registry import (
     DatabaseUnavailableError,
@@ -24,9 +25,6 @@ from rlx_registry import (
 )
 
 ROOT = Path(__file__).parents[2]
-SUBMISSION = {
-    "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -137,7 +135,7 @@ def test_a_database_without_a_registry_is_refused_in_words(path):
 
 def test_a_finished_registry_can_be_read_where_nothing_can_be_written(path, monkeypatch):
     with Registry.open(url(path)) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
+        submit(registry)
     before = sorted(path.parent.iterdir())
     monkeypatch.setattr(sqlite.os, "access", lambda *_: False)
     with Registry.open(url(path), read_only=True) as registry:
@@ -148,7 +146,7 @@ def test_a_finished_registry_can_be_read_where_nothing_can_be_written(path, monk
 def test_odd_file_names_work(tmp_path):
     odd = tmp_path / "a b%20?#é.db"
     with Registry.open(f"sqlite:///{quote(str(odd))}") as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
+        submit(registry)
     assert odd.exists()
     with Registry.open(f"sqlite:///{quote(str(odd))}", read_only=True) as registry:
         assert registry.run("1").digest == "d"
@@ -156,7 +154,7 @@ def test_odd_file_names_work(tmp_path):
 
 def test_a_flipped_bit_in_a_value_is_a_damaged_registry(path):
     with Registry.open(url(path)) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
+        submit(registry)
     raw = sqlite3.connect(path)
     raw.execute("UPDATE rlx_run SET spec = '{\"a\"z 1}'")
     raw.commit()
@@ -179,7 +177,7 @@ def test_write_ahead_log_and_foreign_keys_are_on(path):
 
 def test_a_writer_that_never_has_its_turn_says_so(path, monkeypatch):
     with Registry.open(url(path)) as one, Registry.open(url(path)) as other:
-        one.submit(digest="d", seed=0, **SUBMISSION)
+        submit(one)
         monkeypatch.setattr(sqlite, "TURN_SECONDS", 0.1)
         with (
             one.database.open_writer(),
@@ -192,7 +190,7 @@ def test_a_writer_that_never_has_its_turn_says_so(path, monkeypatch):
 
 def test_a_writer_that_waits_says_for_what(path, monkeypatch, caplog):
     with Registry.open(url(path)) as one, Registry.open(url(path)) as other:
-        one.submit(digest="d", seed=0, **SUBMISSION)
+        submit(one)
         monkeypatch.setattr(sqlite, "TURN_SECONDS", 0.1)
         monkeypatch.setattr(sqlite, "SILENT_SECONDS", 0.0)
         with one.database.open_writer(), pytest.raises(DatabaseUnavailableError):
@@ -242,7 +240,7 @@ def frozen_writer(url):
 def test_a_frozen_writer_stops_readers_never_and_writers_not_for_ever(path, monkeypatch):
     monkeypatch.setattr(sqlite, "TURN_SECONDS", 0.5)
     with Registry.open(url(path)) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
+        submit(registry)
     with frozen_writer(url(path)):
         with Registry.open(url(path), read_only=True) as registry:
             assert registry.run("1").step == 0

@@ -5,20 +5,16 @@ import time
 import pytest
 from many import processes
 from sqlalchemy import update
+from submissions import submit
 
 from rlx_registry import DeviceRequest, DevicesBusyError, FencedError, Registry, models
-
-SUBMISSION = {
-    "digest": "d", "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {},
-    "environment": {},
-}  # fmt: skip
 
 
 @pytest.fixture
 def registry(url):
     with Registry.open(url) as opened:
         for seed in range(4):
-            opened.submit(seed=seed, **SUBMISSION)
+            submit(opened, seed=seed)
         yield opened
 
 
@@ -151,7 +147,7 @@ def test_two_processes_never_have_one_device(url, tmp_path):
     folder.mkdir()
     with Registry.open(url) as registry:
         for seed in range(40):
-            registry.submit(seed=seed, queue=True, **SUBMISSION)
+            submit(registry, seed=seed, queue=True)
         found = processes(WORKER, [(url, folder)] * 4)
         done = sorted(word for words in found for word in words)
         assert done == [f"r-{seed + 1:04d}:{1 + seed % 2}" for seed in range(40)]

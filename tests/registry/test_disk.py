@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
+from submissions import submit
 
 from rlx_registry import Registry, sqlite
 
-SUBMISSION = {
-    "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
-}  # fmt: skip
 MOUNT = "36 35 {device} / /mnt rw,noatime master:1 - {kind} server:/export rw"
 
 
@@ -25,7 +23,7 @@ def opened(tmp_path, monkeypatch):
                 Path, "read_text", lambda _: f"22 1 0:21 / /proc rw - proc proc rw\n{table}"
             )
             with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
-                registry.submit(digest="d", seed=0, **SUBMISSION)
+                submit(registry)
                 with registry.database.open_writer() as connection:
                     pragmas = ("journal_mode", "synchronous")
                     return tuple(

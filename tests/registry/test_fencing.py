@@ -5,12 +5,10 @@ import sys
 
 import pytest
 from patience import stop_process, wait_until
+from submissions import submit
 
 from rlx_registry import FencedError, NotFoundError, Registry
 
-SUBMISSION = {
-    "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
-}  # fmt: skip
 FILE = {"path": "a/b", "bytes": 1, "sha256": "x"}
 WRITES = {
     "add_metrics": lambda r: r.results.add_metrics("1", 1, {"loss": 0.5}),
@@ -32,8 +30,8 @@ WRITES = {
 @pytest.fixture
 def registry(url):
     with Registry.open(url) as opened:
-        opened.submit(digest="d", seed=0, **SUBMISSION)
-        opened.submit(digest="d", seed=1, **SUBMISSION)
+        submit(opened)
+        submit(opened, seed=1)
         yield opened
 
 

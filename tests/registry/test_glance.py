@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
+from submissions import submit
 
 from rlx_registry import NotFoundError, Registry, RolloutIndex, RolloutQuery
 from rlx_registry.queries import EXACT
@@ -20,10 +21,7 @@ CURVES = {"a": [(1, 0.5), (4, 0.25)], "b": [(2, 1.0)]}
 def registry(url):
     with Registry.open(url) as opened:
         for seed in range(3):
-            opened.submit(
-                digest="d", seed=seed, name="n", spec={}, yaml="", plugins=[], code={},
-                environment={},
-            )  # fmt: skip
+            submit(opened, seed=seed)
         yield opened
 
 

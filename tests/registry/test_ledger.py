@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from submissions import submit
 
 from rlx_registry import NotFoundError, Registry, RolloutIndex
 
@@ -15,10 +16,7 @@ from rlx_registry import NotFoundError, Registry, RolloutIndex
 def registry(url):
     with Registry.open(url) as opened:
         for seed in range(2):
-            opened.submit(
-                digest="d", seed=seed, name="n", spec={}, yaml="", plugins=[], code={},
-                environment={},
-            )  # fmt: skip
+            submit(opened, seed=seed)
         yield opened
 
 
@@ -94,10 +92,7 @@ writes = st.lists(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_a_mirror_that_follows_the_sequence_ends_up_equal(registry, writes, chunk):
-    run, _ = registry.submit(
-        digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={},
-        again=True,
-    )  # fmt: skip
+    run = submit(registry, again=True)
     truth, copy, cursor = {}, {}, 0
     for step, values in writes:
         registry.results.add_metrics(run.id, step, values)

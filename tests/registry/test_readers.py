@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 from fastapi.testclient import TestClient
 from postgres import PASSWORD
+from submissions import submit
 
 from rlx.cli.verb_group import rlx_command
 from rlx_registry import Registry
@@ -15,8 +16,7 @@ from rlx_web import Access, create_app
 @pytest.fixture
 def run(url, tmp_path):
     with Registry.open(url) as registry:
-        submission = {"spec": {}, "yaml": "name: rlcr\n", "plugins": [], "code": {}}
-        run, _ = registry.submit(digest="d", seed=0, name="rlcr", environment={}, **submission)
+        run = submit(registry, name="rlcr", yaml="name: rlcr\n")
         registry.start(run.id, ["submitted"])
         registry.update_run(run.id, directory=tmp_path, step=3, steps_total=3)
         for step in range(1, 4):

@@ -6,12 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from many import processes
 from sqlalchemy import event
+from submissions import submit
 
 from rlx_registry import DatabaseUnavailableError, Registry, models
-
-SUBMISSION = {
-    "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
-}  # fmt: skip
 
 SUBMIT = """
 import sys
@@ -52,7 +49,7 @@ with Registry.open(url) as registry:
 
 def test_concurrent_writers_wait_their_turn_and_one_wins_the_transition(blank):
     with Registry.open(blank) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
+        submit(registry)
         found = processes(WRITE, [(blank, i) for i in range(4)])
         assert sorted(found) == [["False"]] * 3 + [["True"]]
         assert len(registry.history("1")) == 2
@@ -68,7 +65,7 @@ def test_concurrent_writers_wait_their_turn_and_one_wins_the_transition(blank):
 
 def test_threads_share_a_registry(blank):
     with Registry.open(blank) as registry, ThreadPoolExecutor(4) as pool:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
+        submit(registry)
 
         def work(number):
             registry.results.add_metrics("1", number, {"loss": number})
@@ -80,7 +77,7 @@ def test_threads_share_a_registry(blank):
 
 def test_a_reader_sees_a_live_writer_and_cannot_write(blank):
     with Registry.open(blank) as writer, Registry.open(blank, read_only=True) as reader:
-        writer.submit(digest="d", seed=0, **SUBMISSION)
+        submit(writer)
         assert reader.run("latest").digest == "d"
         with pytest.raises(DatabaseUnavailableError, match="for reading only"):
             reader.results.add_metrics("1", 1, {"a": 1.0})
@@ -98,7 +95,7 @@ def test_a_reader_sees_a_live_writer_and_cannot_write(blank):
 def test_a_step_is_one_transaction_of_a_few_statements(blank):
     """However many metrics it has, and however many steps there are: no commit per row."""
     with Registry.open(blank) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
+        submit(registry)
         registry.results.add_metrics("1", 0, {f"group/m{i}": float(i) for i in range(40)})
         counts = Counter()
         writer = registry.database._writer

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from sqlalchemy import update
+from submissions import NOTHING, submit
 
 from rlx_registry import (
     DeviceRequest,
@@ -17,10 +18,6 @@ from rlx_registry import (
     record_supervisor,
 )
 
-SUBMISSION = {
-    "digest": "d", "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {},
-    "environment": {},
-}  # fmt: skip
 DEVICE = DeviceRequest("one", ("gpu:0",), 1)
 
 
@@ -37,7 +34,7 @@ def registry(url, tmp_path, supervisor):
     folder = tmp_path / "run"
     folder.mkdir()
     with Registry.open(url) as opened:
-        opened.submit(seed=0, **SUBMISSION)
+        submit(opened)
         opened.update_run("1", directory=str(folder), host="one", pid=supervisor.pid)
         opened.start("1", ["submitted"], devices=DEVICE)
         record_supervisor(folder, supervisor.pid)
@@ -65,7 +62,7 @@ def test_a_killed_supervisors_run_is_lost_to_every_reader(registry, supervisor):
     supervisor.kill()
     supervisor.wait()
     assert shown(registry) == ({"lost"}, False)
-    same, created = registry.submit(seed=0, **SUBMISSION)  # who submits it records its end
+    same, created = registry.submit(**NOTHING)  # who submits it records its end
     assert (same.id, created) == ("r-0001", False)
     assert [run.id for run in registry.runs(status="lost")] == ["r-0001"]
 

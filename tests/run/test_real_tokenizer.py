@@ -11,8 +11,6 @@ from real_models import make_real_checkpoint
 from transformers import PreTrainedTokenizerFast
 
 SPEC = Path(__file__).with_name("real_tokenizer.yaml")
-SYSTEM = "You guess numbers."
-EXAMPLE = ("3-7?\n", "<answer>5</answer>")
 
 
 @pytest.fixture(scope="module")
@@ -50,34 +48,6 @@ def test_every_schedule_learns_something(run):
     for phase, trees in phases.items():
         rows = [row for tree in trees for row in tree["rows"]]
         assert any(any(row["advantages"]) for row in rows), phase
-
-
-def test_prompts_are_the_template_s(run):
-    *_, tokenizer, phases = run
-    for phase, trees in phases.items():
-        for tree in trees:
-            texts = (SYSTEM, *EXAMPLE, tree["prompt"])
-            roles = ("system", "user", "assistant", "user")
-            messages = [{"role": r, "content": c} for r, c in zip(roles, texts, strict=True)]
-            expected = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=False
-            )
-            assert tree["segments"][0]["token_ids"] == expected, phase
-
-
-def test_later_turns_follow_what_was_sampled(run):
-    """Observations and questions are the template's text between two turns."""
-    *_, tokenizer, phases = run
-    for phase in ("many turns", "two turns"):
-        seen = 0
-        for tree in phases[phase]:
-            for segment in tree["segments"][1:]:
-                if segment["author"] != "policy":
-                    shown = tokenizer.decode(segment["token_ids"])
-                    assert shown.endswith("<|im_end|>\n<|im_start|>assistant\n"), (phase, shown)
-                    assert "<|im_start|>user\n" in shown
-                    seen += 1
-        assert seen, phase
 
 
 def list_logprobs(tree, segment):

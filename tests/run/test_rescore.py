@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlx.results.rescoring import RescoringSummary
+from rlx.results.rescoring import Rescoring
 from rlx.reward import RewardEntry, RewardTable
 
 SIGMA = "estimator.confidence.normalize=std"
@@ -24,9 +24,9 @@ def entries(*raws, weight=1.0):
 
 def test_what_is_absent_is_not_zero():
     then, now = entries(1.0, None, 3.0, None), entries(1.0, 4.0, None, None, weight=0.5)
-    summary = RescoringSummary("r-0001")
-    summary._rewards(SimpleNamespace(stored=SimpleNamespace(rewards=then), table=now))
-    (change,) = summary.changes.values()
+    found = Rescoring(SimpleNamespace(id="r-0001"))
+    found.add_rewards(then, now)
+    (change,) = found.changes.values()
     assert (change.n, change.n_before, change.n_after) == (4, 2, 2)
     assert (change.appeared, change.vanished) == (1, 1)
     assert change.means == (2.0, 1.25), "weighted, over those that are there"

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from guests import write_distribution
 from pages import Page, dashboard
 
 from rlx.reward import RewardEntry, RewardTable
@@ -95,11 +96,7 @@ tracking: {mlflow: null, pictures: false}
 @pytest.fixture(scope="module")
 def finished(own_home):
     guest = own_home.folder / "pile"
-    about = guest / "rlx_pile-0.1.dist-info"
-    about.mkdir(parents=True)
-    (guest / "rlx_pile.py").write_text(GUEST)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-pile\nVersion: 0.1\n")
-    (about / "entry_points.txt").write_text(ENTRIES)
+    write_distribution(guest, "rlx-pile", ENTRIES, rlx_pile=GUEST)
     own_home.paths.append(str(guest))
     (own_home.folder / "pile.yaml").write_text(YAML)
     return own_home.submit("pile.yaml")

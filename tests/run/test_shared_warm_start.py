@@ -3,40 +3,25 @@
 `measure_warm_start.py` measures, on two ranks; here its figures are judged.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from patience import stop_process
 from rows import each_row
+from torchrun import run_ranks
 
 from rlx.plan import read_spec
 from rlx.run import warm_starting
 
-HERE = Path(__file__).parent
-QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
-QUIET["CUDA_VISIBLE_DEVICES"] = ""
+SCRIPT = Path(__file__).with_name("measure_warm_start.py")
 RANKS = 2
 CUT = pytest.mark.parametrize("how", ["one micro-batch", "several"])
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("warm")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={RANKS}", str(HERE / "measure_warm_start.py"), str(folder)]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, env={**os.environ, **QUIET}, stdout=log, stderr=log)
-    try:
-        assert process.wait() == 0, (folder / "log").read_text()[-4000:]
-    finally:
-        stop_process(process)
-    return json.loads((folder / "found.json").read_text())
+    return run_ranks(RANKS, SCRIPT, tmp_path_factory.mktemp("warm"))
 
 
 @CUT
@@ -95,7 +80,7 @@ def test_ranks_train_together_only_what_one_cannot(monkeypatch, fits, stage, cou
     ranks = SimpleNamespace(
         count=count, device=torch.device("cpu"), gather=lambda one: [one] * count
     )
-    spec = read_spec(HERE.parents[1] / "experiments" / "rlcr.yaml", []).spec
+    spec = read_spec(SCRIPT.parents[2] / "experiments" / "rlcr.yaml", []).spec
     assert spec.model.warm_start
     runner = spec.runner.model_copy(update={"zero_stage": stage})
     spec = spec.model_copy(update={"runner": runner})

@@ -85,9 +85,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
         setup=setup,
         strategy=plugins.mask,
         estimator=plugins.estimator,
-        beta=0.0,
-        state={},
-        max_tokens=budget,
+        statistics={"beta": 0.0, "state_before": {}, "max_tokens": budget},
         pool=pool,
     )
 

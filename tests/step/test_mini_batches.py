@@ -56,7 +56,8 @@ def step(names, loss):
 
 
 def split(train, parts, loss):
-    return split_mini_batches(train, parts, loss=loss, max_tokens=MAX_TOKENS)
+    rules = CreditRules(estimator=by_length, credit=CreditSpec(), loss=loss, max_tokens=MAX_TOKENS)
+    return split_mini_batches(train, parts, rules)
 
 
 LOSSES = [

@@ -148,24 +148,6 @@ def test_the_masks_that_a_batch_names_by_content():
     assert batch.turn_ids.tolist() == [[-1, 1, 1, -1, -1, 2], [-1, 1, 1, 1, -1, -1]]
 
 
-@each_row("strategy", ["model_tokens", "turn_spans"])
-def test_rows_that_ran_out_of_tokens_can_be_skipped(strategy):
-    cut = RolloutTree(
-        MULTI.problem,
-        (
-            given(NO_PARENT, "prompt", 1),
-            turn(0, 1, 2, "length"),
-            given(1, "environment", 2),
-            turn(2, 2, 1),
-            turn(0, 1, 3),
-        ),
-    )
-    batch = build_token_batch([cut])
-    for truncated, learn in (("skip", [False, True]), ("learn", [True, True])):
-        mask = bound.mask(strategy, truncated=truncated)(batch)
-        assert mask.any(dim=1).tolist() == learn
-
-
 def test_states_are_told_apart_by_what_opened_the_turn_or_by_the_environments_word():
     def rollout(*words):
         segments = [given(NO_PARENT, "prompt", 1)]

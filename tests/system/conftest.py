@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from guests import write_distribution
 from patience import LIMIT, signal_processes, stop_process, wait_until
 
 from rlx.record import find_run_differences
@@ -101,23 +102,21 @@ class Home:
         self.yaml = folder / "rlcr.yaml"
         self.lock = folder / "lock"
         shutil.copy(RLCR, self.yaml)
-        guest = folder / "guest"
-        info = guest / "rlx_guest-0.1.dist-info"
-        info.mkdir(parents=True)
-        (guest / "rlx_guest.py").write_text(GUEST)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
-        (info / "entry_points.txt").write_text(
-            "[rlx.rewards]\n"
-            + "".join(f"{name} = rlx_guest:{name}\n" for name in ("broken", "unhurried", "held"))
-        )
+        names = ("broken", "unhurried", "held")
+        points = "".join(f"{name} = rlx_guest:{name}\n" for name in names)
+        self.offer(f"[rlx.rewards]\n{points}", rlx_guest=GUEST)
         inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         self.environment = {
             **os.environ,
             "RLX_HOME": str(self.path),
-            "PYTHONPATH": os.pathsep.join([str(guest), *inherited]),
+            "PYTHONPATH": os.pathsep.join([str(folder / "guest"), *inherited]),
             "CUDA_VISIBLE_DEVICES": "",
             "COLUMNS": "160",
         }
+
+    def offer(self, points, **modules):
+        """Writes what the one distribution beside rlx offers, in place of what it offered."""
+        write_distribution(self.folder / "guest", "rlx-guest", points, **modules)
 
     def begin(self, *arguments, sets=(), rehearse=False):
         """Starts `rlx` in a process group of its own, as a terminal does.
@@ -140,6 +139,12 @@ class Home:
 
     def rlx(self, *arguments, sets=(), seconds=LIMIT, rehearse=False):
         return ended(self.begin(*arguments, sets=sets, rehearse=rehearse), seconds)
+
+    def submit(self, *options, yaml=None, sets=()):
+        """Submits an experiment; returns the id of its run."""
+        done = self.rlx("submit", yaml or self.yaml, "-q", *options, sets=sets)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
 
     def json(self, *arguments):
         done = self.rlx(*arguments, "--json")
@@ -218,11 +223,8 @@ class Home:
 
     def list_differences_to_one_machine(self, launcher):
         """How two ranks of quick.yaml that a launcher starts differ from two of this machine."""
-        runs = []
-        for sets in (SHORT_QUICK, {**SHORT_QUICK, "runner.launcher": launcher}):
-            done = self.rlx("submit", QUICK, "-q", "--again", sets=sets)
-            assert done.returncode == 0, done.stderr
-            runs.append(done.stdout.strip())
+        spread = {**SHORT_QUICK, "runner.launcher": launcher}
+        runs = [self.submit("--again", yaml=QUICK, sets=sets) for sets in (SHORT_QUICK, spread)]
         assert [self.run(run).step for run in runs] == [3, 3]
         with self.registry() as registry:
             return list(find_run_differences(registry, *runs))
@@ -396,7 +398,7 @@ def others(home, finished):
     )
     named = wait_until("three runs", lambda: by_name(home, "twins", "failing", "long"))
     early = {**SMALL, "seed": 1, "model.warm_start.steps": 100_000}  # it takes no step
-    hasty = home.rlx("submit", home.yaml, "-qd", sets=early).stdout.strip()
+    hasty = home.submit("-d", sets=early)
     stopped_early = home.rlx("stop", hasty)
 
     wait_until("the long run to train", lambda: home.run(named["long"]).step > 1)

@@ -68,9 +68,7 @@ def english(own_home):
 
 @pytest.fixture(scope="module")
 def unbroken(own_home, english):
-    done = own_home.rlx("submit", english, "-q")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return own_home.submit(yaml=english)
 
 
 def test_what_cannot_be_shown_is_refused_before_anything_is_recorded(own_home, english, unbroken):
@@ -108,9 +106,7 @@ def test_the_loss_of_the_warm_start_is_a_curve(own_home, unbroken):
 
 
 def test_a_stopped_run_goes_on_with_the_same_problems(own_home, english, unbroken):
-    done = own_home.rlx("submit", english, "-qd", "--again")
-    assert done.returncode == 0, done.stderr
-    run_id = done.stdout.strip()
+    run_id = own_home.submit("-d", "--again", yaml=english)
     own_home.stop(run_id, after=3)
     assert own_home.rlx("resume", run_id, "-q").returncode == 0
     with own_home.registry() as registry:

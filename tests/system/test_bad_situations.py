@@ -223,10 +223,7 @@ class Late(Mask):
 
 
 def test_a_plugin_that_fails_in_the_ranks_ends_its_follower_with_3(own):
-    guest = own.folder / "guest"
-    (guest / "rlx_late.py").write_text(LATE)
-    offered = guest / "rlx_guest-0.1.dist-info" / "entry_points.txt"
-    offered.write_text("[rlx.masks]\nlate = rlx_late:Late\n")
+    own.offer("[rlx.masks]\nlate = rlx_late:Late\n", rlx_late=LATE)
     sets = {**own.small, "mask": "{strategy: late}"}
     done = own.rlx("submit", own.yaml, sets=sets)
     assert done.returncode == 3, done.stderr

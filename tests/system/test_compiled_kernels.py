@@ -57,10 +57,7 @@ def test_without_a_cache_that_can_be_written_torch_chooses(cache, monkeypatch):
 
 
 def test_every_rank_of_a_run_keeps_its_kernels(own, tmp_path):
-    guest = own.folder / "guest"
-    (guest / "rlx_tells.py").write_text(TELLS)
-    offered = guest / "rlx_guest-0.1.dist-info" / "entry_points.txt"
-    offered.write_text("[rlx.masks]\ntells = rlx_tells:Tells\n")
+    own.offer("[rlx.masks]\ntells = rlx_tells:Tells\n", rlx_tells=TELLS)
     own.environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     own.environment.pop(KERNELS, None)  # this process's, whose imports have set it
     told = tmp_path / "told"

@@ -16,7 +16,7 @@ def click(client, run_id, action):
 def test_a_run_is_stopped_and_goes_on_through_its_page(own_home):
     home = own_home
     sets = {**home.small, **home.held, "phases.0.steps": 3, "phases.1.steps": 60}
-    run_id = home.rlx("submit", home.yaml, "-qd", sets=sets).stdout.strip()
+    run_id = home.submit("-d", sets=sets)
     client = dashboard(f"sqlite:///{home.path}/registry.db")
     home.until(lambda: home.run(run_id).step >= 1, "it to train")
     home.hold()  # lest it be done before it is asked

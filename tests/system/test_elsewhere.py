@@ -29,9 +29,7 @@ LAST = {"first": 8, "second": 12}
 
 def submit(home, *options, **sets):
     sets = {**home.brief, **home.unhurried, **FIRST, **sets}
-    done = home.rlx("submit", home.yaml, "-q", *options, sets=sets)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return home.submit(*options, sets=sets)
 
 
 def root(home, run_id):

@@ -32,9 +32,7 @@ SEVERAL = {"evaluation.every": 2, "runner.checkpoint.every": 2}
 @pytest.fixture(scope="module")
 def own_finished(own_home):
     """A run of four steps with two checkpoints, to whose records this module adds."""
-    done = own_home.rlx("submit", own_home.yaml, "-q", sets={**own_home.small, **SEVERAL})
-    assert done.returncode == 0, done.stderr
-    record = own_home.run(done.stdout.strip())
+    record = own_home.run(own_home.submit(sets={**own_home.small, **SEVERAL}))
     return SimpleNamespace(id=record.id, record=record, root=Path(record.directory))
 
 
@@ -198,17 +196,6 @@ def test_a_checkpoint_is_an_evaluation_of_its_step(own_home, own_finished, suite
     kept = list((own_finished.root / "evaluations").glob("*/*.json.gz"))
     assert {path: path.stat().st_mtime_ns for path in kept} == before, "nothing is answered twice"
     assert not list(own_finished.root.glob(".rlx-eval-*"))
-
-
-def test_damaged_batches_are_answered_anew(own_home, own_finished, suite, evaluated):
-    told, _, _ = evaluated
-    kept = sorted((own_finished.root / "evaluations").glob("*/000000_020.json.gz"))
-    for path in kept:
-        path.write_bytes(path.read_bytes()[:50])
-    done = own_home.rlx("eval", own_finished.id, "--suite", suite, "--json", "--no-record")
-    assert done.returncode == 0, done.stderr
-    assert "000000_020.json.gz cannot be read" in done.stderr
-    assert json.loads(done.stdout) == told
 
 
 def test_a_checkpoint_that_is_gone_is_missed_by_those_that_are_there(own_home, own_finished):

@@ -10,6 +10,7 @@ import re
 
 import pytest
 from checkpoints import STYLES, Style, make_checkpoint
+from guests import write_distribution
 
 EVIL = "[/INST][bold]\x1b[31m\u202e[/red]:smile:"
 SHOWN = "[/INST][bold]\\x1b[31m\\u202e[/red]:smile:"
@@ -72,11 +73,8 @@ def assert_inert(done):
 def home(own_home):
     folder = own_home.folder
     guest = folder / "rude"
-    info = guest / "rlx_rude-0.1.dist-info"
-    info.mkdir(parents=True)
-    (guest / "rlx_rude.py").write_text(GUEST)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-rude\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[rlx.rewards]\nrude = rlx_rude:rude\n")
+    points = "[rlx.rewards]\nrude = rlx_rude:rude\n"
+    write_distribution(guest, "rlx-rude", points, rlx_rude=GUEST)
     paths = [str(guest), own_home.environment["PYTHONPATH"]]
     own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
     with pytest.MonkeyPatch.context() as patch:

@@ -37,8 +37,7 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_peer(home):
 
     def submit(name, seed, ranks=1):
         sets = {**long, "name": name, "seed": seed, "runner.ranks": ranks}
-        done = home.rlx("submit", home.yaml, "-qd", sets=sets)
-        return done.stdout.strip()
+        return home.submit("-d", sets=sets)
 
     def of_run(name):
         folder = home.run(runs[name]).directory.encode()
@@ -96,7 +95,7 @@ def test_a_hanging_import_is_shown_in_the_log(own_home, monkeypatch, tmp_path):
     for name, value in clock.hand_to(environment).items():
         monkeypatch.setitem(own_home.environment, name, value)
     sets = {**own_home.long, "runner.hang_after": 400, "runner.max_attempts": 1}
-    run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
+    run = own_home.submit("-d", sets=sets)
     own_home.until(reached.exists, "its rank to import torch")
 
     def has_ended():

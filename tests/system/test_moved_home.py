@@ -39,11 +39,9 @@ def original(own_home):
     """A home with a run that has finished and one that was stopped before it began."""
     home = own_home
     sets = {**home.mirrored, "phases.1.steps": 1, "phases.0.steps": 1}
-    done = home.rlx("submit", home.yaml, "-q", sets=sets)
-    assert done.returncode == 0, done.stderr
+    home.submit(sets=sets)
     sets = {**sets, "tracking.mlflow": "null", "seed": 1}
-    queued = home.rlx("submit", home.yaml, "-q", "--queue", sets=sets)
-    assert queued.returncode == 0, queued.stderr
+    home.submit("--queue", sets=sets)
     assert home.rlx("stop", "r-0002").returncode == 0
     wait_until("every process to end", lambda: not home.processes())
     return home

@@ -26,10 +26,7 @@ def select(batch, options):
 
 @pytest.mark.parametrize(("room", "status"), [(1024, "finished"), (1023, "failed")])
 def test_a_gpu_without_memory_for_a_micro_batch_is_asked_once_for_half_of_it(own, room, status):
-    guest = own.folder / "guest"
-    (guest / "rlx_greedy.py").write_text(GREEDY)
-    offered = guest / "rlx_guest-0.1.dist-info" / "entry_points.txt"
-    offered.write_text("[rlx.masks]\ngreedy = rlx_greedy:Greedy\n")
+    own.offer("[rlx.masks]\ngreedy = rlx_greedy:Greedy\n", rlx_greedy=GREEDY)
     mask = f"{{strategy: greedy, place: {own.path}, room: {room}}}"
     sets = {**own.small, "mask": mask, "runner.micro_batch_tokens": 2048}
     done = own.rlx("submit", own.yaml, "-q", sets=sets)
@@ -73,11 +70,10 @@ def select(batch, options):
 def test_a_sampler_without_memory_goes_on_after_a_newer_checkpoint(own, steps, status):
     """A new process has no fragments. The plugin fails in a frame of a folder `sampler`, after as
     many steps of each attempt as it is told."""
-    guest = own.folder / "guest"
-    (guest / "sampler").mkdir()
-    (guest / "sampler" / "rlx_leaky.py").write_text(LEAKY)
-    offered = guest / "rlx_guest-0.1.dist-info" / "entry_points.txt"
-    offered.write_text("[rlx.masks]\nleaky = sampler.rlx_leaky:Leaky\n")
+    own.offer("[rlx.masks]\nleaky = sampler.rlx_leaky:Leaky\n")
+    package = own.folder / "guest" / "sampler"
+    package.mkdir()
+    (package / "rlx_leaky.py").write_text(LEAKY)
     sets = {
         **own.small,
         "mask": f"{{strategy: leaky, steps: {steps}}}",

@@ -34,9 +34,7 @@ def clock(own_home, tmp_path_factory):
 @pytest.fixture(scope="module")
 def run_id(own_home, clock):
     sets = {**own_home.long, "runner.hang_after": PATIENCE}
-    done = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets)
-    assert done.returncode == 0, done.stderr
-    run_id = done.stdout.strip()
+    run_id = own_home.submit("-d", sets=sets)
     own_home.until(lambda: own_home.run(run_id).step > 1, "it to train")
     return run_id
 

@@ -27,9 +27,7 @@ def sets(home, **named):
 
 
 def submit(home, *options, **named):
-    done = home.rlx("submit", home.yaml, "-q", *options, sets=sets(home, **named))
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return home.submit(*options, sets=sets(home, **named))
 
 
 def test_a_second_run_waits_for_the_device_of_the_first(place):

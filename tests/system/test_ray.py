@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from guests import write_distribution
 from patience import find_free_port
 from pydantic import ValidationError
 from raylets import open_ray_cluster
@@ -57,13 +58,10 @@ def test_two_nodes_give_the_numbers_of_one_machine(own_home, cluster):
 def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_home, cluster):
     sets = {**own_home.brief, **own_home.unhurried, **own_home.held, "model.warm_start.steps": 10}
     sets |= {"phases.1.steps": 8, "runner.ranks": 2, "runner.checkpoint": "{every: 1}"}
-    here = own_home.rlx("submit", own_home.yaml, "-q", sets=sets)
-    assert here.returncode == 0, here.stderr
+    first = own_home.submit(sets=sets)
     spread = f"{{kind: ray, address: '{cluster.address}', strategy: STRICT_SPREAD}}"
     sets |= {"runner.launcher": spread}
-    there = own_home.rlx("submit", own_home.yaml, "-qd", "--again", sets=sets)
-    assert there.returncode == 0, there.stderr
-    first, second = here.stdout.strip(), there.stdout.strip()
+    second = own_home.submit("-d", "--again", sets=sets)
 
     def find_ranks():
         record = own_home.run(second)
@@ -95,7 +93,7 @@ def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_
 def test_a_killed_driver_leaves_nothing_and_the_run_goes_on(own_home, cluster):
     launcher = f"{{kind: ray, address: '{cluster.address}'}}"
     sets = {**own_home.long, "runner.launcher": launcher, "runner.checkpoint": "{every: 1}"}
-    run = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets).stdout.strip()
+    run = own_home.submit("-d", sets=sets)
     own_home.until(lambda: own_home.run(run).step > 1, "it to train")
     (driver,) = find_processes(own_home, "rlx.launch.ray_driver")
     driver.kill()
@@ -133,9 +131,7 @@ def test_a_cluster_that_does_not_answer_is_said_at_once(own_home):
 def test_ray_that_is_missing_is_named_with_its_extra(own_home, tmp_path):
     """A folder before the installed packages, which says that rlx wants another Ray."""
     wanted = list_packages()["ray"].range
-    info = tmp_path / "ray-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 0.1\n")
+    write_distribution(tmp_path, "ray", version="0.1")
     before = own_home.environment["PYTHONPATH"]
     own_home.environment["PYTHONPATH"] = f"{tmp_path}:{before}"
     done = own_home.rlx("submit", own_home.yaml, sets={"runner.launcher": "ray"})

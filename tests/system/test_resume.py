@@ -30,15 +30,11 @@ def longer(home, **sets):
 
 @pytest.fixture(scope="module")
 def unbroken(home):
-    done = home.rlx("submit", home.yaml, "-q", sets=longer(home))
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return home.submit(sets=longer(home))
 
 
 def begin(home, **sets):
-    done = home.rlx("submit", home.yaml, "-qd", "--again", sets=longer(home, **sets))
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return home.submit("-d", "--again", sets=longer(home, **sets))
 
 
 def kinds(home, run_id):
@@ -123,7 +119,7 @@ def test_adapted_beta_and_a_critics_values_are_rescored_to_the_bit(home, unbroke
 
 def test_what_differs_is_named(home, unbroken):
     short = {**home.brief, "phases.0.steps": 1, "phases.1.steps": 1, "seed": 1}
-    other = home.rlx("submit", home.yaml, "-q", sets=short).stdout.strip()
+    other = home.submit(sets=short)
     told = "\n".join(unlike(home, unbroken, other))
     for said in ("metric ", "evaluation held_out", "the rollouts of step 1 differ", "weights"):
         assert said in told

@@ -51,9 +51,7 @@ def attempts(home, run):
 
 
 def submit(home, **sets):
-    done = home.rlx("submit", home.yaml, "-qd", sets={**home.brief, **TWO, **sets})
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return home.submit("-d", sets={**home.brief, **TWO, **sets})
 
 
 def job_of(home, run):

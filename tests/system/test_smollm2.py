@@ -70,19 +70,6 @@ def test_the_model_answers_in_the_asked_form_in_every_schedule(done):
             assert len(closed) > len(turns) / 2, (name, [turn["text"] for turn in turns])
 
 
-def test_prompts_are_the_template_s(done):
-    tokenizer = AutoTokenizer.from_pretrained(done.imported)
-    for tree in done.phases["single turn"][0]:
-        texts = ("You know words.", "first letter of house", "<answer>h</answer>")
-        texts += ("number of letters in apple", "<answer>5</answer>", tree["prompt"])
-        roles = ("system", *("user", "assistant") * 2, "user")
-        messages = [{"role": r, "content": c} for r, c in zip(roles, texts, strict=True)]
-        rendered = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
-        assert tokenizer.decode(tree["segments"][0]["token_ids"]) == f"{rendered}<answer>"
-
-
 def test_a_finished_run_keeps_its_model_and_no_optimizer_state(done):
     root = Path(done.record.directory)
     assert not (root / "checkpoints").exists()

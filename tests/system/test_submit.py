@@ -2,9 +2,6 @@
 
 import re
 
-# Starting a run takes half a minute on a busy machine.
-
-
 # What a finished run says ------------------------------------------------------------------------
 
 

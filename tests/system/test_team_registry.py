@@ -33,9 +33,7 @@ def home(own_home, url):
 
 def begin(home, **named):
     sets = {**home.brief, **named}
-    done = home.rlx("submit", home.yaml, "-qd", "--again", sets=sets)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return home.submit("-d", "--again", sets=sets)
 
 
 def wait(home, url, run_id, condition, what):

@@ -8,10 +8,8 @@ the schema to 0006. To rebuild it, run `experiments/quick.yaml`, made smaller, a
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 from stored_home import unpack_home
 
 
@@ -81,25 +79,6 @@ def test_it_is_rescored_to_the_bit(past):
 def test_its_model_is_evaluated(past):
     done = past.rlx("eval", "r-0001", "--json")
     assert done.returncode == 0, done.stderr
-
-
-"""Curves that the earlier version did not have."""
-"""By log-probabilities and what follows from them; tokens are compared beside it."""
-"""Relative; another kind of processor adds up in another order, some 1e-6 in single figures."""
-
-"""A fiftieth of the learning rate."""
-
-
-def weights(home, run_id):
-    (file,) = Path(home.run(run_id).directory).glob("model/*.safetensors")
-    return load_file(file)
-
-
-def tokens(home, run_id):
-    return {
-        step: [[segment["token_ids"] for segment in tree["segments"]] for tree in trees]
-        for step, trees, _ in home.bodies(home.run(run_id))
-    }
 
 
 def test_a_run_of_a_feature_that_is_gone_is_not_resumed(past):

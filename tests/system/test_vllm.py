@@ -39,9 +39,7 @@ def cmdline(pid):
 
 def test_every_step_is_taken_and_the_sampler_stays_the_learner(own_home):
     own_home.environment["CXX"] = "/nowhere/c++"
-    done = own_home.rlx("submit", QUICK, "-qd", sets=SETS)
-    assert done.returncode == 0, done.stderr
-    run_id = done.stdout.strip()
+    run_id = own_home.submit("-d", yaml=QUICK, sets=SETS)
     (worker,) = wait_until("its worker", lambda: workers(own_home))
     wait_until("a step", lambda: own_home.run(run_id).step >= 1)
     os.kill(worker, signal.SIGKILL)

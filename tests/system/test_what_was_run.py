@@ -17,8 +17,6 @@ def brevity(sample, *, limit: int = 5):
 def queue(own_home):
     """Submits to the queue, with a reward of a package that the user edits."""
     home = own_home
-    info = home.folder / "guest" / "rlx_guest-0.1.dist-info" / "entry_points.txt"
-    info.write_text("[rlx.rewards]\nbrevity = rlx_brevity:brevity\n")
     edit(home, BREVITY)
 
     def submit(**sets):
@@ -33,7 +31,7 @@ def queue(own_home):
 
 
 def edit(home, source):
-    (home.folder / "guest" / "rlx_brevity.py").write_text(source)
+    home.offer("[rlx.rewards]\nbrevity = rlx_brevity:brevity\n", rlx_brevity=source)
 
 
 def test_a_default_that_is_written_out_is_the_same_experiment(queue):

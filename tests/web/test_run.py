@@ -282,3 +282,18 @@ def test_a_lone_surrogate_breaks_neither_page(empty, registry):
 
 def test_pages_are_well_formed(plain):
     assert Page(plain.get(RUN).text).tags[:2] == ["html", "head"]
+
+
+def test_a_run_begins_with_whether_it_learns(empty, registry):
+    run = submit(registry)
+    assert "does it learn" not in empty.page("/runs/1").text
+    for step in (1, 2, 3):
+        registry.results.add_metrics(run, step, {"rewards/accuracy/mean": step / 8})
+    for label, step, accuracy in (("before", 0, 0.25), ("after", 3, 0.5)):
+        registry.results.add_evaluation(run, step, label, "held_out", 8, {"accuracy": accuracy})
+    data = empty.twin("/runs/1")["headline"]
+    assert data["curve"]["points"] == [[1, 0.125], [2, 0.25], [3, 0.375]]
+    assert (data["held_out"]["values"], data["held_out"]["change"]) == ([0.25, 0.5], 0.25)
+    text = empty.page("/runs/1").cells()
+    assert "0.125 → 0.375 rewards/accuracy/mean steps 1 to 3" in text
+    assert "0.25 → 0.5 Accuracy of held-out problems change +0.25" in text

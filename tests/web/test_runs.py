@@ -204,3 +204,30 @@ def test_no_runs_at_all(empty):
     assert (data["groups"], data["page"], data["pages"], data["total"]) == ([], 1, 1, 0)
     page = empty.page("/").text
     assert "No runs yetrlx new --from rlcr writes an experiment" in page and "0 runs" in page
+
+
+def test_the_filter_knows_what_plugins_default_to(empty, registry):
+    """A run that relies on a default, one that writes it, and one with another value."""
+    for seed, written in enumerate(({}, {"normalize": "center"}, {"normalize": "std"})):
+        options = {"normalize": "center", "weights": {"Answer": 0.5}, **written}
+        submit(
+            registry, seed, spec={"estimator": {"name": "two_level", **written}},
+            plugins=[{"kind": "estimator", "name": "two_level", "options": options}],
+        )  # fmt: skip
+    wanted = {
+        "normalize:center": [2, 1],
+        "estimator.normalize:center": [2, 1],
+        "normalize:std": [3],
+        "weights.answer:0.5 seed:1": [2],
+        "ormalize:center": [],
+        "normalize:cent": [],
+    }
+    found = {
+        words: [
+            int(run["id"][2:])
+            for group in empty.twin("/", params={"q": words})["groups"]
+            for run in group["runs"]
+        ]
+        for words in wanted
+    }
+    assert found == wanted

@@ -5,6 +5,7 @@ import math
 import re
 import time
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,14 @@ templates.env.filters |= {
     "token": render_token_text,
     "heat": get_heat_class,
 }
+
+
+def list_leaf_values(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Leaf values by dotted path; an empty mapping counts as a leaf."""
+    if not isinstance(value, Mapping) or not value:
+        return [(path, value)]
+    return [
+        x
+        for name, v in value.items()
+        for x in list_leaf_values(v, f"{path}.{name}" if path else name)
+    ]

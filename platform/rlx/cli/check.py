@@ -6,7 +6,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,15 +123,12 @@ def _check_machine(*, as_json: bool) -> int:
 
 
 def _check_records(ref: str, step: int | None, url: str, *, as_json: bool) -> int:
-    from rlx.results import check_run, probe_bodies, select_rollout_steps
+    from rlx.results import check_run
 
     with open_registry(url) as registry:
         found = registry.run(ref)
-        steps = select_rollout_steps(registry, found, () if step is None else (step,))
-        probes = probe_bodies(registry, found.id, step)
-        done = count(1)
-        with open_progress("checking", "steps and probes", len(steps) + len(probes)) as show:
-            report = check_run(registry, found, steps, probes, show=lambda _: show(next(done)))
+        with open_progress("checking", "steps and probes") as show:
+            report = check_run(registry, found, step, show=show)
     if as_json:
         print_json(_build_check_json(report))
     else:

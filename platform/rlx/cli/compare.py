@@ -19,7 +19,7 @@ from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, open_registry, submit_run
 from rlx.plan import check_file, run_preflight_checks
-from rlx.results import find_side_differences, load_diff_side
+from rlx.results import find_side_differences, format_setting, load_diff_side
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, build_refusal, parse_yaml_document
 from rlx.text import escape_unprintable
 from rlx_registry import Registry, RunRecord, find_changed_plugins
@@ -97,15 +97,10 @@ def _show_diff(names: tuple[str, ...], url: str, *, as_json: bool) -> None:
             continue
         print_text(f"{section}: {len(differ)} different")
         rows = [
-            (f"  {escape_unprintable(path)}", *map(_format_value, pair))
+            tuple(map(escape_unprintable, (f"  {path}", *map(format_setting, pair))))
             for path, pair in differ.items()
         ]
         print_table("", *heads, rows=rows)
-
-
-def _format_value(value: Any) -> str:
-    text = "–" if value is None else value if isinstance(value, str) else json.dumps(value)
-    return escape_unprintable(text)
 
 
 GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")

@@ -52,12 +52,12 @@ def rescore(as_json: bool, url: str, **options: Any) -> None:
 
 
 def _show_rescoring(result: Rescoring) -> None:
-    console, run, summary = open_console(), result.run, result.summary
-    steps = len(summary.steps)
-    scores = sum(c.n for c in summary.changes.values() if c.unit == "scores")
-    tokens = max((c.n for c in summary.changes.values() if c.unit == "tokens"), default=0)
+    console, run = open_console(), result.run
+    steps = len(result.steps)
+    scores = sum(c.n for c in result.changes.values() if c.unit == "scores")
+    tokens = max((c.n for c in result.changes.values() if c.unit == "tokens"), default=0)
     of = f"{scores} rewards and {tokens} tokens of {steps} step{'s' * (steps != 1)}"
-    if summary.is_identical:
+    if result.is_identical:
         console.print(f"{run.id}: {of} are bit-identical to the stored ones")
         return
     console.print(f"{run.id}: {of}, recomputed", style="bold")
@@ -67,7 +67,7 @@ def _show_rescoring(result: Rescoring) -> None:
     for column in table.columns:
         column.no_wrap = True
     order = ("scores", "rows", "tokens")
-    for change in sorted(summary.changes.values(), key=lambda c: order.index(c.unit)):
+    for change in sorted(result.changes.values(), key=lambda c: order.index(c.unit)):
         table.add_row(
             escape_unprintable(change.what),
             f"{change.n} {change.unit}",
@@ -82,12 +82,12 @@ def _show_rescoring(result: Rescoring) -> None:
         "absolute values; turned: advantages whose sign changed"
     )
     console.print(note, style="dim")
-    for change in summary.changes.values():
+    for change in result.changes.values():
         if change.appeared or change.vanished:
             gone = f"{change.appeared} had no value before, {change.vanished} have none now"
             console.print(f"{escape_unprintable(change.what)}: {gone}")
-    if summary.left:
-        console.print(f"{summary.left} trained rows would have been left out")
+    if result.left:
+        console.print(f"{result.left} trained rows would have been left out")
     for row in result.rows:
         _show_rescored_row(run, row, console)
     sys.stdout.flush()

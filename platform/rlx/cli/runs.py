@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+SCORE = "score/total_score"
+"""The mean total score of the latest step's rows, which every run records."""
 RUNS_LISTED = 50
 """Runs that a table lists by default."""
 
@@ -151,6 +153,14 @@ def runs(
         described = describe_runs(registry, [_look_at_job(registry, run) for run in found])
     if as_json:
         return print_json(described)
+    columns = {
+        "REWARD": [f"{d['reward']:.3f}" if d["reward"] is not None else "" for d in described]
+    }
+    columns |= {
+        name.upper(): [_format_run_figure(d, name) for d in described]
+        for name in ("accuracy", "brier", "ece")
+    }
+    figures = {name: column for name, column in columns.items() if any(column)}
     rows = [
         (
             d["run"],
@@ -158,14 +168,12 @@ def runs(
             str(d["seed"]),
             d["status"],
             f"{d['step']}/{d['steps'] or '?'}",
-            _format_run_figure(d, "accuracy"),
-            _format_run_figure(d, "brier"),
-            _format_run_figure(d, "ece"),
+            *(column[number] for column in figures.values()),
             _format_run_age(d["created"]),
         )
-        for d in described
+        for number, d in enumerate(described)
     ]
-    _print_run_table(rows, [d["groups"] for d in described])
+    _print_run_table(rows, tuple(figures), [d["groups"] for d in described])
     if others:
         text = "1 older run is" if others == 1 else f"{others} older runs are"
         print_text(f"{text} not shown; --all shows every run", err=True)
@@ -181,14 +189,16 @@ def _look_at_job(registry: Registry, run: RunRecord) -> RunRecord:
     return reconcile_job(registry, run)
 
 
-def _print_run_table(rows: Sequence[tuple[str, ...]], groups: Sequence[Sequence[str]]) -> None:
-    """Prints runs with their groups: in a column, or if it does not fit, in a table below."""
+def _print_run_table(
+    rows: Sequence[tuple[str, ...]], figures: Sequence[str], groups: Sequence[Sequence[str]]
+) -> None:
+    """Prints runs with some figures, and their groups: in a column, or in a table below."""
     from rich.table import Column
 
     from rlx.cli.console import UNLIMITED_WIDTH, build_table, open_console
 
     console = open_console()
-    heads = ("NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE")
+    heads = ("NAME", "SEED", "STATUS", "STEP", *figures, "AGE")
 
     def build_run_table(*more: str, rows: Iterable[tuple[str, ...]]) -> "Table":
         return build_table(Column("RUN", no_wrap=True), *heads, *more, rows=rows, is_text=True)
@@ -379,6 +389,7 @@ def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[st
     evaluations = registry.lists.evaluation_figures(ids)
     failures = registry.lists.failures(ids)
     groups, idle = registry.lists.groups(ids), registry.lists.idle_steps(ids)
+    scores = registry.queries.last_values(ids, [SCORE])
     return [
         {
             "run": run.id,
@@ -390,6 +401,7 @@ def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[st
             "steps": run.steps_total,
             "phase": run.phase,
             "steps_without_gradient": idle[run.id],
+            "reward": scores[run.id].get(SCORE, (0, None))[1],
             "seed": run.seed,
             "groups": groups[run.id],
             "spec_digest": run.digest,

@@ -1,6 +1,6 @@
 """`rlx samples`: the rollouts of a step with their rewards, as tables or JSON Lines."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from rlx_registry import (
     RunRecord,
     TreeRecord,
     get_model_text,
+    list_path_segments,
     read_body,
     read_trees,
 )
@@ -51,7 +52,9 @@ PROMPT, TEXT = 240, 70
     type=click.IntRange(min=1),
     help=f"Maximum number of rows: {ROWS_ON_SCREEN}, or all with --export.",
 )
-@click.option("--whole", is_flag=True, help="Show prompts and turns in full.")
+@click.option(
+    "--whole", is_flag=True, help="Show prompts, and all turns and observations, in full."
+)
 @click.option("--credit", is_flag=True, help="Show rewards, KL and advantages per token.")
 @click.option(
     "--row",
@@ -221,7 +224,9 @@ def _show_samples(
         )
         print_text("")
     texts = {
-        row["row"]: tree["segments"][row["segment"]]["text"]
+        row["row"]: _join_turns(tree, row["segment"], {r["segment"] for r in tree["rows"]})
+        if whole
+        else tree["segments"][row["segment"]]["text"]
         for tree in trees.values()
         for row in tree["rows"]
     }
@@ -234,6 +239,22 @@ def _show_samples(
     ]
     heads = [Column(head, no_wrap=True) for head in ("ROW", "TREE", "TURN", "REWARD", "ADVANTAGE")]
     print_table(*heads, "PARTS", "TEXT", rows=cells)
+
+
+def _join_turns(tree: TreeRecord, last: int, ends: Collection[int]) -> str:
+    """The turns of a row that ends with a segment, each after what was read before it; a row that
+    continues another begins after that one's end."""
+    path = list_path_segments(tree, last)[1:]
+    begin = max((n for n, s in enumerate(path[:-1], 1) if s in ends), default=0)
+    own = [(s, tree["segments"][s]) for s in path[begin:]]
+    if sum(segment["author"] == "policy" for _, segment in own) == 1:
+        return own[-1][1]["text"]
+    return "\n".join(
+        f"[{segment['kind']}] {segment['text']}"
+        if segment["author"] == "policy"
+        else f"[{segment['author']}] {get_model_text(tree, s)}"
+        for s, segment in own
+    )
 
 
 def _format_prompt(text: str, *, whole: bool) -> str:

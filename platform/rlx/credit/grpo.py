@@ -16,7 +16,6 @@ from rlx.plugin import Estimator
 from rlx.spec import (
     DrGrpo,
     Gigpo,
-    GroupComparison,
     Grpo,
     MtGrpo,
     MultiturnGrpo,
@@ -31,7 +30,7 @@ ROUNDING = 16
 """Scores within this many units in the last place count as equal: a reward that was spread over
 tokens, or averaged over turns, comes back with an error of a few units.
 """
-_DEFAULTS = GroupComparison()
+_DEFAULTS = Grpo()
 
 
 def estimate_grpo(inputs: CreditInputs, options: Grpo) -> Tensor:

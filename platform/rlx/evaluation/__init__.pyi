@@ -6,7 +6,6 @@ from .answers import (
     compute_held_out_metrics,
     compute_identical_share,
     find_correctness_reward,
-    limit_to_one_answer,
     read_answers,
 )
 from .calibration import measure_calibration
@@ -113,7 +112,6 @@ __all__ = [
     "draw_suite",
     "find_correctness_reward",
     "halve_problems",
-    "limit_to_one_answer",
     "measure_calibration",
     "read_answers",
     "recalibrate_confidences",

@@ -34,15 +34,6 @@ VOTE_ORDERS = 64
 """Random orders of each problem's answers over which votes are averaged."""
 
 
-def limit_to_one_answer(plan: RolloutPlan) -> RolloutPlan:
-    """The training plan with one answer, or rollout, per problem.
-
-    Levels below the answer keep their sample counts, to measure the spread of confidences. The
-    first one counts as the answer's confidence.
-    """
-    return plan.copy_with_sampling(1)
-
-
 def find_correctness_reward(
     table: RewardTable, tree: RolloutTree, answer: tuple[int, int], correct: str
 ) -> float | None:
@@ -350,7 +341,8 @@ def compute_held_out_metrics(
 
     Args:
         plan: the training plan, or that of the trees.
-        trees: sampled from the plan of `limit_to_one_answer`.
+        trees: sampled with `plan.copy_with_sampling(1)`: levels below the answer keep their sample
+            counts, to measure the spread of confidences.
         table: rewards of the trees, scored as in training.
         correct: name of the correctness reward, of answers or of whole rollouts.
 

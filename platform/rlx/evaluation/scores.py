@@ -391,9 +391,7 @@ def compute_accuracy_at_coverage(
     return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
 
 
-def compute_excess_aurc(
-    correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected"
-) -> float:
+def compute_excess_aurc(correct: ArrayLike, confidence: ArrayLike) -> float:
     """E-AURC: excess AURC over the best order, which ranks all correct answers first.
 
     The best order's area is exact for these n answers, not its limit r + (1 - r) ln(1 - r).
@@ -403,7 +401,7 @@ def compute_excess_aurc(
         classifiers", 2019.
     """
     y, _ = convert_to_pairs(correct, confidence)
-    return compute_aurc(correct, confidence, ties=ties) - compute_aurc(y, y)
+    return compute_aurc(correct, confidence) - compute_aurc(y, y)
 
 
 def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:

@@ -52,6 +52,7 @@ def aggregation_weights(
     aggregate: Aggregate,
     per_turn: bool,
     constant_lengths: Tensor | None = None,
+    counted: Tensor | None = None,
 ) -> Tensor:
     """`[B, T]` weights that turn token losses into the step's loss.
 
@@ -61,14 +62,13 @@ def aggregation_weights(
         constant:       wᵢₜ = mᵢₜ / (L · rows)                       Dr. GRPO
         per_turn:       sums and counts run over rows of one kind, and the kinds are added
 
-    Only rows with a learning token count.
-
     Args:
         mask: `[B, T]` bool tokens that learn, of the whole optimiser step.
         kinds: `[B]` int64 rows with equal numbers are the same kind of turn.
         aggregate: one of the rules above.
         per_turn: average within each kind.
         constant_lengths: `[B]` L of each row; for "constant" only.
+        counted: `[B]` bool, the rows that are counted; by default those with a learning token.
 
     Reference:
         DeepSeekMath, arXiv 2402.03300, equation 3; Dr. GRPO, arXiv 2503.20783, section 3.2; DAPO,
@@ -81,7 +81,8 @@ def aggregation_weights(
     zeros = weight.new_zeros(int(slot.max()) + 1)
     if aggregate == "token_mean":
         return weight / (zeros.index_add(0, slot, lengths)[slot] + ETA)[:, None]
-    rows = zeros.index_add(0, slot, (lengths > 0).to(torch.float32))[slot]
+    counted = lengths > 0 if counted is None else counted
+    rows = zeros.index_add(0, slot, counted.to(torch.float32))[slot]
     if aggregate == "sequence_mean":
         rows = rows * lengths
     elif aggregate == "constant":

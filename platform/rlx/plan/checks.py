@@ -1,7 +1,6 @@
 """Reads and checks a whole experiment: its values, its plugins and their fit, in every phase."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from rlx.plan.plugin_checks import (
     collect_spec_warnings,
 )
 from rlx.plugin import Estimator
-from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, find_contradictions
+from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, find_contradictions, get_at_path
 from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,
@@ -121,10 +120,9 @@ def _check_without_base(path: Path) -> Iterator[Diagnostic]:
     if document is None:
         return
     for fault in (*find_value_errors(document.tree), *build_named_plugins(document.tree).faults):
-        with suppress(LookupError):
-            written = document.get_value_at(fault.path)
-            if fault.kind in _OF_VALUES and written is not None:
-                yield locate_diagnostic(fault, document)
+        written = get_at_path(document.tree, fault.path)
+        if fault.kind in _OF_VALUES and written is not None:
+            yield locate_diagnostic(fault, document)
 
 
 def _check_plugins(spec: ExperimentSpec) -> tuple[BuiltPlugins, list[Diagnostic]]:
@@ -134,13 +132,14 @@ def _check_plugins(spec: ExperimentSpec) -> tuple[BuiltPlugins, list[Diagnostic]
         The plugins, and either errors or, if there are none, warnings.
     """
     plugins = build_named_plugins(spec.dump_resolved())
-    faults = [
+    found = [
         *plugins.faults,
         *check_parent_rewards(plugins),
         *check_needed_streams(spec, plugins),
         *check_plugin_fit(spec, plugins),
     ]
-    return plugins, faults or list(collect_spec_warnings(spec, plugins))
+    errors = _list_errors(found)
+    return plugins, errors or [*found, *collect_spec_warnings(spec, plugins)]
 
 
 def _check_phase_plugins(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
@@ -324,14 +323,9 @@ def _leave_out(tree: Any, path: KeyPath) -> KeyPath:
 
 def _find_container(tree: Any, path: KeyPath) -> Any:
     """Returns the mapping or list that contains `path`, or None."""
-    owner = None
-    for step in path:
-        owner = tree
-        fits = isinstance(owner, list) if isinstance(step, int) else isinstance(owner, dict)
-        if not fits or (step >= len(owner) if isinstance(step, int) else step not in owner):
-            return None
-        tree = owner[step]
-    return owner
+    absent = object()
+    is_there = get_at_path(tree, path, absent) is not absent
+    return get_at_path(tree, path[:-1]) if path and is_there else None
 
 
 def _has_path_overlap(one: KeyPath, other: KeyPath) -> bool:

@@ -23,7 +23,7 @@ from rlx.discovery import (
     load_plugin,
     resolve_plugins,
 )
-from rlx.errors import EnvironmentFault, RlxError
+from rlx.errors import EnvironmentFault, RlxError, summarize_error
 from rlx.home import format_path, get_rlx_home, tracking_url
 from rlx.launch import (
     LOW_DISK_BYTES,
@@ -210,7 +210,7 @@ def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     except RlxError as error:
         path = ("model", "path")
         kind: FaultKind = "machine" if isinstance(error, EnvironmentFault) else "value"
-        yield build_error(path, _first_line(error), kind=kind)
+        yield build_error(path, summarize_error(error), kind=kind)
 
 
 def _check_sampler_package(spec: ExperimentSpec) -> Iterator[Diagnostic]:
@@ -304,22 +304,13 @@ def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
         with show_plugin_output(type(plugin).__name__):
             plugin.check()
     except (OSError, ImportError) as error:
-        yield build_error(path, _first_line(error), kind="machine")
+        yield build_error(path, summarize_error(error), kind="machine")
     except ValueError as error:
-        yield build_error(path, _first_line(error), kind="value")
+        yield build_error(path, summarize_error(error), kind="value")
     except Exception as error:  # noqa: BLE001  (third-party code)
-        message = (
-            f"{format_key_path(path)}: {type(plugin).__name__}.check() failed: {_first_line(error)}"
-        )
+        who = f"{format_key_path(path)}: {type(plugin).__name__}.check()"
+        message = f"{who} failed: {summarize_error(error)}"
         yield build_error(path, message, kind="plugin")
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an exception's message, without a full stop."""
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"cannot read {error.filename}: {error.strerror}"
-    message = str(error).strip() or type(error).__name__
-    return message.splitlines()[0].removesuffix(".")
 
 
 # What this machine has (`rlx doctor`) -----------------------------------------------------------

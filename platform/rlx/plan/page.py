@@ -1,10 +1,10 @@
 """Renders a plan as one self-contained, escaped HTML page without scripts."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from rich import box
@@ -12,42 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlx.plan.report import GroupStatistics, PhaseReport, PlanReport
+from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.row_accounts import RewardAccount, RowAccount, TokenLine
 from rlx.plan.trial import describe_row_kind
 from rlx.text import escape_unprintable, pluralize_noun
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A row and the rows that continue it; `question` is the text between them."""
-
-    row: RowAccount
-    question: str
-    below: tuple["Branch", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PromptTree:
-    """A prompt and the synthetic rows below it."""
-
-    number: int
-    problem: str
-    prompt: str
-    branches: tuple[Branch, ...]
-    groups: tuple[GroupStatistics, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PhasePage:
-    """A phase, the prompts to draw, the colour scale of each row level, and the bar scale."""
-
-    phase: PhaseReport
-    trees: tuple[PromptTree, ...]
-    scales: Mapping[int, float]
-    legend: Sequence[tuple[str, float]]
-    low: float
-    high: float
 
 
 def render_plan_page(report: PlanReport, row_numbers: Sequence[Sequence[int]]) -> str:
@@ -57,7 +25,7 @@ def render_plan_page(report: PlanReport, row_numbers: Sequence[Sequence[int]]) -
         report: the plan.
         row_numbers: for every phase, the rows whose prompts are drawn.
     """
-    phases = [_build_phase_page(*pair) for pair in zip(report.phases, row_numbers, strict=True)]
+    phases = [_list_drawn(*pair) for pair in zip(report.phases, row_numbers, strict=True)]
     return _load_template().render(report=report, phases=phases)
 
 
@@ -76,45 +44,21 @@ def _load_template() -> Template:
     return environment.from_string(files("rlx.plan").joinpath("page.html").read_text("utf-8"))
 
 
-def _build_phase_page(phase: PhaseReport, row_numbers: Sequence[int]) -> PhasePage:
-    trees = dict.fromkeys(row.tree for row in phase.rows if row.row in row_numbers)
-    largest = compute_level_scales(phase.rows)
-    levels = {level: [row for row in phase.rows if row.level == level] for level in largest}
+def _list_drawn(phase: PhaseReport, row_numbers: Sequence[int]) -> dict[str, Any]:
+    """What the template draws of a phase: the rows of each prompt, the colour scale of each row
+    level, and the bar scale."""
+    numbers = dict.fromkeys(row.tree for row in phase.rows if row.row in row_numbers)
+    scales = compute_level_scales(phase.rows)
+    levels = {level: [row for row in phase.rows if row.level == level] for level in scales}
     scores = [0.0, *(score for group in phase.groups for score in group.scores)]
-    return PhasePage(
-        phase=phase,
-        trees=tuple(_build_page_tree(phase, number) for number in trees),
-        scales=largest,
-        legend=[(describe_row_kind(rows), largest[level]) for level, rows in levels.items()],
-        low=min(scores),
-        high=max(scores),
-    )
-
-
-def _build_page_tree(phase: PhaseReport, number: int) -> PromptTree:
-    rows = [row for row in phase.rows if row.tree == number]
-    first = rows[0]
-    return PromptTree(
-        number=number,
-        problem=first.problem,
-        prompt=first.context[0].text if first.context else "",
-        branches=_build_branches(rows, None),
-        groups=tuple(group for group in phase.groups if group.tree == number),
-    )
-
-
-def _build_branches(rows: Sequence[RowAccount], parent: int | None) -> tuple[Branch, ...]:
-    """Builds the branches below `parent`; rows whose parent is not listed become roots."""
-    there = {row.row for row in rows}
-    return tuple(
-        Branch(
-            row=row,
-            question=row.context[-1].text if row.level and row.context else "",
-            below=_build_branches(rows, row.row),
-        )
-        for row in rows
-        if row.parent == parent or (parent is None and row.parent not in there)
-    )
+    return {
+        "phase": phase,
+        "trees": [[row for row in phase.rows if row.tree == number] for number in numbers],
+        "scales": scales,
+        "legend": [(describe_row_kind(rows), scales[level]) for level, rows in levels.items()],
+        "low": min(scores),
+        "high": max(scores),
+    }
 
 
 def _render_page_text(text: str) -> str:

@@ -21,7 +21,6 @@ from rlx.plugin import (
     Mask,
     Plugin,
     Reward,
-    TurnLevel,
     get_confidence_values,
 )
 from rlx.reporting import show_plugin_output
@@ -103,14 +102,14 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
     if estimator := built.get(("estimator",)):
         yield from _check_estimator_fit(spec, cast(Estimator, estimator))
         yield from _check_confidence_labels(spec, cast(Estimator, estimator))
-        if spec.loss.entropy is None and spec.loss.expected is None:  # which need no advantage
-            yield from _check_signal(spec, cast(Estimator, estimator))
+        yield from _check_groups_of_one(spec, cast(Estimator, estimator))
+        yield from _check_level_factors(spec, cast(Estimator, estimator))
     if task := built.get(("task",)):
         yield from _check_task_corruption(spec, task)
         yield from _check_confidence_values(spec, task)
     if mask := built.get(("mask",)):
         yield from _check_mask_reach(spec, cast(Mask, mask))
-        yield from _check_empty_mask(spec, cast(Mask, mask))
+        yield from _check_turns_without_spans(spec, cast(Mask, mask))
     yield from _check_correctness_judge(spec, plugins.get_reward(spec.evaluation.correct))
     yield from _check_reward_spans(spec, plugins)
     if environment := built.get(("rollout", "environment")):
@@ -145,7 +144,6 @@ def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator
             f"{reads[reading]}, not scores",
             "drop it",
         )
-    yield from _check_refused_singletons(spec, estimator)
 
 
 def check_unused_value_sources(
@@ -311,70 +309,86 @@ def _check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
         )
 
 
-def _check_empty_mask(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
-    """Reports a mask that selects no token of any turn, whatever the model generates."""
-    bare = not any(turn.spans for turn in spec.rollout.turn_specs.values())
-    if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
+def _check_turns_without_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+    """Reports turns whose tokens are all masked out, whatever the model generates."""
+    if not isinstance(mask, TurnSpans) or mask.fallback != "none":
+        return
+    if not any(turn.spans for turn in spec.rollout.turn_specs.values()):
         yield build_error(
             ("mask", "fallback"),
             "mask.fallback is 'none', and no turn declares spans: nothing ever learns",
             "name the tags of a turn under its `spans`, or `fallback: response`",
         )
-
-
-def _check_signal(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Reports settings with which every advantage is 0, whatever the rewards are."""
-    alone = [
-        level
-        for level in list_singleton_turns(spec)
-        if estimator.compares(level.kind) and not estimator.refuses_one(level.kind)
-    ]
-    if len(alone) == len(spec.rollout.turns):
-        keys = [level.count_key for level in alone]
-        yield build_error(
-            ("rollout", *alone[0].counted_at),
-            f"{' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} 1, and estimator "
-            f"'{spec.estimator.plugin}' compares siblings: a group of one has no signal, so "
-            "nothing learns",
-            "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
-        )
-    if isinstance(estimator, TwoLevel):
-        factors = {"answer": "lambda_ans", "confidence": "lambda_conf"}
-        used = {factors[turn] for turn in spec.rollout.turns if turn in factors}
-        zeros = [name for name in factors.values() if getattr(estimator, name) == 0]
-        if used and used <= set(zeros):
-            names = " and ".join(f"estimator.{name}" for name in zeros)
-            yield build_error(
-                ("estimator", zeros[0]),
-                f"{names} {'is' if len(zeros) == 1 else 'are'} 0: every advantage would be 0",
-                "give one of the levels a factor other than 0",
+    for level in spec.rollout.list_levels():
+        if not level.turn.spans:
+            yield build_warning(
+                ("mask", "fallback"),
+                f"mask.fallback is 'none', and {level.key} declares no spans: no {level.kind} ever "
+                "learns",
+                f"name its tags under {level.key}.spans, or `fallback: response`",
             )
 
 
-def list_singleton_turns(spec: ExperimentSpec) -> Iterator[TurnLevel]:
-    """Yields the levels with a group size of one.
+def _check_groups_of_one(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Reports turns without siblings, if the estimator compares siblings.
 
-    If every phase has a `set`, nothing is yielded: only the resolved phases matter then.
+    If every phase has a `set`, only the resolved phases matter.
     """
     if all(phase.set for phase in spec.phases):
         return
-    yield from (level for level in spec.rollout.list_levels() if level.count == 1)
+    alone = [level for level in spec.rollout.list_levels() if level.count == 1]
+    refused = [level for level in alone if estimator.refuses_one(level.kind)]
+    silent = [one for one in alone if one not in refused and estimator.compares(one.kind)]
+    for level in refused:
+        yield build_error(
+            ("rollout", *level.counted_at),
+            f"{level.count_key} is 1, and `singleton: refuse` of estimator "
+            f"'{spec.estimator.plugin}' does not allow a group of one",
+            "sample 2 or more, or choose `singleton: zero` or `singleton: raw`",
+        )
+    if len(silent) == len(spec.rollout.turns) and _learns_from_advantages(spec):
+        keys = [level.count_key for level in silent]
+        yield build_error(
+            ("rollout", *silent[0].counted_at),
+            f"{' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} 1, and estimator "
+            f"'{spec.estimator.plugin}' compares siblings: a group of one has no signal, so "
+            "nothing learns",
+            _MORE_SIBLINGS,
+        )
+    for level in silent:
+        yield build_warning(
+            ("rollout", *level.counted_at),
+            f"{level.count_key} is 1, and estimator '{spec.estimator.plugin}' compares "
+            f"siblings: a group of one has no signal, so no {level.kind} learns",
+            _MORE_SIBLINGS,
+        )
 
 
-def _check_refused_singletons(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    for level in list_singleton_turns(spec):
-        if estimator.refuses_one(level.kind):
-            yield build_error(
-                ("rollout", *level.counted_at),
-                f"{level.count_key} is 1, and `singleton: refuse` of estimator "
-                f"'{spec.estimator.plugin}' does not allow a group of one",
-                "sample 2 or more, or choose `singleton: zero` or `singleton: raw`",
-            )
+_MORE_SIBLINGS = "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`"
 
 
-def find_ignored_settings(
-    spec: ExperimentSpec, estimator: Estimator
-) -> Iterator[tuple[KeyPath, str]]:
+def _learns_from_advantages(spec: ExperimentSpec) -> bool:
+    """Whether nothing in the loss has a gradient where every advantage is 0."""
+    return spec.loss.entropy is None and spec.loss.expected is None
+
+
+def _check_level_factors(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Reports factors of the two levels with which every advantage is 0."""
+    if not isinstance(estimator, TwoLevel) or not _learns_from_advantages(spec):
+        return
+    factors = {"answer": "lambda_ans", "confidence": "lambda_conf"}
+    used = {factors[turn] for turn in spec.rollout.turns if turn in factors}
+    zeros = [name for name in factors.values() if getattr(estimator, name) == 0]
+    if used and used <= set(zeros):
+        names = " and ".join(f"estimator.{name}" for name in zeros)
+        yield build_error(
+            ("estimator", zeros[0]),
+            f"{names} {'is' if len(zeros) == 1 else 'are'} 0: every advantage would be 0",
+            "give one of the levels a factor other than 0",
+        )
+
+
+def _check_ignored_settings(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     """Yields settings that have no effect, and a profile with a surprising side effect."""
     credit, reading = spec.credit, estimator.reading()
     blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
@@ -385,20 +399,20 @@ def find_ignored_settings(
         ("on_missing_turn", "drop", credit.on_missing_turn),
     ):
         if value != silent and blind:
-            yield (
+            yield build_warning(
                 ("credit", key),
                 f"credit.{key} is {value!r}, but estimator '{spec.estimator.plugin}' reads no "
                 "token rewards: it changes the stored token_level_scores, but no advantage",
             )
     conventions = PROFILES[credit.profile]
     if conventions and not conventions.keys() & type(estimator).model_fields.keys():
-        yield (
+        yield build_warning(
             ("credit", "profile"),
             f"credit.profile {credit.profile!r} does not apply to estimator "
             f"'{spec.estimator.plugin}': the profile sets none of its options",
         )
     if spec.rollout.dynamic_sampling is not None and not estimator.compares(spec.rollout.turns[0]):
-        yield (
+        yield build_warning(
             ("rollout", "dynamic_sampling"),
             f"rollout.dynamic_sampling replaces trees whose scores agree, but estimator "
             f"'{spec.estimator.plugin}' can learn from those too",
@@ -407,7 +421,7 @@ def find_ignored_settings(
         default = credit.resolved_placement.plugin
         mass = "the sum" if credit.use_kl_in_reward else "the mean"
         state = "on" if credit.use_kl_in_reward else "off"
-        yield (
+        yield build_warning(
             ("credit", "profile"),
             f"credit.profile {credit.profile!r} places rewards by {default} "
             "because KL in "
@@ -417,18 +431,14 @@ def find_ignored_settings(
 
 
 def collect_spec_warnings(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
-    """Yields the plugins' own warnings, and those about the spec, estimator and mask."""
+    """Yields the plugins' own warnings, and those about settings without effect."""
     estimator = cast(Estimator, plugins.built["estimator",])
-    mask = cast(Mask, plugins.built["mask",])
     for place, plugin in plugins.list_all():
         with show_plugin_output(place.name):
             texts = plugin.warnings()
         for text in texts:
             yield build_warning(_find_option_path(place.path, plugin, text), text)
-    yield from _check_singleton_groups(spec, estimator)
-    for path, text in find_ignored_settings(spec, estimator):
-        yield build_warning(path, text)
-    yield from _check_mask_spans(spec, mask)
+    yield from _check_ignored_settings(spec, estimator)
     forced = (
         spec.rollout.forced_answer if isinstance(spec.rollout, EnvironmentRolloutSpec) else None
     )
@@ -448,28 +458,3 @@ def _find_option_path(path: KeyPath, plugin: Plugin, text: str) -> KeyPath:
     if path and word.startswith(f"{path[0]}."):
         return tuple(word.split("."))
     return (*path, word) if word in type(plugin).model_fields else path
-
-
-def _check_mask_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
-    """Warns about kinds of turn whose tokens are all masked out, whatever the model generates."""
-    for level in spec.rollout.list_levels():
-        bare = not level.turn.spans
-        if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
-            yield build_warning(
-                ("mask", "fallback"),
-                f"mask.fallback is 'none', and {level.key} declares no spans: no {level.kind} ever "
-                "learns",
-                f"name its tags under {level.key}.spans, or `fallback: response`",
-            )
-
-
-def _check_singleton_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Warns about groups of one if the estimator compares siblings."""
-    for level in list_singleton_turns(spec):
-        if estimator.compares(level.kind):
-            yield build_warning(
-                ("rollout", *level.counted_at),
-                f"{level.count_key} is 1, and estimator '{spec.estimator.plugin}' compares "
-                f"siblings: a group of one has no signal, so no {level.kind} learns",
-                "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
-            )

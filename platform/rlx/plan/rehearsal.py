@@ -8,12 +8,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from rlx.batch import NO_TURN
 from rlx.credit import CreditInputs
 from rlx.discovery import ExperimentPlugins
-from rlx.errors import EnvironmentFault, PluginError, RlxError
+from rlx.errors import EnvironmentFault, PluginError, RlxError, summarize_error
 from rlx.phase_setup import build_setup
 from rlx.plan.memory import token_budget
 from rlx.plan.responses import PlanSpeech, load_plan_problems, load_speech
@@ -72,7 +70,6 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
             yield _build_stop_diagnostic(trial)
         return
     yield from _check_trial_mask(trial, trial.train, trial.rewards)
-    yield from _check_trial_advantages(trial, trial.train)
     if not trial.is_faulty:  # after a fault, the other findings mean little
         yield from _check_group_signal(trial.train)
 
@@ -190,16 +187,6 @@ def _find_learning_kinds(trial: PlanTrial, train: TrainBatch) -> dict[str, bool]
             own = train.mask[b] & (train.batch.turn_ids[b] == turn.turn)
             learning[turn.kind] = learning.get(turn.kind, False) or bool(own.any())
     return learning
-
-
-def _check_trial_advantages(trial: PlanTrial, train: TrainBatch) -> Iterator[Diagnostic]:
-    name = trial.setup.spec.estimator.plugin
-    if not torch.isfinite(train.advantages).all():
-        message = f"estimator plugin {name!r} returns advantages that are not finite"
-        yield build_error(("estimator",), message, kind="plugin")
-    elif (train.advantages[~train.mask] != 0).any():
-        message = f"estimator plugin {name!r} returns advantages for tokens outside the mask"
-        yield build_error(("estimator",), message, kind="plugin")
 
 
 def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
@@ -422,7 +409,9 @@ def _build_plugin_fault(
     )
 
 
-_SECTION = re.compile(r"(task|mask|estimator) plugin '|([a-z_]+(?:\.\w+)*): ")
+_SECTION = re.compile(
+    r"(?:the )?(task|mask|estimator) (?:plugin '|returned )|([a-z_]+(?:\.\w+)*): "
+)
 """The beginning of a message that names a section of the experiment."""
 _HELP = "`rlx plan` shows what was rehearsed; `rlx submit --no-rehearsal` skips it"
 
@@ -475,7 +464,7 @@ def run_rehearsal_checks(
     rehearsed: dict[tuple[str, ...], tuple[Diagnostic, ...]] = {}
     warnings = []
     for read, plugins in experiments:
-        settings = _list_trial_settings(read.spec)
+        settings = tuple(_group_equal_phases(read.spec))
         if settings not in rehearsed:
             rehearsed[settings] = tuple(_list_warnings(read, plugins, elsewhere))
         warnings.append(rehearsed[settings])
@@ -513,15 +502,18 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
     try:
         speech = load_speech(spec, plugins)
         with RewardPool(workers=1, memory_mb=spec.runner.reward_memory_mb) as pool:
-            for phases in _group_equal_phases(spec):
-                trial = _run_phase_trial(spec.resolve_phase_spec(phases[0]), speech, pool)
+            for phases in _group_equal_phases(spec).values():
+                setup = build_setup(spec.resolve_phase_spec(phases[0]))
+                count = min(_PROMPTS, setup.spec.rollout.prompts_per_step)
+                problems = load_plan_problems(setup.spec, setup.task, count)
+                trial = run_trial(setup, problems, speech, pool)
                 trials.append(PhaseTrial(tuple(phases), trial))
                 findings = list(check_trial(trial))
                 found += [(phase, finding) for phase in phases for finding in findings]
                 if trial.stuck_plugin:
                     break  # it would hang in the other phases too, one deadline each
     except RlxError as error:
-        found += [(phase, _build_stop_fault(error)) for phase in phases]
+        found += [(phase, build_stop_fault(error)) for phase in phases]
         raise build_refusal(list(_locate_findings(read, found)), read.document.file) from error
     biases = [
         (phase, bias)
@@ -536,9 +528,9 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
     )
 
 
-def _build_stop_fault(error: RlxError) -> Diagnostic:
+def build_stop_fault(error: RlxError) -> Diagnostic:
     """Returns the fault that ends a rehearsal, at the section that its message names."""
-    message = str(error).strip().splitlines()[0].removesuffix(".")
+    message = summarize_error(error)
     named = _SECTION.match(message)
     path: KeyPath = tuple((named[1] or named[2]).split(".")) if named else ()
     kind: FaultKind = "value"
@@ -565,40 +557,15 @@ def _locate_findings(
 
 
 _PROMPTS = 3
-_MANY_ROWS_PER_PROMPT = 128
-"""With at least this many rows per prompt, a trial uses only two prompts."""
+"""Problems of a trial, or all of a step if it has fewer."""
 _UNUSED = {"name", "seed", "phases", "optimizer", "runner", "tracking"}
 """Sections that do not change what a trial finds."""
 
 
-def _group_equal_phases(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
-    """Groups phases that share everything from rollouts to loss."""
+def _group_equal_phases(spec: ExperimentSpec) -> dict[str, list[PhaseSpec]]:
+    """Groups phases that share everything from rollouts to loss, by what a trial depends on."""
     groups: dict[str, list[PhaseSpec]] = {}
     for phase in spec.phases:
         settings = spec.resolve_phase_spec(phase).model_dump_json(exclude=_UNUSED)
         groups.setdefault(settings, []).append(phase)
-    return list(groups.values())
-
-
-def _list_trial_settings(spec: ExperimentSpec) -> tuple[str, ...]:
-    """Returns what the trials of an experiment depend on: experiments with equal settings, such as
-    those of several seeds or learning rates, need only one rehearsal."""
-    phases = (spec.resolve_phase_spec(phase) for phase in spec.phases)
-    return tuple(dict.fromkeys(phase.model_dump_json(exclude=_UNUSED) for phase in phases))
-
-
-def _run_phase_trial(spec: ExperimentSpec, speech: PlanSpeech, pool: RewardPool) -> PlanTrial:
-    """Runs the trial of one phase on its first few problems, however many a step has.
-
-    Args:
-        spec: the experiment with the phase's settings.
-        speech: the dialogue of its model.
-        pool: runs rewards and environment.
-
-    Raises:
-        SpecError, PluginError, EnvironmentFault: as `load_plan_problems` and `run_trial`.
-    """
-    setup = build_setup(spec)
-    wanted = _PROMPTS if setup.plan.rows_per_prompt < _MANY_ROWS_PER_PROMPT else _PROMPTS - 1
-    problems = load_plan_problems(spec, setup.task, min(wanted, spec.rollout.prompts_per_step))
-    return run_trial(setup, problems, speech, pool)
+    return groups

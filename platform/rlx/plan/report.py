@@ -21,12 +21,14 @@ value and target.
 assignment failed, `stopped` states the reason and `rows` is empty.
 """
 
-import math
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, pstdev, stdev
 from typing import Any
+
+from pydantic_core import to_json
 
 from rlx.batch import list_batch_rows
 from rlx.discovery import ExperimentPlugins, resolve_plugins
@@ -274,21 +276,8 @@ class PlanReport:
 
 
 def convert_to_json(value: Any) -> Any:
-    """Converts dataclasses, mappings and sequences to JSON; non-finite numbers become null."""
-    if isinstance(value, RowAccount):
-        more = {"advantage": value.advantage, "gradient_weight": value.gradient_weight}
-        return {**_convert_dataclass_fields(value), **more}
-    if is_dataclass(value):
-        return _convert_dataclass_fields(value)
-    if isinstance(value, Mapping):
-        return {str(k): convert_to_json(v) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [convert_to_json(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _convert_dataclass_fields(value: Any) -> dict[str, Any]:
-    return {f.name: convert_to_json(getattr(value, f.name)) for f in fields(value)}
+    """Converts dataclasses to plain JSON values; non-finite numbers become null."""
+    return json.loads(to_json(value, inf_nan_mode="null"))
 
 
 # Building the report -----------------------------------------------------------------------------

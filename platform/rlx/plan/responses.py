@@ -8,15 +8,24 @@ receives the kind of turns that it will receive from the model.
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Literal, Protocol
 
+from tokenizers import AddedToken
+
 from rlx.discovery import ExperimentPlugins
-from rlx.errors import PluginError, SpecError
-from rlx.plugin import Action, Message, Problem, Rehearsed, Schedule, StandsIn, Step, Task
-from rlx.reporting import show_plugin_output
+from rlx.errors import SpecError, summarize_error
+from rlx.model import (
+    PlainDialogue,
+    Vocabulary,
+    build_vocabulary_dialogue,
+    choose_vocabulary,
+    load_local_dialogue,
+    load_vocabulary,
+)
+from rlx.plugin import Action, Problem, Rehearsed, StandsIn, Step, Task
+from rlx.reporting import blame_plugin, show_plugin_output
 from rlx.rollout import (
     Completion,
     CompletionRequest,
@@ -25,7 +34,6 @@ from rlx.rollout import (
     EnvironmentPlan,
     HostFault,
     RolloutPlan,
-    TurnPrompt,
     derive_turn_seed,
 )
 from rlx.seeding import derive_seed
@@ -53,81 +61,39 @@ class EncodingDialogue(Dialogue, Protocol):
 
 
 # Tokenizers --------------------------------------------------------------------------------------
-_PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
+_PIECE = re.compile(r" ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
 """Short words with the space before them, single digits, single signs: roughly how large byte-level
 vocabularies split a text."""
 
 
-_CONTROL = re.compile(r"<(?=\|\w+\|>)")
+class WordVocabulary(Vocabulary):
+    """A vocabulary of the words, digits and signs of the texts that it has encoded: it writes any
+    text."""
 
+    END = "<|endoftext|>"
 
-class StandInDialogue:
-    """A dialogue whose vocabulary is the pieces of the texts that it has encoded.
+    def __init__(self) -> None:
+        self._ids = {self.END: 0}
+        self._pieces = [self.END]
 
-    It keeps the contract of `rlx.model.dialogue`: the same text always gives the same tokens, and
-    turns open and close with control tokens.
-
-    Args:
-        chat: turns have headers, as in chat templates; otherwise they follow as plain text.
-    """
-
-    def __init__(self, *, chat: bool) -> None:
-        self._chat = chat
-        self._ids: dict[str, int] = {}
-        self._pieces: list[str] = []
-        self.end_ids = self.encode("<|im_end|>" if chat else "<|endoftext|>")
-
-    def open(
-        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
-    ) -> tuple[int, ...]:
-        """System message, earlier turns and text, then the header of the first turn."""
-        asked = [message.content for message in history[::2]] + [text]
-        if self._chat:
-            before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
-            ids = self.encode(before + self._write_user_message(asked[0]))
-        else:
-            ids = self.encode(f"{system}\n\n{asked[0]}" if system else asked[0])
-        for said, following in zip(history[1::2], asked[1:], strict=True):
-            ids += (*self.encode(said.content), *self.reply(following, ()))
-        return (*ids, *self.encode(prefix))
-
-    def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
-        """The text and the next turn's header, after closing the previous turn if it is open."""
-        closing = () if after and after[-1] in self.end_ids else self.end_ids
-        message = f"\n{self._write_user_message(text)}" if self._chat else text
-        return (*closing, *self.encode(message + prefix))
-
-    def _write_user_message(self, text: str) -> str:
-        return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-
-    def encode_observation(
-        self, text: str, after: Sequence[int], *, inline: bool, prefix: str = ""
-    ) -> TurnPrompt:
-        """Encodes the text with control token names broken up, as a reply or inline."""
-        text = self.break_control_tokens(text)
-        ids = self.encode(text + prefix) if inline else self.reply(text, after, prefix)
-        return TurnPrompt(text, ids)
-
-    def break_control_tokens(self, text: str) -> str:
-        """Inserts a space into names of control tokens."""
-        return _CONTROL.sub("< ", text)
-
-    def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """Text without the end token, and the text's length after every token."""
-        pieces = [self.piece(token) for token in token_ids]
-        if token_ids and token_ids[-1] in self.end_ids:
-            pieces[-1] = ""
-        return "".join(pieces), tuple(accumulate(map(len, pieces)))
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Encodes a text; new pieces become part of the vocabulary."""
-        ids = tuple(self._ids.setdefault(one, len(self._ids)) for one in _PIECE.findall(text))
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a text; new pieces become part of the vocabulary."""
+        ids = [self._ids.setdefault(one, len(self._ids)) for one in _PIECE.findall(text)]
         self._pieces = list(self._ids)
         return ids
 
-    def piece(self, token: int) -> str:
-        """The text of a token."""
-        return self._pieces[token]
+    def decode(self, ids: Sequence[int], **_: bool) -> str:
+        """The text of tokens."""
+        return "".join(self._pieces[token] for token in ids)
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
+        """The token that ends a turn."""
+        return {0: AddedToken(self.END, special=True)}
+
+    @property
+    def unk_token_id(self) -> None:
+        """It has no token for what cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +117,6 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
     Raises:
         SpecError, EnvironmentFault: the tokenizer is here but cannot be used.
     """
-    from rlx.model import (
-        Vocabulary,
-        build_vocabulary_dialogue,
-        choose_vocabulary,
-        load_local_dialogue,
-        load_vocabulary,
-    )
-
     model, note = spec.model, ""
     if not isinstance(model, TinyModelSpec):
         if (dialogue := load_local_dialogue(model)) is not None:
@@ -167,7 +125,7 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
             f"model.path: the tokenizer of {model.path!r} is not on this machine; words, digits "
             "and signs stand in for its tokens, so token counts are estimates"
         )
-        return PlanSpeech(StandInDialogue(chat=model.chat_template), None, note)
+        return PlanSpeech(PlainDialogue(WordVocabulary(), (0,)), None, note)
     try:
         vocabulary = choose_vocabulary(spec, plugins)
     except (OSError, ImportError, ValueError) as error:  # the plan of the problems reports it
@@ -177,7 +135,7 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
             vocabulary = Vocabulary.build_bytes()
             note = (
                 "model.tokenizer: it is trained on texts that are missing "
-                f"({_first_line(error)}); bytes stand in, so token counts are estimates"
+                f"({summarize_error(error)}); bytes stand in, so token counts are estimates"
             )
     return PlanSpeech(build_vocabulary_dialogue(vocabulary), len(vocabulary), note)
 
@@ -222,20 +180,19 @@ def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProb
     """
     seed = derive_seed(spec.seed, "train")  # as in a training run
     try:
-        with show_plugin_output(spec.task.plugin):
+        with blame_plugin(
+            "task", spec.task.plugin, "problem 0", (OSError, ImportError, ValueError)
+        ):
             return PlanProblems(tuple(task.problem("train", i, seed) for i in range(count)))
     except (OSError, ImportError) as error:
-        note = f"task: its data are not on this machine ({_first_line(error)})"
+        note = f"task: its data are not on this machine ({summarize_error(error)})"
         if isinstance(task, StandsIn) and task.stand_ins:
             problems = tuple(task.stand_in(i, seed) for i in range(count))
             return PlanProblems(problems, f"{note}; {task.stand_ins} stand in")
         problems = tuple(_make_up_problem(task, number) for number in range(count))
         return PlanProblems(problems, f"{note}; problems that rlx made up stand in")
     except ValueError as error:
-        raise SpecError(f"task: {_first_line(error)}") from error
-    except Exception as error:
-        why = f"{type(error).__name__}: {_first_line(error)}"
-        raise PluginError(f"task plugin {spec.task.plugin!r} failed on problem 0: {why}") from error
+        raise SpecError(f"task: {summarize_error(error)}") from error
 
 
 def _make_up_problem(task: Task, number: int) -> Problem:
@@ -255,12 +212,6 @@ def _make_up_problem(task: Task, number: int) -> Problem:
         fields=fields,
         allow_control_tokens=getattr(task, "allow_control_tokens", False) is True,
     )
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"cannot read {error.filename}: {error.strerror}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")
 
 
 Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
@@ -310,13 +261,13 @@ class ResponseAuthor:
 
     Attributes:
         plan: the schedule whose turns are written.
-        schedule: the settings of that schedule.
+        spec: the experiment, whose schedule arranges demonstrations.
         task: source of demonstrations.
         speech: converts texts to tokens.
     """
 
     plan: RolloutPlan
-    schedule: Schedule
+    spec: ExperimentSpec
     task: Task
     speech: EncodingDialogue
 
@@ -380,9 +331,9 @@ class ResponseAuthor:
         seen = set()
         for draw in range(_DRAWS):
             try:
-                with show_plugin_output(type(self.task).__name__):
+                with show_plugin_output(self.spec.task.plugin):
                     worked = self.task.demonstration(problem, derive_seed(seed, draw))
-                turns = self.schedule.arrange_demonstration(worked.turns)
+                turns = self.spec.rollout.arrange_demonstration(worked.turns)
             except Exception:  # noqa: BLE001  (a placeholder may not be a problem of this task)
                 return
             if number < len(turns) and turns[number] and turns[number] not in seen:
@@ -476,50 +427,20 @@ class FakeSession:
 
 
 # With an environment -----------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class ScriptedPolicy:
-    """The scripted policy of a task. Failures are reported as the task's."""
+def find_script(spec: ExperimentSpec, task: Task) -> Rehearsed | None:
+    """Returns the task if it can act out an episode; None if its options leave it without lessons.
 
-    name: str
-    task: Rehearsed
-
-    @classmethod
-    def from_experiment(cls, spec: ExperimentSpec, task: Rehearsed) -> "ScriptedPolicy | None":
-        """Builds the scripted policy; None if the task's options leave it without lessons.
-
-        Raises:
-            PluginError: the task fails.
-        """
-        policy, seed = cls(spec.task.plugin, task), derive_seed(spec.seed, "warm start")
-        try:
-            policy._blame("lesson 0", lambda: task.lesson(0, seed))
-        except NotImplementedError:
-            return None
-        return policy
-
-    def act(
-        self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
-    ) -> str:
-        """Returns the next turn; see `rlx.plugin.Rehearsed`.
-
-        Raises:
-            PluginError: the task fails.
-        """
-        what = f"`act`, turn {len(turns) + 1} of problem {problem.id}"
-        text: str = self._blame(what, lambda: self.task.act(problem, turns, observations, seed))
-        return text
-
-    def _blame(self, what: str, call: Callable[[], Any]) -> Any:
-        try:
-            with show_plugin_output(self.name):
-                return call()
-        except NotImplementedError:
-            raise
-        except Exception as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise PluginError(
-                f"task plugin {self.name!r} failed on {what}: {type(error).__name__}: {why}"
-            ) from error
+    Raises:
+        PluginError: the task fails.
+    """
+    if not isinstance(task, Rehearsed):
+        return None
+    try:
+        with blame_plugin("task", spec.task.plugin, "lesson 0", (NotImplementedError,)):
+            task.lesson(0, derive_seed(spec.seed, "warm start"))
+    except NotImplementedError:
+        return None
+    return task
 
 
 @dataclass(slots=True)
@@ -553,7 +474,7 @@ class Rehearsal:
 
     Args:
         author: writes the turns if there is no script.
-        script: the task's scripted policy; None if it has none.
+        script: the task, if it acts itself; see `find_script`.
         problems: problems of the trees being sampled, in order.
         seeds: one per problem.
         talk: how rollouts and environment take turns.
@@ -564,7 +485,7 @@ class Rehearsal:
     def __init__(
         self,
         author: ResponseAuthor,
-        script: ScriptedPolicy | None,
+        script: Rehearsed | None,
         problems: Sequence[Problem],
         seeds: Sequence[int],
         talk: EnvironmentPlan,
@@ -628,7 +549,9 @@ class Rehearsal:
     def _take_turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
         number, speech = len(actor.turns), self._author.speech
         if self._script is not None:
-            text = self._script.act(actor.problem, actor.turns, actor.observations, actor.seed)
+            what = f"`act`, turn {number + 1} of problem {actor.problem.id}"
+            with blame_plugin("task", self._author.spec.task.plugin, what):
+                text = self._script.act(actor.problem, actor.turns, actor.observations, actor.seed)
             text = fit_to_vocabulary(speech, text)
         else:
             drawn = derive_seed(actor.seed, number)

@@ -137,6 +137,9 @@ class RowAccount:
         context: the context of the row.
         rewards: named rewards of every turn of the row and of the whole rollout.
         tokens: tokens from the row's first own token to its end.
+        advantage: mean over its learning tokens; 0 if there are none.
+        gradient_weight: Σ weight · |advantage|: the row's share of the step's first gradient,
+            unnormalised.
     """
 
     row: int
@@ -153,16 +156,8 @@ class RowAccount:
     context: tuple[ContextStretch, ...]
     rewards: tuple[RewardAccount, ...]
     tokens: tuple[TokenLine, ...]
-
-    @property
-    def advantage(self) -> float:
-        """Mean over the learning tokens; 0 if there are none."""
-        return _mean_advantage(self.tokens)
-
-    @property
-    def gradient_weight(self) -> float:
-        """Σ weight · |advantage|: the row's share of the step's first gradient, unnormalised."""
-        return sum(abs(t.weight * t.advantage) for t in self.tokens)
+    advantage: float
+    gradient_weight: float
 
     @property
     def stretches(self) -> tuple[TokenStretch, ...]:
@@ -235,6 +230,8 @@ class RowAccountBuilder:
             context=context,
             rewards=tuple(_list_row_rewards(row, tree, self.table)),
             tokens=lines,
+            advantage=_mean_advantage(lines),
+            gradient_weight=sum(abs(t.weight * t.advantage) for t in lines),
         )
 
     def _parent(self, row: BatchRow) -> int | None:

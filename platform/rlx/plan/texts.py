@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from rlx.discovery import ExperimentPlugins
-from rlx.errors import RlxError
+from rlx.errors import RlxError, summarize_error
 from rlx.model import (
     TextFault,
     build_vocabulary_dialogue,
@@ -151,7 +151,7 @@ def _build_diagnostic(fault: TextFault) -> Diagnostic:
 
 
 def _build_task_fault(error: Exception) -> Diagnostic:
-    why = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")
+    why = summarize_error(error)
     if why.startswith(_OF_ENVIRONMENT):
         message = why.removeprefix(_OF_ENVIRONMENT)
         return Diagnostic(kind="plugin", message=message, path=("rollout", "environment"))

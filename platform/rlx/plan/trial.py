@@ -12,21 +12,19 @@ from torch.nn.functional import pad
 from rlx.assignment import build_scored_rows, find_lost_rows
 from rlx.batch import list_batch_rows
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
-from rlx.errors import PluginError
 from rlx.phase_setup import PhaseSetup, build_environment_host
 from rlx.plan.model_shape import ModelShape, load_model_shape
 from rlx.plan.responses import (
-    EncodingDialogue,
     FakeSession,
     PlanProblems,
     PlanSpeech,
     Rehearsal,
     ResponseAuthor,
-    ScriptedPolicy,
+    find_script,
     fit_to_vocabulary,
 )
-from rlx.plugin import Problem, Rehearsed
-from rlx.reporting import show_plugin_output
+from rlx.plugin import Problem
+from rlx.reporting import blame_plugin
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
 from rlx.seeding import derive_seed
@@ -145,8 +143,8 @@ def run_trial(
         SpecError: the tokenizer cannot encode a template or the environment's text.
         EnvironmentFault: reward workers do not start.
     """
-    speech, plan_problems = loaded.dialogue, list(problems.problems)
-    if problems.note:  # the task's own prompts must encode unchanged
+    speech, plan_problems, note = loaded.dialogue, list(problems.problems), problems.note
+    if note:  # the task's own prompts must encode unchanged
         plan_problems = [
             replace(p, prompt=fit_to_vocabulary(speech, fill_turn_template(speech, "{prompt}", p)))
             for p in plan_problems
@@ -154,21 +152,44 @@ def run_trial(
     whole = setup.plan
     if whole.talk is not None:  # its faults are recorded and do not end the plan
         whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
-    one = whole.copy_with_siblings(1)
     script = None
-    if whole.talk is not None and isinstance(setup.task, Rehearsed) and not problems.note:
-        script = ScriptedPolicy.from_experiment(setup.spec, setup.task)
+    if whole.talk is not None and not note:
+        script = find_script(setup.spec, setup.task)
     shape = load_model_shape(setup.spec.model, loaded.vocabulary)
-    stage = _TrialRunner(setup, problems.note, shape, speech, script, pool)
-    first = stage.build_trial(one, plan_problems[:1])
+
+    def sample_and_score(plan: RolloutPlan, problems: Sequence[Problem]) -> PlanTrial:
+        seeds = [derive_seed(setup.spec.seed, "plan", i) for i in range(len(problems))]
+        room = (shape and shape.positions) or sys.maxsize
+        author = ResponseAuthor(plan, setup.spec, setup.task, speech)
+        host = build_environment_host(setup, pool)
+        if host is None or plan.talk is None:
+            session = FakeSession(author, problems, room)
+            trees = sample_rollout_trees(plan, problems, seeds, session, speech)
+        else:
+            there = Rehearsal(author, script, problems, seeds, plan.talk, host, room)
+            trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
+        rewards = [_relax_error_policy(reward) for reward in setup.rewards]
+        return PlanTrial(
+            setup=setup,
+            note=note,
+            shape=shape,
+            trees=trees,
+            table=score_rollouts(trees, rewards, pool, is_watched=True),
+            is_scripted=script is not None,
+        )
+
+    first = sample_and_score(whole.copy_with_siblings(1), plan_problems[:1])
     if first.stuck_plugin:
         return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
     fewer = _limit_rows(whole)
-    return _assign_trial_credit(
-        replace(
-            stage.build_trial(fewer, plan_problems), smaller=_describe_smaller_groups(whole, fewer)
-        )
-    )
+    groups = [
+        f"{few.count} of {level.count} {pluralize_noun(level.kind)}"
+        for level, few in zip(whole.levels, fewer.levels, strict=True)
+        if few.count < level.count
+    ]
+    smaller = f"rollout: a group has {' and '.join(groups)} here" if groups else ""
+    trial = _assign_trial_credit(sample_and_score(fewer, plan_problems))
+    return replace(trial, smaller=smaller)
 
 
 def _limit_rows(plan: RolloutPlan) -> RolloutPlan:
@@ -180,64 +201,11 @@ def _limit_rows(plan: RolloutPlan) -> RolloutPlan:
     return plan
 
 
-def _describe_smaller_groups(plan: RolloutPlan, fewer: RolloutPlan) -> str:
-    groups = [
-        f"{few.count} of {level.count} {pluralize_noun(level.kind)}"
-        for level, few in zip(plan.levels, fewer.levels, strict=True)
-        if few.count < level.count
-    ]
-    return f"rollout: a group has {' and '.join(groups)} here" if groups else ""
-
-
 def _relax_error_policy(reward: NamedReward) -> NamedReward:
     """The same reward, with its faults recorded instead of fatal."""
     if reward.use.on_error != "fail":
         return reward
     return replace(reward, use=reward.use.model_copy(update={"on_error": "drop_sample"}))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _TrialRunner:
-    """Samples and scores synthetic rollouts.
-
-    Attributes:
-        script: the scripted policy; None if the task has none for these problems.
-    """
-
-    setup: PhaseSetup
-    note: str
-    shape: ModelShape | None
-    speech: EncodingDialogue
-    script: ScriptedPolicy | None
-    pool: RewardPool
-
-    def build_trial(self, plan: RolloutPlan, problems: Sequence[Problem]) -> PlanTrial:
-        """Samples rollouts of a plan and scores them."""
-        setup, speech = self.setup, self.speech
-        seeds = [derive_seed(setup.spec.seed, "plan", i) for i in range(len(problems))]
-        room = (self.shape and self.shape.positions) or sys.maxsize
-        author = ResponseAuthor(plan, setup.spec.rollout, setup.task, speech)
-        host = build_environment_host(setup, self.pool)
-        if host is None or plan.talk is None:
-            trees = sample_rollout_trees(
-                plan, problems, seeds, FakeSession(author, problems, room), speech
-            )
-        else:
-            there = Rehearsal(author, self.script, problems, seeds, plan.talk, host, room)
-            trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
-        return PlanTrial(
-            setup=setup,
-            note=self.note,
-            shape=self.shape,
-            trees=trees,
-            table=score_rollouts(
-                trees,
-                [_relax_error_policy(reward) for reward in setup.rewards],
-                self.pool,
-                is_watched=True,
-            ),
-            is_scripted=plan.talk is not None and self.script is not None,
-        )
 
 
 def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
@@ -266,15 +234,8 @@ def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable
     """Wraps a plugin so that its exceptions name it."""
 
     def call_plugin(argument: Any) -> Any:
-        try:
-            with show_plugin_output(name):
-                return plugin(argument)
-        except Exception as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise PluginError(
-                f"{kind} plugin {name!r} failed on synthetic rollouts: "
-                f"{type(error).__name__}: {why}"
-            ) from error
+        with blame_plugin(kind, name, "synthetic rollouts"):
+            return plugin(argument)
 
     return call_plugin
 

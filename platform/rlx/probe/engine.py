@@ -19,7 +19,7 @@ from rlx.probe.questions import (
     build_response_tree,
     close_forced_answer,
     find_reasoning,
-    truncate_completion,
+    sample_continuations,
 )
 from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import (
@@ -33,7 +33,7 @@ from rlx.rollout import (
     sample_rollout_trees,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import ProbeSpec, Scheme, TurnSpec
+from rlx.spec import ProbeSpec, Scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,25 +219,6 @@ def _parse_canonical_answer(text: str, spec: ProbeSpec, task: Task) -> str | Non
     return "".join(span.text.split()).casefold()
 
 
-def _build_turn_spec(question: ProbeQuestion, spec: ProbeSpec, context: ProbeContext) -> TurnSpec:
-    """Sampling settings of a question's continuations: the turn's own, with its remaining token
-    budget; for a forced answer, a short budget that stops at the answer's end."""
-    own = context.plan.levels[0].turn
-    if not question.forced:
-        left = max(1, own.max_new_tokens - len(question.turn_ids))
-        return own.model_copy(update={"max_new_tokens": left})
-    return own.model_copy(update={"max_new_tokens": spec.max_new_tokens, "stop": (spec.close,)})
-
-
-@dataclass(frozen=True, slots=True)
-class _ProbeContinuation:
-    """A continuation before it is scored."""
-
-    seed: int
-    response: AssembledResponse
-    wrapped: bool
-
-
 def _score_continuations(
     number: int,
     answered: ProbedAnswer,
@@ -247,32 +228,33 @@ def _score_continuations(
     seed: int,
 ) -> Iterator[ProbeSample]:
     """Samples and scores the continuations of every question; each question is a reward group."""
-    drawn: list[tuple[ProbeQuestion, list[_ProbeContinuation]]] = []
-    for forced in (True, False):
-        those = [q for q in questions if q.forced is forced]
-        if those:
-            drawn += zip(
-                those, _sample_continuations(those, answered, spec, context, seed), strict=True
-            )
+    drawn = [
+        pair
+        for forced in (True, False)
+        if (those := [q for q in questions if q.forced is forced])
+        for pair in zip(
+            those, _sample_answers_to(those, answered, spec, context, seed), strict=True
+        )
+    ]
     level = context.plan.levels[0]
     trees = [
         build_response_tree(
-            answered.problem, answered.prompt_ids, level, [one.response for one in group]
+            answered.problem, answered.prompt_ids, level, [response for response, _ in group]
         )
         for _, group in drawn
     ]
     table = score_rollouts(trees, context.rewards, context.pool)
     for tree, (question, group) in enumerate(drawn):
-        for segment, one in enumerate(group, start=1):
-            answer = _parse_canonical_answer(one.response.text, spec, context.task)
+        for i, (response, wrapped) in enumerate(group):
+            answer, segment = _parse_canonical_answer(response.text, spec, context.task), i + 1
             yield ProbeSample(
                 answered=number,
                 scheme=question.scheme,
                 point=question.point,
-                seed=one.seed,
-                response=one.response,
+                seed=_derive_sample_seed(seed, question, i),
+                response=response,
                 given=len(question.turn_ids),
-                wrapped=one.wrapped,
+                wrapped=wrapped,
                 rewards=table.turns[tree, segment],
                 global_rewards=table.rollouts[tree, segment],
                 correct=_is_correct(table, (tree, segment), context.correct),
@@ -280,56 +262,51 @@ def _score_continuations(
             )
 
 
-def _sample_continuations(
+def _derive_sample_seed(seed: int, question: ProbeQuestion, number: int) -> int:
+    return derive_seed(seed, question.scheme, question.point.number, number)
+
+
+def _sample_answers_to(
     questions: Sequence[ProbeQuestion],
     answered: ProbedAnswer,
     spec: ProbeSpec,
     context: ProbeContext,
     seed: int,
-) -> list[list[_ProbeContinuation]]:
-    """Samples the continuations of every question, with one prefill per question."""
+) -> list[list[tuple[AssembledResponse, bool]]]:
+    """Samples continuations of questions that are all forced, or none, with one prefill per
+    question; returns the responses, and whether the end of their answer had to be added.
+
+    They are sampled as the turn was, with its remaining token budget; forced answers have a short
+    one and stop at their end.
+    """
     requests = [
         CompletionRequest(
             (*answered.prompt_ids, *question.turn_ids),
             None,
-            tuple(
-                derive_seed(seed, question.scheme, question.point.number, i)
-                for i in range(spec.samples)
-            ),
+            tuple(_derive_sample_seed(seed, question, i) for i in range(spec.samples)),
             is_last=True,
         )
         for question in questions
     ]
-    turns = [_build_turn_spec(question, spec, context) for question in questions]
-    # Sample all with the largest budget, then truncate each to its own.
-    with context.sampler.session() as session:
-        groups = session.generate(requests, max(turns, key=lambda turn: turn.max_new_tokens))
+    turn = context.plan.levels[0].turn
+    rooms = [turn.max_new_tokens - len(question.turn_ids) for question in questions]
+    if questions[0].forced:
+        turn = turn.model_copy(update={"stop": (spec.close,)})
+        rooms = [spec.max_new_tokens] * len(questions)
+    groups = sample_continuations(context.sampler, requests, turn, rooms)
     return [
-        [
-            _build_drawn_response(
-                question,
-                own,
-                truncate_completion(completion, turn.max_new_tokens),
-                spec,
-                context.speech,
-            )
-            for own, completion in zip(request.seeds, group, strict=True)
-        ]
-        for question, turn, request, group in zip(questions, turns, requests, groups, strict=True)
+        [_assemble_response(question, one, spec, context.speech) for one in group]
+        for question, group in zip(questions, groups, strict=True)
     ]
 
 
-def _build_drawn_response(
-    question: ProbeQuestion,
-    seed: int,
-    completion: Completion,
-    spec: ProbeSpec,
-    speech: ProbeDialogue,
-) -> _ProbeContinuation:
+def _assemble_response(
+    question: ProbeQuestion, completion: Completion, spec: ProbeSpec, speech: ProbeDialogue
+) -> tuple[AssembledResponse, bool]:
     """Decodes given and sampled tokens together, since separately they may decode differently."""
     ids = (*question.turn_ids, *completion.token_ids)
     whole, ends = speech.read(ids)
     prefix_length = ends[len(question.turn_ids) - 1]
     text, wrapped = close_forced_answer(question, whole, prefix_length, spec)
     reason = "stop" if question.forced else completion.finish_reason
-    return _ProbeContinuation(seed, AssembledResponse(ids, text, reason), wrapped)
+    return AssembledResponse(ids, text, reason), wrapped

@@ -11,9 +11,19 @@ from typing import Literal, Protocol
 
 from rlx.errors import SpecError
 from rlx.plugin import Corrupts, Problem, Task
-from rlx.rollout import NO_PARENT, Completion, Dialogue, RolloutTree, Segment, TurnLevel, find_spans
+from rlx.rollout import (
+    NO_PARENT,
+    Completion,
+    CompletionRequest,
+    Dialogue,
+    RolloutTree,
+    Sampler,
+    Segment,
+    TurnLevel,
+    find_spans,
+)
 from rlx.seeding import derive_seed
-from rlx.spec import Cut, FractionCuts, ProbeSpec, Scheme, SentenceCuts
+from rlx.spec import Cut, FractionCuts, ProbeSpec, Scheme, SentenceCuts, TurnSpec
 
 # A single mark, so that matching a text of only dots takes linear time.
 SENTENCE = re.compile(r"([.!?](?=\s)|[\u3002\uff01\uff1f]|\n)\s*")
@@ -310,12 +320,26 @@ class AssembledResponse:
     finish_reason: Literal["stop", "length"]
 
 
-def truncate_completion(completion: Completion, room: int) -> Completion:
-    """Truncates a completion to `room` tokens, at least one, as if sampled with that budget."""
-    room = max(room, 1)
-    if len(completion.token_ids) <= room:
-        return completion
-    return Completion(completion.token_ids[:room], completion.logprobs[:room], "length")
+def sample_continuations(
+    sampler: Sampler, requests: Sequence[CompletionRequest], turn: TurnSpec, rooms: Sequence[int]
+) -> list[list[Completion]]:
+    """Continues each request with its own token budget, of at least one token.
+
+    All are sampled with the largest budget and truncated to their own: later tokens cannot change
+    earlier ones, so this is exact.
+    """
+    rooms = [max(room, 1) for room in rooms]
+    with sampler.session() as session:
+        groups = session.generate(requests, turn.model_copy(update={"max_new_tokens": max(rooms)}))
+    return [
+        [
+            completion
+            if len(completion.token_ids) <= room
+            else Completion(completion.token_ids[:room], completion.logprobs[:room], "length")
+            for completion in group
+        ]
+        for group, room in zip(groups, rooms, strict=True)
+    ]
 
 
 def build_response_tree(

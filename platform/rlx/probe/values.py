@@ -16,7 +16,7 @@ from rlx.probe.questions import (
     Reasoning,
     build_response_tree,
     cut_points,
-    truncate_completion,
+    sample_continuations,
 )
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import Completion, CompletionRequest, RolloutTree
@@ -105,26 +105,21 @@ def _sample_state_continuations(
     states: Sequence[tuple[int, int, int]],
     context: ProbeContext,
     samples: int,
-) -> list[tuple[Completion, ...]]:
+) -> list[list[Completion]]:
     """Samples continuations from every state, each with the turn's remaining token budget.
 
-    The k-th states of all responses are sampled together with the largest budget among them, then
-    truncated to their own. Later tokens cannot change earlier ones, so this is exact.
+    The k-th states of all responses are sampled together, whose budgets are alike.
     """
     turn = context.plan.levels[0].turn
-    drawn: dict[int, tuple[Completion, ...]] = {}
+    drawn: dict[int, list[Completion]] = {}
     for number in sorted({s for _, s, _ in states}):
         those = [at for at, (_, s, _) in enumerate(states) if s == number]
-        room = max(1, turn.max_new_tokens - min(states[at][2] for at in those))
-        sampling = turn.model_copy(update={"max_new_tokens": room})
         requests = [
             _build_state_request(responses[states[at][0]], *states[at][1:], samples) for at in those
         ]
-        with context.sampler.session() as session:
-            groups = session.generate(requests, sampling)
-        for at, group in zip(those, groups, strict=True):
-            own = turn.max_new_tokens - states[at][2]
-            drawn[at] = tuple(truncate_completion(completion, own) for completion in group)
+        rooms = [turn.max_new_tokens - states[at][2] for at in those]
+        groups = sample_continuations(context.sampler, requests, turn, rooms)
+        drawn |= dict(zip(those, groups, strict=True))
     return [drawn[at] for at in range(len(states))]
 
 

@@ -1,15 +1,14 @@
-from .check import AuditReport, IdentityTally, check_run, probe_bodies
+from .check import AuditReport, IdentityTally, check_run
 from .comparison import (
     Comparison,
     ComparisonRow,
-    SuiteDifferences,
     build_comparison_json,
     build_comparison_tables,
     compare_recipes,
-    describe_exclusions,
     find_named_runs,
     find_side_differences,
     format_comparison_markdown,
+    format_setting,
     list_comparison_notes,
     load_diff_side,
     select_newest_runs,
@@ -20,19 +19,11 @@ from .evaluating import (
     build_set_spec,
     evaluate,
 )
-from .frames import (
-    build_answer_frame,
-    build_evaluation_frame,
-    build_metric_frame,
-    build_rollout_frame,
-    build_score_frame,
-    build_token_frame,
-)
 from .identities import Violation
 from .models import TrainedModel
 from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
-from .rescoring import ChangedRow, Rescoring, RescoringSummary, rescore
+from .rescoring import ChangedRow, Rescoring, rescore
 from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
 from .trying import try_model
 
@@ -47,33 +38,24 @@ __all__ = [
     "ProbeRequest",
     "RescoreRequest",
     "Rescoring",
-    "RescoringSummary",
     "StepAccounts",
-    "SuiteDifferences",
     "SuiteEvaluation",
     "TrainedModel",
     "Violation",
-    "build_answer_frame",
     "build_comparison_json",
     "build_comparison_tables",
-    "build_evaluation_frame",
-    "build_metric_frame",
     "build_requested_suite",
-    "build_rollout_frame",
-    "build_score_frame",
     "build_set_spec",
-    "build_token_frame",
     "check_run",
     "compare_recipes",
-    "describe_exclusions",
     "evaluate",
     "find_named_runs",
     "find_side_differences",
     "format_comparison_markdown",
+    "format_setting",
     "list_comparison_notes",
     "load_diff_side",
     "load_step_accounts",
-    "probe_bodies",
     "probe_model",
     "rescore",
     "select_newest_runs",

@@ -6,8 +6,9 @@ the base experiment.
 
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from rlx.manifest import CheckpointError, check_sealed_folder, compute_manifest_
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
 from rlx.record import read_probe, read_step
+from rlx.reporting import ShowProgress, ignore_progress
 from rlx.results.identities import (
     IDENTITIES,
     VIOLATIONS_KEPT,
@@ -32,34 +34,23 @@ from rlx.results.identities import (
     Violation,
     check_probe_scores,
 )
+from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import RewardPool
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 
-
-@dataclass(frozen=True, slots=True)
-class ProbeBody:
-    """The file with the samples of one probe.
-
-    Attributes:
-        step: step of the run.
-        path: path relative to the run's folder.
-        sha256: recorded digest of the file.
-    """
-
-    step: int
-    path: str
-    sha256: str
+ProbeBody = tuple[int, str, str]
+"""Step of a probe, and path and digest of the file with its samples."""
 
 
-def probe_bodies(registry: Registry, run_id: str, step: int | None = None) -> list[ProbeBody]:
+def _list_probe_bodies(registry: Registry, run_id: str, step: int | None) -> list[ProbeBody]:
     """Lists a run's probe files, of one step or of all. Schemes of the same probe share a file."""
     found = {
-        ProbeBody(e.step, body["path"], body["sha256"])
+        (e.step, body["path"], body["sha256"])
         for e in registry.results.evaluations(run_id, "probe/")
         if (body := (e.payload or {}).get("body")) and step in (None, e.step)
     }
-    return sorted(found, key=lambda body: (body.step, body.path))
+    return sorted(found)
 
 
 @dataclass
@@ -130,25 +121,26 @@ class _AuditedPhase:
 def check_run(
     registry: Registry,
     run: RunRecord,
-    steps: Sequence[int],
-    probes: Sequence[ProbeBody],
+    step: int | None = None,
     *,
-    show: Callable[[int], None] = lambda _: None,
+    show: ShowProgress = ignore_progress,
 ) -> AuditReport:
     """Checks stored steps and probes of a run.
 
     Args:
         registry: registry that holds the run.
         run: a run with a folder.
-        steps: steps with recorded rollouts.
-        probes: probe files of the run.
-        show: called with the step number after each checked step or probe.
+        step: the only step to check; None checks all that are stored.
+        show: called with the progress, in steps and probes.
 
     Raises:
+        SpecError: the run has stored no rollouts, or not those of the step.
         PluginError: the task, the mask or the estimator of the run cannot be used here.
         RegistryError: the steps were recorded by another version of rlx.
     """
-    spec = ExperimentSpec.from_record(run.spec)
+    steps = select_rollout_steps(registry, run, () if step is None else (step,))
+    probes = _list_probe_bodies(registry, run.id, step)
+    done, spec = count(1), ExperimentSpec.from_record(run.spec)
     warm = IdentityTally("warm_start", "the warm start is the one that was recorded", "folders")
     unread = [*_check_warm_start(registry, run, warm)]
     phases: dict[str, _AuditedPhase] = {}
@@ -156,10 +148,10 @@ def check_run(
     probed = IdentityTally("probe_scores", "stored probe scores match the plugins'", "scores")
     tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
-        for step in steps:
-            body = registry.results.rollout_body(run.id, step)
+        for number in steps:
+            body = registry.results.rollout_body(run.id, number)
             statistics = body.statistics
-            table, found = _load_body_table(run, step, body.path, body.sha256)
+            table, found = _load_body_table(run, number, body.path, body.sha256)
             bodies.add(found)
             if table is not None:
                 name = statistics["phase"]
@@ -167,26 +159,24 @@ def check_run(
                     phases[name] = _build_phase(spec, name, run)
                 phase = phases[name]
                 evidence = StepEvidence(
-                    step=step,
+                    step=number,
                     stored=read_step(table),
                     setup=phase.setup,
                     strategy=phase.strategy,
                     estimator=phase.estimator,
-                    beta=statistics["beta"],
-                    state=statistics["state_before"],
-                    max_tokens=statistics["max_tokens"],
+                    statistics=statistics,
                     pool=pool,
                 )
                 for identity in IDENTITIES:
                     tallies[identity.name].add(identity.check(evidence))
-            show(step)
+            show(next(done), len(steps) + len(probes))
         whole = _build_phase(spec, None, run) if probes else None
-        for probe in probes:
-            table, found = _load_body_table(run, probe.step, probe.path, probe.sha256)
+        for at, path, sha256 in probes:
+            table, found = _load_body_table(run, at, path, sha256)
             bodies.add(found)
             if table is not None and whole is not None:
-                probed.add(check_probe_scores(probe.step, read_probe(table), whole.setup, pool))
-            show(probe.step)
+                probed.add(check_probe_scores(at, read_probe(table), whole.setup, pool))
+            show(next(done), len(steps) + len(probes))
     used = [*phases.values(), *([whole] if whole else [])]
     return AuditReport(
         run=run.id,

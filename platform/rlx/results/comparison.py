@@ -47,14 +47,6 @@ METRICS = (
 )  # fmt: skip
 """Metrics that are compared, of every evaluation after training that has them."""
 
-COLUMNS = (
-    *("suite", "metric", "recipe", "seeds", "mean", "std", "low", "high"),
-    *("difference", "difference_low", "difference_high", "p", "p_holm", "problems"),
-    *("by_problem_difference", "by_problem_difference_low", "by_problem_difference_high"),
-    *("by_problem_p", "by_problem_p_holm"),
-)
-"""Keys of a comparison's records."""
-
 NOT_COMPARED = ("name", "seed")
 """Spec keys that do not distinguish recipes."""
 
@@ -66,29 +58,23 @@ Evaluations = dict[str, list[EvaluationRecord]]
 
 
 @dataclass(frozen=True, slots=True)
-class ExcludedEvaluation:
-    """An evaluation whose settings differ from those of most evaluations of its suite.
+class Exclusion:
+    """A run that no recipe contains, or an evaluation with other settings than most of its suite.
 
     Attributes:
-        why: the settings that differ.
+        suite: suite of the evaluation; None for a whole run.
+        run: id of the run.
+        why: the reason.
     """
 
-    suite: str
-    run: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class ExcludedRun:
-    """A named run that no recipe of a comparison contains, and why."""
-
+    suite: str | None
     run: str
     why: str
 
 
 def list_excluded_runs(
     named: Iterable[RunRecord], taken: Iterable[RunRecord]
-) -> Iterator[ExcludedRun]:
+) -> Iterator[Exclusion]:
     """Yields the named runs that were not taken: the unfinished, and those with a newer twin."""
     instead = {(run.digest, run.seed): run for run in taken}
     for run in named:
@@ -102,7 +88,7 @@ def list_excluded_runs(
             why.append(f"{twin.id} has the same spec and seed{newer}")
             if changed := find_changed_plugins(twin.plugins, run.plugins):
                 why.append(f"{', '.join(changed)} changed between them")
-        yield ExcludedRun(run.id, "; ".join(why))
+        yield Exclusion(None, run.id, "; ".join(why))
 
 
 def describe_plugin_mixture(label: str, runs: Iterable[RunRecord]) -> Iterator[str]:
@@ -123,7 +109,7 @@ def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
 
 def select_comparable_evaluations(
     runs: Sequence[RunRecord], evaluations: Evaluations
-) -> tuple[Evaluations, tuple[ExcludedEvaluation, ...]]:
+) -> tuple[Evaluations, tuple[Exclusion, ...]]:
     """Selects the evaluations that have the most common settings of their suite.
 
     Args:
@@ -139,7 +125,7 @@ def select_comparable_evaluations(
             ways.setdefault(one.suite, {})[run.id] = _get_evaluation_settings(one, run.seed)
     usual = {suite: max(own.values(), key=[*own.values()].count) for suite, own in ways.items()}
     left = tuple(
-        ExcludedEvaluation(suite, run, _describe_settings_difference(way, usual[suite]))
+        Exclusion(suite, run, _describe_settings_difference(way, usual[suite]))
         for suite, own in ways.items()
         for run, way in own.items()
         if way != usual[suite]
@@ -204,36 +190,50 @@ class ComparisonRow:
     Attributes:
         means: mean over seeds of each recipe; None where the recipe lacks the metric.
         differences: of each recipe from the first, over the seeds that both have; None if absent.
+        by_problem: of each recipe from the first, problem by problem; None if absent.
     """
 
     suite: str
     metric: str
     means: tuple[SeedMean | None, ...]
     differences: tuple[SeedDifference | None, ...]
+    by_problem: tuple[ProblemDifference | None, ...]
 
     @property
     def p_holm(self) -> list[float | None]:
         """p-value of each difference, corrected for the number of recipes of this metric."""
         return correct_p_values([None if gap is None else gap.p for gap in self.differences])
 
+    @property
+    def by_problem_p_holm(self) -> list[float | None]:
+        """p-value of each difference by problem, corrected for the number of recipes."""
+        return correct_p_values([None if gap is None else gap.p for gap in self.by_problem])
 
-@dataclass(frozen=True, slots=True)
-class SuiteDifferences:
-    """Per-problem differences from the first recipe on one suite.
+    def list_records(self, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yields a flat record for each recipe that has the metric."""
+        p_holm, by_problem_p_holm = self.p_holm, self.by_problem_p_holm
+        for n, mean in enumerate(self.means):
+            if mean is not None:
+                gap, own = self.differences[n], self.by_problem[n]
+                yield {
+                    "suite": self.suite, "metric": self.metric, "recipe": labels[n],
+                    "seeds": mean.n, "mean": mean.mean, "std": mean.std,
+                    "low": mean.low, "high": mean.high,
+                    **_name_gap("", gap, p_holm[n]),
+                    "problems": None if own is None else own.problems,
+                    **_name_gap("by_problem_", own, by_problem_p_holm[n]),
+                }  # fmt: skip
 
-    Attributes:
-        differences: of each recipe, by metric; None where the problems differ or are not recorded.
-        absent: for each recipe, why its differences are missing; else None.
-    """
 
-    suite: str
-    differences: tuple[dict[str, ProblemDifference] | None, ...]
-    absent: tuple[str | None, ...]
-
-    def compute_p_holm(self, metric: str) -> list[float | None]:
-        """p-value of each recipe's difference in a metric, corrected for the number of recipes."""
-        found = [(differences or {}).get(metric) for differences in self.differences]
-        return correct_p_values([None if gap is None else gap.p for gap in found])
+def _name_gap(
+    prefix: str, gap: SeedDifference | ProblemDifference | None, p_holm: float | None
+) -> dict[str, float | None]:
+    values: tuple[float | None, ...] = (None,) * 4
+    if gap is not None:
+        over = gap.over if isinstance(gap, SeedDifference) else gap
+        values = (over.mean, over.low, over.high, gap.p)
+    names = ("difference", "difference_low", "difference_high", "p", "p_holm")
+    return {f"{prefix}{name}": v for name, v in zip(names, (*values, p_holm), strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,8 @@ class Comparison:
     Attributes:
         spec: value of each recipe, by the spec paths in which they differ.
         rows: ordered by suite, then by metric.
-        by_problem: one per suite; empty for a single recipe.
+        absent: by suite, why each recipe is not compared with the first problem by problem, or
+            None; empty for a single recipe.
         left: named runs that no recipe contains.
         unlike: evaluations excluded because their settings differ from most of their suite.
         mixtures: sentences about recipes whose runs had different plugins.
@@ -252,52 +253,24 @@ class Comparison:
     recipes: tuple[ComparedRecipe, ...]
     spec: dict[str, tuple[Any, ...]]
     rows: tuple[ComparisonRow, ...]
-    by_problem: tuple[SuiteDifferences, ...]
-    left: tuple[ExcludedRun, ...]
-    unlike: tuple[ExcludedEvaluation, ...]
+    absent: dict[str, tuple[str | None, ...]]
+    left: tuple[Exclusion, ...]
+    unlike: tuple[Exclusion, ...]
     mixtures: tuple[str, ...] = ()
 
+    @property
+    def labels(self) -> list[str]:
+        """Labels of the recipes."""
+        return [recipe.label for recipe in self.recipes]
+
     def to_frame(self) -> "pd.DataFrame":
-        """Returns a frame with one row per suite, metric and recipe, with the columns `COLUMNS`."""
-        import pandas as pd
-
-        return pd.DataFrame(self.list_records(), columns=COLUMNS)
-
-    def list_records(self) -> list[dict[str, Any]]:
-        """Returns one record per suite, metric and recipe, with the keys `COLUMNS`.
+        """Returns a frame with one row per suite, metric and recipe.
 
         Differences are from the first recipe; None where there is none.
         """
-        of_suite = {pairs.suite: pairs for pairs in self.by_problem}
-        records = []
-        for row in self.rows:
-            pairs = of_suite.get(row.suite)
-            by_problem = pairs.differences if pairs else [None] * len(self.recipes)
-            corrected = pairs.compute_p_holm(row.metric) if pairs else [None] * len(self.recipes)
-            each = zip(
-                *(self.recipes, row.means, row.differences, row.p_holm),
-                *(by_problem, corrected),
-                strict=True,
-            )
-            for recipe, mean, gap, p_holm, pair, pair_p_holm in each:
-                if mean is None:
-                    continue
-                own = (pair or {}).get(row.metric)
-                cells = [
-                    *(row.suite, row.metric, recipe.label),
-                    *(mean.n, mean.mean, mean.std, mean.low, mean.high),
-                    *(_list_interval(gap.over, gap.p) if gap else [None] * 4),
-                    p_holm,
-                    own and own.problems,
-                    *(_list_interval(own, own.p) if own else [None] * 4),
-                    pair_p_holm,
-                ]
-                records.append(dict(zip(COLUMNS, cells, strict=True)))
-        return records
+        import pandas as pd
 
-
-def _list_interval(found: SeedMean | ProblemDifference, p: float) -> list[float | None]:
-    return [found.mean, found.low, found.high, p]
+        return pd.DataFrame([one for row in self.rows for one in row.list_records(self.labels)])
 
 
 def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
@@ -324,18 +297,30 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
         _build_compared_recipe(ascii_uppercase[n] if n < 26 else f"R{n + 1}", own, evaluations)
         for n, own in enumerate(seeds)
     )
-    firsts = [own[0] for own in by_digest.values()]
+    firsts = [build_run_side(own[0]).sections["spec"] for own in by_digest.values()]
+    differ = _find_differences(firsts)
     left = tuple(list_excluded_runs(runs, taken))
     mixtures = tuple(
         sentence
         for recipe, own in zip(recipes, seeds, strict=True)
         for sentence in describe_plugin_mixture(recipe.label, own.values())
     )
-    rows = tuple(_build_comparison_rows(recipes))
-    suites = dict.fromkeys(row.suite for row in rows) if len(recipes) > 1 else {}
-    pairs = tuple(_compare_recipes_by_problem(recipes, suite, unlike) for suite in suites)
+    suites = dict.fromkeys(suite for recipe in recipes for suite, _ in recipe.values)
+    rows, absent = list[ComparisonRow](), dict[str, tuple[str | None, ...]]()
+    for suite in suites:
+        first, *others = recipes
+        pairs = [_compare_by_problem(recipe, first, suite, unlike) for recipe in others]
+        rows += _build_comparison_rows(recipes, suite, [{}, *(found for found, _ in pairs)])
+        if others:
+            absent[suite] = (None, *(why for _, why in pairs))
     return Comparison(
-        recipes, _find_experiment_differences(firsts), rows, pairs, left, unlike, mixtures
+        recipes,
+        {path: values for path, values in differ.items() if path not in NOT_COMPARED},
+        tuple(rows),
+        absent,
+        left,
+        unlike,
+        mixtures,
     )
 
 
@@ -404,53 +389,35 @@ def _select_last_evaluations(evaluations: Iterable[EvaluationRecord]) -> list[Ev
     return list(found.values())
 
 
-def _find_experiment_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
-    specs = [build_run_side(run).sections["spec"] for run in runs]
-    paths = [p for p in dict.fromkeys(p for spec in specs for p in spec) if p not in NOT_COMPARED]
-    rows = {path: tuple(spec.get(path) for spec in specs) for path in paths}
-    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
+def _build_comparison_rows(
+    recipes: Sequence[ComparedRecipe],
+    suite: str,
+    by_problem: Sequence[Mapping[str, ProblemDifference]],
+) -> Iterator[ComparisonRow]:
+    for metric in METRICS:
+        seeds = [recipe.values.get((suite, metric), {}) for recipe in recipes]
+        if any(seeds):
+            largest = math.inf if metric == "nll" else 1.0
+            means = [compute_seed_mean([*s.values()], (0.0, largest)) if s else None for s in seeds]
+            gaps = [compute_paired_difference(s, seeds[0], (-largest, largest)) for s in seeds[1:]]
+            own = tuple(found.get(metric) for found in by_problem)
+            yield ComparisonRow(suite, metric, tuple(means), (None, *gaps), own)
 
 
-def _build_comparison_rows(recipes: Sequence[ComparedRecipe]) -> Iterable[ComparisonRow]:
-    suites = dict.fromkeys(suite for recipe in recipes for suite, _ in recipe.values)
-    for suite in suites:
-        for metric in METRICS:
-            seeds = [recipe.values.get((suite, metric), {}) for recipe in recipes]
-            if any(seeds):
-                largest = math.inf if metric == "nll" else 1.0
-                means = [
-                    compute_seed_mean([*s.values()], (0.0, largest)) if s else None for s in seeds
-                ]
-                gaps = [
-                    compute_paired_difference(s, seeds[0], (-largest, largest)) for s in seeds[1:]
-                ]
-                yield ComparisonRow(suite, metric, tuple(means), (None, *gaps))
-
-
-def _compare_recipes_by_problem(
-    recipes: Sequence[ComparedRecipe], suite: str, unlike: Iterable[ExcludedEvaluation]
-) -> SuiteDifferences:
-    """Compares each recipe with the first, whose own entries are None."""
-    first, *others = recipes
-    found: list[dict[str, ProblemDifference] | None] = [None]
-    absent: list[str | None] = [None]
+def _compare_by_problem(
+    recipe: ComparedRecipe, first: ComparedRecipe, suite: str, unlike: Iterable[Exclusion]
+) -> tuple[dict[str, ProblemDifference], str | None]:
+    """Compares a recipe with the first on the problems of a suite; or says why that cannot be."""
+    sides = [side.answers.get(suite, {}) for side in (recipe, first)]
+    if all(sides) and (found := compare_by_problem(*sides)) is not None:
+        return found, None
+    if all(any(s == suite for s, _ in side.values) for side in (recipe, first)):
+        different = "they were evaluated on different problems"
+        return {}, different if all(sides) else "single answers are not recorded"
     otherwise = {one.run for one in unlike if one.suite == suite}
-    for recipe in others:
-        sides = [side.answers.get(suite, {}) for side in (recipe, first)]
-        there = all(any(s == suite for s, _ in side.values) for side in (recipe, first))
-        differences = compare_by_problem(*sides) if all(sides) else None
-        found.append(differences)
-        if differences is not None:
-            absent.append(None)
-        elif not there and otherwise & {*first.runs.values(), *recipe.runs.values()}:
-            absent.append("their evaluations are not comparable")
-        elif not there:
-            absent.append("only one of them was evaluated on it")
-        elif not all(sides):
-            absent.append("single answers are not recorded")
-        else:
-            absent.append("they were evaluated on different problems")
-    return SuiteDifferences(suite, tuple(found), tuple(absent))
+    if otherwise & {*first.runs.values(), *recipe.runs.values()}:
+        return {}, "their evaluations are not comparable"
+    return {}, "only one of them was evaluated on it"
 
 
 SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
@@ -471,15 +438,19 @@ class DiffSide:
     sections: Mapping[str, Flat]
 
 
-def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, Any]]]:
+def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, ...]]]:
     """Returns the differing values of every section, by path; None where a side lacks the value."""
-    found: dict[str, dict[str, tuple[Any, Any]]] = {}
-    for section in SECTIONS:
-        a, b = one.sections[section], other.sections[section]
-        paths = list(dict.fromkeys([*a, *b]))
-        pairs = {path: (a.get(path), b.get(path)) for path in paths}
-        found[section] = {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
-    return found
+    return {
+        section: _find_differences([one.sections[section], other.sections[section]])
+        for section in SECTIONS
+    }
+
+
+def _find_differences(sides: Sequence[Flat]) -> dict[str, tuple[Any, ...]]:
+    """Returns the values of all sides by the paths in which they differ."""
+    paths = dict.fromkeys(path for side in sides for path in side)
+    rows = {path: tuple(side.get(path) for side in sides) for path in paths}
+    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
 
 
 def build_run_side(run: RunRecord) -> DiffSide:
@@ -587,8 +558,23 @@ def build_comparison_json(found: Comparison) -> dict[str, Any]:
             for r in found.recipes
         ],
         "spec": {path: list(values) for path, values in found.spec.items()},
-        "figures": [{**asdict(row), "p_holm": row.p_holm} for row in found.rows],
-        "by_problem": [_build_pairs_json(pairs) for pairs in found.by_problem],
+        "figures": [
+            {k: v for k, v in asdict(row).items() if k != "by_problem"} | {"p_holm": row.p_holm}
+            for row in found.rows
+        ],
+        "by_problem": [
+            {
+                "suite": suite,
+                "differences": [
+                    {r.metric: asdict(gap) for r in rows if (gap := r.by_problem[n])} or None
+                    for n in range(len(found.recipes))
+                ],
+                "absent": absent,
+                "p_holm": {r.metric: r.by_problem_p_holm for r in rows if any(r.by_problem)},
+            }
+            for suite, absent in found.absent.items()
+            for rows in [[row for row in found.rows if row.suite == suite]]
+        ],
         "left_out": [one.run for one in found.left],
         "left_out_reasons": {one.run: one.why for one in found.left},
         "mixtures": list(found.mixtures),
@@ -596,16 +582,11 @@ def build_comparison_json(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _build_pairs_json(pairs: SuiteDifferences) -> dict[str, Any]:
-    metrics = dict.fromkeys(metric for one in pairs.differences if one for metric in one)
-    return {**asdict(pairs), "p_holm": {name: pairs.compute_p_holm(name) for name in metrics}}
-
-
-def describe_exclusions(found: Comparison) -> list[str]:
+def _describe_exclusions(found: Comparison) -> list[str]:
     """Returns sentences that name the excluded evaluations and runs, with reasons."""
     sentences = [
-        f"{escape_unprintable(one.suite)}: {one.run} is left out, since it is not comparable: "
-        f"{escape_unprintable(one.why)}."
+        f"{escape_unprintable(one.suite or '')}: {one.run} is left out, since it is not "
+        f"comparable: {escape_unprintable(one.why)}."
         for one in found.unlike
     ]
     sentences += [f"{one.run} is left out: {escape_unprintable(one.why)}." for one in found.left]
@@ -624,46 +605,37 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
             ),
         ],
     )
-    labels = [recipe.label for recipe in found.recipes]
+    labels, first = found.labels, found.labels[0]
     if found.spec:
-        rows = [[path, *map(_format_spec_value, values)] for path, values in found.spec.items()]
+        rows = [[path, *map(format_setting, values)] for path, values in found.spec.items()]
         yield "What they differ in", [["", *labels], *rows]
-    first = labels[0]
+    minus_first = [f"{label} − {first}" for label in labels[1:]]
     for suite in dict.fromkeys(row.suite for row in found.rows):
-        heads = [*labels, *(f"{label} − {first}" for label in labels[1:])]
-        rows = [
+        own = [row for row in found.rows if row.suite == suite]
+        cells = [
             [
                 row.metric,
                 *map(_format_seed_mean, row.means),
                 *map(_format_seed_difference, row.differences[1:], row.p_holm[1:]),
             ]
-            for row in found.rows
-            if row.suite == suite
+            for row in own
         ]
-        yield f"After training: {escape_unprintable(suite)}", [["", *heads], *rows]
-        for pairs in found.by_problem:
-            if pairs.suite == suite and any(pairs.differences):
-                title = f"After training: {escape_unprintable(suite)}, problem by problem"
-                yield title, _problem_table(found, pairs)
-
-
-def _problem_table(found: Comparison, pairs: SuiteDifferences) -> Table:
-    first, *others = (recipe.label for recipe in found.recipes)
-    columns = [differences or {} for differences in pairs.differences[1:]]
-    counts = [str(next(iter(c.values())).problems) if c else "–" for c in columns]
-    rows = [
-        [
-            figure,
-            *(
-                _problem_gap(column.get(figure), p)
-                for column, p in zip(columns, pairs.compute_p_holm(figure)[1:], strict=True)
-            ),
-        ]
-        for figure in FIGURES
-        if any(figure in column for column in columns)
-    ]
-    heads = [f"{label} − {first}" for label in others]
-    return [["", *heads], ["problems", *counts], *rows]
+        title = f"After training: {escape_unprintable(suite)}"
+        yield title, [["", *labels, *minus_first], *cells]
+        paired = sorted(
+            (row for row in own if any(row.by_problem)), key=lambda row: FIGURES.index(row.metric)
+        )
+        if paired:
+            counts = [str(gap.problems) if gap else "–" for gap in paired[0].by_problem[1:]]
+            cells = [
+                [
+                    row.metric,
+                    *map(_format_problem_difference, row.by_problem[1:], row.by_problem_p_holm[1:]),
+                ]
+                for row in paired
+            ]
+            heads = [["", *minus_first], ["problems", *counts]]
+            yield f"{title}, problem by problem", [*heads, *cells]
 
 
 def list_comparison_notes(found: Comparison) -> list[str]:
@@ -678,18 +650,20 @@ def list_comparison_notes(found: Comparison) -> list[str]:
         )
     if len(found.recipes) > 2:
         notes.append(FAMILY)
-    if any(any(pairs.differences) for pairs in found.by_problem):
+    if any(any(row.by_problem) for row in found.rows):
         notes.append(BY_PROBLEM)
-    for pairs in found.by_problem:
-        for recipe, why in zip(found.recipes, pairs.absent, strict=True):
-            if why is not None:
-                both = f"{found.recipes[0].label} and {recipe.label}"
-                suite = escape_unprintable(pairs.suite)
-                notes.append(f"{suite}: {both} are not compared problem by problem: {why}.")
-    return notes + describe_exclusions(found)
+    notes += [
+        f"{escape_unprintable(suite)}: {found.labels[0]} and {label} are not compared problem by "
+        f"problem: {why}."
+        for suite, reasons in found.absent.items()
+        for label, why in zip(found.labels, reasons, strict=True)
+        if why is not None
+    ]
+    return notes + _describe_exclusions(found)
 
 
-def _format_spec_value(value: Any) -> str:
+def format_setting(value: Any) -> str:
+    """Returns the value of a setting as text; a dash where there is none."""
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
@@ -714,7 +688,7 @@ def _format_interval(mean: SeedMean, sign: str = "") -> str:
     return f" [{mean.low:{sign}.3f}, {mean.high:{sign}.3f}]"
 
 
-def _problem_gap(gap: ProblemDifference | None, p: float | None) -> str:
+def _format_problem_difference(gap: ProblemDifference | None, p: float | None) -> str:
     if gap is None or p is None:
         return "–"
     return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (p {p:.2g})"

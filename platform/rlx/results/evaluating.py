@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from rlx.launch import (
 )
 from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_environment_host, build_setup
-from rlx.plan import check_read_spec, validate_document
 from rlx.record import Recorder, update_trackers
 from rlx.reporting import (
     Report,
@@ -45,10 +44,10 @@ from rlx.results.models import LoadedModel, TrainedModel, load_model, open_targe
 from rlx.results.requests import EvaluationRequest, check_sections
 from rlx.reward import score_rollouts
 from rlx.rollout import sample_rollout_trees
-from rlx.run import Progress, build_prompt_fit, draw_over_steps
+from rlx.run import build_prompt_fit, draw_over_steps
 from rlx.seeding import derive_seed
 from rlx.spec import OWN_SUITE, ExperimentSpec, SetSpec, SuiteSpec
-from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
+from rlx.spec.reading import InvalidSpec, label_refusal, read_suite
 from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import RunRecord
 
@@ -134,20 +133,22 @@ def evaluate(
     if isinstance(request, str):
         request = EvaluationRequest(target=request)
     url = get_registry_url(registry)
+    reason = (
+        f"a model is evaluated as it was trained; only {', '.join(FREE)} may be changed here, "
+        "anything else in a suite's sets"
+    )
     with open_target(request.target, request.experiment, url, step=request.step) as target:
-        spec = _build_target_spec(target, request.overrides)
+        check_sections(request.overrides, FREE, reason)
+        spec = _read_target_spec(target, request.overrides)
         suite = build_requested_suite(spec, request, report)
         sets = {
             name: build_set_spec(target, name, one, request.overrides)
             for name, one in suite.sets.items()
         }
-        root = get_rlx_home() / "cache"
+        folder = get_rlx_home() / "cache"
         if target.run:
-            root = locate_run_folder(target.run).root
-        answers = answer_suite(
-            *(spec, sets, suite, target.model, target.mark, root / "evaluations"),
-            lambda at: show(at.done, at.total, at.stage),
-        )
+            folder = locate_run_folder(target.run).root
+        answers = _answer_suite(target, spec, suite, sets, folder / "evaluations", show)
     if empty := [name for name, own in answers.items() if not own]:
         raise RewardError(f"no answer of set {empty[0]!r} could be scored: all were dropped")
     figures = {
@@ -186,21 +187,9 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
 # The suite --------------------------------------------------------------------------------------
 
 
-def _build_target_spec(target: TrainedModel, overrides: Sequence[str]) -> ExperimentSpec:
-    reason = (
-        f"a model is evaluated as it was trained; only {', '.join(FREE)} may be changed here, "
-        "anything else in a suite's sets"
-    )
-    check_sections(overrides, FREE, reason)
-    return _apply_target_overrides(target, overrides)
-
-
 @label_refusal("evaluated")
-def _apply_target_overrides(target: TrainedModel, overrides: Sequence[str]) -> ExperimentSpec:
-    document = apply_overrides(target.document, overrides)
-    read = validate_document(document, Path(document.file))
-    check_read_spec(read)
-    return read.spec
+def _read_target_spec(target: TrainedModel, overrides: Sequence[str]) -> ExperimentSpec:
+    return target.read_spec(overrides)
 
 
 @label_refusal("evaluated")
@@ -269,7 +258,7 @@ def build_set_spec(
     if isinstance(model, dict) and model.get("warm_start") is not None:
         changes.append("model.warm_start=null")
     try:
-        return _apply_target_overrides(target, (*overrides, *changes))
+        return _read_target_spec(target, (*overrides, *changes))
     except InvalidSpec as error:
         raise SpecError(f"set {escape_unprintable(name)!r} of the suite: {error}") from error
 
@@ -278,98 +267,74 @@ BATCH = 64
 """Problems that are answered, scored and cached together."""
 
 
-def answer_suite(
+def _answer_suite(
+    target: TrainedModel,
     spec: ExperimentSpec,
-    sets: Mapping[str, ExperimentSpec],
     suite: SuiteSpec,
-    model: str,
-    mark: str | None,
+    sets: Mapping[str, ExperimentSpec],
     kept: Path,
-    show: Callable[[Progress], None],
+    show: ShowProgress,
 ) -> dict[str, list[ScoredAnswer]]:
     """Answers every set of a suite, reusing cached answers sampled with the same settings.
 
     Args:
+        target: the model.
         spec: provides runner and sampler; of its model section only the chat template is used.
-        sets: the experiment spec of each set, by name.
         suite: how many problems and answers.
-        model: folder in the Hugging Face layout, or name on the hub.
-        mark: identifier of the model's weights; None computes a digest of its files.
+        sets: the experiment spec of each set, by name.
         kept: cache folder of finished batches.
         show: called with the progress, in problems.
-
-    Returns:
-        The scored answers of each set, by name.
-
-    Raises:
-        SpecError: the model does not fit the experiment.
-        EnvironmentFault: model files or the device are missing.
     """
     counts = {name: suite.sets[name].problems or suite.problems for name in sets}
     answers: dict[str, list[ScoredAnswer]] = {}
-    with load_model(spec, model) as context:
-        mark = mark or compute_model_fingerprint(context.source)
-        for number, (name, own) in enumerate(sets.items()):
-            before = sum(list(counts.values())[:number])
-
-            def report_suite_progress(done: int, name: str = name, before: int = before) -> None:
-                show(Progress(name, before + done, sum(counts.values())))
-
+    before, total = 0, sum(counts.values())
+    with load_model(spec, target.model) as model:
+        mark = target.mark or compute_model_fingerprint(model.source)
+        for name, own in sets.items():
             try:
                 setup = build_setup(own)
                 folder = kept / _compute_answers_digest(setup, suite, mark)
-                answers[name] = _answer_set(
-                    setup, suite, counts[name], context, folder, report_suite_progress
-                )
+                answers[name] = []
+                for first in range(0, counts[name], BATCH):
+                    show(before + first, total, name)
+                    numbers = range(first, min(first + BATCH, counts[name]))
+                    answers[name] += _answer_batch(setup, suite, numbers, model, folder)
             except SpecError as error:
                 raise SpecError(f"set {name!r} of the suite: {error}") from error
+            before += counts[name]
+            show(before, total, name)
     return answers
 
 
-def _answer_set(
-    setup: PhaseSetup,
-    suite: SuiteSpec,
-    count: int,
-    context: LoadedModel,
-    folder: Path,
-    report: Callable[[int], None],
+def _answer_batch(
+    setup: PhaseSetup, suite: SuiteSpec, numbers: range, model: LoadedModel, folder: Path
 ) -> list[ScoredAnswer]:
-    """Answers one set, reading cached batches where there are any."""
+    """Answers some problems of a set, or reads their cached answers."""
+    # The file name includes the batch size: raising the problem count resamples a partial batch.
+    path = folder / f"{numbers.start:06d}_{len(numbers):03d}.json.gz"
+    if (kept := _load_answer_batch(path)) is not None:
+        return kept
+    data = derive_seed(suite.seed, "held out")
+    try:
+        with show_plugin_output(setup.spec.task.plugin):
+            drawn = build_prompt_fit(model.policy, setup).draw_held_out(
+                lambda n: setup.task.problem("test", n, data), numbers
+            )
+    except ValueError as error:  # no problem matches the task's options
+        raise SpecError(str(error)) from error
     sampling = {"top_k": 1} if suite.greedy else {}
     plan = setup.plan.copy_with_sampling(suite.samples, **sampling)
-    data = derive_seed(suite.seed, "held out")
-    found: list[ScoredAnswer] = []
-    for first in range(0, count, BATCH):
-        report(first)
-        numbers = range(first, min(first + BATCH, count))
-        # The file name includes the batch size: raising the problem count resamples a partial
-        # last batch.
-        path = folder / f"{first:06d}_{len(numbers):03d}.json.gz"
-        if (batch := _load_answer_batch(path)) is not None:
-            found += batch
-            continue
-        try:
-            with show_plugin_output(setup.spec.task.plugin):
-                drawn = build_prompt_fit(context.policy, setup).draw_held_out(
-                    lambda n: setup.task.problem("test", n, data), numbers
-                )
-        except ValueError as error:  # no problem matches the task's options
-            raise SpecError(str(error)) from error
-        seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]
-        host = build_environment_host(setup, context.pool)
-        with context.sampler.session() as session:
-            trees = sample_rollout_trees(
-                plan, drawn.problems, seeds, session, context.policy.dialogue, host
-            )
-        table = score_rollouts(trees, setup.rewards, context.pool)
-        batch = [
-            replace(answer, problem=drawn.numbers[answer.problem])
-            for answer in read_answers(plan, trees, table, setup.spec.evaluation.correct)
-        ]
-        _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
-        found += batch
-    report(count)
-    return found
+    seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]
+    host, dialogue = build_environment_host(setup, model.pool), model.policy.dialogue
+    with model.sampler.session() as session:
+        trees = sample_rollout_trees(plan, drawn.problems, seeds, session, dialogue, host)
+    table = score_rollouts(trees, setup.rewards, model.pool)
+    batch = [
+        replace(answer, problem=drawn.numbers[answer.problem])
+        for answer in read_answers(plan, trees, table, setup.spec.evaluation.correct)
+    ]
+    _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
+    return batch
 
 
 def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> str:

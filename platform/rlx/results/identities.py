@@ -5,15 +5,14 @@ so a wrong figure is reported under its own name.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlx.assignment import build_scored_rows
-from rlx.batch import TokenBatch, list_batch_rows
+from rlx.batch import TokenBatch
 from rlx.credit import (
     CreditInputs,
     assign_comparison_groups,
@@ -25,9 +24,9 @@ from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Estimator, Mask
 from rlx.probe import build_response_tree
 from rlx.record import StoredPoint, StoredStep, TrainedRows
+from rlx.results.rescoring import credit_stored_rows, flatten_stored_rows
 from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
 from rlx.rollout import NO_PARENT, RolloutTree
-from rlx.run import read_token_streams
 from rlx.spec import (
     AllResponse,
     DrGrpo,
@@ -44,7 +43,6 @@ from rlx.spec import (
     TwoLevel,
     Uniform,
 )
-from rlx.step import assign_credit
 from rlx.train_batch import ScoredRows, TrainBatch
 
 VIOLATIONS_KEPT = 3
@@ -83,6 +81,18 @@ class IdentityResult(NamedTuple):
     violated: int = 0
     first: tuple[Violation, ...] = ()
 
+    @staticmethod
+    def from_violations(checked: int, wrong: Sequence[Violation]) -> "IdentityResult":
+        """The result of a check that lists every violation."""
+        return IdentityResult(checked, len(wrong), tuple(wrong[:VIOLATIONS_KEPT]))
+
+    @staticmethod
+    def join(checked: int, results: Sequence["IdentityResult"]) -> "IdentityResult":
+        """The result of checks of several figures of the same items."""
+        first = [violation for result in results for violation in result.first]
+        violated = sum(result.violated for result in results)
+        return IdentityResult(checked, violated, tuple(first[:VIOLATIONS_KEPT]))
+
 
 @dataclass(frozen=True, eq=False)
 class StepEvidence:
@@ -94,9 +104,9 @@ class StepEvidence:
         setup: setup of the phase, from the run's spec.
         strategy: options of `setup.mask`.
         estimator: options of `setup.estimator`.
-        beta: β of KL in the reward.
-        state: estimator state carried over from the previous step.
-        max_tokens: token budget of each kind of turn.
+        statistics: what the step recorded beside its rollouts: `beta`, the β of KL in the reward;
+            `state_before`, the estimator state carried over from the previous step; `max_tokens`,
+            the token budget of each kind of turn.
         pool: workers that score rewards.
     """
 
@@ -105,9 +115,7 @@ class StepEvidence:
     setup: PhaseSetup
     strategy: Mask
     estimator: Estimator
-    beta: float
-    state: Mapping[str, float]
-    max_tokens: Mapping[str, int]
+    statistics: Mapping[str, Any]
     pool: RewardPool
 
     @property
@@ -118,15 +126,7 @@ class StepEvidence:
     @cached_property
     def scored_rows(self) -> ScoredRows:
         """The trained rows, flattened again from the stored trees, with their stored rewards."""
-        trained = {(tree, segment) for tree, segment, *_ in self.rows.places}
-        every = {(row.tree, row.segment) for row in list_batch_rows(self.stored.trees)}
-        rows = build_scored_rows(
-            self.setup,
-            self.stored.trees,
-            self.stored.rewards,
-            without=every - trained,
-            mask=self.mask,
-        )
+        rows = flatten_stored_rows(self.stored, self.setup, self.stored.rewards, mask=self.mask)
         if rows is None:
             raise ValueError(f"step {self.step} has no trained rows")
         return rows
@@ -144,16 +144,16 @@ class StepEvidence:
     @cached_property
     def recomputed_batch(self) -> TrainBatch:
         """The step's credit assignment, recomputed."""
-        streams = read_token_streams(
-            self.rows,
-            self.batch,
-            torch.arange(len(self.rows.places)),
-            recomputed={},
-            beta=self.beta,
-            state=self.state,
+        train, _ = credit_stored_rows(
+            self.step,
+            self.stored,
+            self.scored_rows,
+            self.setup,
+            beta=self.statistics["beta"],
+            state=self.statistics["state_before"],
+            max_tokens=self.statistics["max_tokens"],
         )
-        rules = replace(self.setup.rules, max_tokens=self.max_tokens)
-        return assign_credit(self.scored_rows, streams, rules)
+        return train
 
     @cached_property
     def mask(self) -> Tensor:
@@ -263,7 +263,7 @@ def _check_stored_scores(e: StepEvidence) -> IdentityResult:
                 step=e.step, turn=turn, what=what, stored=before, expected=after, **place_of
             )
             wrong.append(violation)
-    return IdentityResult(checked, len(wrong), tuple(wrong[:VIOLATIONS_KEPT]))
+    return IdentityResult.from_violations(checked, wrong)
 
 
 @_identity("rewarded", "every reward belongs to an existing turn or rollout", "rewards")
@@ -283,7 +283,7 @@ def _check_reward_places(e: StepEvidence) -> IdentityResult:
                 expected=belongs,
             )
             wrong.append(violation)
-    return IdentityResult(checked, len(wrong), tuple(wrong[:VIOLATIONS_KEPT]))
+    return IdentityResult.from_violations(checked, wrong)
 
 
 @_identity("turns", "every turn has its own id, including the last", "turns")
@@ -298,7 +298,7 @@ def _check_turn_ids(e: StepEvidence) -> IdentityResult:
         most = _get_turn_limit(e)
         if most is not None and len(row.turns) > most:
             wrong.append(e.violation("number of turns", len(row.turns), most, number))
-    return IdentityResult(checked, len(wrong), tuple(wrong[:VIOLATIONS_KEPT]))
+    return IdentityResult.from_violations(checked, wrong)
 
 
 @_identity("masks", "the mask matches the strategy's", "tokens")
@@ -441,17 +441,7 @@ def _check_group_means(e: StepEvidence) -> IdentityResult:
 
 @_identity("outside", "all values outside the mask are 0", "tokens")
 def _check_outside_mask(e: StepEvidence) -> IdentityResult:
-    outside = e.rows.own & ~e.mask
-    first: list[Violation] = []
-    violated = 0
-    for name in ("advantages", "weights", "token_rewards"):
-        stored = e.get_token_stream(name)
-        found = e.collect_violations(
-            name, stored, torch.zeros_like(stored), outside & (stored != 0), 0
-        )
-        violated += found.violated
-        first += found.first
-    return IdentityResult(int(outside.sum()), violated, tuple(first[:VIOLATIONS_KEPT]))
+    return _check_zeros(e, e.rows.own & ~e.mask, ("advantages", "weights", "token_rewards"))
 
 
 @_identity("observations", "observations have no weight, KL or advantage", "tokens")
@@ -459,35 +449,32 @@ def _check_observations(e: StepEvidence) -> IdentityResult:
     """Observations have no mask, weight, advantage or KL if the mask covers policy tokens only."""
     if e.strategy.reaches_beyond():
         return IdentityResult(0)
-    observed, violated, first = e.batch.is_environment, 0, list[Violation]()
-    for name in ("mask", "weights", "advantages", "kl"):
-        stored = e.rows.tokens[name]
-        if stored is not None:
-            found = e.collect_violations(
-                name, stored, torch.zeros_like(stored), observed & (stored != 0), 0
-            )
-            violated += found.violated
-            first += found.first
-    return IdentityResult(int(observed.sum()), violated, tuple(first[:VIOLATIONS_KEPT]))
+    return _check_zeros(e, e.batch.is_environment, ("mask", "weights", "advantages", "kl"))
 
 
 @_identity("totals", "row scores are sums of their rewards", "rows")
 def _check_score_totals(e: StepEvidence) -> IdentityResult:
-    first: list[Violation] = []
-    checked, violated = 0, 0
-    for name, expected in vars(e.recomputed_batch.scores).items():
-        stored = e.rows.scores.get(name)
-        if stored is None:
-            continue
-        found = e.collect_violations(
+    found = [
+        e.collect_violations(
             name, stored, expected, ~_is_nearly_equal(stored, expected), len(stored)
         )
-        checked, violated = max(checked, found.checked), violated + found.violated
-        first += found.first
-    return IdentityResult(checked, violated, tuple(first[:VIOLATIONS_KEPT]))
+        for name, expected in vars(e.recomputed_batch.scores).items()
+        if (stored := e.rows.scores.get(name)) is not None
+    ]
+    return IdentityResult.join(max((one.checked for one in found), default=0), found)
 
 
 # What the checks share ----------------------------------------------------------------------------
+def _check_zeros(e: StepEvidence, where: Tensor, names: Sequence[str]) -> IdentityResult:
+    """Checks that stored `[B, T]` streams are 0 at the tokens of `where`."""
+    streams = {name: stored for name in names if (stored := e.rows.tokens[name]) is not None}
+    found = [
+        e.collect_violations(name, stored, torch.zeros_like(stored), where & (stored != 0), 0)
+        for name, stored in streams.items()
+    ]
+    return IdentityResult.join(int(where.sum()), found)
+
+
 def _find_miscounted_turns(e: StepEvidence, number: int) -> Iterator[tuple[int, int, int]]:
     """Turn ids of a row with a wrong number of tokens: id, tokens found, tokens expected."""
     row = e.batch.rows[number]
@@ -575,7 +562,7 @@ def check_probe_scores(
             where = f"{point.scheme}, point {point.point}, sample {s - 1}, of {point.problem.id}"
             label = f"{what} ({where})"
             wrong.append(Violation(step=step, what=label, stored=before, expected=after))
-    return IdentityResult(checked, len(wrong), tuple(wrong[:VIOLATIONS_KEPT]))
+    return IdentityResult.from_violations(checked, wrong)
 
 
 def _rescore_stored_rewards(

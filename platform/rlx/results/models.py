@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,17 @@ from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
 from rlx.manifest import CheckpointError, compute_manifest_digest
 from rlx.model import Policy, build_policy, check_model_files
+from rlx.plan import check_read_spec, validate_document
 from rlx.plugin import expand_path
 from rlx.reward import RewardPool
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.spec import ExperimentSpec, ModelSpec, PretrainedModelSpec
-from rlx.spec.reading import YamlDocument, parse_yaml_document, read_document
+from rlx.spec.reading import (
+    YamlDocument,
+    apply_overrides,
+    parse_yaml_document,
+    read_document,
+)
 from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import RunRecord
 
@@ -43,6 +49,18 @@ class TrainedModel:
     run: RunRecord | None
     step: int | None = None
     mark: str | None = None
+
+    def read_spec(self, overrides: Sequence[str]) -> ExperimentSpec:
+        """Returns the experiment with overrides, checked with its plugins.
+
+        Raises:
+            InvalidSpec: an override does not fit.
+            PluginError: a plugin is missing or broken.
+        """
+        document = apply_overrides(self.document, overrides)
+        read = validate_document(document, Path(document.file))
+        check_read_spec(read)
+        return read.spec
 
 
 @contextmanager
@@ -125,15 +143,11 @@ def _find_model(name: str, file: Path) -> TrainedModel:
 
 
 def _find_target_run(name: str, url: str) -> RunRecord:
-    if Path(name).is_dir():
+    wrong = "is a folder" if Path(name).is_dir() else "is not a run" if "/" in name else ""
+    if wrong:
+        model = "its model" if wrong == "is a folder" else "a model"
         raise SpecError(
-            f"{escape_unprintable(name)} is a folder; name the experiment of its model with "
-            "--spec FILE"
-        )
-    if "/" in name:
-        raise SpecError(
-            f"{escape_unprintable(name)} is not a run; name the experiment of a model with "
-            "--spec FILE"
+            f"{escape_unprintable(name)} {wrong}; name the experiment of {model} with --spec FILE"
         )
     with open_registry(url) as registry:
         return registry.run(name)

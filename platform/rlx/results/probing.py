@@ -1,6 +1,6 @@
 """Probes a trained model: how much its answers depend on its reasoning; records it with its run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from rlx.launch import (
     open_registry,
 )
 from rlx.phase_setup import build_setup
-from rlx.plan import check_read_spec, validate_document
 from rlx.probe import (
     ProbeResult,
     RecordedProbe,
@@ -27,7 +26,6 @@ from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.results.models import TrainedModel, load_model, open_target
 from rlx.results.requests import ProbeRequest, check_sections
 from rlx.run import (
-    Progress,
     build_probe_context,
     build_probe_records,
     draw_probes,
@@ -35,7 +33,7 @@ from rlx.run import (
     record_probe_results,
 )
 from rlx.spec import ExperimentSpec, ProbeSpec
-from rlx.spec.reading import YamlDocument, apply_overrides
+from rlx.spec.reading import apply_overrides
 from rlx.text import explain_write_errors
 from rlx_registry import RunRecord, write_body
 
@@ -129,9 +127,13 @@ def probe_model(
         reason = f"a run is probed as it was trained; only {', '.join(FREE)} may be changed"
         check_sections(changes, FREE, reason)
     with open_target(request.target, request.experiment, url) as target:
-        spec = _build_probe_spec(target.document, changes, request.cut)
-        settings = spec.probe or ProbeSpec()
-        result = probe_exported(spec, target.model, lambda at: show(at.done, at.total))
+        spec, settings = _build_probe_spec(target, changes, request.cut)
+        setup = build_setup(spec)
+        with load_model(spec, target.model) as model:
+            context = build_probe_context(setup, model.policy, model.sampler, model.pool)
+            result = probe_problems(
+                settings, context, spec.seed, None, lambda at: show(at.done, at.total)
+            )
     step = target.run.step if target.run else 0
     probes = build_probe_records(result, settings, spec.seed, step)
     if not probes:
@@ -140,8 +142,9 @@ def probe_model(
             f"none of {len(result.answered)} answers could be probed: {bare} have no span "
             f"{settings.span!r}"
         )
-    own = None if target.run is None else _get_run_probe_settings(target.run)
-    found = ModelProbe(target, result, tuple(_name_probe_suite(one, own) for one in probes))
+    if target.run is not None:
+        probes = _name_probe_suites(probes, target.run)
+    found = ModelProbe(target, result, tuple(probes))
     if record and target.run is not None:
         recorded = _record_new_probes(found, target.run, url, again, report)
         return replace(found, recorded=tuple(recorded))
@@ -175,59 +178,31 @@ def _record_new_probes(
 
 
 def _build_probe_spec(
-    document: YamlDocument, overrides: Sequence[str], cut: str | None
-) -> ExperimentSpec:
-    """Returns the experiment with its own or default probe settings, and the overrides applied.
+    target: TrainedModel, overrides: Sequence[str], cut: str | None
+) -> tuple[ExperimentSpec, ProbeSpec]:
+    """Returns the experiment with the overrides applied, and its own or default probe settings.
 
     Raises:
         InvalidSpec: the overrides do not fit.
     """
-    if not document.tree.get("probe"):
-        document = apply_overrides(document, ["probe={}"])
-    written = document.tree["probe"].get("cut") if isinstance(document.tree["probe"], dict) else {}
-    own = written.get("by", "fraction") if isinstance(written, dict) else "fraction"
-    if cut is not None and cut != own:
+    if not target.document.tree.get("probe"):
+        target = replace(target, document=apply_overrides(target.document, ["probe={}"]))
+    written = target.document.tree["probe"]
+    own = written.get("cut") if isinstance(written, dict) else None
+    by = own.get("by", "fraction") if isinstance(own, dict) else "fraction"
+    if cut is not None and cut != by:
         overrides = (f"probe.cut={{by: {cut}}}", *overrides)
-    document = apply_overrides(document, overrides)
-    read = validate_document(document, Path(document.file))
-    check_read_spec(read)
-    return read.spec
+    spec = target.read_spec(overrides)
+    return spec, spec.probe or ProbeSpec()
 
 
-def _get_run_probe_settings(run: RunRecord) -> dict[str, dict[str, Any]]:
-    """Returns the settings of the run's own probe, by scheme."""
+def _name_probe_suites(probes: Sequence[RecordedProbe], run: RunRecord) -> list[RecordedProbe]:
+    """Names the suites of probes whose settings differ from the run's own after the settings."""
     spec = ExperimentSpec.from_record(run.spec)
-    own = spec.probe or ProbeSpec()
-    return {s: settings_of(own, s, spec.seed) for s in ("early_answering", "filler", "mistake")}
-
-
-def _name_probe_suite(
-    one: RecordedProbe, own: Mapping[str, dict[str, Any]] | None
-) -> RecordedProbe:
-    """Names the suite of a probe whose settings differ from the run's own after the settings."""
-    if own is None or one.figures["settings"] == own.get(one.scheme):
-        return one
-    digest = compute_settings_digest(one.figures["settings"])
-    return replace(one, suite=f"{one.suite}/{digest}")
-
-
-def probe_exported(
-    spec: ExperimentSpec, model: str, show: Callable[[Progress], None]
-) -> ProbeResult:
-    """Probes a model in the same way as a run of `spec` does.
-
-    Args:
-        spec: has a `probe:` section; of its model section only the chat template is used.
-        model: folder in the Hugging Face layout, or name on the hub.
-        show: called with the progress.
-
-    Raises:
-        SpecError: the experiment has no probe, or the model does not fit the experiment.
-        EnvironmentFault: model files or the device are missing.
-    """
-    if spec.probe is None:
-        raise SpecError("the experiment has no `probe:` section")
-    setup = build_setup(spec)
-    with load_model(spec, model) as loaded:
-        context = build_probe_context(setup, loaded.policy, loaded.sampler, loaded.pool)
-        return probe_problems(spec.probe, context, spec.seed, None, show)
+    own, named = spec.probe or ProbeSpec(), []
+    for one in probes:
+        settings = one.figures["settings"]
+        usual = settings == settings_of(own, settings["scheme"], spec.seed)
+        digest = "" if usual else f"/{compute_settings_digest(settings)}"
+        named.append(replace(one, suite=f"{one.suite}{digest}"))
+    return named

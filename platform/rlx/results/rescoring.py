@@ -5,10 +5,11 @@ figure bit for bit. Another experiment shows what it would have changed for the 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,12 +26,12 @@ from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.reporting import ShowProgress, ignore_progress
 from rlx.results.requests import RescoreRequest, check_sections
 from rlx.results.stored_steps import select_rollout_steps
-from rlx.reward import RewardEntry, RewardPool, RewardTable, score_rollouts
+from rlx.reward import Place, RewardEntry, RewardPool, RewardTable, score_rollouts
 from rlx.run import ControllerState, build_trained_rows, read_token_streams
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import apply_overrides, label_refusal, parse_yaml_document
 from rlx.step import assign_credit
-from rlx.train_batch import TokenStreams, TrainBatch
+from rlx.train_batch import ScoredRows, TrainBatch
 from rlx_registry import STREAMS, Registry, RunRecord, read_body
 
 RULES = ("rewards", "mask", "estimator", "credit", "loss", "evaluation")
@@ -47,7 +48,6 @@ class RescoredStep:
 
     Attributes:
         step: step number.
-        phase: name of the phase.
         stored: the stored step.
         table: new rewards of all its trees.
         rows: recomputed rows: the stored rows that still have all their rewards.
@@ -56,7 +56,6 @@ class RescoredStep:
     """
 
     step: int
-    phase: str
     stored: StoredStep
     table: RewardTable
     rows: TrainedRows
@@ -108,233 +107,21 @@ class FigureChange:
         self.changed += int(differ.sum())
         if before is not None:
             self.n_before += n
-            self.before += float(before.double().sum())
+            self.before += self._sum(before)
         if after is not None:
             self.n_after += n
-            self.after += float(after.double().sum())
+            self.after += self._sum(after)
         if before is None or after is None:
             self.appeared += n * (after is not None)
             self.vanished += n * (before is not None)
         elif n:
             self.largest = max(self.largest, float((after.double() - before.double()).abs().max()))
+            if self.what == "advantages":
+                self.turned += int((before.sign() * after.sign() < 0).sum())
 
-
-@dataclass
-class RescoringSummary:
-    """Result of rescoring a run.
-
-    Attributes:
-        run: id of the run.
-        steps: the rescored steps.
-        changes: changes by figure.
-        left: trained rows that rescoring drops because one of their rewards is lost.
-    """
-
-    run: str
-    steps: list[int] = field(default_factory=list)
-    changes: dict[str, FigureChange] = field(default_factory=dict)
-    left: int = 0
-
-    @property
-    def is_identical(self) -> bool:
-        """Whether every figure is bit-identical to the stored one."""
-        return not self.left and not any(c.changed for c in self.changes.values())
-
-    def get_figure_change(self, what: str, unit: str) -> FigureChange:
-        """Returns the changes of a figure, adding an empty entry if there is none."""
-        return self.changes.setdefault(what, FigureChange(what, unit))
-
-    def add(self, found: RescoredStep) -> None:
-        """Adds one step."""
-        self.steps.append(found.step)
-        self.left += len(found.stored.rows.places) - len(found.kept)
-        self._rewards(found)
-        before, after = found.stored.rows, found.rows
-        width = after.own.shape[1]
-        own = after.own
-        for name in TOKENS:
-            old, new = before.tokens[name], after.tokens[name]
-            if old is None and new is None:
-                continue
-            change = self.get_figure_change(name, "tokens")
-            one = None if old is None else old[found.kept][:, :width][own].double()
-            other = None if new is None else new[own].double()
-            if one is None or other is None:
-                change.add(
-                    None if one is None else one.abs(),
-                    None if other is None else other.abs(),
-                    own[own],
-                )
-                continue
-            if name == "advantages":
-                change.turned += int((one.sign() * other.sign() < 0).sum())
-            change.add(one.abs(), other.abs(), one != other)
-            if len(one):
-                change.largest = max(change.largest, float((other - one).abs().max()))
-        for name in SCORES:
-            one, other = before.scores[name][found.kept], after.scores[name]
-            self.get_figure_change(name, "rows").add(one, other, one != other)
-
-    def _rewards(self, found: RescoredStep) -> None:
-        """Adds every named reward of every turn and rollout, trained on or not."""
-        tables = found.stored.rewards, found.table
-        for scope in ("turns", "rollouts"):
-            old, new = (getattr(table, scope) for table in tables)
-            for place in sorted(old.keys() | new.keys()):
-                one, other = old.get(place, {}), new.get(place, {})
-                for name in sorted(one.keys() | other.keys()):
-                    entries = one.get(name), other.get(name)
-                    known = [e and (e.raw, e.weight, e.status) for e in entries]
-                    was, now = (_compute_weighted_reward(e) for e in entries)
-                    differ = torch.tensor([known[0] != known[1]])
-                    self.get_figure_change(f"reward {name}", "scores").add(was, now, differ)
-
-
-def _compute_weighted_reward(entry: RewardEntry | None) -> Tensor | None:
-    """The weighted reward, `[1]`; None if it is absent, which is not the same as 0."""
-    if entry is None or entry.raw is None:
-        return None
-    return torch.tensor([entry.raw * entry.weight], dtype=torch.float64)
-
-
-def rescore_steps(
-    registry: Registry,
-    run: RunRecord,
-    spec: ExperimentSpec,
-    steps: Sequence[int],
-    *,
-    own: bool,
-    show: Callable[[int], None] = lambda _: None,
-) -> Iterator[RescoredStep]:
-    """Recomputes stored steps in order.
-
-    Adaptive β and estimator state carry over from step to step, as in training. If the previous
-    step was not rescored, they start from the stored values, or from the initial values of `spec`
-    if it is not the run's own experiment.
-
-    Args:
-        registry: registry that holds the run.
-        run: a run with a folder.
-        spec: the run's own experiment, or one that differs in rewards, mask, estimator, credit or
-            loss.
-        steps: steps with recorded rollouts.
-        own: whether `spec` is the run's own experiment.
-        show: called with the number of each step once it is done.
-
-    Yields:
-        One result per step.
-
-    Raises:
-        PluginError: a plugin cannot be used here.
-        SpecError: the estimator reads what the run did not record.
-        RegistryError: the steps were recorded by another version of rlx.
-    """
-    phases = {phase.name: phase for phase in spec.phases}
-    setup: dict[str, PhaseSetup] = {}
-    controllers: ControllerState | None = None
-    last = 0
-    with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
-        for step in steps:
-            body = registry.results.rollout_body(run.id, step)
-            statistics = body.statistics
-            stored = read_step(read_body(Path(str(run.directory)) / body.path, body.sha256))
-            name = statistics["phase"]
-            if name not in setup:
-                setup[name] = build_setup(spec.resolve_phase_spec(phases[name]))
-            here = setup[name]
-            if step != last + 1:
-                controllers = None
-            controllers = _build_controller_state(here, controllers, statistics, own=own)
-            found, train = _recompute_step(
-                step, name, stored, here, controllers, statistics["max_tokens"], pool
-            )
-            controllers, last = controllers.after(train, here.spec, with_critic=False), step
-            show(step)
-            yield found
-
-
-def _build_controller_state(
-    setup: PhaseSetup, before: ControllerState | None, statistics: Mapping[str, Any], *, own: bool
-) -> ControllerState:
-    credit, estimator = setup.spec.credit, setup.spec.estimator.plugin
-    if before is not None:
-        return ControllerState.begin(credit, before)
-    if not own:
-        return ControllerState.begin(credit, None)
-    states = {estimator: statistics["state_before"]}
-    return ControllerState.resume(credit, statistics["beta"], states, 0)
-
-
-def _recompute_step(
-    step: int,
-    phase: str,
-    stored: StoredStep,
-    setup: PhaseSetup,
-    controllers: ControllerState,
-    max_tokens: Mapping[str, int],
-    pool: RewardPool,
-) -> tuple[RescoredStep, TrainBatch]:
-    trees = stored.trees
-    table = _score_stored_trees(stored, setup, pool)
-    rows = stored.rows
-    number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(rows.places)}
-    every = {(row.tree, row.segment) for row in list_batch_rows(trees)}
-    scored = build_scored_rows(
-        setup, trees, table, without=(every - number.keys()) | find_lost_rows(trees, table)
-    )
-    if scored is None:
-        raise ShapeError(f"step {step}: no row has all of its rewards")
-    batch = scored.batch
-    kept = torch.tensor([number[row.tree, row.segment] for row in batch.rows], dtype=torch.int64)
-    streams = read_token_streams(
-        rows,
-        batch,
-        kept,
-        recomputed=_rescore_greedy(stored, table, batch),
-        beta=controllers.kl.beta,
-        state=controllers.states.get(setup.spec.estimator.plugin, {}),
-    )
-    _check_required_streams(setup, streams, step)
-    rules = replace(setup.rules, max_tokens={**max_tokens, **setup.max_tokens})
-    train = assign_credit(scored, streams, rules)
-    return RescoredStep(step, phase, stored, table, build_trained_rows(train), kept, setup), train
-
-
-def _score_stored_trees(stored: StoredStep, setup: PhaseSetup, pool: RewardPool) -> RewardTable:
-    """Scores all trees; greedy baseline trees are scored apart from the others, as in training."""
-    numbers = [
-        [t for t, role in enumerate(stored.roles) if (role == "greedy") == greedy]
-        for greedy in (False, True)
-    ]
-    tables = [
-        score_rollouts([stored.trees[t] for t in part], setup.rewards, pool) for part in numbers
-    ]
-    return RewardTable.merge_tables(tables, numbers)
-
-
-def _rescore_greedy(
-    stored: StoredStep, table: RewardTable, batch: TokenBatch
-) -> Mapping[str, Tensor]:
-    """`greedy_scores`, `[B]` score of the greedy answer to each row's prompt, if there are any."""
-    greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
-    if not greedy:
-        return {}
-    trees = [greedy[t] for t in batch.tree_ids.tolist()]
-    return {"greedy_scores": compute_answer_scores(stored.trees, table, trees)}
-
-
-def _check_required_streams(setup: PhaseSetup, streams: TokenStreams, step: int) -> None:
-    """Checks that every stream that the estimator reads was recorded.
-
-    Raises:
-        SpecError: a stream is missing.
-    """
-    for stream in STREAMS.values():
-        if stream.is_optional and stream.name in setup.needs - streams.optional.keys():
-            raise SpecError(
-                f"estimator {setup.spec.estimator.plugin!r} or KL reads {stream.name}, which the "
-                f"run did not record in step {step}: the step cannot be rescored"
-            )
+    def _sum(self, values: Tensor) -> float:
+        values = values.double()
+        return float((values.abs() if self.unit == "tokens" else values).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,36 +159,255 @@ class ChangedRow:
         return lines
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Rescoring:
     """A rescored run.
 
     Attributes:
         run: the run.
-        summary: what changes, over all steps.
-        rows: the rows whose advantages change most, the largest change first.
         notes: what has become of the run's plugins, if its own rules were used.
+        most: number of rows to keep.
+        steps: the rescored steps.
+        changes: what changes over all steps, by figure.
+        left: trained rows that rescoring drops because one of their rewards is lost.
+        rows: the rows whose advantages change most, the largest change first.
     """
 
     run: RunRecord
-    summary: RescoringSummary
-    rows: tuple[ChangedRow, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    most: int = 1
+    steps: list[int] = field(default_factory=list)
+    changes: dict[str, FigureChange] = field(default_factory=dict)
+    left: int = 0
+    rows: list[ChangedRow] = field(default_factory=list)
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether every figure is bit-identical to the stored one."""
+        return not self.left and not any(c.changed for c in self.changes.values())
 
     def to_json(self) -> dict[str, Any]:
         """Returns what changes as plain JSON values, as `rlx rescore --json` prints it."""
-        summary = self.summary
         return {
-            "run": summary.run,
-            "steps": summary.steps,
-            "same": summary.is_identical,
-            "rows_left_out": summary.left,
-            "changes": [asdict(change) for change in summary.changes.values()],
+            "run": self.run.id,
+            "steps": self.steps,
+            "same": self.is_identical,
+            "rows_left_out": self.left,
+            "changes": [asdict(change) for change in self.changes.values()],
             "rows": [
                 {"step": one.found.step, "row": one.number, "tokens": one.list_tokens()}
                 for one in self.rows
             ],
         }
+
+    def add_step(self, found: RescoredStep) -> None:
+        """Adds the changes of one step, and its rows among those that change most."""
+        self.steps.append(found.step)
+        self.left += len(found.stored.rows.places) - len(found.kept)
+        self.add_rewards(found.stored.rewards, found.table)
+        before, own = found.stored.rows, found.rows.own
+        for name in TOKENS:
+            old, new = before.tokens[name], found.rows.tokens[name]
+            if old is None and new is None:
+                continue
+            one = None if old is None else old[found.kept][:, : own.shape[1]][own].double()
+            other = None if new is None else new[own].double()
+            differ = own[own] if one is None or other is None else one != other
+            self._get_change(name, "tokens").add(one, other, differ)
+        for name in SCORES:
+            one, other = before.scores[name][found.kept], found.rows.scores[name]
+            self._get_change(name, "rows").add(one, other, one != other)
+        self._keep_rows(found)
+
+    def add_rewards(self, before: RewardTable, after: RewardTable) -> None:
+        """Adds every named reward of every turn and rollout, trained on or not."""
+        for scope in ("turns", "rollouts"):
+            old, new = getattr(before, scope), getattr(after, scope)
+            for place in sorted(old.keys() | new.keys()):
+                one, other = old.get(place, {}), new.get(place, {})
+                for name in sorted(one.keys() | other.keys()):
+                    entries = one.get(name), other.get(name)
+                    known = [e and (e.raw, e.weight, e.status) for e in entries]
+                    was, now = (_compute_weighted_reward(e) for e in entries)
+                    differ = torch.tensor([known[0] != known[1]])
+                    self._get_change(f"reward {name}", "scores").add(was, now, differ)
+
+    def _get_change(self, what: str, unit: str) -> FigureChange:
+        return self.changes.setdefault(what, FigureChange(what, unit))
+
+    def _keep_rows(self, found: RescoredStep) -> None:
+        old, new = found.stored.rows.tokens["advantages"], found.rows.tokens["advantages"]
+        if not self.most or old is None or new is None or not len(new):
+            return
+        gaps = (new - old[found.kept][:, : new.shape[1]]).abs().amax(dim=1)
+        worst = gaps.sort(descending=True)
+        for gap, row in zip(worst.values.tolist(), worst.indices.tolist(), strict=True):
+            if gap == 0 or (len(self.rows) == self.most and gap <= self.rows[-1].gap):
+                break
+            kept = [*self.rows, ChangedRow(gap, row, found)]
+            self.rows = sorted(kept, key=lambda one: -one.gap)[: self.most]
+
+
+def _compute_weighted_reward(entry: RewardEntry | None) -> Tensor | None:
+    """The weighted reward, `[1]`; None if it is absent, which is not the same as 0."""
+    if entry is None or entry.raw is None:
+        return None
+    return torch.tensor([entry.raw * entry.weight], dtype=torch.float64)
+
+
+def _rescore_steps(
+    registry: Registry, run: RunRecord, spec: ExperimentSpec, steps: Sequence[int], *, own: bool
+) -> Iterator[RescoredStep]:
+    """Recomputes stored steps in order.
+
+    Adaptive β and estimator state carry over from step to step, as in training. If the previous
+    step was not rescored, they start from the stored values, or from the initial values of `spec`
+    if it is not the run's own experiment.
+    """
+    controllers: ControllerState | None = None
+    phases = {phase.name: phase for phase in spec.phases}
+    build_phase = cache(lambda name: build_setup(spec.resolve_phase_spec(phases[name])))
+    last = 0
+    with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
+        for step in steps:
+            body = registry.results.rollout_body(run.id, step)
+            statistics, setup = body.statistics, build_phase(body.statistics["phase"])
+            stored = read_step(read_body(Path(str(run.directory)) / body.path, body.sha256))
+            if step != last + 1:
+                controllers = None
+            controllers = _build_controller_state(setup, controllers, statistics, own=own)
+            found, train = _rescore_step(
+                step, stored, setup, controllers, statistics["max_tokens"], pool
+            )
+            controllers, last = controllers.after(train, setup.spec, with_critic=False), step
+            yield found
+
+
+def _build_controller_state(
+    setup: PhaseSetup, before: ControllerState | None, statistics: Mapping[str, Any], *, own: bool
+) -> ControllerState:
+    credit, estimator = setup.spec.credit, setup.spec.estimator.plugin
+    if before is not None:
+        return ControllerState.begin(credit, before)
+    if not own:
+        return ControllerState.begin(credit, None)
+    states = {estimator: statistics["state_before"]}
+    return ControllerState.resume(credit, statistics["beta"], states, 0)
+
+
+def _rescore_step(
+    step: int,
+    stored: StoredStep,
+    setup: PhaseSetup,
+    controllers: ControllerState,
+    max_tokens: Mapping[str, int],
+    pool: RewardPool,
+) -> tuple[RescoredStep, TrainBatch]:
+    table = _score_stored_trees(stored, setup, pool)
+    scored = flatten_stored_rows(stored, setup, table, without=find_lost_rows(stored.trees, table))
+    if scored is None:
+        raise ShapeError(f"step {step}: no row has all of its rewards")
+    train, kept = credit_stored_rows(
+        step,
+        stored,
+        scored,
+        setup,
+        recomputed=_rescore_greedy(stored, table, scored.batch),
+        beta=controllers.kl.beta,
+        state=controllers.states.get(setup.spec.estimator.plugin, {}),
+        max_tokens={**max_tokens, **setup.max_tokens},
+    )
+    return RescoredStep(step, stored, table, build_trained_rows(train), kept, setup), train
+
+
+def flatten_stored_rows(
+    stored: StoredStep,
+    setup: PhaseSetup,
+    table: RewardTable,
+    *,
+    without: Collection[Place] = (),
+    mask: Tensor | None = None,
+) -> ScoredRows | None:
+    """Flattens the rows that a stored step trained on again; None if none is left.
+
+    Args:
+        stored: the step.
+        setup: setup of its phase.
+        table: rewards of its trees.
+        without: rows to leave out, each as `(tree, segment)` of its last turn.
+        mask: `[B, T]` bool the loss mask; None takes the strategy's.
+    """
+    trained = {(tree, segment) for tree, segment, *_ in stored.rows.places}
+    every = {(row.tree, row.segment) for row in list_batch_rows(stored.trees)}
+    without = (every - trained) | set(without)
+    return build_scored_rows(setup, stored.trees, table, without=without, mask=mask)
+
+
+def credit_stored_rows(
+    step: int,
+    stored: StoredStep,
+    scored: ScoredRows,
+    setup: PhaseSetup,
+    *,
+    beta: float,
+    state: Mapping[str, float],
+    max_tokens: Mapping[str, int],
+    recomputed: Mapping[str, Tensor] = MappingProxyType({}),
+) -> tuple[TrainBatch, Tensor]:
+    """Assigns credit to rows of a stored step again, with the streams that it recorded.
+
+    Args:
+        step: number of the step.
+        stored: the step.
+        scored: rows of it, from `flatten_stored_rows`.
+        setup: setup of the phase.
+        beta: β of KL in the reward.
+        state: estimator state carried over from the previous step.
+        max_tokens: token budget of each kind of turn.
+        recomputed: streams that take the place of stored ones.
+
+    Returns:
+        The credit; and `[B']` index of each row among the stored ones.
+
+    Raises:
+        SpecError: the estimator reads a stream that was not recorded.
+    """
+    number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(stored.rows.places)}
+    rows = scored.batch.rows
+    kept = torch.tensor([number[row.tree, row.segment] for row in rows], dtype=torch.int64)
+    streams = read_token_streams(
+        stored.rows, scored.batch, kept, recomputed=recomputed, beta=beta, state=state
+    )
+    for stream in STREAMS.values():
+        if stream.is_optional and stream.name in setup.needs - streams.optional.keys():
+            raise SpecError(
+                f"estimator {setup.spec.estimator.plugin!r} or KL reads {stream.name}, which the "
+                f"run did not record in step {step}: the step cannot be rescored"
+            )
+    return assign_credit(scored, streams, replace(setup.rules, max_tokens=max_tokens)), kept
+
+
+def _score_stored_trees(stored: StoredStep, setup: PhaseSetup, pool: RewardPool) -> RewardTable:
+    """Scores all trees; greedy baseline trees are scored apart from the others, as in training."""
+    numbers = [
+        [t for t, role in enumerate(stored.roles) if (role == "greedy") == greedy]
+        for greedy in (False, True)
+    ]
+    tables = [
+        score_rollouts([stored.trees[t] for t in part], setup.rewards, pool) for part in numbers
+    ]
+    return RewardTable.merge_tables(tables, numbers)
+
+
+def _rescore_greedy(
+    stored: StoredStep, table: RewardTable, batch: TokenBatch
+) -> Mapping[str, Tensor]:
+    """`greedy_scores`, `[B]` score of the greedy answer to each row's prompt, if there are any."""
+    greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
+    if not greedy:
+        return {}
+    trees = [greedy[t] for t in batch.tree_ids.tolist()]
+    return {"greedy_scores": compute_answer_scores(stored.trees, table, trees)}
 
 
 def rescore(
@@ -431,13 +437,11 @@ def rescore(
         run = opened.run(request.run)
         spec, own, notes = _build_rescore_spec(run, request.experiment, request.overrides)
         steps = select_rollout_steps(opened, run, request.steps)
-        summary, most, done = RescoringSummary(run.id), list[ChangedRow](), count(1)
-        for step in rescore_steps(
-            opened, run, spec, steps, own=own, show=lambda _: show(next(done), len(steps))
-        ):
-            summary.add(step)
-            most = _keep_largest(most, step, request.rows)
-    return Rescoring(run, summary, tuple(most), tuple(notes))
+        found = Rescoring(run, tuple(notes), request.rows)
+        for done, step in enumerate(_rescore_steps(opened, run, spec, steps, own=own), start=1):
+            show(done, len(steps))
+            found.add_step(step)
+    return found
 
 
 @label_refusal("rescored")
@@ -466,18 +470,3 @@ def _build_rescore_spec(
 
 def _resolve_run_spec(run: RunRecord) -> dict[str, Any]:
     return ExperimentSpec.from_record(run.spec).dump_resolved()
-
-
-def _keep_largest(rows: Sequence[ChangedRow], found: RescoredStep, most: int) -> list[ChangedRow]:
-    """Returns the rows of the largest changes so far, with those of another step."""
-    old, new = found.stored.rows.tokens["advantages"], found.rows.tokens["advantages"]
-    kept = list(rows)
-    if not most or old is None or new is None or not len(new):
-        return kept
-    gaps = (new - old[found.kept][:, : new.shape[1]]).abs().amax(dim=1)
-    worst = gaps.sort(descending=True)
-    for gap, row in zip(worst.values.tolist(), worst.indices.tolist(), strict=True):
-        if gap == 0 or (len(kept) == most and gap <= kept[-1].gap):
-            break
-        kept = sorted([*kept, ChangedRow(gap, row, found)], key=lambda one: -one.gap)[:most]
-    return kept

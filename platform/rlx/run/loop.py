@@ -10,7 +10,6 @@ import torch
 from rlx.errors import RewardError
 from rlx.evaluation import (
     compute_held_out_metrics,
-    limit_to_one_answer,
 )
 from rlx.home import RunFolder
 from rlx.learner import (
@@ -264,7 +263,7 @@ def _run_due_evaluations(context: RunContext, base: PhaseSetup, step: int) -> No
 def _evaluate_held_out(context: RunContext, setup: PhaseSetup, *, step: int, label: str) -> None:
     """Evaluates the sampler's current weights on the held-out sets, also greedily if requested."""
     spec, tasks = context.spec.evaluation, {"held_out": setup.task, **setup.variants}
-    plans = {"": limit_to_one_answer(setup.plan)}
+    plans = {"": setup.plan.copy_with_sampling(1)}
     if spec.greedy:
         plans[".greedy"] = setup.plan.copy_with_sampling(1, top_k=1)
     total, done = spec.problems * len(tasks) * len(plans), 0

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.errors import SpecError
-from rlx.evaluation import limit_to_one_answer
 from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Problem
@@ -62,7 +61,7 @@ def build_probe_context(
 ) -> ProbeContext:
     """Builds the context of an experiment's probe from the setup that training uses."""
     return ProbeContext(
-        plan=limit_to_one_answer(setup.plan),
+        plan=setup.plan.copy_with_sampling(1),
         sampler=sampler,
         speech=policy.dialogue,
         task=setup.task,

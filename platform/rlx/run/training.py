@@ -183,9 +183,7 @@ def _list_updates(
     setup: PhaseSetup, train: TrainBatch, spec: OptimizerSpec | CriticSpec
 ) -> list[TrainBatch]:
     """What each optimizer step on a batch of rollouts learns from, in order."""
-    loss, max_tokens = setup.spec.loss, setup.max_tokens
-    parts = split_mini_batches(train, spec.mini_batches, loss=loss, max_tokens=max_tokens)
-    return parts * spec.updates_per_rollout
+    return split_mini_batches(train, spec.mini_batches, setup.rules) * spec.updates_per_rollout
 
 
 def _compute_step_figures(

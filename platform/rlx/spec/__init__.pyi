@@ -1,4 +1,4 @@
-from .base import LARGEST, FaultKind, KeyPath, list_yaml_keys
+from .base import LARGEST, FaultKind, KeyPath, get_at_path, list_yaml_keys
 from .contradictions import find_cautions, find_contradictions
 from .credit import (
     PROFILES,
@@ -20,7 +20,6 @@ from .estimator import (
     Gdpo,
     Gigpo,
     Gpg,
-    GroupComparison,
     Grpo,
     MaxRl,
     MtGrpo,
@@ -171,7 +170,6 @@ __all__ = [
     "Gigpo",
     "GlobalReward",
     "Gpg",
-    "GroupComparison",
     "Grpo",
     "KeyPath",
     "KlCovariance",
@@ -245,6 +243,7 @@ __all__ = [
     "experiment_schema",
     "find_cautions",
     "find_contradictions",
+    "get_at_path",
     "is_tokenizer_folder",
     "list_yaml_keys",
     "read_field_meanings",

@@ -7,10 +7,9 @@ key that causes it and, where the file lacks that key, at the one that it contra
 import re
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
 from rlx.plugin import LARGEST
-from rlx.spec.base import KeyPath
+from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.model import TinyModelSpec
 from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
@@ -598,8 +597,8 @@ def _check_replaced_sections(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         except ValueError:  # an error says so
             continue
         for key, written in phase.set.items():
-            old, new = _find_section(before, key), _find_section(after, key)
-            if not (isinstance(written, dict) and old and new):
+            old, new = (get_at_path(tree, tuple(key.split("."))) for tree in (before, after))
+            if not all(isinstance(one, dict) and one for one in (written, old, new)):
                 continue
             apart = {
                 other.split(".")[key.count(".") + 1]
@@ -615,12 +614,6 @@ def _check_replaced_sections(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                     f"(phase '{phase.name}')",
                     f"to keep the others, set single values: {key}.{next(iter(written), 'KEY')}",
                 )
-
-
-def _find_section(tree: Any, key: str) -> dict[str, Any] | None:
-    for step in key.split("."):
-        tree = tree.get(step) if isinstance(tree, dict) else None
-    return tree if isinstance(tree, dict) else None
 
 
 def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:

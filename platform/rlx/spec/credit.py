@@ -29,7 +29,7 @@ _CONVENTIONS: Final[dict[Profile, dict[str, Any]]] = {
         "alpha": "scores",
         "returns": "to_go",
     },
-    "trl": {"ddof": 1, "eps": 1e-4, "singleton": "refuse"},
+    "trl": {"ddof": 1, "eps": 1e-4, "singleton": "refuse", "count_empty_rows": True},
     "kg_r1": {
         "ddof": 1,
         "eps": 1e-6,
@@ -39,7 +39,7 @@ _CONVENTIONS: Final[dict[Profile, dict[str, Any]]] = {
     },
     "rlcr": {"ddof": 0, "eps": 1e-4, "singleton": "refuse", "hull": True},
 }
-"""Options of the estimator and of the mask that each profile sets unless the YAML does. `rlx` keeps
+"""Options of the estimator, mask and loss that each profile sets unless the YAML does. `rlx` keeps
 their own defaults."""
 
 PROFILES: Final[dict[Profile, dict[str, Any]]] = {

@@ -6,7 +6,7 @@ The formulas, with sources and shapes, are in `rlx.credit`; `docs/estimators/` h
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from rlx.plugin import Estimator, Reading, StrictModel
 
@@ -31,31 +31,17 @@ SecondLevel = Literal["none", "prompt_scale", "prompt_renorm", "ema_scale"]
 Alpha = Literal["scores", "groups"]
 
 
-class _ScaleOptions(BaseModel):
+class ConfidenceSpec(StrictModel):
+    """How confidences are compared with their siblings, the confidences of the same answer."""
+
     ddof: Literal[0, 1] = 1
     """1 divides the variance by n - 1, 0 by n."""
     eps: float = Field(1e-6, ge=0)
     """Added to the standard deviation."""
-
-
-class _SignalOptions(BaseModel):
     singleton: Singleton = "zero"
     """Advantage in a group of one: 0, the raw score, or refused when the YAML is read."""
     tolerance: float = Field(0.0, ge=0)
     """A group whose scores differ by no more than this carries no signal."""
-
-
-class GroupComparison(_SignalOptions, _ScaleOptions, StrictModel):
-    """How scores are compared within a group: the settings of `rlx.credit.group_advantages`."""
-
-    normalize: Normalize = "std"
-    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
-    the others. batch_std divides by the standard deviation of all scores of the batch."""
-
-
-class ConfidenceSpec(GroupComparison):
-    """How confidences are compared with their siblings, the confidences of the same answer."""
-
     normalize: Normalize = "center"
     """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
     the others. batch_std divides by the standard deviation of all confidences of the batch."""
@@ -70,10 +56,15 @@ class ConfidenceSpec(GroupComparison):
         return self.model_dump(exclude={"baseline"})
 
 
-class _GroupEstimator(_SignalOptions, Estimator):
+class _GroupEstimator(Estimator):
     """Compares a row with the others of its group; `rule` says how, where that is no option."""
 
     rule: ClassVar[Normalize] = "center"
+
+    singleton: Singleton = "zero"
+    """Advantage in a group of one: 0, the raw score, or refused when the YAML is read."""
+    tolerance: float = Field(0.0, ge=0)
+    """A group whose scores differ by no more than this carries no signal."""
 
     def compares(self, turn: str) -> bool:
         return self.singleton != "raw"
@@ -84,12 +75,19 @@ class _GroupEstimator(_SignalOptions, Estimator):
     @property
     def comparison(self) -> dict[str, Any]:
         """Its settings of `rlx.credit.group_advantages`."""
-        own = self.model_dump(include=set(GroupComparison.model_fields))
+        own = self.model_dump(include={"ddof", "eps", "singleton", "tolerance", "normalize"})
         return {"normalize": self.rule, **own}
 
 
-class _NormalizingEstimator(_ScaleOptions, _GroupEstimator):
+class _NormalizingEstimator(_GroupEstimator):
+    """A group estimator that divides by a standard deviation."""
+
     rule: ClassVar[Normalize] = "std"
+
+    ddof: Literal[0, 1] = 1
+    """1 divides the variance by n - 1, 0 by n."""
+    eps: float = Field(1e-6, ge=0)
+    """Added to the standard deviation."""
 
     def get_ddof(self, turn: str) -> Literal[0, 1]:
         return self.ddof

@@ -46,6 +46,7 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("rollout",), "examples", []),
     (("rollout", "*"), "prefix", ""),
     (("rollout", "levels", "*"), "prefix", ""),
+    (("loss",), "count_empty_rows", None),
     (("loss",), "expected", None),
     (("loss",), "temperatures", [1.0, 1.05]),
     (("loss",), "ratio_cap", 20.0),

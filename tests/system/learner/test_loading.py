@@ -3,20 +3,15 @@
 `measure_loading.py` measures, on three ranks; here its figures are judged.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from patience import stop_process
+from torchrun import run_ranks
 
 from rlx.plan import load_model_shape
 from rlx.spec import TinyModelSpec
 
-QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
-QUIET["CUDA_VISIBLE_DEVICES"] = ""
+SCRIPT = Path(__file__).with_name("measure_loading.py")
 LARGE = TinyModelSpec(
     hidden_size=256, heads=4, kv_heads=2, head_dim=64, layers=4, intermediate_size=768
 )
@@ -26,26 +21,11 @@ EXACT, FEW = 1e-3, 1 << 14
 STAGES = pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 
 
-def start(count, folder):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={count}", "-m", "measure_loading", str(folder)]
-    here, tests = Path(__file__).parent, Path(__file__).parents[2]
-    roots = os.pathsep.join([str(here), str(tests / "learner"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, **QUIET, "PYTHONPATH": roots.rstrip(os.pathsep)}
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """Figures of three ranks: of few weights, all have parts of one size."""
-    ranks, folder = 3, tmp_path_factory.mktemp("loading")
-    process = start(ranks, folder)
-    try:
-        assert process.wait() == 0, (folder / "log").read_text()[-4000:]
-    finally:
-        stop_process(process)
-    return {"ranks": ranks, **json.loads((folder / "found.json").read_text())}
+    found = run_ranks(3, SCRIPT, tmp_path_factory.mktemp("loading"))
+    return {"ranks": 3, **found}
 
 
 def test_every_case_begins_with_the_files_and_takes_the_step_of_plain_loading(measured):

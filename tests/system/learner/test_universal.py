@@ -4,13 +4,11 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torchrun import start_ranks
 
 from rlx.checkpoint.store import convert_checkpoint
 from rlx.errors import RlxError
@@ -20,24 +18,15 @@ from rlx.manifest import MANIFEST, check_sealed_folder
 SAVED = ["0-whole", "1-whole", "2-whole", "3-whole", "1-adapters", "3-adapters"]
 FRESH = ["3-whole", "1-adapters"]
 GOES_ON = [(saved, "carried") for saved in SAVED] + [(saved, "fresh") for saved in FRESH]
-QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
-QUIET["CUDA_VISIBLE_DEVICES"] = ""  # converting checkpoints is the CPU's work
+SCRIPT = Path(__file__).with_name("measure_checkpoints.py")
 
 
 def both(folder, what):
     """One rank and two, side by side: what they take is mostly time to start."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    here, tests = Path(__file__).parent, Path(__file__).parents[2]
-    roots = os.pathsep.join([str(here), str(tests / "learner"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, **QUIET, "PYTHONPATH": roots.rstrip(os.pathsep)}
-    processes = []
-    for ranks in (1, 2):
-        with (folder / f"log-{what}-{ranks}").open("w") as log:
-            arguments = [f"--nproc-per-node={ranks}", "-m", "measure_checkpoints"]
-            process = subprocess.Popen(
-                [*command, *arguments, str(folder), what], env=environment, stdout=log, stderr=log
-            )
-        processes.append(process)
+    processes = [
+        start_ranks(ranks, SCRIPT, folder, what, log=folder / f"log-{what}-{ranks}")
+        for ranks in (1, 2)
+    ]
     codes = [process.wait() for process in processes]
     logs = "".join(file.read_text()[-4000:] for file in folder.glob(f"log-{what}-*"))
     assert codes == [0, 0], logs

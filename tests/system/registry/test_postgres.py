@@ -6,13 +6,10 @@ import traceback
 import pytest
 from postgres import PASSWORD
 from sqlalchemy import create_engine, text
+from submissions import submit
 
 from rlx_registry import DatabaseUnavailableError, Registry, SchemaError
 from rlx_registry import postgres as backend
-
-SUBMISSION = {
-    "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -56,7 +53,7 @@ def test_a_password_is_never_told(postgres, url):
 
 def test_a_connection_that_the_server_closed_is_made_again(postgres, url):
     with Registry.open(url) as registry:
-        registry.submit(digest="d", seed=0, **SUBMISSION)
+        submit(registry)
         postgres.execute(
             "postgres",
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -80,10 +77,10 @@ def test_a_clock_that_is_wrong_is_named(url, monkeypatch):
 def test_a_writer_waits_for_the_other_of_its_run_alone(url):
     with Registry.open(url) as one, Registry.open(url) as other:
         for seed in range(2):
-            one.submit(digest="d", seed=seed, **SUBMISSION)
+            submit(one, seed=seed)
         with one.database.open_run_writer("1"):
             other.results.add_metrics("2", 1, {"loss": 0.5})
-            other.submit(digest="e", seed=0, **SUBMISSION)
+            submit(other, digest="e")
             with (
                 pytest.raises(DatabaseUnavailableError, match="have held a lock"),
                 other.database.open_writer() as connection,

@@ -12,6 +12,7 @@ from rlx_registry import (
     RunRecord,
     TreeRecord,
     get_model_text,
+    list_path_segments,
     read_trees,
     search_body_trees,
 )
@@ -64,15 +65,6 @@ def find_player(record: RunRecord, tree: TreeRecord) -> int | None:
         return None
     player = json.loads(tree["problem"]).get("player")
     return player if player in (0, 1) else None
-
-
-def list_path_segments(tree: TreeRecord, segment: int) -> list[int]:
-    """Segments from the root to `segment`, inclusive."""
-    found = []
-    while segment >= 0:
-        found.append(segment)
-        segment = tree["segments"][segment]["parent"]
-    return found[::-1]
 
 
 def list_messages_between(tree: TreeRecord, parent: int, segment: int) -> list[dict[str, Any]]:

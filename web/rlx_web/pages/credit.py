@@ -16,14 +16,15 @@ from rlx_registry import (
     TreeRecord,
     get_model_text,
     get_token_values,
+    list_path_segments,
 )
 from rlx_web.pages.bodies import (
     build_reward_cells,
     find_player,
-    list_path_segments,
     load_tree_records,
 )
-from rlx_web.pages.run import build_run_summary, list_leaf_values
+from rlx_web.pages.run import build_run_summary
+from rlx_web.text import list_leaf_values
 
 CHANNELS = {
     "advantage": "advantages",

@@ -14,8 +14,9 @@ from rlx_registry import (
     is_idle,
 )
 from rlx_web.pages.files import list_run_files, read_run_progress, tail_log
-from rlx_web.pages.runs import STRIP
+from rlx_web.pages.runs import FALLBACKS, HEADLINES, STRIP, find_headline_curve
 from rlx_web.pages.sections import build_metric_sections
+from rlx_web.text import list_leaf_values
 
 FIGURES = {
     "accuracy": "Accuracy",
@@ -66,12 +67,14 @@ def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[st
     events = registry.queries.newest_events(record.id, EVENTS)
     steps = registry.results.rollout_steps(record.id)
     tracker = find_link([record])
+    tables = evaluation_tables(evaluations)
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         **run_sections(registry, record.id),
         "latest": _find_latest_values(registry, record.id),
         "seq": registry.queries.last_seq(record.id),
-        "evaluations": evaluation_tables(evaluations),
+        "headline": _build_headline(registry, record, tables),
+        "evaluations": tables,
         "probes": build_probe_tables(evaluations),
         "events": [asdict(event) for event in events],
         "events_left_out": registry.queries.count_events(record.id) - len(events),
@@ -92,6 +95,18 @@ def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[st
         "yaml": record.yaml,
         "commands": _build_run_commands(record),
         "tracker": tracker and {"url": tracker.url, "store": tracker.store},
+    }
+
+
+def _build_headline(
+    registry: Registry, record: RunRecord, tables: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Whether the run learns: its headline curve, and the first figure of its held-out problems."""
+    values = registry.queries.last_values([record.id], [*HEADLINES, *FALLBACKS])
+    rows = [row for table in tables if table["suite"] == "held_out" for row in table["rows"]]
+    return {
+        "curve": find_headline_curve(registry, [record], values),
+        "held_out": rows[0] if rows else None,
     }
 
 
@@ -284,15 +299,4 @@ def _list_spec_values(record: RunRecord) -> list[dict[str, Any]]:
     return [
         {"path": path, "value": value, "origin": origins.get(path, default)}
         for path, value in list_leaf_values(record.settings)
-    ]
-
-
-def list_leaf_values(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Leaf values by dotted path; an empty mapping counts as a leaf."""
-    if not isinstance(value, Mapping) or not value:
-        return [(path, value)]
-    return [
-        x
-        for name, v in value.items()
-        for x in list_leaf_values(v, f"{path}.{name}" if path else name)
     ]

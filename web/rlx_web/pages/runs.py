@@ -1,12 +1,14 @@
 """The list of runs, grouped by experiment, with means and intervals over seeds."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
-from rlx_registry import ENDED, Registry, RunRow
+from rlx_registry import ENDED, Registry, RunRecord, RunRow
+from rlx_web.text import list_leaf_values
 
 HEADLINES = ("rewards/accuracy/mean", "rewards/exact_match/mean", "train/reward_answer")
 """Headline metrics of a run in order of preference; the first available one is shown."""
@@ -26,18 +28,23 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
 
     Args:
         text: filter: every word occurs in a run's id, name, digest, status, machine or groups, or
-            is one of `status:running`, `seed:3`, `name:rlcr`, `group:seeds`.
+            is one of `status:running`, `seed:3`, `name:rlcr`, `group:seeds`, or a value of its
+            experiment, defaults of plugins included, such as `normalize:center`.
         page: from 1.
     """
     joined: dict[str, list[str]] = {}
     for name, members in registry.groups().items():
         for member in members:
             joined.setdefault(member, []).append(name)
+    words = text.lower().split()
     rows = [
         row
         for row in registry.queries.run_rows()
-        if _matches_words(row, joined.get(row.id, ()), text.lower().split())
+        if _matches_words(row, joined.get(row.id, ()), [w for w in words if not _is_setting(w)])
     ]
+    if settings := [word for word in words if _is_setting(word)]:
+        having = {run.id for run in registry.runs() if _has_settings(run, settings)}
+        rows = [row for row in rows if row.id in having]
     groups: dict[tuple[str, str], list[RunRow]] = {}
     for row in rows:
         groups.setdefault((row.name, row.digest), []).append(row)
@@ -64,11 +71,29 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
     }
 
 
+FIELDS = ("status", "seed", "name", "group")
+"""What a word of the filter may name beside a key of the experiment."""
+
+
+def _is_setting(word: str) -> bool:
+    key, colon, _ = word.partition(":")
+    return bool(colon) and key not in FIELDS
+
+
+def _has_settings(run: RunRecord, words: Sequence[str]) -> bool:
+    """Whether each word is KEY:VALUE, with the end of a path of the experiment as its key."""
+    values = [
+        (f".{path}".lower(), str(value if isinstance(value, str) else json.dumps(value)).lower())
+        for path, value in list_leaf_values(run.settings)
+    ]
+    wanted = [word.partition(":")[::2] for word in words]
+    return all(any(p.endswith(f".{k}") and v == text for p, v in values) for k, text in wanted)
+
+
 def _matches_words(row: RunRow, groups: Sequence[str], words: Sequence[str]) -> bool:
     status = row.effective_status
-    fields: dict[str, Sequence[str]] = {
-        "status": [status], "seed": [str(row.seed)], "name": [row.name], "group": groups,
-    }  # fmt: skip
+    values = ([status], [str(row.seed)], [row.name], groups)
+    fields: dict[str, Sequence[str]] = dict(zip(FIELDS, values, strict=True))
     everything = " ".join((row.id, row.name, row.digest, status, row.host or "", *groups)).lower()
     for word in words:
         key, colon, value = word.partition(":")
@@ -140,7 +165,7 @@ def _build_experiment_group(
         "statuses": statuses,
         "open": len(group) > 1 and any(row.effective_status not in ENDED for row in group),
         "figures": folded,
-        "headline": _find_headline_curve(registry, group, values),
+        "headline": find_headline_curve(registry, group, values),
         "runs": [build_row_summary(row) | {"figures": reached[row.id]} for row in group],
     }
 
@@ -155,9 +180,9 @@ def _get_held_out_figures(
     }
 
 
-def _find_headline_curve(
+def find_headline_curve(
     registry: Registry,
-    group: Sequence[RunRow],
+    group: Sequence[RunRow | RunRecord],
     values: Mapping[str, Mapping[str, tuple[int, float]]],
 ) -> dict[str, Any] | None:
     """The headline curve of the newest run that has one."""

@@ -5,7 +5,6 @@ plain text; the command line adds color. Control characters from a file never re
 """
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -195,9 +194,9 @@ def _count_columns(text: str) -> int:
     """Returns the number of terminal cells that printable `text` occupies."""
     if text.isascii():
         return len(text)
-    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
-    combining = sum(unicodedata.combining(c) > 0 for c in text)
-    return len(text) + wide - combining
+    from rich.cells import cell_len  # rarely needed
+
+    return cell_len(text)
 
 
 def _format_excerpt(position: SourceLocation) -> tuple[str, str]:

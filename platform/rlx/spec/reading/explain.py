@@ -8,7 +8,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import TypeAliasType
 
 from rlx.plugin import LARGEST, PLUGIN_FAULT, PluginSection
-from rlx.spec.base import KeyPath, list_yaml_keys
+from rlx.spec.base import KeyPath, get_at_path, list_yaml_keys
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
     build_error,
@@ -58,16 +58,6 @@ def map_union_tags(union: Any, discriminator: str) -> dict[str, type[BaseModel]]
     }
 
 
-def list_choices(expected: Any) -> tuple[str, ...]:
-    """Returns the names that a type allows: the string values of its literals."""
-    expected, _ = _unwrap_type(expected, None)
-    if get_origin(expected) is Literal:
-        return tuple(value for value in get_args(expected) if isinstance(value, str))
-    if _is_union(expected):
-        return tuple(name for member in get_args(expected) for name in list_choices(member))
-    return ()
-
-
 def resolve_error_location(
     model: type[BaseModel], location: Sequence[str | int], data: Any
 ) -> ErrorLocation:
@@ -94,12 +84,12 @@ def resolve_error_location(
             expected = next(named, None)
             continue
         below = _get_child_type(expected, step)
-        if below is None and (step == "[key]" or not _has_data_at(data, path, step)):
+        if below is None and (step == "[key]" or _is_absent(data, (*path, step))):
             continue
         path = (*path, step)
         expected, discriminator = below or (None, None)
         if isinstance(discriminator, PluginSection):
-            selected = discriminator.get_model(_get_data_at(data, path))
+            selected = discriminator.get_model(get_at_path(data, path))
             if selected is not None:
                 family, expected, discriminator = discriminator.list_imported(), selected, None
     if isinstance(discriminator, PluginSection):
@@ -107,46 +97,6 @@ def resolve_error_location(
         return ErrorLocation(path, expected, discriminator.key, union, family, names)
     names = tuple(map_union_tags(expected, discriminator)) if discriminator else ()
     return ErrorLocation(path, expected, discriminator, union, family, names)
-
-
-def is_left_out_by_null(model: type[BaseModel], path: KeyPath, data: Any) -> bool:
-    """Whether null can only mean that there is no value at a path: it accepts none, or is unknown.
-
-    It does not leave out a required key, nor an option of a plugin, which may have a meaning for
-    null.
-
-    Args:
-        model: the model of the whole data.
-        path: of the value, not the root.
-        data: selects the members of unions.
-    """
-    expected, discriminator = _unwrap_type(model, None)
-    for end, step in enumerate(path[:-1], 1):
-        below = _get_child_type(expected, step)
-        if below is None:
-            return False
-        expected, discriminator = below
-        here = _get_data_at(data, path[:end])
-        if isinstance(discriminator, PluginSection):
-            expected = discriminator.get_model(here)
-        elif discriminator and isinstance(here, dict):
-            expected = map_union_tags(expected, discriminator).get(here.get(discriminator, ""))
-    if isinstance(expected, type) and issubclass(expected, BaseModel):
-        fields = {f.alias or name: f for name, f in expected.model_fields.items()}
-        if path[-1] not in fields:
-            return expected.model_config.get("extra") == "forbid"
-        own = fields[str(path[-1])]
-        return not own.is_required() and not _accepts_null(own.annotation)
-    origin = get_origin(expected)
-    is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
-    return is_mapping and not _accepts_null(get_args(expected)[1])
-
-
-def _accepts_null(expected: Any) -> bool:
-    while isinstance(expected, TypeAliasType) or get_origin(expected) is Annotated:
-        is_alias = isinstance(expected, TypeAliasType)
-        expected = expected.__value__ if is_alias else get_args(expected)[0]
-    return expected is Any or (_is_union(expected) and types.NoneType in get_args(expected))
 
 
 def _get_child_type(expected: Any, step: str | int) -> tuple[Any, Discriminator] | None:
@@ -169,20 +119,11 @@ def _get_child_type(expected: Any, step: str | int) -> tuple[Any, Discriminator]
     return None
 
 
-def _has_data_at(data: Any, path: KeyPath, step: str | int) -> bool:
-    return _get_data_at(data, (*path, step)) is not _NOWHERE
+def _is_absent(data: Any, path: KeyPath) -> bool:
+    return get_at_path(data, path, _ABSENT) is _ABSENT
 
 
-def _get_data_at(data: Any, path: KeyPath) -> Any:
-    for key in path:
-        try:
-            data = data[key]
-        except (LookupError, TypeError):
-            return _NOWHERE
-    return data
-
-
-_NOWHERE = object()
+_ABSENT = object()
 
 
 def _is_union(expected: Any) -> bool:
@@ -434,7 +375,7 @@ class _Explainer:
         others = owner.family or {}
         of = [tag for tag, member in others.items() if path[-1] in list_yaml_keys(member)]
         hint = f"'{path[-1]}' belongs to '{of[0]}'" if of else ""
-        mapping = _get_at_path(self.data, path[:-1])
+        mapping = get_at_path(self.data, path[:-1])
         meant = "" if of else _find_selector(path[-1], valid, written=mapping)
         elsewhere = "" if of else self._find_elsewhere(path)
         return unknown_key((*self.at, *path), valid, hint=hint, meant=meant, elsewhere=elsewhere)
@@ -456,7 +397,7 @@ class _Explainer:
     def explain_missing_key(self, fault: _Fault) -> Diagnostic:
         path = (*self.at, *fault.place.path)
         key = path[-1]
-        mapping = _get_at_path(self.data, fault.place.path[:-1])
+        mapping = get_at_path(self.data, fault.place.path[:-1])
         owner = resolve_error_location(self.model, fault.error["loc"][:-1], self.data)
         if isinstance(key, int):
             return _build_length_error(path[:-1], owner.expected, mapping)
@@ -473,7 +414,7 @@ class _Explainer:
         """Explains a value that matches no member of a union."""
         union = group[0].place.union or ()
         path = (*self.at, *union)
-        value = _get_at_path(self.data, union)
+        value = get_at_path(self.data, union)
         wanted = " or ".join(dict.fromkeys(_describe_expected(f.error) for f in group))
         names = [name for f in group for name in _parse_literals(f.error)]
         message = f"'{format_key_path(path)}' must be {wanted}, not {describe_value(value)}"
@@ -499,7 +440,7 @@ class _Explainer:
             )
         else:
             message = f"'{format_key_path(path)}': {error['msg'][:1].lower()}{error['msg'][1:]}"
-        helps = suggest_fixes(error["input"], list_choices(place.expected), fault.type)
+        helps = suggest_fixes(error["input"], _parse_literals(error), fault.type)
         if wanted == "a mapping" and isinstance(error["input"], str):
             helps = suggest_section(path, place.expected, error["input"])
         return build_error(path, message, *helps, kind="value")
@@ -510,7 +451,7 @@ class _Explainer:
         path = (*self.at, *place.path, key)
         names = place.tags
         wanted = " or ".join(f"'{name}'" for name in names)
-        mapping = _get_at_path(self.data, place.path)
+        mapping = get_at_path(self.data, place.path)
         if isinstance(mapping, str) and fault.type == "union_tag_invalid":  # a bare kind
             mapping, path = {key: mapping}, path[:-1]
         if not isinstance(mapping, dict):
@@ -532,12 +473,12 @@ class _Explainer:
         text = str(error)
         word = (re.match(r"[A-Za-z_][\w.-]*", text) or [""])[0]
         steps = tuple(int(s) if s.isdigit() else s for s in word.split("."))
-        if _has_path(self.data, steps) and len(steps) > 1:
+        if len(steps) > 1 and not _is_absent(self.data, steps):
             return build_error((*self.at, *steps), text)
         here = (*self.at, *path)
         message = f"'{format_key_path(here)}': {text}" if here else text
         there = (*path, *steps)
-        path = (*self.at, *there) if _has_path(self.data, there) else here
+        path = here if _is_absent(self.data, there) else (*self.at, *there)
         return build_error(path, message)
 
 
@@ -592,21 +533,3 @@ def _format_number(value: Any) -> str:
 def _parse_literals(error: ErrorDetails) -> list[str]:
     expected = error.get("ctx", {}).get("expected", "")
     return re.findall(r"'([^']*)'", expected) if isinstance(expected, str) else []
-
-
-def _has_path(data: Any, path: KeyPath) -> bool:
-    for step in path:
-        fits = isinstance(data, list) if isinstance(step, int) else isinstance(data, dict)
-        if not fits or (step >= len(data) if isinstance(step, int) else step not in data):
-            return False
-        data = data[step]
-    return True
-
-
-def _get_at_path(data: Any, path: KeyPath) -> Any:
-    """Returns the value at `path`, or None if the file omits it."""
-    if not _has_path(data, path):
-        return None
-    for step in path:
-        data = data[step]
-    return data

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.plugin_files import keep_plugin_file
-from rlx.spec.base import KeyPath
+from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.evaluation import SuiteSpec
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.reading.diagnostics import (
@@ -30,7 +30,7 @@ from rlx.spec.reading.diagnostics import (
     format_key_path,
     suggest_name,
 )
-from rlx.spec.reading.explain import explain_validation_error, is_left_out_by_null
+from rlx.spec.reading.explain import explain_validation_error
 from rlx.spec.reading.yaml_source import (
     Value,
     YamlDocument,
@@ -63,17 +63,6 @@ def read_mapping(path: Path, name: str | None = None) -> YamlDocument:
         fault = Diagnostic(kind="syntax", message=message, helps=(help_,))
         raise build_refusal([fault], document.file)
     return document
-
-
-def read_extended_document(path: Path) -> YamlDocument:
-    """Parses a file, and merges it onto the file that it extends.
-
-    Raises:
-        InvalidSpec: a file is not YAML that rlx accepts, there is no file to extend, or files
-            extend each other in a circle.
-        SpecError: the file cannot be opened.
-    """
-    return _extend(read_mapping(path), [path])
 
 
 def read_own_values(path: Path) -> YamlDocument | None:
@@ -195,12 +184,10 @@ def _selects_other(base: Mapping[str, Any], own: Mapping[str, Any], path: KeyPat
 def _merge_documents(base: YamlDocument, own: YamlDocument) -> YamlDocument:
     merge = _Merge()
     tree = merge.merge(base.tree, {key: v for key, v in own.tree.items() if key != EXTENDS})
-    gone = [*merge.replaced]
-    for path in merge.nulls:
-        if is_left_out_by_null(ExperimentSpec, path, tree):
-            _remove_at(tree, path)
-            gone.append(path)
-    left_out = gone[len(merge.replaced) :]
+    left_out = _find_refused_values(tree).intersection(merge.nulls) if merge.nulls else set()
+    for path in left_out:
+        del get_at_path(tree, path[:-1])[path[-1]]
+    gone = [*merge.replaced, *left_out]
     keys, values = (
         {
             **{at: p for at, p in of_base.items() if not _is_below(at, gone)},
@@ -212,10 +199,13 @@ def _merge_documents(base: YamlDocument, own: YamlDocument) -> YamlDocument:
     return replace(own, tree=tree, keys=keys, values=values, bases=bases)
 
 
-def _remove_at(tree: Any, path: KeyPath) -> None:
-    for step in path[:-1]:
-        tree = tree[step]
-    del tree[path[-1]]
+def _find_refused_values(tree: Any) -> set[KeyPath]:
+    """Returns the paths of values that an experiment cannot have."""
+    try:
+        ExperimentSpec.model_validate_json(to_json(tree), strict=True)
+    except ValidationError as error:
+        return {fault.path for fault in explain_validation_error(error, ExperimentSpec, tree)}
+    return set()
 
 
 def _is_below(path: KeyPath, tops: Sequence[KeyPath]) -> bool:
@@ -262,7 +252,7 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
             applied.
         SpecError: the file cannot be opened.
     """
-    document = read_extended_document(path)
+    document = _extend(read_mapping(path), [path])
     keys = document.tree.keys() if isinstance(document.tree, dict) else set()
     if "sets" in keys and not {"task", "rollout", "rewards"} & keys:
         raise build_refusal([_build_suite_fault(document)], document.file)
@@ -431,10 +421,7 @@ def _build_override_refusal(
 def list_leaf_values(tree: Any) -> Iterator[tuple[str, Any]]:
     """Yields every value of an experiment with its dotted path; a list of plain values is one."""
     for path in _list_leaf_paths(tree, ()):
-        node = tree
-        for step in path:
-            node = node[step]
-        yield format_key_path(path), node
+        yield format_key_path(path), get_at_path(tree, path)
 
 
 def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
@@ -448,20 +435,12 @@ def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
         yield path
 
 
-def _get_written_value(document: YamlDocument, path: KeyPath) -> Any:
-    """Returns the value at `path` as written in the file, or None if the file omits it."""
-    node = document.tree
-    for step in path:
-        node = node.get(step) if isinstance(node, dict) else None
-    return node
-
-
 def _describe_origin(path: KeyPath, document: YamlDocument) -> str:
     place = document.values.get(path)
     if (
         place is None
         and path[-1] == "kind"
-        and isinstance(_get_written_value(document, path[:-1]), str)
+        and isinstance(get_at_path(document.tree, path[:-1]), str)
     ):
         place = document.values.get(path[:-1])  # a bare kind, such as `launcher: slurm`
     if place is None:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from rlx.errors import SpecError
-from rlx.spec.base import KeyPath
+from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.reading.diagnostics import Diagnostic, SourceLocation, build_refusal, format_key_path
 from rlx.text import escape_unprintable
 
@@ -65,25 +65,11 @@ class YamlDocument:
         for end in range(len(path), 0, -1):
             here = path[:end]
             if here in self.values:
-                scalar = not isinstance(self.get_value_at(here), dict | list)
+                scalar = not isinstance(get_at_path(self.tree, here), dict | list)
                 if scalar and not key and end == len(path):
                     return self.values[here]
                 return self.keys.get(here, self.values[here])
         return None
-
-    def get_value_at(self, path: KeyPath) -> Value:
-        """Returns the value at `path`.
-
-        Raises:
-            LookupError: there is no such path.
-        """
-        node: Any = self.tree
-        for step in path:
-            fits = isinstance(node, list) if isinstance(step, int) else isinstance(node, dict)
-            if not fits:
-                raise LookupError(format_key_path(path))
-            node = node[step]
-        return node
 
 
 def read_text(path: Path) -> str:
@@ -206,18 +192,14 @@ class _DocumentReader:
         first: dict[str, int] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                self._refuse("a key must be plain text", key)
+                self._refuse("a key must be plain text", self._position(key))
                 continue
             self._check_whole_characters(key)
             position = self._position(key)
             if key.value in first:
                 name = format_key_path((*path, key.value))
                 message = f"duplicate key '{name}' (first on line {first[key.value]})"
-                self.faults.append(
-                    Diagnostic(
-                        kind="syntax", message=message, path=(*path, key.value), position=position
-                    )
-                )
+                self._refuse(message, position, path=(*path, key.value))
                 continue
             first[key.value] = position.line
             self.keys[(*path, key.value)] = position
@@ -234,18 +216,18 @@ class _DocumentReader:
             self._check_whole_characters(node)
             return text
         if len(text) > _MAX_DIGITS:
-            self._refuse(f"the number has more than {_MAX_DIGITS} digits", node)
+            self._refuse(f"the number has more than {_MAX_DIGITS} digits", self._position(node))
             return 0
         if tag == "int":
             return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
         number = float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
         if not math.isfinite(number):
-            self._refuse(f"{text} is not a finite number", node)
+            self._refuse(f"{text} is not a finite number", self._position(node))
         return number
 
     def _check_whole_characters(self, node: yaml.ScalarNode) -> None:
         if not node.value.isascii() and any("\ud800" <= c <= "\udfff" for c in node.value):
-            self._refuse("half of a surrogate pair is not a character", node)
+            self._refuse("half of a surrogate pair is not a character", self._position(node))
 
     def _position(self, node: yaml.Node) -> SourceLocation:
         start, end = node.start_mark, node.end_mark
@@ -254,9 +236,17 @@ class _DocumentReader:
         width = max(1, stop - start.column)
         return SourceLocation(self.file, start.line + 1, start.column + 1, width, line)
 
-    def _refuse(self, message: str, node: yaml.Node) -> None:
-        position = self._position(node)
-        self.faults.append(Diagnostic(kind="syntax", message=message, position=position))
+    def _refuse(
+        self,
+        message: str,
+        position: SourceLocation | None,
+        *,
+        path: KeyPath = (),
+        helps: tuple[str, ...] = (),
+    ) -> None:
+        self.faults.append(
+            Diagnostic(kind="syntax", message=message, path=path, position=position, helps=helps)
+        )
 
     def _report_syntax_error(self, error: yaml.MarkedYAMLError) -> None:
         """Reports what PyYAML did not understand, where it is.
@@ -268,8 +258,11 @@ class _DocumentReader:
         message = ", ".join(part for part in parts if part)
         if error.context == "while scanning a simple key" and error.context_mark:
             mark, message = error.context_mark, "expected a key, a colon and a space"
-        helps = () if mark is None else self._explain_syntax(error, mark.line)
-        self._report_syntax_fault(message, mark, helps)
+        if mark is None:
+            return self._refuse(message, None)
+        line = self.lines[min(mark.line, len(self.lines) - 1)]
+        position = SourceLocation(self.file, mark.line + 1, mark.column + 1, 1, line)
+        return self._refuse(message, position, helps=self._explain_syntax(error, mark.line))
 
     def _explain_syntax(self, error: yaml.MarkedYAMLError, number: int) -> tuple[str, ...]:
         """Returns the help for frequent mistakes, also for those that a line does not show."""
@@ -292,23 +285,13 @@ class _DocumentReader:
             return (f"write a space after '{word[1]}:'",)
         return ("indent with spaces",) if "'\\t'" in (error.problem or "") else ()
 
-    def _report_syntax_fault(
-        self, message: str, mark: yaml.Mark | None, helps: tuple[str, ...] = ()
-    ) -> None:
-        position = None
-        if mark is not None:
-            line = self.lines[min(mark.line, len(self.lines) - 1)]
-            position = SourceLocation(self.file, mark.line + 1, mark.column + 1, 1, line)
-        fault = Diagnostic(kind="syntax", message=message, position=position, helps=helps)
-        self.faults.append(fault)
-
     def _forbidden_character(self, index: int) -> None:
         lines = _BREAKS.split(self.text[:index])
         line = self.lines[len(lines) - 1]
         position = SourceLocation(self.file, len(lines), len(lines[-1]) + 1, 1, line)
         name = escape_unprintable(self.text[index])
         message = f"the character {name} is not allowed in YAML; write it as an escape in quotes"
-        self.faults.append(Diagnostic(kind="syntax", message=message, position=position))
+        self._refuse(message, position)
 
 
 def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnostic:
