@@ -1,8 +1,9 @@
 """Plugins in a Python file beside an experiment: `plugin: rewards.py:brevity`.
 
-The text of the file is kept below RLX_HOME under its digest, and that is what an experiment names
-once it has been read: `rewards.py@0123456789abcdef:brevity`. An edited file is therefore another
-plugin, hence another run, and a run goes on with the text that it began with.
+Once an experiment has been read, it names the file by its digest:
+`rewards.py@0123456789abcdef:brevity`. An edited file is therefore another plugin, hence another
+run. The text is kept under that digest: in this machine's cache when an experiment is read, and
+below RLX_HOME when a run is submitted, which goes on with the text that it began with.
 
 Every process imports a kept file as a module of this one, `rlx.plugin_files.of_0123456789abcdef`.
 A function there need not know rlx: `adapt_function` takes the signatures of rlx, TRL and verl.
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 
 from rlx import plugin as api
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.home import get_rlx_home
+from rlx.home import get_rlx_home, locate_cache
 from rlx.plugin import Plugin, Reward, Sample, Score
 from rlx.text import escape_unprintable
 
@@ -28,17 +29,18 @@ _WRITTEN = re.compile(r"(?P<path>[^:]+\.py):(?P<name>[A-Za-z_]\w*)")
 _KEPT = re.compile(r"(?P<file>[^/:@]+\.py)@(?P<digest>[0-9a-f]{16}):(?P<name>[A-Za-z_]\w*)")
 _MODULE = "of_{digest}"
 
-__path__ = [""]
-"""Folder of the modules of this one."""
+__path__: list[str] = []
+"""Folders of the modules of this one."""
 
 
-def _get_folder() -> Path:
-    folder = get_rlx_home() / "plugins"
-    __path__[:] = [str(folder)]
-    return folder
+def _list_folders() -> tuple[Path, Path]:
+    """The folder of runs, and that of this machine's cache."""
+    folders = get_rlx_home() / "plugins", locate_cache() / "plugins"
+    __path__[:] = map(str, folders)
+    return folders
 
 
-_get_folder()  # for a process that unpickles a plugin before it calls anything here
+_list_folders()  # for a process that unpickles a plugin before it calls anything here
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,23 @@ class KeptPlugin:
         """Name of the module that holds it."""
         return f"{__name__}.{_MODULE.format(digest=self.digest)}"
 
+    @property
+    def stored_name(self) -> str:
+        """Name of the file that holds its text."""
+        return f"{_MODULE.format(digest=self.digest)}.py"
+
+    def locate(self) -> Path:
+        """The file that holds its text.
+
+        Raises:
+            EnvironmentFault: it is gone.
+        """
+        places = [folder / self.stored_name for folder in _list_folders()]
+        for place in places:
+            if place.is_file():
+                return place
+        raise EnvironmentFault(f"the kept text of {self.file} is gone: {places[0]}")
+
     def load(self) -> Any:
         """Imports the file and returns what it defines: a plugin's class, or a function adapted.
 
@@ -77,9 +96,7 @@ class KeptPlugin:
             AttributeError: the file defines no such name.
             Exception: whatever the file raises.
         """
-        path = _get_folder() / f"{_MODULE.format(digest=self.digest)}.py"
-        if not path.is_file():
-            raise EnvironmentFault(f"the kept text of {self.file} is gone: {path}")
+        self.locate()
         module = importlib.import_module(self.module)
         if not hasattr(module, self.name):
             own = [name for name, value in vars(module).items() if _is_of(value, self.module)]
@@ -117,17 +134,38 @@ def keep_plugin_file(written: str, folder: Path) -> str:
         name = escape_unprintable(str(path))
         raise SpecError(f"the plugin's file {name} cannot be read: {why}") from error
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    kept = _get_folder() / f"{_MODULE.format(digest=digest)}.py"
-    if not kept.exists():
-        try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            aside = kept.with_suffix(f".{os.getpid()}")
-            aside.write_text(text, encoding="utf-8")
-            aside.replace(kept)
-        except OSError as error:
-            raise EnvironmentFault(f"{kept} cannot be written: {error.strerror}") from error
-        importlib.invalidate_caches()
-    return str(KeptPlugin(path.name, digest, found["name"]))
+    kept = KeptPlugin(path.name, digest, found["name"])
+    _write_text(_list_folders()[1] / kept.stored_name, text)
+    return str(kept)
+
+
+def keep_for_runs(tree: Any) -> None:
+    """Keeps the files that the values of an experiment name below RLX_HOME.
+
+    Raises:
+        EnvironmentFault: a text is gone, or cannot be written.
+    """
+    if isinstance(tree, dict):
+        if kept := KeptPlugin.parse(str(tree.get("plugin"))):
+            text = kept.locate().read_text(encoding="utf-8")
+            _write_text(_list_folders()[0] / kept.stored_name, text)
+        tree = list(tree.values())
+    for item in tree if isinstance(tree, list) else ():
+        keep_for_runs(item)
+
+
+def _write_text(file: Path, text: str) -> None:
+    """Writes a file at once, unless it is there."""
+    if file.exists():
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(f".{os.getpid()}")
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(file)
+    except OSError as error:
+        raise EnvironmentFault(f"{file} cannot be written: {error.strerror}") from error
+    importlib.invalidate_caches()
 
 
 def list_plugin_files(tree: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """Plugins in a Python file beside an experiment."""
 
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ number = 3
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(SOURCE)
     return tmp_path
@@ -110,6 +112,7 @@ def test_the_text_is_kept_and_an_edited_file_is_another_plugin(folder):
     ]
     assert scores == [1.0, 0.0]
     assert keep_plugin_file(first, folder) == first
+    assert not (folder / "home").exists(), "nothing has been submitted"
 
 
 def test_what_cannot_be_used_is_named(folder):
@@ -127,8 +130,8 @@ def test_what_cannot_be_used_is_named(folder):
         assert "from the file mine.py, kept as" in str(refused.value), name
 
 
-def test_a_run_uses_what_it_began_with_and_is_rescored_to_the_bit(folder, tmp_path_factory):
-    home = Home(tmp_path_factory.mktemp("run"))
+def test_a_run_uses_what_it_began_with_and_is_rescored_to_the_bit(tmp_path):
+    home = Home(tmp_path)
     (home.folder / "mine.py").write_text(SOURCE)
     rewards = {
         f"rewards.turn.{name}.{key}": value
@@ -150,6 +153,7 @@ def test_a_run_uses_what_it_began_with_and_is_rescored_to_the_bit(folder, tmp_pa
     again = home.rlx("submit", home.yaml, "--quiet", sets=sets)
     assert again.stdout.strip() == run.id, "nothing has changed"
     (home.folder / "mine.py").write_text(SOURCE.replace("<= limit", "< limit"))
+    shutil.rmtree(tmp_path / "cache")
     assert home.json("rescore", run.id)["same"], "the run's own text is kept"
     assert home.submit(home.yaml, sets).digest != run.digest
 
