@@ -6,7 +6,7 @@ The templates are our own, in the manner of the families that they are named aft
 from dataclasses import dataclass
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -14,6 +14,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+
+from rlx.model.dialogue import PlainDialogue
 
 
 @dataclass(frozen=True)
@@ -98,18 +100,36 @@ HEARD = [
 ]
 
 
-def tokenizer(style):
-    """A byte-level BPE of about 400 tokens that wears the style's template."""
+def _train(heard, size, specials, pre_tokenizer):
+    """A byte-level BPE."""
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.pre_tokenizer = pre_tokenizer
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=list(style.specials),
+        vocab_size=size,
+        special_tokens=list(specials),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(HEARD * 10, trainer)
+    bpe.train_from_iterator(heard, trainer)
+    return bpe
+
+
+def train_bytewise(heard, size=290, apart=None):
+    """A dialogue over a byte-level BPE, whose tokens reach across everything but `apart`."""
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if apart is not None:
+        split = pre_tokenizers.Split(Regex(apart), "isolated")
+        whole = pre_tokenizers.Sequence([split, whole])
+    bpe = _train(heard, size, ["<eos>"], whole)
+    fast = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<eos>")
+    return PlainDialogue(fast, (fast.eos_token_id,))
+
+
+def tokenizer(style):
+    """A byte-level BPE of about 400 tokens that wears the style's template."""
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe = _train(HEARD * 10, 400, style.specials, plain)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=bpe, bos_token=style.bos, eos_token=style.specials[-1]
     )

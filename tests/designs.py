@@ -5,20 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from run_homes import TINY
+
 __all__ = ["made"]
 
 ROOT = Path(__file__).parents[1]
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 SMALL = {
-    "model.hidden_size": 32,
-    "model.heads": 1,
-    "model.kv_heads": 1,
-    "model.layers": 1,
-    "model.intermediate_size": 32,
+    **TINY,
     "model.warm_start.steps": 40,
     "model.warm_start.batch_size": 16,
     "model.warm_start.warmup_steps": 5,
-    "model.warm_start.learning_rate": "1e-2",
     "rollout.prompts_per_step": 5,
     "evaluation.problems": 10,
     "tracking.mlflow": "null",

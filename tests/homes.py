@@ -9,7 +9,6 @@ here: that is for tests/system.
 import contextlib
 import fcntl
 import io
-import json
 import os
 import shutil
 import sys
@@ -22,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from run_homes import QUIET, RLCR, SMALL, ReadHome
 
 from rlx.cli import main
 from rlx.home import RunFolder
@@ -30,36 +30,12 @@ from rlx.learner import Ranks
 from rlx.record import Recorder
 from rlx.run import run_experiment
 from rlx.run.context import StopRequest
-from rlx_registry import Registry, RunRecord, read_body
-
-RLCR = Path(__file__).parents[1] / "experiments" / "rlcr.yaml"
-QUIET = {"tracking.mlflow": "null", "tracking.pictures": "false"}
-"""What no test here asks for."""
-SMALL = {
-    **QUIET,
-    "model.hidden_size": 32,
-    "model.heads": 1,
-    "model.kv_heads": 1,
-    "model.layers": 1,
-    "model.intermediate_size": 32,
-    "model.warm_start.steps": 100,
-    "model.warm_start.batch_size": 32,
-    "model.warm_start.warmup_steps": 10,
-    "model.warm_start.learning_rate": "1e-2",
-    "phases.0.steps": 2,
-    "phases.1.steps": 2,
-    "rollout.prompts_per_step": 4,
-    "rollout.num_generations_answer": 4,
-    "rollout.num_generations_confidence": 4,
-    "evaluation.problems": 30,
-}
-"""experiments/rlcr.yaml as a run of seconds."""
-
+from rlx_registry import Registry, RunRecord
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu"}
 
 
-class Home:
+class Home(ReadHome):
     """A home for runs, and the command line in it.
 
     Args:
@@ -70,8 +46,7 @@ class Home:
     small = SMALL
 
     def __init__(self, folder: Path, paths: Iterable[str] = ()) -> None:
-        self.folder = folder
-        self.path = folder / "home"
+        super().__init__(folder)
         self.paths = list(paths)
         self.yaml = folder / "rlcr.yaml"
         shutil.copy(RLCR, self.yaml)
@@ -88,35 +63,11 @@ class Home:
             code = main(command)
         return CompletedProcess(command, code, out.getvalue(), err.getvalue())
 
-    def json(self, *arguments: Any) -> Any:
-        """What a command says as JSON; it must succeed."""
-        done = self.rlx(*arguments, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
     def submit(self, spec: Path, sets: Mapping[str, Any] | None = None) -> RunRecord:
         """Runs an experiment to its end."""
         done = self.rlx("submit", spec, "--again", "--quiet", sets={**QUIET, **(sets or {})})
         assert done.returncode == 0, done.stderr
         return self.run(done.stdout.strip())
-
-    def registry(self) -> Registry:
-        """Open for reading."""
-        return Registry.open(f"sqlite:///{self.path}/registry.db", read_only=True)
-
-    def run(self, run_id: str) -> RunRecord:
-        """The record of a run."""
-        with self.registry() as registry:
-            return registry.run(run_id)
-
-    def bodies(self, run: RunRecord) -> Iterator[tuple[int, list[dict[str, Any]], Any]]:
-        """Step, trees and index of every step, each file checked against its digest."""
-        with self.registry() as registry:
-            for step in registry.results.rollout_steps(run.id):
-                body = registry.results.rollout_body(run.id, step)
-                path = Path(run.directory) / body.path
-                index = registry.results.rollout_index(run.id, step)
-                yield step, read_body(path, body.sha256).to_pylist(), index
 
     def copy(self, folder: Path) -> "Home":
         """This home for a test that writes. Its files are links, but for the registry; its runs

@@ -169,6 +169,7 @@ def _spec(text: str) -> dict[str, Any]:
         "tracking": {"mlflow": "sqlite:///mlflow.db"},
         "estimator": {"name": "grpo", "eps": 1e-6, "said": text},
         "mask": {"strategy": "turn_spans"},
+        "credit": {"use_kl_in_reward": True},
         "phases": [{"name": text, "steps": 3, "set": {"estimator.eps": 0.5}}],
     }
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +15,7 @@ from rlx_plugins.records import Source, Stamp, convert_to_plain_json, get_value_
 from rlx_plugins.templates import fill_template, list_template_fields
 
 _Placed = list[tuple[str, Problem]]
-_Splits = Mapping[Split, tuple[Problem, ...]]
+_Splits = Mapping[Split, _Placed]
 
 
 class MessageTemplate(StrictModel):
@@ -104,7 +104,16 @@ class Dataset(Plugin):
         passes, position = divmod(index, len(problems))
         if split == "train":
             position = _shuffle_dataset_indices(seed, passes, len(problems))[position]
-        return problems[position]
+        return problems[position][1]
+
+    def list_problems(self) -> Iterator[tuple[str, Problem]]:
+        """Yields every problem of both splits, and where it was read.
+
+        Raises:
+            OSError, ImportError, ValueError: as `check`.
+        """
+        for placed in self._splits().values():
+            yield from placed
 
     @property
     def demonstrates(self) -> bool:
@@ -160,7 +169,7 @@ def _load_dataset_splits(options: str, stamps: tuple[Stamp, ...]) -> _Splits:
             )
     if task.id is not None:
         _check_ids([*train, *test])
-    return {"train": tuple(p for _, p in train), "test": tuple(p for _, p in test)}
+    return {"train": train, "test": test}
 
 
 def _read_source_problems(task: Dataset, source: Source) -> _Placed:

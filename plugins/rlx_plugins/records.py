@@ -82,7 +82,7 @@ class Source(BaseModel):
         return tuple(_get_file_stamp(path) for path in self.paths)
 
     def digests(self, split: str) -> dict[str, str]:
-        """Returns digests of the records of each file or folder; none of a dataset of the hub.
+        """Returns digests of the records of each file or folder, or of the hub's dataset.
 
         They do not depend on how the records are written, such as compression or the order of keys.
 
@@ -92,6 +92,8 @@ class Source(BaseModel):
         Raises:
             OSError, ImportError, ValueError: as `rows`.
         """
+        if self.hub is not None:
+            return {f"{split} {self.hub}": _digest_records(self, ())}
         paths = self.path if isinstance(self.path, tuple) else (self.path,)
         parts = [self.model_copy(update={"path": path}) for path in paths if path is not None]
         return {f"{split} {part.path}": _digest_records(part, part.stamps()) for part in parts}

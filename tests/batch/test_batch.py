@@ -5,34 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from rows import each_row
+from token_trees import prompt, seen, turn
 
 from rlx.batch import NO_TURN, TokenBatch, build_token_batch, list_batch_rows
 from rlx.errors import ShapeError
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.rollout import NO_PARENT, RolloutTree
 
 F, T = False, True
-
-
-def prompt(parent, *ids):
-    return Segment(parent=parent, author="prompt", token_ids=ids)
-
-
-def seen(parent, *ids):
-    return Segment(parent=parent, author="environment", token_ids=ids)
-
-
-def turn(parent, *ids, kind="answer", number=1, reason="stop", **spans):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=ids,
-        logprobs=tuple(-i / 8 for i in ids),
-        turn=number,
-        kind=kind,
-        finish_reason=reason,
-        spans={name: Span(outer, inner, "") for name, (outer, inner) in spans.items()},
-    )
 
 
 def tree(*segments):

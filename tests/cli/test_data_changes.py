@@ -54,8 +54,14 @@ def test_a_right_answer_that_the_reward_cannot_use_is_an_error(files, capsys, go
     write("questions.jsonl", ["1", "2", "3", gold])
     assert main(["validate", "mine.yaml"]) == 2
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "the reward cannot use problem " in said and "'questions.jsonl 3?'" in said
+    assert "the reward cannot use questions.jsonl line 4, 'questions.jsonl 3?'" in said
     assert f"the field 'answer' must hold text or numbers, got {gold!r}" in said
+    write("questions.jsonl", map(str, range(400)))
+    write("test.jsonl", [*map(str, range(300)), gold, gold])
+    assert main(["validate", "mine.yaml"]) == 2
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "the reward cannot use test.jsonl line 301, 'test.jsonl 300?'" in said
+    assert "so are 2 of 702 problems" in said
 
 
 def submit(capsys, *options):

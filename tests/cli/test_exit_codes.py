@@ -206,67 +206,56 @@ def test_interrupts_end_what_waits_with_130(folder):
             assert "Traceback" not in err
 
 
-IGNORED = """
+ASKING = """
 import signal, sys, time, weakref
-import click, rlx.cli
+import click, rlx.cli, sqlalchemy
 import rlx.cli.verb_group as group
-
+{asking}
+group.rlx_command = click.Command("ask", callback=ask)
+sys.exit(rlx.cli.main([]))
+"""
+IGNORED = """
 class Lock: ...
 
-def wait():
+def ask():
     lock = Lock()
     kept = weakref.ref(lock, lambda _: signal.raise_signal(signal.SIGINT))
     del lock
-    print("ignored", flush=True)
+    print("asked", flush=True)
     while True:
         time.sleep(3600)
-
-group.rlx_command = click.Command("wait", callback=wait)
-sys.exit(rlx.cli.main([]))
 """
-
-
-def test_an_interrupt_that_python_ignores_comes_again(folder):
-    """One raised in a weak reference's callback, of which each import has one."""
-    done = subprocess.run(
-        [sys.executable, "-c", IGNORED],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (130, "ignored\n")
-    assert done.stderr.split() == ["interrupted"]
-
-
+"""By Python: one raised in a weak reference's callback, of which each import has one."""
 LOGGED = """
-import signal, sys
-import click, rlx.cli, sqlalchemy
-import rlx.cli.verb_group as group
-
 def ask():
     engine = sqlalchemy.create_engine("sqlite://", poolclass=sqlalchemy.pool.NullPool)
     engine.dialect.do_close = lambda _: signal.raise_signal(signal.SIGINT)
     with engine.connect():
-        print("connected", flush=True)
-
-group.rlx_command = click.Command("ask", callback=ask)
-sys.exit(rlx.cli.main([]))
+        print("asked", flush=True)
 """
+"""By a library: one that comes while SQLAlchemy closes a connection."""
+TURNED = """
+def ask():
+    print("asked", flush=True)
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ValueError("Error building a validator") from None
+"""
+"""Into another error, by compiled code."""
 
 
-def test_an_interrupt_that_a_library_logs_is_told_once(folder):
-    """One that comes while SQLAlchemy closes a connection."""
+@pytest.mark.parametrize("asking", [IGNORED, LOGGED, TURNED], ids=["ignored", "logged", "turned"])
+def test_an_interrupt_is_told_once_whoever_swallows_it(asking, folder):
     done = subprocess.run(
-        [sys.executable, "-c", LOGGED],
+        [sys.executable, "-c", ASKING.format(asking=asking)],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=LIMIT,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (130, "connected\n")
+    assert (done.returncode, done.stdout) == (130, "asked\n")
     assert done.stderr.split() == ["interrupted"]
 
 
@@ -281,24 +270,3 @@ def test_closed_output_is_no_surprise(folder):
 def test_a_schema_needs_a_file(rlx):
     code, _, err = rlx("validate", "--schema", "-o", ".")
     assert (code, err) == (2, "error: -o . is a folder; name a file in it\n")
-
-
-def test_an_interrupt_that_compiled_code_turned_into_another_error(folder):
-    code = """
-import signal, sys
-import click, rlx.cli
-import rlx.cli.verb_group as group
-
-def build():
-    try:
-        signal.raise_signal(signal.SIGINT)
-    except KeyboardInterrupt:
-        raise ValueError("Error building a validator") from None
-
-group.rlx_command = click.Command("build", callback=build)
-sys.exit(rlx.cli.main([]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

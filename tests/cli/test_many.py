@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rlx.cli import main
-from rlx.cli.compare import parse_grid, parse_seeds, read_group, record_group
 from rlx.cli.follow import GroupView
+from rlx.cli.groups import parse_grid, parse_seeds, read_group, record_group
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry

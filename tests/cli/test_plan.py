@@ -8,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from guests import write_distribution
 
 from rlx.cli import main
 
@@ -31,14 +30,6 @@ for path, page in zip(sys.argv[1::2], sys.argv[2::2]):
     print(json.dumps([path, code, out.getvalue(), err.getvalue()]), flush=True)
 """
 """One process for all experiments, since the imports cost more than most plans."""
-GUEST = '''
-from rlx.plugin import reward
-
-@reward
-def broken(sample):
-    """No number."""
-    return float("nan")
-'''
 
 
 def rlx(folder, *arguments, program=MAIN, **environment):
@@ -155,17 +146,6 @@ def test_an_experiment_without_signal_cannot_learn(capsys):
     main(["plan", str(RLCR), *sets])
     said = "learns    no: every advantage is 0 in phase answers, joint"
     assert said in capsys.readouterr().out
-
-
-def test_a_broken_scorer_is_the_plugins_fault(tmp_path):
-    points = "[rlx.rewards]\nbroken = rlx_guest:broken\n"
-    write_distribution(tmp_path, "rlx-guest", points, rlx_guest=GUEST)
-    use = "--set=rewards.turn.guest={plugin: broken, turn: answer}"
-    done = rlx(tmp_path, "plan", RLCR, use, "--json", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 3
-    (finding,) = json.loads(done.stdout)["findings"]
-    assert "reward plugin 'broken'" in finding["message"] and "gave nan" in finding["message"]
-    assert "its input: " in finding["notes"][0]
 
 
 def test_wrong_arguments_are_said(tmp_path):

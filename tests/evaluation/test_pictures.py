@@ -11,6 +11,8 @@ from rlx.evaluation.calibration import measure_calibration
 from rlx.evaluation.pictures import (
     EvaluationPoint,
     TurnDistribution,
+    _draw_training_curve,
+    build_figure,
     draw_accuracy_and_ece,
     draw_distributions,
     draw_learning_curves,
@@ -48,6 +50,15 @@ def test_equal_figures_give_equal_files(tmp_path):
 def test_degenerate_evaluations_can_be_drawn(tmp_path):
     png, _ = draw_reliability_diagram(UNREADABLE, OVERCONFIDENT, tmp_path / "r")
     assert painted(png) > 0.02
+
+
+def test_rounding_errors_of_a_constant_do_not_fill_its_panel():
+    for value in (0.3, -2e-6, 0.0):
+        (axes,) = build_figure(2, 2).subplots(1, 1, squeeze=False)[0]
+        _draw_training_curve(axes, "x", [(n, value * (1 + n % 2 * 1e-9)) for n in range(60)])
+        low, high = axes.get_ylim()
+        margin = 0.1 * abs(value) or 0.1
+        assert (low, high) == pytest.approx((value - margin, value + margin), rel=1e-6)
 
 
 def test_learning_curves_of_any_number_with_gaps(tmp_path):

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rlx.evaluation.answers import ProblemAnswers, compute_pass_at_k, measure_answer_scaling
+from rlx.evaluation.answers import ScoredAnswer, compute_pass_at_k, measure_answer_scaling
+
+
+def answered(said, correct, confidence):
+    """The answers to one problem."""
+    return [
+        ScoredAnswer(
+            problem=0, problem_id="p", stratum="", sample=n, text="", said=text, correct=right,
+            confidences=() if confidence is None else (confidence[n],), confidence_texts=(),
+            rewards={}, tokens=1, truncated=False,
+        )
+        for n, (text, right) in enumerate(zip(said, correct, strict=True))
+    ]  # fmt: skip
 
 
 @given(st.integers(1, 9), st.data())
@@ -27,11 +39,11 @@ def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="without answers"):
         measure_answer_scaling([], seed=0)
     with pytest.raises(ValueError, match="without answers"):
-        measure_answer_scaling([ProblemAnswers((), (), None)], seed=0)
+        measure_answer_scaling([[]], seed=0)
 
 
 def test_a_confident_minority_wins_by_its_confidence_alone():
-    split = ProblemAnswers(("8", "8", "7"), (0, 0, 1), (0.1, 0.2, 0.9))
+    split = answered(("8", "8", "7"), (0, 0, 1), (0.1, 0.2, 0.9))
     found = measure_answer_scaling([split], seed=0)
     assert found["k"] == [1, 2, 3]
     assert found["majority"][-1] == 0
@@ -41,10 +53,10 @@ def test_a_confident_minority_wins_by_its_confidence_alone():
 
 
 def test_answers_that_say_nothing_have_no_vote():
-    found = measure_answer_scaling([ProblemAnswers((None, None, "7"), (0, 0, 1), None)], seed=0)
+    found = measure_answer_scaling([answered((None, None, "7"), (0, 0, 1), None)], seed=0)
     assert found["majority"][-1] == 1
     assert found["weighted"] is None
-    silent = measure_answer_scaling([ProblemAnswers((None, None), (0, 0), None)], seed=0)
+    silent = measure_answer_scaling([answered((None, None), (0, 0), None)], seed=0)
     assert silent["majority"] == [0, 0]
     assert silent["vote_share_ece"] == [0, 0]
 
@@ -61,7 +73,7 @@ answers = st.lists(
 def test_votes_are_means_over_all_orders(answers):
     said, confidence = zip(*answers, strict=True)
     correct = tuple(int(text == "1") for text in said)
-    found = measure_answer_scaling([ProblemAnswers(said, correct, confidence)], seed=3)
+    found = measure_answer_scaling([answered(said, correct, confidence)], seed=3)
     for i, k in enumerate(found["k"]):
         rights = {"majority": [], "weighted": [], "most_confident": []}
         for order in permutations(range(len(said))):
@@ -81,7 +93,7 @@ def test_votes_are_means_over_all_orders(answers):
 
 
 def test_the_same_seed_gives_the_same_in_plain_json():
-    problem = ProblemAnswers(("1", "2", "2", "3"), (1, 0, 0, 0), (0.9, 0.3, 0.4, 0.1))
+    problem = answered(("1", "2", "2", "3"), (1, 0, 0, 0), (0.9, 0.3, 0.4, 0.1))
     found = measure_answer_scaling([problem], seed=5)
     assert found == measure_answer_scaling([problem], seed=5)
     assert json.loads(json.dumps(found)) == found

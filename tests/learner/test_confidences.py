@@ -4,8 +4,6 @@ import checkpoints
 import pytest
 import torch
 from rows import each_row
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from rlx.errors import SpecError
 from rlx.learner.pack import Branches, collate_trees, pack_trees
@@ -25,23 +23,8 @@ def tiny(tokenizer):
 @pytest.fixture(scope="module")
 def by_digit():
     """A byte-level BPE that splits digits one by one, as those of instruct models do."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\d|[^\d]+"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["<confidence>0.8</confidence>"] * 50, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
-    return PlainDialogue(fast, (fast.eos_token_id,))
+    heard = ["<confidence>0.8</confidence>"] * 50
+    return checkpoints.train_bytewise(heard, 300, apart=r"\d|[^\d]+")
 
 
 def test_a_value_is_one_token_of_a_vocabulary_that_has_it():
@@ -78,19 +61,9 @@ def test_values_that_are_the_same_are_refused():
 
 
 def test_a_tag_that_a_token_joins_with_a_value_is_refused():
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=290,
-        special_tokens=["<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([">0."] * 50, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    dialogue = checkpoints.train_bytewise([">0."] * 50)
     with pytest.raises(SpecError, match=r"joins '0\.5' with a tag"):
-        encode_confidences(("0.5",), "confidence", PlainDialogue(fast, (fast.eos_token_id,)))
+        encode_confidences(("0.5",), "confidence", dialogue)
 
 
 def test_a_usual_byte_level_vocabulary_states_the_grid():

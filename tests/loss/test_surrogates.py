@@ -220,6 +220,23 @@ def test_drawn_tokens_lie_between_the_bounds_and_a_seed_draws_the_same(rows, fra
     assert int(chosen.sum()) == min(count, int(candidates.sum()))
 
 
+@each_row(("surrogate", "dual_clip"), [("clip", None), ("clip", 2.0), ("cispo", None)])
+@given(tokens)
+def test_tokens_that_are_held_are_those_whose_clip_binds(surrogate, dual_clip, drawn):
+    new, old, advantages = columns(drawn)
+    advantages = advantages.where(advantages.abs() > 1e-6, 0.0)
+    spec = LossSpec(surrogate=surrogate, clip=(0.2, 0.25), dual_clip=dual_clip)
+    *_, held = compute_token_losses(new, old, advantages, torch.zeros(len(drawn)).long(), spec)
+    for n, advantage in enumerate(advantages.tolist()):
+        ratio = math.exp(new[n] - old[n])
+        binds = ratio > 1.25 if advantage > 0 else ratio < 0.8 and advantage < 0
+        if surrogate == "cispo":
+            binds = advantage != 0 and not 0.8 <= ratio <= 1.25
+        elif dual_clip is not None:
+            binds |= ratio > dual_clip and advantage < 0
+        assert held[n].item() == binds
+
+
 def test_chosen_tokens_lose_their_gradient_or_pay_for_moving():
     new = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     old, advantages, rows = torch.tensor([-1.5, -1.5, -3.0]), torch.ones(3), torch.zeros(3).long()

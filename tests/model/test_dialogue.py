@@ -4,6 +4,7 @@ from importlib.resources import files
 from itertools import accumulate
 
 import pytest
+from checkpoints import train_bytewise
 from hypothesis import given
 from hypothesis import strategies as st
 from rows import each_row
@@ -152,18 +153,7 @@ def test_a_turn_is_closed_exactly_once(tiny, policy):
 @pytest.fixture(scope="module")
 def bytewise():
     """Merges reach across tag borders (`r>7` is one token); é, € and 😀 are several tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=290,
-        special_tokens=["<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["r>7", "7</", "7 </"] * 50 + ["answer"] * 20, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
-    return PlainDialogue(fast, (fast.eos_token_id,))
+    return train_bytewise(["r>7", "7</", "7 </"] * 50 + ["answer"] * 20)
 
 
 def pieces(dialogue, ids):

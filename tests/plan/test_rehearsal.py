@@ -83,14 +83,17 @@ def test_without_a_rehearsal_it_is_recorded(submit):
     assert (code, report, runs) == (0, "", 1)
 
 
-def test_what_is_only_likely_is_a_warning_and_an_event_of_the_run(submit, tmp_path):
-    code, report, runs = submit("urn")
+def test_what_is_only_likely_is_a_warning_and_an_event_of_the_run(submit, tmp_path, capsys):
+    code, report, runs = submit("urn", "rollout.answer.top_k=5")
     assert (code, runs) == (0, 1)
-    said = "no group of synthetic answers has a signal"
-    assert f"warning: {said}" in report
+    of_file, of_trial = "rollout.answer.top_k is 5", "no group of synthetic answers has a signal"
+    assert f"warning: {of_file}" in report and f"warning: {of_trial}" in report
     with Registry.open(f"sqlite:///{tmp_path}/home/registry.db", read_only=True) as registry:
         events = registry.results.events("r-0001")
-    assert [said in event.message for event in events if event.kind == "warning"] == [True]
+    warned = [event.message for event in events if event.kind == event.level == "warning"]
+    assert [of_file in warned[0], of_trial in warned[1], len(warned)] == [True, True, 2]
+    assert main(["status", "r-0001"]) == 0
+    assert warned[0] in " ".join(capsys.readouterr().out.split())
 
 
 def test_members_of_a_group_share_a_rehearsal(submit, monkeypatch):

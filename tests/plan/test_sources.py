@@ -159,7 +159,7 @@ def printed(tmp_path):
 def test_the_printed_example_of_countdown_earns_its_reward_on_the_last_token(rows, printed):
     scores = defaultdict(set)
     for row in rows("countdown_faithfulness", *printed):
-        text = "".join(token.text for token in row.tokens).removesuffix("<|im_end|>")
+        text = "".join(token.text for token in row.tokens).removesuffix("<|endoftext|>")
         kind = "right" if text == PRINTED["response"] else "answered" * ("</answer>" in text)
         scores[kind].add(row.score)
         assert all(not token.placed for token in row.tokens[:-1])

@@ -541,7 +541,7 @@ def test_datasets_of_hugging_face_are_read_and_refused(tmp_path):
 
         def prompts(**options):
             task = Dataset(**options)
-            return [[p.prompt for p in task._splits()[s]] for s in ("train", "test")]
+            return [[p.prompt for _, p in task._splits()[s]] for s in ("train", "test")]
 
         for name in ("split", "kept"):
             parts = {s: {"path": name, "split": s} for s in ("train", "test")}
@@ -573,3 +573,15 @@ def test_a_missing_library_says_how_to_install_it(monkeypatch):
     task = Dataset(train={"hub": "nobody/nothing", "split": "train"}, held_out=0.5)
     with pytest.raises(ImportError, match=r"pip install 'rlx\[huggingface\]'"):
         task.check()
+
+
+def test_data_of_the_hub_have_a_digest_too(tmp_path, monkeypatch):
+    rows = [{"prompt": f"{n}?", "answer": n} for n in range(4)]
+    (tmp_path / "own.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    monkeypatch.setattr(
+        records, "_load_hub_rows", lambda *_: ((f"row {n}", row) for n, row in enumerate(rows))
+    )
+    path = {"path": str(tmp_path / "own.jsonl")}
+    (own,) = Dataset(train=path, held_out=0.5).data().values()
+    hub = Dataset(train={"hub": "some/thing", "split": "train"}, held_out=0.5)
+    assert hub.data() == {"train some/thing": own}

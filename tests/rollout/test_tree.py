@@ -2,32 +2,13 @@
 
 import pytest
 from rows import each_row
+from token_trees import prompt, seen, turn
 
 from rlx.errors import TreeError
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 
 PROBLEM = Problem(id="p0", prompt="?", fields={})
-
-
-def prompt(parent, *ids):
-    return Segment(parent=parent, author="prompt", token_ids=ids)
-
-
-def turn(parent, *ids, number=1, kind="answer"):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=ids,
-        logprobs=(-0.5,) * len(ids),
-        turn=number,
-        kind=kind,
-        finish_reason="stop",
-    )
-
-
-def seen(parent, *ids):
-    return Segment(parent=parent, author="environment", token_ids=ids)
 
 
 def chain():

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 from checkpoints import make_checkpoint
-from homes import QUIET
+from run_homes import QUIET
 
 from rlx.run.first_contact import MOST_PROMPTS, PROMPTS
 

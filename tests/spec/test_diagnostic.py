@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from rows import each_row
+
 from rlx.errors import PluginError, SpecError
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
@@ -79,18 +81,21 @@ def test_the_specs_own_faults_decide_the_exit_code_before_plugins():
     assert isinstance(alone, PluginError)
 
 
-def test_suggests_only_what_is_near():
-    assert did_you_mean("acuracy", ["format", "accuracy"]) == "accuracy"
-    assert did_you_mean("Tiny", ["tiny"]) == "tiny"
-    assert did_you_mean("zebra", ["format", "accuracy"]) is None
-
-
-def test_the_nearest_name_may_be_another_name_or_a_part():
-    assert did_you_mean("gpu", ["auto", "cpu", "cuda"]) == "cuda"
-    assert did_you_mean("cuda:0", ["auto", "cpu", "cuda"]) == "cuda"
-    assert did_you_mean("cosine_restarts", ["constant", "linear", "cosine"]) == "cosine"
-    assert did_you_mean("bf16", ["float32", "bfloat16"]) == "bfloat16"
-    assert did_you_mean("gpu", ["gpus"]) == "gpus"
+@each_row(
+    ("word", "choices", "meant"),
+    [
+        ("acuracy", ["format", "accuracy"], "accuracy"),
+        ("Tiny", ["tiny"], "tiny"),
+        ("zebra", ["format", "accuracy"], None),
+        ("gpu", ["auto", "cpu", "cuda"], "cuda"),
+        ("cuda:0", ["auto", "cpu", "cuda"], "cuda"),
+        ("cosine_restarts", ["constant", "linear", "cosine"], "cosine"),
+        ("bf16", ["float32", "bfloat16"], "bfloat16"),
+        ("gpu", ["gpus"], "gpus"),
+    ],
+)
+def test_the_nearest_name_is_suggested(word, choices, meant):
+    assert did_you_mean(word, choices) == meant
 
 
 def test_a_report_has_a_note_once():

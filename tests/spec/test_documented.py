@@ -74,11 +74,6 @@ def test_an_algorithm_by_name(tmp_path, subtests):
             assert plugins.warnings == (), name
 
 
-def test_there_are_as_many_as_the_issue_names():
-    names = {name for name, _ in algorithms()}
-    assert {"DAPO", "Dr. GRPO", "GSPO", "BNPO", "CISPO"} <= names
-
-
 ASKED = ["evaluation.correct: exact", "rewards.turn: {}"]
 """What an experiment with an environment cannot keep of the one that the page starts from."""
 

@@ -132,8 +132,7 @@ def test_every_value_knows_its_origin():
     assert read.origins["rewards.turn.format.pattern"] == f"{RLCR}:{at}"
     assert read.origins["loss.dual_clip"] == read.origins["runner.device"] == "--set"
     assert read.origins["runner.ranks"] == read.origins["tracking.mlflow"] == "default"
-    assert set(read.paths) == set(read.origins)
-    assert read.paths["phases.0.set.rollout.schedule"] == ("phases", 0, "set", "rollout.schedule")
+    assert read.origins["phases.0.set.rollout.schedule"].startswith(f"{RLCR}:")
 
 
 def test_overrides_step_into_lists_and_make_mappings():

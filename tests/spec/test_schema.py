@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from rows import each_row
 
 from rlx.discovery import load_all_plugins
 from rlx.spec.reading.yaml_source import parse_yaml_document
@@ -100,17 +101,17 @@ def test_options_of_plugins_are_known_by_their_names(installed, subtests):
             )
 
 
-def test_placements_have_no_options_of_others(installed):
-    assert count_faults(installed, read("rlcr", "credit: {placement: {plugin: turn_end, a: 1}}"))
-
-
-def test_values_of_options_are_checked(installed):
-    assert count_faults(installed, read("rlcr", "estimator: {name: two_level, ddof: 2}"))
-    assert count_faults(installed, read("rlcr", "mask: {strategy: turn_spans, fallback: no}"))
-
-
-def test_a_plugin_that_is_not_installed_may_have_any_option(installed):
-    assert count_faults(installed, read("rlcr", "estimator: {name: theirs, thing: 1}")) == 0
+@each_row(
+    ("section", "faulty"),
+    [
+        ("credit: {placement: {plugin: turn_end, a: 1}}", True),
+        ("estimator: {name: two_level, ddof: 2}", True),
+        ("mask: {strategy: turn_spans, fallback: no}", True),
+        ("estimator: {name: theirs, thing: 1}", False),  # which is not installed
+    ],
+)
+def test_options_and_their_values_are_checked(installed, section, faulty):
+    assert bool(count_faults(installed, read("rlcr", section))) == faulty
 
 
 def test_a_plugin_that_cannot_be_imported_may_have_any_option():

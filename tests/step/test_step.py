@@ -6,31 +6,15 @@ import bound
 import pytest
 import torch
 from rows import each_row
+from token_trees import prompt, turn
 
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import ConfidenceSpec, CreditSpec, EntropyBonus, ExpectedScore, LossSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
-
-
-def prompt(parent, *ids):
-    return Segment(parent=parent, author="prompt", token_ids=ids)
-
-
-def turn(parent, *ids, kind="answer", number=1, **spans):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=ids,
-        logprobs=(-1.0,) * len(ids),
-        turn=number,
-        kind=kind,
-        finish_reason="stop",
-        spans={name: Span(outer, inner, "") for name, (outer, inner) in spans.items()},
-    )
 
 
 def confidence(parent, *ids, **spans):

@@ -7,7 +7,6 @@ before it has begun.
 """
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -19,31 +18,12 @@ from pathlib import Path
 import pytest
 from guests import write_distribution
 from patience import LIMIT, signal_processes, stop_process, wait_until
+from run_homes import MIRRORED, RLCR, SMALL, ReadHome
 
 from rlx.record import find_run_differences
 from rlx.run import read_progress
-from rlx_registry import Registry, read_body
 
-RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
-MIRRORED = {
-    "model.hidden_size": 32,
-    "model.heads": 1,
-    "model.kv_heads": 1,
-    "model.layers": 1,
-    "model.intermediate_size": 32,
-    "model.warm_start.steps": 100,
-    "model.warm_start.batch_size": 32,
-    "model.warm_start.warmup_steps": 10,
-    "model.warm_start.learning_rate": "1e-2",
-    "phases.0.steps": 2,
-    "phases.1.steps": 2,
-    "rollout.prompts_per_step": 4,
-    "rollout.num_generations_answer": 4,
-    "rollout.num_generations_confidence": 4,
-    "evaluation.problems": 30,
-}
-SMALL = {**MIRRORED, "tracking.mlflow": "null", "tracking.pictures": "false"}
 BRIEF = {**SMALL, "evaluation.problems": 4}
 QUICK = RLCR.with_name("quick.yaml")
 SHORT_QUICK = {
@@ -91,14 +71,13 @@ def held(sample, *, lock: str):
 '''
 
 
-class Home:
+class Home(ReadHome):
     """A home for runs, and the command line in it."""
 
     small, mirrored, brief, unhurried, long = SMALL, MIRRORED, BRIEF, UNHURRIED, LONG
 
     def __init__(self, folder):
-        self.folder = folder
-        self.path = folder / "home"
+        super().__init__(folder)
         self.yaml = folder / "rlcr.yaml"
         self.lock = folder / "lock"
         shutil.copy(RLCR, self.yaml)
@@ -145,27 +124,6 @@ class Home:
         done = self.rlx("submit", yaml or self.yaml, "-q", *options, sets=sets)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
-
-    def json(self, *arguments):
-        done = self.rlx(*arguments, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def registry(self):
-        return Registry.open(f"sqlite:///{self.path}/registry.db", read_only=True)
-
-    def run(self, run_id):
-        with self.registry() as registry:
-            return registry.run(run_id)
-
-    def bodies(self, run):
-        """Step, trees and index of every step, each file checked against its digest."""
-        with self.registry() as registry:
-            for step in registry.results.rollout_steps(run.id):
-                body = registry.results.rollout_body(run.id, step)
-                path = Path(run.directory) / body.path
-                index = registry.results.rollout_index(run.id, step)
-                yield step, read_body(path, body.sha256).to_pylist(), index
 
     def until(self, condition, what):
         """Waits; slow machines are no failure."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from patience import LIMIT
+from run_homes import TINY
 
 from rlx.model import build_policy
 from rlx.phase_setup import build_setup
@@ -18,21 +19,16 @@ from rlx_registry import read_body
 
 PROBLEMS, SAMPLES = 12, 6
 SMALL = {
-    "model.hidden_size": 32,
-    "model.heads": 1,
-    "model.kv_heads": 1,
+    **TINY,
     "model.layers": 2,
     "model.intermediate_size": 64,
     "model.warm_start.steps": 150,
-    "model.warm_start.warmup_steps": 10,
-    "model.warm_start.learning_rate": "1e-2",
     "task.numbers": "{2: 1.0}",
     "task.number_range": "[1, 4]",
     "task.target_range": "[1, 8]",
     "task.operators": "+",
     "phases.0.steps": 1,
     "phases.1.steps": 1,
-    "rollout.prompts_per_step": 4,
     "rollout.num_generations_answer": 4,
     "rollout.num_generations_confidence": 3,
     "evaluation.problems": 8,

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_homes import QUIET, TINY
 
 from rlx_registry import Registry
 
@@ -50,21 +51,12 @@ USED = {
     "mask": "{strategy: one_span, span: answer}",
 }
 SMALL = {
-    "model.hidden_size": 32,
-    "model.heads": 1,
-    "model.kv_heads": 1,
-    "model.layers": 1,
-    "model.intermediate_size": 32,
-    "model.warm_start.steps": 100,
-    "model.warm_start.warmup_steps": 10,
-    "model.warm_start.learning_rate": "1e-2",
+    **TINY,
+    **QUIET,
     "phases": "[{name: only, steps: 2}]",
-    "rollout.prompts_per_step": 4,
     "rollout.num_generations_answer": 4,
     "rollout.num_generations_confidence": 3,
     "evaluation.problems": 6,
-    "tracking.mlflow": "null",
-    "tracking.pictures": "false",
 }
 
 

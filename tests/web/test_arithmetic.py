@@ -189,8 +189,8 @@ def test_letters_that_are_drawn_as_nothing_are_named():
 
 def test_a_sparkline_fills_its_frame():
     assert build_sparkline_points([(0, 1.0), (10, 3.0), (20, 2.0)]) == "2.0,18.0 48.0,2.0 94.0,10.0"
-    assert build_sparkline_points([(7, 1.0)]) == "2.0,18.0"
-    assert build_sparkline_points([(0, 5.0), (1, 5.0)]) == "2.0,18.0 94.0,18.0"
+    assert build_sparkline_points([(7, 1.0)]) == "2.0,10.0"
+    assert build_sparkline_points([(0, 5.0), (1, 5.0)]) == "2.0,10.0 94.0,10.0"
 
 
 def test_sizes_and_stretches():

@@ -2,7 +2,9 @@
 
 import json
 import math
+import sqlite3
 import struct
+from contextlib import closing
 from statistics import fmean, stdev
 
 import pyarrow as pa
@@ -202,6 +204,17 @@ def test_a_body_without_the_texts_of_tokens_shows_their_numbers(own):
     assert [line["text"] for line in data["lines"]] == ["#1", "#4", "#3", "#4", "#5"]
     assert "recorded without the texts of its tokens" in client.page(f"{STEP}/0").text
     assert "first plain" in client.page(STEP).text
+
+
+def test_beta_is_that_of_a_kl_in_the_reward(own, tmp_path):
+    client = own(lambda body: body)
+    assert client.twin(f"{STEP}/0")["beta"] == 0.125
+    assert "β of KL" in client.page(f"{STEP}/0").text
+    with closing(sqlite3.connect(tmp_path / "registry.db")) as registry, registry:
+        path = "$.credit.use_kl_in_reward"
+        registry.execute("UPDATE rlx_run SET spec = json_set(spec, ?, json('false'))", (path,))
+    assert client.twin(f"{STEP}/0")["beta"] is None
+    assert "β of KL" not in client.page(f"{STEP}/0").text
 
 
 def spoiled(body):

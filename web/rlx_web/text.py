@@ -85,12 +85,15 @@ def format_pretty_json(value: object) -> str:
 def build_sparkline_points(
     points: list[tuple[int, float]], width: int = 96, height: int = 20
 ) -> str:
-    """Returns the points of an SVG polyline of `width` × `height` with a margin of two units."""
+    """Returns the points of an SVG polyline of `width` × `height` with a margin of two units.
+
+    A constant series lies in the middle: at an edge it would look like an extreme value.
+    """
     steps, values = [p[0] for p in points], [p[1] for p in points]
-    across, up = max(steps) - min(steps) or 1, max(values) - min(values) or 1.0
+    across, up = max(steps) - min(steps) or 1, max(values) - min(values)
     return " ".join(
         f"{2 + (s - min(steps)) / across * (width - 4):.1f},"
-        f"{height - 2 - (v - min(values)) / up * (height - 4):.1f}"
+        f"{height - 2 - ((v - min(values)) / up if up else 0.5) * (height - 4):.1f}"
         for s, v in points
     )
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from rlx.cli.compare import GroupMember
 from rlx.cli.console import build_table, open_console
+from rlx.cli.groups import GroupMember
 from rlx.cli.progress import ProgressDisplay
 from rlx.cli.tables import show_run_summary
 from rlx.launch import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.compare import check_group, read_group, record_group, require_group_name
+from rlx.cli.groups import check_group, read_group, record_group, require_group_name
 from rlx.cli.options import overrides_option
 from rlx.cli.output import print_text, print_warnings
 from rlx.errors import EnvironmentFault, SpecError

@@ -110,130 +110,6 @@ def compute_identical_share(stated: Sequence[Sequence[float]]) -> float | None:
     return float(np.mean(alike))
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemAnswers:
-    """The answers to one problem, sampled independently.
-
-    Attributes:
-        said: normalised text of each answer, equal for answers that mean the same; None if empty.
-        correct: 1 or 0 for each answer.
-        confidence: stated confidence of each answer, 0 if unreadable; None if none is requested.
-    """
-
-    said: tuple[str | None, ...]
-    correct: tuple[int, ...]
-    confidence: tuple[float, ...] | None
-
-
-def measure_answer_scaling(problems: Sequence[ProblemAnswers], *, seed: int) -> dict[str, Any]:
-    """Accuracy of selecting one of k answers, by rule, for k = 1, 2, 4, … up to the smallest number
-    of answers of any problem.
-
-    Args:
-        problems: at least one problem, each with at least one answer.
-        seed: seed of the random orders of the answers.
-
-    Returns:
-        The numbers `k`, and a value per k of `pass_at`, the accuracy of an oracle that picks a
-        correct answer if there is one; `majority`, of the most frequent answer; `weighted`, of the
-        answer with the largest sum of confidences, and `most_confident`, of that with the largest
-        one, both None without confidences; `vote_share_ece`, the ECE (10 bins) with the majority's
-        share of the k answers as its confidence.
-
-    Raises:
-        ValueError: there is no problem, or a problem has no answer.
-
-    Reference:
-        Chen et al., "Evaluating large language models trained on code", 2021 (pass@k);
-        Wang et al., "Self-consistency improves chain of thought reasoning", 2023 (majority);
-        Damani et al., "Beyond binary rewards", 2025 (confidences).
-    """
-    fewest = min((len(p.correct) for p in problems), default=0)
-    if not fewest:
-        raise ValueError("a problem without answers")
-    ks = sorted({*(2**i for i in range(fewest.bit_length())), fewest})
-    rng = np.random.default_rng(seed)
-    votes = np.stack([_draw_votes(p, ks, rng) for p in problems], axis=1)
-    majority, weighted, confident = (own.mean(axis=(0, 1)).tolist() for own in votes[:3])
-    stated = all(p.confidence is not None for p in problems)
-    right, share = votes[0].reshape(-1, len(ks)), votes[3].reshape(-1, len(ks))
-    passed = [[compute_pass_at_k(len(p.correct), sum(p.correct), k) for p in problems] for k in ks]
-    return {
-        "k": ks,
-        "pass_at": [float(np.mean(own)) for own in passed],
-        "majority": majority,
-        "weighted": weighted if stated else None,
-        "most_confident": confident if stated else None,
-        "vote_share_ece": [
-            compute_expected_calibration_error(right[:, i], share[:, i]) for i in range(len(ks))
-        ],
-    }
-
-
-def compute_pass_at_k(n: int, correct: int, k: int) -> float:
-    """Probability that k of n answers, drawn without replacement, include a correct one.
-
-        1 - C(n - c, k) / C(n, k)
-
-    It is an unbiased estimate of pass@k from n samples.
-
-    Raises:
-        ValueError: not 0 <= correct <= n, or not 1 <= k <= n.
-
-    Reference:
-        Chen et al., "Evaluating large language models trained on code", 2021, equation 1.
-
-    Example:
-        >>> compute_pass_at_k(4, 1, 2)
-        0.5
-    """
-    if not 0 <= correct <= n or not 1 <= k <= n:
-        raise ValueError(f"{correct} correct of {n}, k = {k}")
-    return 1 - math.comb(n - correct, k) / math.comb(n, k)
-
-
-def _draw_votes(
-    problem: ProblemAnswers, ks: Sequence[int], rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Votes on one problem, `[4, VOTE_ORDERS, K]`: whether the majority, the vote weighted by
-    confidence and the most confident answer are right; and the majority's share of the answers.
-    """
-    alike = (1.0,) * len(problem.correct)
-    confidence = problem.confidence or alike
-
-    def is_right(winner: int | None) -> int:
-        return 0 if winner is None else problem.correct[winner]
-
-    votes = np.zeros((4, VOTE_ORDERS, len(ks)))
-    for draw in range(VOTE_ORDERS):
-        order = rng.permutation(len(problem.correct)).tolist()
-        for i, k in enumerate(ks):
-            taken = order[:k]
-            majority, count = _find_vote_winner(problem, taken, alike)
-            weighted, _ = _find_vote_winner(problem, taken, confidence)
-            confident = max(taken, key=confidence.__getitem__)
-            right = (is_right(majority), is_right(weighted), problem.correct[confident])
-            votes[:, draw, i] = (*right, count / k)
-    return votes
-
-
-def _find_vote_winner(
-    problem: ProblemAnswers, taken: Sequence[int], weights: Sequence[float]
-) -> tuple[int | None, float]:
-    """Index of the first answer with the winning text, and the total weight of that text."""
-    totals: dict[str, float] = {}
-    first: dict[str, int] = {}
-    for number in taken:
-        answer = problem.said[number]
-        if answer is not None:
-            totals[answer] = totals.get(answer, 0.0) + weights[number]
-            first.setdefault(answer, number)
-    if not totals:
-        return None, 0.0
-    best = max(totals, key=totals.__getitem__)
-    return first[best], totals[best]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredAnswer:
     """One scored answer or rollout.
@@ -278,6 +154,123 @@ class ScoredAnswer:
         values = {field.name: record[field.name] for field in fields(cls)}
         texts = tuple(record["confidence_texts"])
         return cls(**{**values, "confidences": stated, "confidence_texts": texts})
+
+
+def measure_answer_scaling(
+    problems: Sequence[Sequence[ScoredAnswer]], *, seed: int
+) -> dict[str, Any]:
+    """Accuracy of selecting one of k answers, by rule, for k = 1, 2, 4, … up to the smallest number
+    of answers of any problem.
+
+    Args:
+        problems: the answers to each of at least one problem, sampled independently; at least one
+            answer each.
+        seed: seed of the random orders of the answers.
+
+    Returns:
+        The numbers `k`, and a value per k of `pass_at`, the accuracy of an oracle that picks a
+        correct answer if there is one; `majority`, of the most frequent answer; `weighted`, of the
+        answer with the largest sum of confidences, and `most_confident`, of that with the largest
+        one, both None without confidences; `vote_share_ece`, the ECE (10 bins) with the majority's
+        share of the k answers as its confidence.
+
+    Raises:
+        ValueError: there is no problem, or a problem has no answer.
+
+    Reference:
+        Chen et al., "Evaluating large language models trained on code", 2021 (pass@k);
+        Wang et al., "Self-consistency improves chain of thought reasoning", 2023 (majority);
+        Damani et al., "Beyond binary rewards", 2025 (confidences).
+    """
+    fewest = min(map(len, problems), default=0)
+    if not fewest:
+        raise ValueError("a problem without answers")
+    ks = sorted({*(2**i for i in range(fewest.bit_length())), fewest})
+    rng = np.random.default_rng(seed)
+    votes = np.stack([_draw_votes(p, ks, rng) for p in problems], axis=1)
+    majority, weighted, confident = (own.mean(axis=(0, 1)).tolist() for own in votes[:3])
+    stated = all(answer.confidences for own in problems for answer in own)
+    right, share = votes[0].reshape(-1, len(ks)), votes[3].reshape(-1, len(ks))
+    passed = [
+        [compute_pass_at_k(len(own), sum(a.correct for a in own), k) for own in problems]
+        for k in ks
+    ]
+    return {
+        "k": ks,
+        "pass_at": [float(np.mean(own)) for own in passed],
+        "majority": majority,
+        "weighted": weighted if stated else None,
+        "most_confident": confident if stated else None,
+        "vote_share_ece": [
+            compute_expected_calibration_error(right[:, i], share[:, i]) for i in range(len(ks))
+        ],
+    }
+
+
+def compute_pass_at_k(n: int, correct: int, k: int) -> float:
+    """Probability that k of n answers, drawn without replacement, include a correct one.
+
+        1 - C(n - c, k) / C(n, k)
+
+    It is an unbiased estimate of pass@k from n samples.
+
+    Raises:
+        ValueError: not 0 <= correct <= n, or not 1 <= k <= n.
+
+    Reference:
+        Chen et al., "Evaluating large language models trained on code", 2021, equation 1.
+
+    Example:
+        >>> compute_pass_at_k(4, 1, 2)
+        0.5
+    """
+    if not 0 <= correct <= n or not 1 <= k <= n:
+        raise ValueError(f"{correct} correct of {n}, k = {k}")
+    return 1 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def _draw_votes(
+    answers: Sequence[ScoredAnswer], ks: Sequence[int], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Votes on one problem, `[4, VOTE_ORDERS, K]`: whether the majority, the vote weighted by
+    confidence and the most confident answer are right; and the majority's share of the answers.
+    """
+    alike = (1.0,) * len(answers)
+    confidence: Sequence[float] = alike
+    if all(a.confidences for a in answers):
+        confidence = [float(np.nan_to_num(a.confidences[0])) for a in answers]
+
+    def is_right(winner: int | None) -> int:
+        return 0 if winner is None else answers[winner].correct
+
+    votes = np.zeros((4, VOTE_ORDERS, len(ks)))
+    for draw in range(VOTE_ORDERS):
+        order = rng.permutation(len(answers)).tolist()
+        for i, k in enumerate(ks):
+            taken = order[:k]
+            majority, count = _find_vote_winner(answers, taken, alike)
+            weighted, _ = _find_vote_winner(answers, taken, confidence)
+            confident = max(taken, key=confidence.__getitem__)
+            right = (is_right(majority), is_right(weighted), is_right(confident))
+            votes[:, draw, i] = (*right, count / k)
+    return votes
+
+
+def _find_vote_winner(
+    answers: Sequence[ScoredAnswer], taken: Sequence[int], weights: Sequence[float]
+) -> tuple[int | None, float]:
+    """Index of the first answer with the winning text, and the total weight of that text."""
+    totals: dict[str, float] = {}
+    first: dict[str, int] = {}
+    for number in taken:
+        said = answers[number].said
+        if said is not None:
+            totals[said] = totals.get(said, 0.0) + weights[number]
+            first.setdefault(said, number)
+    if not totals:
+        return None, 0.0
+    best = max(totals, key=totals.__getitem__)
+    return first[best], totals[best]
 
 
 def read_answers(
@@ -395,8 +388,10 @@ def compute_answer_metrics(
         confidence of each answer; `intervals` over problems; `scaling` if every problem has several
         answers, else None; mean `rewards` and `tokens`, and the share `truncated`.
     """
-    problems = _group_problem_answers(answers)
-    several = min(len(p.correct) for p in problems) > 1
+    problems: dict[int, list[ScoredAnswer]] = {}
+    for answer in answers:
+        problems.setdefault(answer.problem, []).append(answer)
+    several = min(map(len, problems.values())) > 1
     stated = _has_calibration(answers)
     measures = _build_interval_measures(
         np.array([a.correct for a in answers], dtype=np.float64),
@@ -409,7 +404,7 @@ def compute_answer_metrics(
         "tokens": float(np.mean([a.tokens for a in answers])),
         "truncated": float(np.mean([a.truncated for a in answers])),
         "intervals": compute_bootstrap_intervals(ids, measures, seed=seed, draws=draws),
-        "scaling": measure_answer_scaling(problems, seed=seed) if several else None,
+        "scaling": measure_answer_scaling([*problems.values()], seed=seed) if several else None,
     }
 
 
@@ -464,22 +459,6 @@ def _build_interval_measures(
     measures["mean_confidence"] = lambda at: float(stated[at].mean())
     measures["signed_gap"] = lambda at: float((stated[at] - correct[at]).mean())
     return measures
-
-
-def _group_problem_answers(answers: Sequence[ScoredAnswer]) -> list[ProblemAnswers]:
-    problems: dict[int, list[ScoredAnswer]] = {}
-    for answer in answers:
-        problems.setdefault(answer.problem, []).append(answer)
-    return [
-        ProblemAnswers(
-            said=tuple(a.said for a in own),
-            correct=tuple(a.correct for a in own),
-            confidence=tuple(float(np.nan_to_num(a.confidences[0])) for a in own)
-            if all(a.confidences for a in own)
-            else None,
-        )
-        for own in problems.values()
-    ]
 
 
 def _find_end(tree: RolloutTree, first: int) -> int:

@@ -227,6 +227,11 @@ def _draw_shares(axes: Any, calibration: Figures, colour: str) -> None:
     axes.set_xlabel("stated confidence", color=INK)
 
 
+CONSTANT = 1e-6
+"""Range of a curve, as a share of its size, below which it is drawn as constant: rounding errors
+would fill the panel."""
+
+
 def _draw_training_curve(axes: Any, name: str, curve: Curve) -> None:
     style_axes(axes)
     steps = [step for step, _ in curve]
@@ -237,6 +242,11 @@ def _draw_training_curve(axes: Any, name: str, curve: Curve) -> None:
         axes.plot(steps, _running_mean(values, len(values) // 20), color=BLUE, linewidth=1.7)
     if len(values) <= 12:
         axes.plot(steps, values, "o", color=BLUE, markersize=3.5)
+    finite = [value for value in values if math.isfinite(value)] or [0.0]
+    size = max(map(abs, finite))
+    if max(finite) - min(finite) <= CONSTANT * size:
+        margin = 0.1 * size or 0.1
+        axes.set_ylim(min(finite) - margin, max(finite) + margin)
     _set_panel_title(axes, name)
     axes.tick_params(labelsize=8)
 

@@ -58,13 +58,13 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
 
     Where placeholders stand in for the problems, a plugin's failure is only a warning.
     """
-    plan, stand_ins = trial.setup.plan, bool(trial.note)
+    plan = trial.setup.plan
     for number, level in enumerate(plan.levels):
         yield from _check_turn(trial, level, is_first=number == 0)
     if plan.talk is not None:
-        yield from _check_trial_environment(trial, plan.talk, stand_ins=stand_ins)
+        yield from _check_trial_environment(trial, plan.talk)
     for reward in trial.setup.rewards:
-        yield from _check_trial_reward(trial, reward, stand_ins)
+        yield from _check_trial_reward(trial, reward)
     if trial.train is None or trial.rewards is None:
         if not trial.is_faulty:
             yield _build_stop_diagnostic(trial)
@@ -81,14 +81,22 @@ def _build_stop_diagnostic(trial: PlanTrial) -> Diagnostic:
 
 
 # Rewards -----------------------------------------------------------------------------------------
-def _check_trial_reward(
-    trial: PlanTrial, reward: NamedReward, stand_ins: bool
-) -> Iterator[Diagnostic]:
+def _check_trial_reward(trial: PlanTrial, reward: NamedReward) -> Iterator[Diagnostic]:
     path: KeyPath = ("rewards", reward.scope, reward.name)
     entries = list(_list_reward_entries(trial, reward))
     fault = next(((p, e) for p, e in entries if e.is_fault), None)
     if fault is not None:
-        yield _build_reward_diagnostic(trial, reward, *fault, path=path, stand_ins=stand_ins)
+        place, entry = fault
+        diagnostic = _build_plugin_fault(
+            trial,
+            f"reward plugin {reward.use.plugin!r} (rewards.{reward.scope}.{reward.name})",
+            entry.reason or "it returned nothing",
+            _quote_text(trial.trees[place[0]].segments[place[1]].text),
+            path=path,
+            handled="continue without the score",
+            lenient=reward.use.on_error != "fail",
+        )
+        yield replace(diagnostic, helps=(f"rlx plugins check {reward.use.plugin}",))
         return
     if changed := trial.table.changed.get(reward.name):
         yield build_warning(
@@ -119,28 +127,6 @@ def _list_reward_entries(
     for place, entries in places.items():
         if reward.name in entries:
             yield place, entries[reward.name]
-
-
-def _build_reward_diagnostic(
-    trial: PlanTrial,
-    reward: NamedReward,
-    place: Place,
-    entry: RewardEntry,
-    *,
-    path: KeyPath,
-    stand_ins: bool,
-) -> Diagnostic:
-    segment = trial.trees[place[0]].segments[place[1]]
-    fault = _build_plugin_fault(
-        f"reward plugin {reward.use.plugin!r} (rewards.{reward.scope}.{reward.name})",
-        entry.reason or "it returned nothing",
-        f"its input: {_quote_text(segment.text)}",
-        path=path,
-        handled="continue without the score",
-        lenient=reward.use.on_error != "fail",
-        stand_ins=stand_ins,
-    )
-    return replace(fault, helps=(f"rlx plugins check {reward.use.plugin}",))
 
 
 # Credit ------------------------------------------------------------------------------------------
@@ -282,9 +268,7 @@ def _check_token_limit(
 
 
 # Environments ----------------------------------------------------------------------------------
-def _check_trial_environment(
-    trial: PlanTrial, talk: EnvironmentPlan, *, stand_ins: bool
-) -> Iterator[Diagnostic]:
+def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
     """Yields findings about rollouts with an environment, its own failures first."""
     forced = talk.forced_answer
     if forced is not None:
@@ -293,7 +277,7 @@ def _check_trial_environment(
             (*path, "template"), forced.template, talk.turn.spans, False
         )
     if trial.faults:
-        yield _build_environment_diagnostic(trial, stand_ins)
+        yield _build_environment_diagnostic(trial)
         return
     if forced is not None and forced.max_new_tokens is not None:
         last = [s for tree in trial.trees for s in tree.segments if s.turn == talk.last]
@@ -302,24 +286,24 @@ def _check_trial_environment(
     yield from _check_turn_limit(trial, talk)
 
 
-def _build_environment_diagnostic(trial: PlanTrial, stand_ins: bool) -> Diagnostic:
+def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
     """The first failure of the environment, with the turn that caused it."""
     use = trial.setup.spec.rollout
     name = use.environment.plugin if isinstance(use, EnvironmentRolloutSpec) else ""
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
-    plugin_input = f"its input: turn {segment.turn}: {_quote_text(segment.text)}"
+    plugin_input = f"turn {segment.turn}: {_quote_text(segment.text)}"
     if segment.author == "prompt":
         problem = trial.trees[tree].problem.id
-        plugin_input = f"its input: the start of problem {problem}: {_quote_text(segment.text)}"
+        plugin_input = f"the start of problem {problem}: {_quote_text(segment.text)}"
     return _build_plugin_fault(
+        trial,
         f"environment plugin {name!r}",
         why,
         plugin_input,
         path=("rollout", "environment"),
         handled="continue without the rollout",
         lenient=isinstance(use, EnvironmentRolloutSpec) and use.environment.on_error != "fail",
-        stand_ins=stand_ins,
     )
 
 
@@ -378,6 +362,7 @@ def _quote_text(text: str) -> str:
 
 
 def _build_plugin_fault(
+    trial: PlanTrial,
     who: str,
     why: str,
     plugin_input: str,
@@ -385,9 +370,9 @@ def _build_plugin_fault(
     path: KeyPath,
     handled: str,
     lenient: bool,
-    stand_ins: bool,
 ) -> Diagnostic:
-    """Builds the finding for a plugin that failed on a synthetic rollout.
+    """Builds the finding for a plugin that failed on a synthetic rollout, only a warning where the
+    problems are placeholders: a fault proves nothing there.
 
     Args:
         who: the plugin, in words.
@@ -396,16 +381,18 @@ def _build_plugin_fault(
         path: where the spec names it.
         handled: the `on_error` setting with which a run would continue.
         lenient: `on_error` already lets a run continue.
-        stand_ins: the problems are placeholders, so a fault proves nothing.
     """
     ends = f"a run would fail here; `on_error` would let it {handled}"
-    on = "a placeholder problem" if stand_ins else "a synthetic response"
+    on = "a placeholder problem" if trial.note else "a synthetic response"
     return Diagnostic(
         kind="plugin",
         message=f"{who} failed on {on}: {escape_unprintable(why.splitlines()[0][:_TOLD])}",
         path=path,
-        notes=(plugin_input, "a run would continue, as `on_error` is set" if lenient else ends),
-        severity="warning" if lenient or stand_ins else "error",
+        notes=(
+            f"its input: {plugin_input}",
+            "a run would continue, as `on_error` is set" if lenient else ends,
+        ),
+        severity="warning" if lenient or trial.note else "error",
     )
 
 
@@ -551,8 +538,7 @@ def _locate_findings(
         those = phases[finding.path, finding.message]
         one = those[0]
         if all(phase.set for phase in those) and len(those) < len(read.spec.phases):
-            at = ("phases", read.spec.phases.index(one))
-            finding = relocate_phase_fault(finding, at, {"name": one.name, "set": one.set})
+            finding = relocate_phase_fault(finding, read.spec.phases.index(one), one)
         yield locate_diagnostic(finding, read.document)
 
 

@@ -43,9 +43,8 @@ from rlx.plan.memory import (
 )
 from rlx.plan.rehearsal import rehearse_experiment
 from rlx.plan.responses import EncodingDialogue
-from rlx.plan.row_accounts import RowAccount, RowAccountBuilder, TokenStretch, place_named_rewards
+from rlx.plan.row_accounts import RowAccount, TokenStretch, build_row_accounts
 from rlx.plan.trial import PlanTrial, describe_row_kind
-from rlx.rollout import build_piece_splitter
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec
 from rlx.text import pluralize_noun
@@ -345,30 +344,21 @@ def _build_row_accounts(trial: PlanTrial, speech: EncodingDialogue) -> tuple[Row
     train, rewards = trial.train, trial.rewards
     if train is None or rewards is None:
         return ()
-    batch = train.batch
-    rows = RowAccountBuilder(
-        rows=batch.rows,
-        groups=batch.group_ids,
-        trees=trial.trees,
-        table=trial.table,
+    return build_row_accounts(
+        train.batch,
+        trial.trees,
+        trial.table,
+        trial.setup.spec.credit,
+        speech,
         tokens={
             stream.name: train.find_stream(stream.name)
             for stream in STREAMS.values()
             if stream.shape == "[B, T]"
         },
-        named=place_named_rewards(
-            batch.rows,
-            trial.trees,
-            trial.table,
-            rewards.turn_present,
-            batch.turn_ids,
-            train.mask,
-            trial.setup.spec.credit,
-        ),
+        turn_present=rewards.turn_present,
+        groups=train.batch.group_ids,
         lost=train.placed.lost,
     )
-    pieces = build_piece_splitter(speech)
-    return tuple(rows.account(number, pieces) for number in range(len(batch.rows)))
 
 
 def select_example_rows(rows: Sequence[RowAccount], correct: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from rlx.assignment import join_row_rewards
-from rlx.batch import BatchRow, build_token_batch
+from rlx.batch import BatchRow, TokenBatch, build_token_batch
 from rlx.credit import CreditInputs, place_rewards
 from rlx.discovery import build_placement
 from rlx.errors import RegistryError
@@ -175,98 +175,118 @@ def _mean_advantage(tokens: Sequence[TokenLine]) -> float:
     return sum(learned) / len(learned) if learned else 0.0
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RowAccountBuilder:
-    """Inputs from which the accounts of a batch are built.
+def build_row_accounts(
+    batch: TokenBatch,
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    credit: CreditSpec,
+    speech: EncodingDialogue | None,
+    *,
+    tokens: Mapping[str, Tensor | None],
+    turn_present: Tensor,
+    groups: Tensor,
+    lost: Tensor | None = None,
+) -> tuple[RowAccount, ...]:
+    """Builds the account of every row of a batch.
 
-    Attributes:
-        rows: origin of each row.
-        groups: `[B]` int64 rows with equal numbers are compared.
+    Args:
         trees: trees that the rows refer to.
         table: rewards of the trees.
-        tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`; a missing stream is
-            None or has no entry.
-        named: `[B, T]` of `components`.
+        credit: how rewards are placed.
+        speech: decodes tokens; None shows token ids instead.
+        tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`, the mask among them; a
+            missing stream is None or has no entry.
+        turn_present: `[B, K]` bool turns with a reward.
+        groups: `[B]` int64 rows with equal numbers are compared.
         lost: `[B]` reward on no token; None if not stored.
     """
-
-    rows: Sequence[BatchRow]
-    groups: Tensor
-    trees: Sequence[RolloutTree]
-    table: RewardTable
-    tokens: Mapping[str, Tensor | None]
-    named: Mapping[str, Tensor]
-    lost: Tensor | None = None
-
-    def account(self, number: int, pieces: Pieces) -> RowAccount:
-        """Builds the account of one row."""
-        row = self.rows[number]
-        tree = self.trees[row.tree]
+    streams = {name: stream for name, stream in tokens.items() if stream is not None}
+    named = _place_named_rewards(batch, trees, table, turn_present, streams["mask"], credit)
+    pieces = build_piece_splitter(speech)
+    numbers = {(row.tree, row.segment): number for number, row in enumerate(batch.rows)}
+    accounts = []
+    for number, row in enumerate(batch.rows):
+        tree = trees[row.tree]
         path = tree.path(row.segment)
         first = path.index(row.turns[0])
-        context = tuple(
-            ContextStretch(
-                s.author, s.kind, len(s.token_ids), s.text or "".join(pieces(s.token_ids))
+        lines = tuple(
+            _list_token_lines(
+                row,
+                tree,
+                path[first:],
+                pieces,
+                values={name: stream[number].tolist() for name, stream in streams.items()},
+                placed={name: rewards[number].tolist() for name, rewards in named.items()},
             )
-            for s in (tree.segments[i] for i in path[:first])
         )
-        lines = tuple(self._lines(number, path[first:], pieces))
-        turns = []
-        for turn in (tree.segments[i] for i in row.turns):
-            advantage = _mean_advantage([line for line in lines if line.turn == turn.turn])
-            turns.append(TurnAccount(turn.turn, turn.kind, turn.finish_reason, advantage))
-        return RowAccount(
+        account = RowAccount(
             row=number,
-            parent=self._parent(row),
+            parent=numbers.get((row.tree, row.parent)),
             tree=row.tree,
-            group=int(self.groups[number]),
+            group=int(groups[number]),
             kind=row.kind,
             level=row.level,
             problem=tree.problem.id,
-            score=self.table.total_score(row.tree, row.turns),
-            lost=None if self.lost is None else float(self.lost[number]),
+            score=table.total_score(row.tree, row.turns),
+            lost=None if lost is None else float(lost[number]),
             finish_reason=tree.segments[row.segment].finish_reason,
-            turns=tuple(turns),
-            context=context,
-            rewards=tuple(_list_row_rewards(row, tree, self.table)),
+            turns=tuple(
+                TurnAccount(
+                    number=turn.turn,
+                    kind=turn.kind,
+                    finish_reason=turn.finish_reason,
+                    advantage=_mean_advantage([line for line in lines if line.turn == turn.turn]),
+                )
+                for turn in (tree.segments[i] for i in row.turns)
+            ),
+            context=tuple(
+                ContextStretch(
+                    s.author, s.kind, len(s.token_ids), s.text or "".join(pieces(s.token_ids))
+                )
+                for s in (tree.segments[i] for i in path[:first])
+            ),
+            rewards=tuple(_list_row_rewards(row, tree, table)),
             tokens=lines,
             advantage=_mean_advantage(lines),
             gradient_weight=sum(abs(t.weight * t.advantage) for t in lines),
         )
+        accounts.append(account)
+    return tuple(accounts)
 
-    def _parent(self, row: BatchRow) -> int | None:
-        above = (row.tree, row.parent)
-        return next((i for i, r in enumerate(self.rows) if (r.tree, r.segment) == above), None)
 
-    def _lines(self, number: int, path: Sequence[int], pieces: Pieces) -> Iterator[TokenLine]:
-        row = self.rows[number]
-        tree = self.trees[row.tree]
-        columns = {k: v[number].tolist() for k, v in self.tokens.items() if v is not None}
-        named = {name: placed[number].tolist() for name, placed in self.named.items()}
-        at = tree.count_tokens(row.segment) - sum(len(tree.segments[i].token_ids) for i in path)
-        for index in path:
-            segment = tree.segments[index]
-            turn = segment.turn if index in row.turns else None
-            for token, text in zip(segment.token_ids, pieces(segment.token_ids), strict=True):
-                token_values = {name: values[at] for name, values in columns.items()}
-                yield TokenLine(
-                    position=at,
-                    token=token,
-                    text=text,
-                    author=segment.author,
-                    turn=turn,
-                    learns=bool(token_values["mask"]),
-                    placed={name: values[at] for name, values in named.items() if values[at]},
-                    kl=token_values.get("kl"),
-                    reward=token_values.get("token_rewards"),
-                    advantage=token_values["advantages"],
-                    weight=token_values["weights"],
-                    old_logprob=token_values["old_logprobs"],
-                    reference_logprob=token_values.get("reference_logprobs"),
-                    value=token_values.get("values"),
-                    target=token_values.get("returns"),
-                )
-                at += 1
+def _list_token_lines(
+    row: BatchRow,
+    tree: RolloutTree,
+    path: Sequence[int],
+    pieces: Pieces,
+    *,
+    values: Mapping[str, list[float]],
+    placed: Mapping[str, list[float]],
+) -> Iterator[TokenLine]:
+    at = tree.count_tokens(row.segment) - sum(len(tree.segments[i].token_ids) for i in path)
+    for index in path:
+        segment = tree.segments[index]
+        turn = segment.turn if index in row.turns else None
+        for token, text in zip(segment.token_ids, pieces(segment.token_ids), strict=True):
+            own = {name: stream[at] for name, stream in values.items()}
+            yield TokenLine(
+                position=at,
+                token=token,
+                text=text,
+                author=segment.author,
+                turn=turn,
+                learns=bool(own["mask"]),
+                placed={name: rewards[at] for name, rewards in placed.items() if rewards[at]},
+                kl=own.get("kl"),
+                reward=own.get("token_rewards"),
+                advantage=own["advantages"],
+                weight=own["weights"],
+                old_logprob=own["old_logprobs"],
+                reference_logprob=own.get("reference_logprobs"),
+                value=own.get("values"),
+                target=own.get("returns"),
+            )
+            at += 1
 
 
 def _list_row_rewards(row: BatchRow, tree: RolloutTree, table: RewardTable) -> list[RewardAccount]:
@@ -283,28 +303,19 @@ def _list_row_rewards(row: BatchRow, tree: RolloutTree, table: RewardTable) -> l
 # Rewards by name -------------------------------------------------------------------------------
 
 
-def place_named_rewards(
-    rows: Sequence[BatchRow],
+def _place_named_rewards(
+    batch: TokenBatch,
     trees: Sequence[RolloutTree],
     table: RewardTable,
     turn_present: Tensor,
-    turn_ids: Tensor,
     mask: Tensor,
     credit: CreditSpec,
 ) -> dict[str, Tensor]:
     """Places each weighted named reward on tokens: `[B, T]` by name.
 
     Placement is linear in the rewards, so the named parts add up to the whole.
-
-    Args:
-        rows: rows of the batch.
-        trees: trees that the rows refer to.
-        table: rewards of the trees.
-        turn_present: `[B, K]` bool, as for the whole.
-        turn_ids: `[B, T]` turn ids of the batch.
-        mask: `[B, T]` bool learning tokens.
-        credit: how rewards are placed.
     """
+    rows = batch.rows
     turns: dict[str, Tensor] = {}
     overall: dict[str, Tensor] = {}
     for b, row in enumerate(rows):
@@ -319,7 +330,11 @@ def place_named_rewards(
     return {
         name: place_rewards(
             CreditInputs.from_rewards(
-                turns.get(name, none), turn_present, overall.get(name, nothing), turn_ids, mask
+                turns.get(name, none),
+                turn_present,
+                overall.get(name, nothing),
+                batch.turn_ids,
+                mask,
             ),
             placement=placement,
             turn_reduce=credit.turn_reduce,
@@ -396,13 +411,13 @@ def stored_accounts(
     trained = {(tree, segment) for tree, segment, *_ in rows.places}
     batch = build_token_batch(trees, without=set(table.turns) - trained)
     present = join_row_rewards(batch, trees, table, mask).rewards.turn_present
-    made = RowAccountBuilder(
-        rows=batch.rows,
-        groups=rows.groups,
-        trees=trees,
-        table=table,
+    return build_row_accounts(
+        batch,
+        trees,
+        table,
+        credit,
+        speech,
         tokens=rows.tokens,
-        named=place_named_rewards(batch.rows, trees, table, present, batch.turn_ids, mask, credit),
+        turn_present=present,
+        groups=rows.groups,
     )
-    pieces = build_piece_splitter(speech)
-    return tuple(made.account(number, pieces) for number in range(len(batch.rows)))

@@ -6,6 +6,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import cast
 
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import RlxError, summarize_error
@@ -16,7 +17,7 @@ from rlx.model import (
     find_text_faults,
     list_text_sources,
 )
-from rlx.plugin import Demonstration, Plugin, Problem, Reward, Task
+from rlx.plugin import Demonstration, ListsProblems, Plugin, Problem, Reward, Split, Task
 from rlx.reporting import show_plugin_output
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
@@ -90,7 +91,8 @@ def _find_faults(
 def _check_right_answers(
     spec: ExperimentSpec, plugins: ExperimentPlugins, most: int
 ) -> Iterator[TextFault]:
-    """Yields rewards that cannot use one of the first problems."""
+    """Yields rewards that cannot use one of the problems: of all that tasks can list, held-out ones
+    too, else of the first."""
     rewards = [
         (path, reward)
         for path, reward in plugins.rewards.items()
@@ -98,23 +100,48 @@ def _check_right_answers(
     ]
     if not rewards or not isinstance(plugins.task, Task):
         return
-    seed, problems = derive_seed(spec.seed, "train"), list[Problem]()
+    problems: list[tuple[str, Problem]] = []
     with suppress(OSError, ImportError, ValueError), show_plugin_output(spec.task.plugin):
-        problems = [plugins.task.problem("train", n, seed) for n in range(most)]  # `check` reports
+        for task in (plugins.task, *plugins.variants.values()):  # `check` reports what is missing
+            problems += _list_problems(cast(Task, task), spec.seed, most)
     for path, reward in rewards:
-        for problem in problems:
-            try:
-                with show_plugin_output(type(reward).__name__):
-                    reward.check_problem(problem.fields)
-            except Exception as error:  # noqa: BLE001  (the code of others)
-                why = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-                text = problem.prompt if len(problem.prompt) < 60 else f"{problem.prompt[:60]}…"
-                yield TextFault(
-                    ("rewards", *path),
-                    f"the reward cannot use problem {problem.id}, {text!r}: {why}",
-                    "correct the record, or leave it out",
-                )
-                break
+        faults = [
+            (where, problem, why)
+            for where, problem in problems
+            if (why := _find_problem_fault(reward, problem))
+        ]
+        if faults:
+            where, problem, why = faults[0]
+            text = problem.prompt if len(problem.prompt) < 60 else f"{problem.prompt[:60]}…"
+            more = f"; so are {len(faults)} of {len(problems)} problems" if len(faults) > 1 else ""
+            yield TextFault(
+                ("rewards", *path),
+                f"the reward cannot use {where}, {text!r}: {why}{more}",
+                "correct the record, or leave it out",
+            )
+
+
+def _list_problems(task: Task, seed: int, most: int) -> Iterator[tuple[str, Problem]]:
+    if isinstance(task, ListsProblems):
+        yield from task.list_problems()
+        return
+    splits: tuple[tuple[Split, str], ...] = (("train", "train"), ("test", "held out"))
+    for split, name in splits:
+        for number in range(most):
+            problem = task.problem(split, number, derive_seed(seed, name))
+            yield f"problem {problem.id}", problem
+
+
+def _find_problem_fault(reward: Reward, problem: Problem) -> str:
+    """Why a reward cannot use a problem; "" if it can."""
+    try:
+        with show_plugin_output(type(reward).__name__):
+            reward.check_problem(problem.fields)
+    except ValueError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  (the code of others)
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]:

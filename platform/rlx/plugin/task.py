@@ -1,6 +1,6 @@
 """Tasks, which provide problems and worked demonstrations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -93,6 +93,15 @@ class Task(Protocol):
             NotImplementedError: the task has none. Such a task also sets a class variable or
                 property `demonstrates` to False, so that validation rejects `warm_start`.
         """
+        ...
+
+
+@runtime_checkable
+class ListsProblems(Protocol):
+    """A task whose problems are known before a run, such as those of files: rewards check each."""
+
+    def list_problems(self) -> Iterable[tuple[str, Problem]]:
+        """Yields every problem of both splits, and where it comes from: `train.jsonl line 3`."""
         ...
 
 

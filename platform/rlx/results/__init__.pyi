@@ -20,12 +20,11 @@ from .evaluating import (
     evaluate,
 )
 from .identities import Violation
-from .models import TrainedModel
+from .models import TrainedModel, try_model
 from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
 from .rescoring import ChangedRow, Rescoring, rescore
 from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
-from .trying import try_model
 
 __all__ = [
     "AuditReport",

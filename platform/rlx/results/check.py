@@ -143,49 +143,50 @@ def check_run(
     done, spec = count(1), ExperimentSpec.from_record(run.spec)
     warm = IdentityTally("warm_start", "the warm start is the one that was recorded", "folders")
     unread = [*_check_warm_start(registry, run, warm)]
-    phases: dict[str, _AuditedPhase] = {}
+    phases: dict[str | None, _AuditedPhase] = {}
+
+    def get_phase(name: str | None) -> _AuditedPhase:
+        if name not in phases:
+            phases[name] = _build_phase(spec, name, run)
+        return phases[name]
+
     bodies = IdentityTally("bodies", "files are the recorded ones", "files")
     probed = IdentityTally("probe_scores", "stored probe scores match the plugins'", "scores")
     tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
         for number in steps:
             body = registry.results.rollout_body(run.id, number)
-            statistics = body.statistics
             table, found = _load_body_table(run, number, body.path, body.sha256)
             bodies.add(found)
             if table is not None:
-                name = statistics["phase"]
-                if name not in phases:
-                    phases[name] = _build_phase(spec, name, run)
-                phase = phases[name]
+                phase = get_phase(body.statistics["phase"])
                 evidence = StepEvidence(
                     step=number,
                     stored=read_step(table),
                     setup=phase.setup,
                     strategy=phase.strategy,
                     estimator=phase.estimator,
-                    statistics=statistics,
+                    statistics=body.statistics,
                     pool=pool,
                 )
                 for identity in IDENTITIES:
                     tallies[identity.name].add(identity.check(evidence))
             show(next(done), len(steps) + len(probes))
-        whole = _build_phase(spec, None, run) if probes else None
         for at, path, sha256 in probes:
             table, found = _load_body_table(run, at, path, sha256)
             bodies.add(found)
-            if table is not None and whole is not None:
-                probed.add(check_probe_scores(at, read_probe(table), whole.setup, pool))
+            if table is not None:
+                setup = get_phase(None).setup
+                probed.add(check_probe_scores(at, read_probe(table), setup, pool))
             show(next(done), len(steps) + len(probes))
-    used = [*phases.values(), *([whole] if whole else [])]
     return AuditReport(
         run=run.id,
         steps=tuple(steps),
         tallies=(bodies, *tallies.values(), probed, *([warm] if warm.checked else [])),
         unchecked=_remove_duplicates(
-            [*unread, *(line for phase in used for line in phase.unchecked)]
+            [*unread, *(line for phase in phases.values() for line in phase.unchecked)]
         ),
-        notes=_remove_duplicates(line for phase in used for line in phase.notes),
+        notes=_remove_duplicates(line for phase in phases.values() for line in phase.notes),
     )
 
 

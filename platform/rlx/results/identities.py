@@ -6,7 +6,7 @@ so a wrong figure is reported under its own name.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -232,21 +232,6 @@ class Identity(NamedTuple):
     check: Check
 
 
-IDENTITIES: list[Identity] = []
-"""In order of dependency: each identity relies on those before it."""
-
-
-def _identity(name: str, says: str, unit: str) -> Callable[[Check], Check]:
-    """Adds the decorated check to `IDENTITIES`."""
-
-    def add(check: Check) -> Check:
-        IDENTITIES.append(Identity(name, says, unit, check))
-        return check
-
-    return add
-
-
-@_identity("scores", "stored scores match the plugins' for the stored text", "scores")
 def _check_stored_scores(e: StepEvidence) -> IdentityResult:
     row_of = {
         (row.tree, turn): number for number, row in enumerate(e.batch.rows) for turn in row.turns
@@ -266,7 +251,6 @@ def _check_stored_scores(e: StepEvidence) -> IdentityResult:
     return IdentityResult.from_violations(checked, wrong)
 
 
-@_identity("rewarded", "every reward belongs to an existing turn or rollout", "rewards")
 def _check_reward_places(e: StepEvidence) -> IdentityResult:
     """Turn rewards are on turns of their kind, and global rewards on whole rollouts."""
     checked, wrong = 0, list[Violation]()
@@ -286,7 +270,6 @@ def _check_reward_places(e: StepEvidence) -> IdentityResult:
     return IdentityResult.from_violations(checked, wrong)
 
 
-@_identity("turns", "every turn has its own id, including the last", "turns")
 def _check_turn_ids(e: StepEvidence) -> IdentityResult:
     """Turn ids count up without gaps, each on exactly the tokens of its turn, the last included."""
     checked, wrong = 0, []
@@ -301,13 +284,11 @@ def _check_turn_ids(e: StepEvidence) -> IdentityResult:
     return IdentityResult.from_violations(checked, wrong)
 
 
-@_identity("masks", "the mask matches the strategy's", "tokens")
 def _check_masks(e: StepEvidence) -> IdentityResult:
     expected = e.setup.mask(e.batch)
     return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(e.rows.own.sum()))
 
 
-@_identity("attention", "without state_masking the whole response is trained", "tokens")
 def _check_response_mask(e: StepEvidence) -> IdentityResult:
     """A mask that reaches beyond the policy's tokens covers the response, observations included.
 
@@ -321,7 +302,6 @@ def _check_response_mask(e: StepEvidence) -> IdentityResult:
     return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(expected.sum()))
 
 
-@_identity("mass", "placed plus lost reward equals the reward given", "rows")
 def _check_reward_mass(e: StepEvidence) -> IdentityResult:
     rewards = e.rewards
     reduce = e.setup.spec.credit.turn_reduce or e.setup.rules.placement.turn_reduce
@@ -338,29 +318,6 @@ def _check_reward_mass(e: StepEvidence) -> IdentityResult:
     return e.collect_violations("placed and lost reward", found, expected, wrong, len(expected))
 
 
-@_identity("placement", "rewards are where the placement puts them", "tokens")
-def _check_stored_placement(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(e, "placed", e.recomputed_batch.placed.token_rewards)
-
-
-@_identity("kl", "KL matches the estimator's for the log-probabilities", "tokens")
-def _check_kl_values(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(e, "kl", e.recomputed_batch.kl, exact=_avoids_exponentials(e))
-
-
-@_identity("token_rewards", "token rewards are placed rewards minus β·KL", "tokens")
-def _check_token_rewards(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(
-        e, "token_rewards", e.recomputed_batch.token_rewards, exact=_avoids_exponentials(e)
-    )
-
-
-@_identity("advantages", "advantages match the estimator's", "tokens")
-def _check_advantages(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(e, "advantages", e.recomputed_batch.advantages, exact=False)
-
-
-@_identity("turn_advantages", "all tokens of a turn have its advantage", "turns")
 def _check_turn_advantages(e: StepEvidence) -> IdentityResult:
     """Under turn-level estimators, all tokens of a turn share that turn's advantage."""
     if isinstance(e.estimator, Grpo):
@@ -379,17 +336,6 @@ def _check_turn_advantages(e: StepEvidence) -> IdentityResult:
     return e.collect_violations("advantages", stored, expected, wrong, checked)
 
 
-@_identity("returns", "returns match the estimator's", "tokens")
-def _check_returns(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(e, "returns", e.recomputed_batch.returns, exact=False)
-
-
-@_identity("weights", "weights match the loss's aggregation", "tokens")
-def _check_loss_weights(e: StepEvidence) -> IdentityResult:
-    return _compare_token_stream(e, "weights", e.recomputed_batch.weights)
-
-
-@_identity("equal_scores", "equal scores in a group get advantage exactly 0", "rows")
 def _check_equal_scores(e: StepEvidence) -> IdentityResult:
     """Checks that groups with equal scores have zero advantages.
 
@@ -409,7 +355,6 @@ def _check_equal_scores(e: StepEvidence) -> IdentityResult:
     )
 
 
-@_identity("group_means", "advantages of a group have mean 0", "groups")
 def _check_group_means(e: StepEvidence) -> IdentityResult:
     """Checks that advantages of a group have mean 0.
 
@@ -439,12 +384,10 @@ def _check_group_means(e: StepEvidence) -> IdentityResult:
     return IdentityResult(int(looked_at.sum()), len(wrong), tuple(first))
 
 
-@_identity("outside", "all values outside the mask are 0", "tokens")
 def _check_outside_mask(e: StepEvidence) -> IdentityResult:
     return _check_zeros(e, e.rows.own & ~e.mask, ("advantages", "weights", "token_rewards"))
 
 
-@_identity("observations", "observations have no weight, KL or advantage", "tokens")
 def _check_observations(e: StepEvidence) -> IdentityResult:
     """Observations have no mask, weight, advantage or KL if the mask covers policy tokens only."""
     if e.strategy.reaches_beyond():
@@ -452,7 +395,6 @@ def _check_observations(e: StepEvidence) -> IdentityResult:
     return _check_zeros(e, e.batch.is_environment, ("mask", "weights", "advantages", "kl"))
 
 
-@_identity("totals", "row scores are sums of their rewards", "rows")
 def _check_score_totals(e: StepEvidence) -> IdentityResult:
     found = [
         e.collect_violations(
@@ -605,15 +547,13 @@ def _get_entry_value(entry: RewardEntry) -> Value:
     return f"absent: {entry.reason}" if entry.reason else "absent"
 
 
-def _avoids_exponentials(e: StepEvidence) -> bool:
-    """Whether the KL estimator has no exponential, whose last bit differs between CPUs."""
-    return e.setup.spec.credit.kl_penalty not in ("k3", "low_var_kl")
-
-
-def _compare_token_stream(
-    e: StepEvidence, name: str, expected: Tensor | None, *, exact: bool = True
-) -> IdentityResult:
-    """Compares a stored `[B, T]` stream with the recomputed one."""
+def _compare_token_stream(name: str, e: StepEvidence) -> IdentityResult:
+    """Compares a stored `[B, T]` stream with the recomputed one, bit for bit where no sum depends
+    on threads and no exponential on the CPU."""
+    batch = e.recomputed_batch
+    expected = batch.placed.token_rewards if name == "placed" else getattr(batch, name)
+    of_kl = e.setup.spec.credit.kl_penalty not in ("k3", "low_var_kl")  # these have exponentials
+    exact = {"placed": True, "weights": True, "kl": of_kl, "token_rewards": of_kl}.get(name, False)
     stored = e.rows.tokens[name]
     if stored is None or expected is None:
         if stored is None and expected is None:
@@ -664,3 +604,38 @@ def _is_nearly_equal(stored: Tensor, expected: Tensor) -> Tensor:
     scale = torch.where(expected.isfinite(), expected, 0.0).abs()
     slack = RTOL * scale.max() if scale.numel() else 0.0
     return (stored == expected) | ((stored - expected).abs() <= slack)
+
+
+IDENTITIES = (
+    Identity("scores", "stored scores match the plugins' for the stored text", "scores",
+             _check_stored_scores),
+    Identity("rewarded", "every reward belongs to an existing turn or rollout", "rewards",
+             _check_reward_places),
+    Identity("turns", "every turn has its own id, including the last", "turns", _check_turn_ids),
+    Identity("masks", "the mask matches the strategy's", "tokens", _check_masks),
+    Identity("attention", "without state_masking the whole response is trained", "tokens",
+             _check_response_mask),
+    Identity("mass", "placed plus lost reward equals the reward given", "rows", _check_reward_mass),
+    Identity("placement", "rewards are where the placement puts them", "tokens",
+             partial(_compare_token_stream, "placed")),
+    Identity("kl", "KL matches the estimator's for the log-probabilities", "tokens",
+             partial(_compare_token_stream, "kl")),
+    Identity("token_rewards", "token rewards are placed rewards minus β·KL", "tokens",
+             partial(_compare_token_stream, "token_rewards")),
+    Identity("advantages", "advantages match the estimator's", "tokens",
+             partial(_compare_token_stream, "advantages")),
+    Identity("turn_advantages", "all tokens of a turn have its advantage", "turns",
+             _check_turn_advantages),
+    Identity("returns", "returns match the estimator's", "tokens",
+             partial(_compare_token_stream, "returns")),
+    Identity("weights", "weights match the loss's aggregation", "tokens",
+             partial(_compare_token_stream, "weights")),
+    Identity("equal_scores", "equal scores in a group get advantage exactly 0", "rows",
+             _check_equal_scores),
+    Identity("group_means", "advantages of a group have mean 0", "groups", _check_group_means),
+    Identity("outside", "all values outside the mask are 0", "tokens", _check_outside_mask),
+    Identity("observations", "observations have no weight, KL or advantage", "tokens",
+             _check_observations),
+    Identity("totals", "row scores are sums of their rewards", "rows", _check_score_totals),
+)  # fmt: skip
+"""In order of dependency: each identity relies on those before it."""

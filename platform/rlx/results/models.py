@@ -1,4 +1,4 @@
-"""Finds the trained model that is evaluated or probed, with its experiment."""
+"""Finds and loads the model that is evaluated, probed, or tried before anything is submitted."""
 
 import json
 import tempfile
@@ -11,13 +11,17 @@ import torch
 
 from rlx.checkpoint import copy_checkpoint, write_weights
 from rlx.errors import EnvironmentFault, SpecError
+from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
 from rlx.manifest import CheckpointError, compute_manifest_digest
 from rlx.model import Policy, build_policy, check_model_files
+from rlx.phase_setup import build_environment_host, build_setup
 from rlx.plan import check_read_spec, validate_document
 from rlx.plugin import expand_path
-from rlx.reward import RewardPool
+from rlx.reward import RewardPool, score_rollouts
+from rlx.rollout import sample_rollout_trees
+from rlx.run import draw_contact_problems
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.spec import ExperimentSpec, ModelSpec, PretrainedModelSpec
 from rlx.spec.reading import (
@@ -218,3 +222,27 @@ def _choose_source(own: ModelSpec, model: str | None) -> PretrainedModelSpec:
         f"model.kind is {own.kind!r}: it has no weights before its warm start; only a pretrained "
         "model can answer now"
     )
+
+
+def try_model(spec: ExperimentSpec, prompts: int) -> FirstContact:
+    """Samples and scores the first phase's rollouts of some training problems.
+
+    The model is as it was trained elsewhere: a warm start is left out. Problems and seeds are those
+    of the first contact of a run.
+
+    Args:
+        spec: the experiment, whose model is pretrained.
+        prompts: number of problems.
+
+    Raises:
+        SpecError: the model is not pretrained, or does not fit the experiment.
+        EnvironmentFault: model files or the device are missing.
+    """
+    setup = build_setup(spec.resolve_phase_spec(spec.phases[0]))
+    with load_model(spec) as model:
+        problems, seeds = draw_contact_problems(model.policy, setup, prompts)
+        host, dialogue = build_environment_host(setup, model.pool), model.policy.dialogue
+        with model.sampler.session() as session:
+            trees = sample_rollout_trees(setup.plan, problems, seeds, session, dialogue, host)
+        table = score_rollouts(trees, setup.rewards, model.pool)
+        return describe_first_contact(setup, trees, table, dialogue.decode_tokens)

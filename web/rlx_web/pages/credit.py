@@ -68,6 +68,8 @@ def build_credit_page(
     at = rows.index(row)
     statistics = registry.results.rollout_body(record.id, step).statistics
     phase = statistics.get("phase")
+    rules = _collect_step_rules(record, phase)
+    credit = rules.get("credit", {})
     return {
         "run": build_run_summary(record),
         "step": step,
@@ -82,9 +84,9 @@ def build_credit_page(
         "turns": _list_row_turns(body, kept),
         "global_rewards": build_reward_cells(body["segments"][kept["segment"]]["global_rewards"]),
         "scores": kept["scores"],
-        "recipe": _collect_step_rules(record, phase),
+        "recipe": rules,
         "phase": phase,
-        "beta": statistics.get("beta"),
+        "beta": statistics.get("beta") if credit.get("use_kl_in_reward") else None,
         "channels": _list_color_channels(lines),
         "tokens": {"start": start, "stop": stop, "total": len(lines), "own": kept["start"]},
         "lines": lines[start:stop],

@@ -225,7 +225,6 @@ class LoadedSpec:
         spec: the spec, with the overrides.
         origins: maps the dotted path of every value to `default`, `FILE:line` or `--set`;
             a list of plain values counts as one value.
-        paths: maps the same dotted paths to key paths, since a key may contain dots.
         document: values and source locations as written.
     """
 
@@ -233,15 +232,16 @@ class LoadedSpec:
     yaml: str
     spec: ExperimentSpec
     origins: Mapping[str, str]
-    paths: Mapping[str, KeyPath]
     document: YamlDocument
 
     @classmethod
     def from_document(cls, path: Path, document: YamlDocument, spec: ExperimentSpec) -> Self:
         """Returns the experiment `spec` that was validated from `document`."""
-        paths = {format_key_path(at): at for at in _list_leaf_paths(spec.dump_resolved(), ())}
-        origins = {name: _describe_origin(at, document) for name, at in paths.items()}
-        return cls(path, document.whole_text, spec, origins, paths, document)
+        origins = {
+            format_key_path(at): _describe_origin(at, document)
+            for at in _list_leaf_paths(spec.dump_resolved(), ())
+        }
+        return cls(path, document.whole_text, spec, origins, document)
 
 
 def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
