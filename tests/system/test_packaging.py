@@ -63,7 +63,7 @@ def test_every_example_is_in_the_wheel():
         f"experiments/{file.name}": f"rlx/examples/{file.name}"
         for file in (ROOT / "experiments").glob("*.yaml")
     }
-    shipped = {"experiments/warm_starts": "rlx/examples/warm_starts"}
+    shipped = {f"experiments/{name}": f"rlx/examples/{name}" for name in ("my_data", "warm_starts")}
     assert target["force-include"] == examples | shipped
 
 

@@ -7,8 +7,12 @@ import click
 from rlx.cli.output import print_text
 from rlx.errors import SpecError
 from rlx.home import format_path
-from rlx.spec.reading import did_you_mean, find_examples
+from rlx.plugin_files import list_plugin_files
+from rlx.spec.reading import did_you_mean, find_examples, parse_yaml_document
 from rlx.text import escape_unprintable, write_text_file
+
+FIRST = "my_data"
+"""The example that most people come for."""
 
 _EXTENDING = """\
 # Write what differs from the example {0}; `rlx validate --values` prints every value.
@@ -38,7 +42,8 @@ def new(example: str | None, is_short: bool, file: Path | None) -> None:
     if example is None and (is_short or file is not None):
         raise SpecError("name the example to copy, as in --from rlcr; `rlx new` lists them")
     if example is None:
-        rows = [(name, _read_summary(found)) for name, found in sorted(examples.items())]
+        listed = sorted(examples.items(), key=lambda item: (item[0] != FIRST, item[0]))
+        rows = [(name, _read_summary(found)) for name, found in listed]
         from rlx.cli.console import print_table
 
         print_table("EXAMPLE", "SUMMARY", rows=rows)
@@ -57,8 +62,20 @@ def new(example: str | None, is_short: bool, file: Path | None) -> None:
     if target.exists():
         raise SpecError(f"{escape_unprintable(str(target))} exists already; name another FILE")
     write_text_file(target, text)
+    if not is_short:
+        _copy_plugin_files(examples[example], target)
     path = escape_unprintable(format_path(target))
     print_text(f"wrote {path}\n  check it:  rlx validate {path}\n  run it:    rlx submit {path}")
+
+
+def _copy_plugin_files(example: Path, target: Path) -> None:
+    """Copies the Python files that an example names as plugins; those that are there stay."""
+    text = example.read_text(encoding="utf-8")
+    for name in list_plugin_files(parse_yaml_document(text, str(example)).tree):
+        copied = target.parent / name
+        if not copied.exists():
+            write_text_file(copied, (example.parent / name).read_text(encoding="utf-8"))
+            print_text(f"wrote {escape_unprintable(format_path(copied))}")
 
 
 def _read_summary(example: Path) -> str:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -12,6 +13,7 @@ from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_text
 from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
+from rlx.plugin_files import keep_plugin_file
 from rlx.reward import ScoredLine, build_reward, open_response_lines, score_lines
 from rlx.text import escape_unprintable
 
@@ -44,7 +46,13 @@ class _Count:
 
 
 @click.command()
-@click.option("--reward", "name", required=True, metavar="NAME", help="Name of a reward plugin.")
+@click.option(
+    "--reward",
+    "name",
+    required=True,
+    metavar="NAME",
+    help="Name of a reward plugin, or FILE.py:NAME.",
+)
 @click.argument("file", metavar="FILE")
 @overrides_option("OPTION=VALUE", "Set an option of the reward; can be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON Lines.")
@@ -80,7 +88,7 @@ def score(
     """
     if math.isnan(deadline):  # click.FloatRange accepts nan
         raise SpecError("--deadline nan is not a number of seconds")
-    plugin = build_reward(name, overrides)
+    plugin = build_reward(keep_plugin_file(name, Path.cwd()), overrides)
     count = _Count()
     show = _print_json if as_json else _print_rows
     began = time.monotonic()

@@ -30,6 +30,7 @@ from rlx.plugin import (
     Schedule,
     Task,
 )
+from rlx.plugin_files import KeptPlugin
 from rlx.reporting import show_plugin_output
 from rlx.spec import (
     EVERY_TURN,
@@ -92,6 +93,12 @@ class InstalledPlugin:
         """Distribution and version, such as `rlx-example 1.0`."""
         return f"{self.distribution} {self.version}"
 
+    @property
+    def full_name(self) -> str:
+        """The name that means this plugin, whatever else is installed."""
+        is_kept = KeptPlugin.parse(self.name) is not None
+        return self.name if is_kept else f"{self.distribution}:{self.name}"
+
 
 class PluginFault(PluginError):
     """A plugin that cannot be used; `str()` is the diagnostic as text."""
@@ -129,6 +136,8 @@ def find_installed_plugin(kind: Kind, name: str) -> InstalledPlugin:
     Raises:
         PluginFault: no distribution provides it, or several do.
     """
+    if kept := KeptPlugin.parse(name):
+        return InstalledPlugin(name, kind, kept.file, kept.digest, f"{kept.module}:{kept.name}")
     distribution, colon, bare = name.rpartition(":")
     offers = [f for f in list_installed_plugins(kind) if f.name == bare]
     # Papers write GAE and GRPO: case matters only if it distinguishes two plugins.
@@ -146,6 +155,21 @@ def find_installed_plugin(kind: Kind, name: str) -> InstalledPlugin:
     raise PluginFault(
         _diagnose_name_clash(kind, name, offers) if offers else _diagnose_unknown_plugin(kind, name)
     )
+
+
+def find_kept_plugins(name: str) -> list[InstalledPlugin]:
+    """Returns the plugin in a kept file as each kind that it can be.
+
+    Raises:
+        PluginFault: it cannot be imported, or is no plugin of any kind.
+    """
+    offers = [find_installed_plugin(kind, name) for kind in GROUPS]
+    cls = _import_plugin(find_installed_plugin("reward", name))
+    fits = [offer for offer in offers if not _describe_misfit(offer.kind, cls)]
+    if not fits:
+        wrong = _describe_misfit("reward", cls)
+        raise PluginFault(build_plugin_diagnostic(offers[0], f"is invalid: {wrong}"))
+    return fits
 
 
 def load_all_plugins() -> dict[str, dict[str, type[Plugin] | None]]:
@@ -168,14 +192,7 @@ def load_plugin(kind: Kind, name: str) -> type[Plugin]:
             rlx, or is not a plugin of this kind.
     """
     plugin = find_installed_plugin(kind, name)
-    module, _, attribute = plugin.value.partition(":")
-    try:
-        with guard_import(), show_plugin_output(name):
-            offered: Any = import_module(module)
-        for part in attribute.split("."):
-            offered = getattr(offered, part)
-    except (Exception, SystemExit, ImportAbortedError) as error:
-        raise PluginFault(_diagnose_import_error(plugin, error)) from error
+    offered = _import_plugin(plugin)
     if wrong := _describe_misfit(kind, offered):
         raise PluginFault(build_plugin_diagnostic(plugin, f"is invalid: {wrong}"))
     cls: type[Plugin] = offered
@@ -184,6 +201,26 @@ def load_plugin(kind: Kind, name: str) -> type[Plugin]:
         help_ = f"upgrade rlx, or install an older {plugin.distribution}"
         raise PluginFault(build_plugin_diagnostic(plugin, message, helps=(help_,)))
     return cls
+
+
+def _import_plugin(plugin: InstalledPlugin) -> Any:
+    """Imports what a plugin's name stands for, which need not be a plugin.
+
+    Raises:
+        PluginFault: it cannot be imported.
+    """
+    kept = KeptPlugin.parse(plugin.name)
+    module, _, attribute = plugin.value.partition(":")
+    try:
+        with guard_import(), show_plugin_output(plugin.name):
+            if kept:
+                return kept.load()
+            offered: Any = import_module(module)
+        for part in attribute.split("."):
+            offered = getattr(offered, part)
+    except (Exception, SystemExit, ImportAbortedError) as error:
+        raise PluginFault(_diagnose_import_error(plugin, error)) from error
+    return offered
 
 
 def bind_implementation(plugin: Estimator | Mask | Placement) -> Callable[[Any], Any]:
@@ -326,7 +363,10 @@ def build_plugin_diagnostic(
     plugin: InstalledPlugin, what: str, helps: tuple[str, ...] = (), cause: str = ""
 ) -> Diagnostic:
     """Returns the diagnostic `KIND plugin 'NAME' WHAT`, with its origin as a note."""
-    origin = f"from {plugin.source} (entry point '{plugin.value}')"
+    if KeptPlugin.parse(plugin.name):
+        origin = f"from the file {plugin.distribution}, kept as {plugin.version}"
+    else:
+        origin = f"from {plugin.source} (entry point '{plugin.value}')"
     message = f"{plugin.kind} plugin '{plugin.name}' {what}"
     notes = (cause, origin) if cause else (origin,)
     return build_error((), message, *helps, kind="plugin", notes=notes)

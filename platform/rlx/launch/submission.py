@@ -34,6 +34,7 @@ from rlx.launch.failures import convert_to_rlx_error, describe_error, hold_reser
 from rlx.launch.processes import has_ended, this_machine
 from rlx.launch.run_access import put_spec
 from rlx.model import Vocabulary, choose_run_vocabulary
+from rlx.plugin_files import keep_for_runs
 from rlx.spec import TrackingSpec
 from rlx.spec.reading import LoadedSpec
 from rlx_registry import (
@@ -97,6 +98,7 @@ def submit_run(
         "again": again,
         "queue": queue,
     }
+    keep_for_runs(submission["spec"])
     _remove_unrecorded(runs)
     prefix = f"{UNRECORDED}{this_machine()}-{os.getpid()}-"
     with tempfile.TemporaryDirectory(dir=runs, prefix=prefix, ignore_cleanup_errors=True) as aside:

@@ -2,12 +2,12 @@
 
 * `checks` reads a file and reports every error in it, without importing torch; `plugin_checks`,
   `stopping_bias` and `texts` are about plugins, estimators and texts, `machine` about this machine.
-* `trial` runs synthetic rollouts (`responses`, `stand_ins`) through the experiment's own rewards,
-  loss mask, placement, estimator and loss weights; `findings` says what that shows, and `rehearsal`
-  does both for every phase.
+* `trial` runs synthetic rollouts (`responses`) through the experiment's own rewards, loss mask,
+  placement, estimator and loss weights; `rehearsal` does so for every phase, and says what that
+  shows.
 * `memory` and `model_shape` estimate what a step needs.
-* `row_accounts` are rows token by token, of a trial or of a stored step; `report`, `text` and
-  `page` show them.
+* `row_accounts` are rows token by token, of a trial or of a stored step; `report` and `page` show
+  them.
 """
 
 import lazy_loader

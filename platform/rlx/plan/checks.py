@@ -346,20 +346,14 @@ def find_in_phases(
     known = {(found.path, found.message) for found in own}
     faulty = {found.path for found in own if found.severity == "error"}
     for number, phase in enumerate(spec.phases):
-        at = ("phases", number)
         for found in check(phase) if phase.set else ():
-            moved = relocate_phase_fault(found, at, {"name": phase.name, "set": phase.set})
             follows = found.path in faulty and not _is_set(found, phase)
             if (found.path, found.message) not in known and not follows:
-                yield moved
+                yield relocate_phase_fault(found, number, phase)
 
 
 def _is_set(found: Diagnostic, phase: PhaseSpec) -> bool:
     """Whether the phase itself sets a value that a fault is about, or a part of it."""
     keys = [tuple(key.split(".")) for key in phase.set]
     paths = [tuple(map(str, path)) for path in (found.path, found.against) if path]
-    return any(
-        all(mine == theirs for mine, theirs in zip(key, path, strict=False))
-        for key in keys
-        for path in paths
-    )
+    return any(_has_path_overlap(key, path) for key in keys for path in paths)

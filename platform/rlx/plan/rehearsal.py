@@ -538,8 +538,7 @@ def _locate_findings(
         those = phases[finding.path, finding.message]
         one = those[0]
         if all(phase.set for phase in those) and len(those) < len(read.spec.phases):
-            at = ("phases", read.spec.phases.index(one))
-            finding = relocate_phase_fault(finding, at, {"name": one.name, "set": one.set})
+            finding = relocate_phase_fault(finding, read.spec.phases.index(one), one)
         yield locate_diagnostic(finding, read.document)
 
 

@@ -34,7 +34,9 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     yield from _check_sizes(spec)
     yield from _check_repeated_spans(spec)
     yield from _check_reward_settings(spec)
-    yield from _find_loss_contradictions(spec)
+    yield from _check_entropy_bonus(spec)
+    yield from _check_expected_score(spec)
+    yield from _check_loss_settings(spec)
     yield from _check_probe_settings(spec)
     yield from _check_kl_horizon(spec)
     yield from _check_rank_counts(spec)
@@ -396,13 +398,6 @@ def _check_position_budget(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 
 # Loss ---------------------------------------------------------------------------------------------
-
-
-def _find_loss_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields contradictions between `loss` and the other sections."""
-    yield from _check_entropy_bonus(spec)
-    yield from _check_expected_score(spec)
-    yield from _check_loss_settings(spec)
 
 
 def _check_entropy_bonus(spec: ExperimentSpec) -> Iterator[Diagnostic]:

@@ -27,6 +27,7 @@ from rlx.discovery import (
 )
 from rlx.errors import PluginError, RlxError, SpecError
 from rlx.plugin import Plugin
+from rlx.plugin_files import keep_plugin_file
 from rlx.spec import PluginUse
 from rlx.spec.reading import parse_yaml_document
 from rlx.testing import (
@@ -106,7 +107,8 @@ def _select_requested_plugins(
         raise SpecError(f"no plugin kind {kind!r}; there are: {', '.join(GROUPS)}")
     path = Path(what)
     known = any(f.name == what.rpartition(":")[2] for f in list_installed_plugins())
-    if (path.exists() and not known) or path.suffix == ".whl" or "/" in what:
+    in_file = keep_plugin_file(what, Path.cwd()) != what
+    if (path.exists() and not known) or path.suffix == ".whl" or ("/" in what and not in_file):
         distribution = stack.enter_context(add_to_sys_path(path))
         plugins = [f for f in list_installed_plugins() if f.distribution == distribution]
     else:
@@ -174,7 +176,7 @@ def _load_checked_plugin(
     died = first_import(module, attribute.partition(".")[0]).died
     if died is not None:
         raise PluginFault(build_plugin_diagnostic(found, f"cannot be imported: {died}"))
-    name = f"{found.distribution}:{found.name}"
+    name = found.full_name
     cls = load_plugin(found.kind, name)
     if options:
         return build_plugin(PluginUse.model_validate({**options, "plugin": name}), found.kind)

@@ -19,11 +19,13 @@ from rlx.discovery import (
     InstalledPlugin,
     PluginFault,
     find_installed_plugin,
+    find_kept_plugins,
     list_installed_plugins,
     load_plugin,
 )
 from rlx.errors import PluginError
 from rlx.plugin import Plugin
+from rlx.plugin_files import KeptPlugin, keep_plugin_file
 from rlx.spec import read_field_meanings
 from rlx.spec.reading import did_you_mean
 from rlx.text import escape_unprintable
@@ -195,7 +197,7 @@ def _list_union_members(kind: Any) -> tuple[Any, ...]:
 def describe_plugin_state(found: InstalledPlugin) -> tuple[str, str]:
     """Returns API version and state of a plugin, which requires importing it."""
     try:
-        plugin = load_plugin(found.kind, f"{found.distribution}:{found.name}")
+        plugin = load_plugin(found.kind, found.full_name)
     except PluginFault as error:
         cause = error.__cause__
         why = f"{type(cause).__name__}: {cause}" if cause else error.diagnostic.message
@@ -211,6 +213,9 @@ def find_named_plugins(name: str) -> list[InstalledPlugin]:
     Raises:
         PluginError: no plugin has the name, or two distributions offer the same kind of it.
     """
+    kept = keep_plugin_file(name, Path.cwd())
+    if KeptPlugin.parse(kept):
+        return find_kept_plugins(kept)
     bare = name.rpartition(":")[2]
     kinds = dict.fromkeys(f.kind for f in list_installed_plugins() if f.name == bare)
     if not kinds:

@@ -161,7 +161,7 @@ def show(name: str, as_json: bool, full: bool) -> None:
 
     for number, found in enumerate(find_named_plugins(name)):
         try:
-            plugin = load_plugin(found.kind, f"{found.distribution}:{found.name}")
+            plugin = load_plugin(found.kind, found.full_name)
         except PluginFault as error:
             if full and error.__cause__ is not None:
                 print_text("".join(traceback.format_exception(error.__cause__)), err=True)

@@ -17,7 +17,8 @@ from typing import Any, Self
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rlx.errors import SpecError
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.plugin_files import keep_plugin_file
 from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.evaluation import SuiteSpec
 from rlx.spec.experiment import ExperimentSpec
@@ -31,6 +32,7 @@ from rlx.spec.reading.diagnostics import (
 )
 from rlx.spec.reading.explain import explain_validation_error
 from rlx.spec.reading.yaml_source import (
+    Value,
     YamlDocument,
     locate_diagnostic,
     parse_yaml_document,
@@ -81,6 +83,7 @@ def _extend(document: YamlDocument, chain: Sequence[Path]) -> YamlDocument:
     Args:
         chain: the files from the first to the document's own, each extended by the one before it.
     """
+    document = keep_plugin_files(document, chain[-1].parent)
     if EXTENDS not in document.tree:
         return document
     path, name = _find_base(document, chain[-1])
@@ -253,7 +256,39 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
     keys = document.tree.keys() if isinstance(document.tree, dict) else set()
     if "sets" in keys and not {"task", "rollout", "rewards"} & keys:
         raise build_refusal([_build_suite_fault(document)], document.file)
-    return apply_overrides(document, overrides)
+    return keep_plugin_files(apply_overrides(document, overrides), path.parent)
+
+
+def keep_plugin_files(document: YamlDocument, folder: Path) -> YamlDocument:
+    """Keeps the Python files that a document names as plugins, and names them as they are kept.
+
+    Args:
+        document: values as written.
+        folder: to which its paths are relative.
+
+    Raises:
+        InvalidSpec: a file cannot be read or kept.
+    """
+    faults: list[Diagnostic] = []
+
+    def rename(node: Value, path: KeyPath) -> Value:
+        if isinstance(node, list):
+            return [rename(item, (*path, number)) for number, item in enumerate(node)]
+        if isinstance(node, dict):
+            return {key: rename(item, (*path, key)) for key, item in node.items()}
+        if not isinstance(node, str) or str(path[-1]).rpartition(".")[2] != "plugin":
+            return node
+        try:
+            return keep_plugin_file(node, folder)
+        except (SpecError, EnvironmentFault) as error:
+            position = document.locate(path)
+            faults.append(Diagnostic(kind="file", message=str(error), path=path, position=position))
+            return node
+
+    tree = rename(document.tree, ())
+    if faults:
+        raise build_refusal(faults, document.file)
+    return replace(document, tree=tree)
 
 
 def _build_suite_fault(document: YamlDocument) -> Diagnostic:

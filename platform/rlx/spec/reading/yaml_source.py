@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 from rlx.errors import SpecError
 from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.reading.diagnostics import Diagnostic, SourceLocation, build_refusal, format_key_path
+from rlx.spec.training import PhaseSpec
 from rlx.text import escape_unprintable
 
 MAX_BYTES = 262_144
@@ -316,34 +318,28 @@ def _is_bare_tilde(position: SourceLocation) -> bool:
     return position.text[start : start + position.width] == "~"
 
 
-def relocate_phase_fault(fault: Diagnostic, path: KeyPath, phase: Mapping[str, Any]) -> Diagnostic:
+def relocate_phase_fault(fault: Diagnostic, number: int, phase: PhaseSpec) -> Diagnostic:
     """Moves a fault of a phase's own spec to the entry of the phase's `set` that causes it.
 
     Args:
         fault: located in the phase's spec.
-        path: path of the phase.
-        phase: the phase as written.
+        number: index of the phase.
     """
-    settings = phase.get("set") or {}
-    name = phase.get("name")
-    where = _find_phase_setting(fault.path, settings) or _find_phase_setting(
-        fault.against, settings
+    where = _find_phase_setting(fault.path, phase.set) or _find_phase_setting(
+        fault.against, phase.set
     )
-    named = f"phase '{name}'" in fault.message
-    message = fault.message if named else f"{fault.message} (phase '{name}')"
-    return replace(fault, path=(*path, *where), against=(), meant="", message=message)
+    named = f"phase '{phase.name}'" in fault.message
+    message = fault.message if named else f"{fault.message} (phase '{phase.name}')"
+    path = ("phases", number, *where)
+    return replace(fault, path=path, against=(), meant="", message=message)
 
 
 def _find_phase_setting(path: KeyPath, settings: Mapping[str, Any]) -> KeyPath:
     """Returns the `set` entry that shares the longest prefix with `path`; empty if none does."""
 
     def count_shared_keys(key: str) -> int:
-        count = 0
-        for mine, theirs in zip(key.split("."), map(str, path), strict=False):
-            if mine != theirs:
-                break
-            count += 1
-        return count
+        pairs = zip(key.split("."), map(str, path), strict=False)
+        return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
 
     best = max(settings, key=count_shared_keys, default="")
     return ("set", best) if best and count_shared_keys(best) else ()

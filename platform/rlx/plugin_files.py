@@ -1,0 +1,294 @@
+"""Plugins in a Python file beside an experiment: `plugin: rewards.py:brevity`.
+
+Once an experiment has been read, it names the file by its digest:
+`rewards.py@0123456789abcdef:brevity`. An edited file is therefore another plugin, hence another
+run. The text is kept under that digest: in this machine's cache when an experiment is read, and
+below RLX_HOME when a run is submitted, which goes on with the text that it began with.
+
+Every process imports a kept file as a module of this one, `rlx.plugin_files.of_0123456789abcdef`.
+A function there need not know rlx: `adapt_function` takes the signatures of rlx, TRL and verl.
+"""
+
+import hashlib
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlx import plugin as api
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.home import get_rlx_home, locate_cache
+from rlx.plugin import Plugin, Reward, Sample, Score
+from rlx.text import escape_unprintable
+
+_WRITTEN = re.compile(r"(?P<path>[^:]+\.py):(?P<name>[A-Za-z_]\w*)")
+_KEPT = re.compile(r"(?P<file>[^/:@]+\.py)@(?P<digest>[0-9a-f]{16}):(?P<name>[A-Za-z_]\w*)")
+_MODULE = "of_{digest}"
+
+__path__: list[str] = []
+"""Folders of the modules of this one."""
+
+
+def _list_folders() -> tuple[Path, Path]:
+    """The folder of runs, and that of this machine's cache."""
+    folders = get_rlx_home() / "plugins", locate_cache() / "plugins"
+    __path__[:] = map(str, folders)
+    return folders
+
+
+_list_folders()  # for a process that unpickles a plugin before it calls anything here
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlugin:
+    """A plugin in a kept file.
+
+    Attributes:
+        file: name of the file that it was written in.
+        digest: first 16 hex digits of the SHA-256 of its text.
+        name: of the function or class.
+    """
+
+    file: str
+    digest: str
+    name: str
+
+    @classmethod
+    def parse(cls, reference: str) -> "KeptPlugin | None":
+        """The plugin that an experiment names, `FILE@DIGEST:NAME`; None if it is no kept file's."""
+        found = _KEPT.fullmatch(reference)
+        return cls(**found.groupdict()) if found else None
+
+    def __str__(self) -> str:
+        return f"{self.file}@{self.digest}:{self.name}"
+
+    @property
+    def module(self) -> str:
+        """Name of the module that holds it."""
+        return f"{__name__}.{_MODULE.format(digest=self.digest)}"
+
+    @property
+    def stored_name(self) -> str:
+        """Name of the file that holds its text."""
+        return f"{_MODULE.format(digest=self.digest)}.py"
+
+    def locate(self) -> Path:
+        """The file that holds its text.
+
+        Raises:
+            EnvironmentFault: it is gone.
+        """
+        places = [folder / self.stored_name for folder in _list_folders()]
+        for place in places:
+            if place.is_file():
+                return place
+        raise EnvironmentFault(f"the kept text of {self.file} is gone: {places[0]}")
+
+    def load(self) -> Any:
+        """Imports the file and returns what it defines: a plugin's class, or a function adapted.
+
+        Raises:
+            EnvironmentFault: the kept text is gone.
+            AttributeError: the file defines no such name.
+            Exception: whatever the file raises.
+        """
+        self.locate()
+        module = importlib.import_module(self.module)
+        if not hasattr(module, self.name):
+            own = [name for name, value in vars(module).items() if _is_of(value, self.module)]
+            defines = ", ".join(own) or "no function and no class"
+            raise AttributeError(f"{self.file} defines no {self.name}; it defines {defines}")
+        offered = getattr(module, self.name)
+        return adapt_function(offered, self) if inspect.isfunction(offered) else offered
+
+
+def _is_of(value: Any, module: str) -> bool:
+    """Whether a module itself defines this function or class."""
+    return callable(value) and getattr(value, "__module__", None) == module
+
+
+def keep_plugin_file(written: str, folder: Path) -> str:
+    """Keeps the file that `PATH.py:NAME` names, and returns the name by which it is kept; any other
+    name is returned as it is.
+
+    Args:
+        written: the name of a plugin.
+        folder: the experiment's, to which the path is relative.
+
+    Raises:
+        SpecError: there is no such file, or it is no text.
+        EnvironmentFault: it cannot be kept.
+    """
+    found = _WRITTEN.fullmatch(written)
+    if found is None:
+        return written
+    path = folder / os.path.expanduser(found["path"])  # noqa: PTH111  (the method may raise)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        name = escape_unprintable(str(path))
+        raise SpecError(f"the plugin's file {name} cannot be read: {why}") from error
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    kept = KeptPlugin(path.name, digest, found["name"])
+    _write_text(_list_folders()[1] / kept.stored_name, text)
+    return str(kept)
+
+
+def keep_for_runs(tree: Any) -> None:
+    """Keeps the files that the values of an experiment name below RLX_HOME.
+
+    Raises:
+        EnvironmentFault: a text is gone, or cannot be written.
+    """
+    if isinstance(tree, dict):
+        if kept := KeptPlugin.parse(str(tree.get("plugin"))):
+            text = kept.locate().read_text(encoding="utf-8")
+            _write_text(_list_folders()[0] / kept.stored_name, text)
+        tree = list(tree.values())
+    for item in tree if isinstance(tree, list) else ():
+        keep_for_runs(item)
+
+
+def _write_text(file: Path, text: str) -> None:
+    """Writes a file at once, unless it is there."""
+    if file.exists():
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(f".{os.getpid()}")
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(file)
+    except OSError as error:
+        raise EnvironmentFault(f"{file} cannot be written: {error.strerror}") from error
+    importlib.invalidate_caches()
+
+
+def list_plugin_files(tree: Any) -> list[str]:
+    """Paths of the Python files that the values of an experiment name as plugins."""
+    if isinstance(tree, list):
+        return [path for item in tree for path in list_plugin_files(item)]
+    if not isinstance(tree, dict):
+        return []
+    named = _WRITTEN.fullmatch(str(tree.get("plugin")))
+    inner = [path for value in tree.values() for path in list_plugin_files(value)]
+    return [named["path"], *inner] if named else inner
+
+
+# Functions that know nothing of rlx ------------------------------------------------------------
+
+
+def adapt_function(function: Callable[..., Any], kept: KeptPlugin) -> type[Reward]:
+    """Makes a reward of a function, by the names of its parameters.
+
+    With `completions` it is called as by TRL, with `solution_str` and `ground_truth` as by verl,
+    else as `rlx.plugin.reward` says.
+
+    Raises:
+        TypeError: it has none of these signatures, or is asynchronous.
+    """
+    names = inspect.signature(function).parameters
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"{kept.name} is asynchronous, and rlx calls rewards one after the other")
+    if "completions" in names:
+        base: type[Reward] = _TrlReward
+    elif {"solution_str", "ground_truth"} <= names.keys():
+        base = _VerlReward
+    else:
+        made = api.reward(function)
+        base = type(made.__name__, (_KeptReward, made), {"__module__": made.__module__})
+    attributes = {
+        "__module__": kept.module,
+        "__doc__": function.__doc__,
+        "function": staticmethod(function),
+        "kept": kept,
+    }
+    return type(kept.name, (base,), attributes)
+
+
+def _rebuild(kept: KeptPlugin, options: Mapping[str, Any]) -> Plugin:
+    cls: type[Plugin] = kept.load()
+    return cls.model_validate(options)
+
+
+class _KeptReward(Reward):
+    """A reward whose class is made from a function, so that pickle cannot find it by its name."""
+
+    kept: ClassVar[KeptPlugin]
+    function: ClassVar[Callable[..., Any]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.kept, self.model_dump())
+
+
+class _TrlReward(_KeptReward):
+    """Called with lists, one entry per completion of a prompt: `completions` and the columns."""
+
+    scope = "group"
+
+    messages: bool = False
+    """Completions are lists with one message, as TRL gives them for conversational data."""
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuses problems without a column that the function asks for."""
+        for name, parameter in inspect.signature(self.function).parameters.items():
+            is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            is_needed = parameter.default is parameter.empty and not is_variadic
+            if is_needed and name != "completions" and name not in problem:
+                raise ValueError(f"{self.kept.name} asks for the column {name!r}")
+
+    def score(self, samples: Sequence[Sample]) -> Sequence[float | None]:
+        """The list that the function returns."""
+        texts: list[Any] = [sample.response for sample in samples]
+        if self.messages:
+            texts = [[{"role": "assistant", "content": text}] for text in texts]
+        columns = {
+            name: [sample.problem[name] for sample in samples] for name in samples[0].problem
+        }
+        asked = inspect.signature(self.function).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in asked.values()):
+            columns = {name: column for name, column in columns.items() if name in asked}
+        scores = self.function(**{**columns, "completions": texts})
+        return [None if score is None else float(score) for score in scores]
+
+
+class _VerlReward(_KeptReward):
+    """Called with `data_source`, `solution_str`, `ground_truth` and `extra_info`."""
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuses problems without a ground truth."""
+        if _get_ground_truth(problem) is None:
+            raise ValueError(
+                f"{self.kept.name} compares with `ground_truth`, or `reward_model.ground_truth`"
+            )
+
+    def score(self, sample: Sample) -> Score:
+        """The number that the function returns, or the `score` of its mapping."""
+        arguments = {
+            "data_source": sample.problem.get("data_source"),
+            "solution_str": sample.response,
+            "ground_truth": _get_ground_truth(sample.problem),
+            "extra_info": sample.problem.get("extra_info"),
+        }
+        asked = inspect.signature(self.function).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in asked.values()):
+            arguments = {name: value for name, value in arguments.items() if name in asked}
+        found = self.function(**arguments)
+        if not isinstance(found, Mapping):
+            return Score(float(found))
+        parts = {
+            name: float(value)
+            for name, value in found.items()
+            if name != "score" and isinstance(value, int | float)
+        }
+        return Score(float(found["score"]), parts=parts)
+
+
+def _get_ground_truth(problem: Mapping[str, Any]) -> Any:
+    nested = problem.get("reward_model")
+    nested = nested if isinstance(nested, Mapping) else {}
+    return nested.get("ground_truth", problem.get("ground_truth"))
