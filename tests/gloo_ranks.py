@@ -15,7 +15,7 @@ from rlx.checkpoint import (
     write_checkpoint,
 )
 from rlx.learner import Ranks
-from rlx.manifest import CheckpointError
+from rlx.sealed_folder import CheckpointError
 
 __all__ = ["WEIGHTS", "find", "on_ranks", "write"]
 

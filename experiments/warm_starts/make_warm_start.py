@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlx.manifest import write_manifest
 from rlx.model import build_demonstration_batches, build_policy, warm_start_policy
 from rlx.model.warm_start import (
     MANIFEST,
@@ -25,6 +24,7 @@ from rlx.model.warm_start import (
 )
 from rlx.phase_setup import build_setup
 from rlx.plan import read_spec
+from rlx.sealed_folder import write_manifest
 
 HERE = Path(__file__).parent
 WEIGHTS = "model.safetensors"

@@ -10,7 +10,6 @@ import pytest
 import torch
 from rows import each_row
 
-from rlx.manifest import MANIFEST, check_sealed_folder, write_manifest
 from rlx.model import (
     Vocabulary,
     build_demonstration_batches,
@@ -27,6 +26,7 @@ from rlx.model.warm_start import (
 )
 from rlx.phase_setup import build_setup
 from rlx.plan import read_spec
+from rlx.sealed_folder import MANIFEST, check_sealed_folder, write_manifest
 from rlx.spec import ExperimentSpec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"

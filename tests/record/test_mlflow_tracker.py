@@ -10,7 +10,7 @@ import pytest
 from rlx.record import find_mlflow_link, prepare_store
 from rlx.record.mlflow_tracker import MlflowTracker, flatten_params, make_legal_key
 from rlx.record.tracker import TrackerUnavailableError
-from rlx.record.tracking import RunSender
+from rlx.record.tracker_thread import RunSender
 from rlx_registry import Registry
 
 # MLflow's own, under SQLAlchemy 2.1.

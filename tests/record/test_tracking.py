@@ -5,9 +5,9 @@ import threading
 import pytest
 from submissions import submit
 
-from rlx.record import tracking
+from rlx.record import tracker_thread as tracking
 from rlx.record.tracker import TrackerUnavailableError
-from rlx.record.tracking import RunSender, TrackerThread, update_trackers
+from rlx.record.tracker_thread import RunSender, TrackerThread, update_trackers
 from rlx.stopwatch import Clock
 from rlx_registry import Registry
 from rlx_registry.results import RunResults

@@ -21,7 +21,7 @@ from rlx.checkpoint.store import (
     write_checkpoint,
 )
 from rlx.learner import Ranks
-from rlx.manifest import (
+from rlx.sealed_folder import (
     MANIFEST,
     CheckpointError,
     check_sealed_folder,

@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 from gloo_ranks import WEIGHTS, find, on_ranks, write
 
-from rlx import manifest
+from rlx import sealed_folder as manifest
 from rlx.checkpoint import store
-from rlx.manifest import MANIFEST, CheckpointError, check_sealed_folder, compute_manifest_digest
+from rlx.sealed_folder import (
+    MANIFEST,
+    CheckpointError,
+    check_sealed_folder,
+    compute_manifest_digest,
+)
 
 
 def hash_and_note(folder, ranks, do):

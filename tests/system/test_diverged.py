@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlx.manifest import MANIFEST, write_manifest
+from rlx.sealed_folder import MANIFEST, write_manifest
 
 
 @pytest.fixture(scope="module")

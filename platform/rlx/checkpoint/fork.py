@@ -15,7 +15,7 @@ from rlx.checkpoint.store import (
     read_state,
 )
 from rlx.home import RunFolder
-from rlx.manifest import CheckpointError, copy_sealed_folder
+from rlx.sealed_folder import CheckpointError, copy_sealed_folder
 from rlx.spec import ExperimentSpec, KeyPath
 from rlx.spec.reading import (
     Diagnostic,

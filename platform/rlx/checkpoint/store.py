@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from rlx import __version__
-from rlx.manifest import (
+from rlx.sealed_folder import (
     CheckpointError,
     ComputeDigests,
     check_sealed_folder,

@@ -14,7 +14,7 @@ from rlx.cli.options import complete_run, registry_option
 from rlx.cli.output import print_text
 from rlx.errors import DivergedModelError, SpecError
 from rlx.launch import locate_run_folder, open_registry
-from rlx.manifest import CheckpointError
+from rlx.sealed_folder import CheckpointError
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable, explain_write_errors
 

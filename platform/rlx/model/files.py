@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.model.gguf_file import SUFFIX, check_gguf_file, import_gguf_file
+from rlx.model.gguf_import import SUFFIX, check_gguf_file, import_gguf_file
 from rlx.plugin import expand_path
 from rlx.spec import PretrainedModelSpec
 

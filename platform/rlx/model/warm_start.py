@@ -22,11 +22,17 @@ from torch import Tensor
 
 from rlx import __version__
 from rlx.importing import source_digest
-from rlx.manifest import MANIFEST, CheckpointError, check_sealed_folder, sync_folder, write_manifest
 from rlx.model.build import Policy
 from rlx.model.dialogue import DemonstrationPlayer, ModelDialogue
 from rlx.model.files import compute_model_fingerprint
 from rlx.plugin import Environment, Plugin, Task
+from rlx.sealed_folder import (
+    MANIFEST,
+    CheckpointError,
+    check_sealed_folder,
+    sync_folder,
+    write_manifest,
+)
 from rlx.spec import (
     EnvironmentRolloutSpec,
     ExperimentSpec,

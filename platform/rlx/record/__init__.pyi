@@ -19,7 +19,7 @@ from .rollouts import (
     read_step,
 )
 from .tracker import Tracker, TrackerUnavailableError
-from .tracking import (
+from .tracker_thread import (
     RunSender,
     TrackerThread,
     open_trackers,

@@ -21,7 +21,6 @@ from rlx.discovery import (
 )
 from rlx.errors import RlxError
 from rlx.home import get_rlx_home
-from rlx.manifest import CheckpointError, check_sealed_folder, compute_manifest_digest
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
 from rlx.record import read_probe, read_step
@@ -36,6 +35,7 @@ from rlx.results.identities import (
 )
 from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import RewardPool
+from rlx.sealed_folder import CheckpointError, check_sealed_folder, compute_manifest_digest
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 

@@ -14,7 +14,6 @@ from rlx.errors import EnvironmentFault, SpecError
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
-from rlx.manifest import CheckpointError, compute_manifest_digest
 from rlx.model import Policy, build_policy, check_model_files
 from rlx.phase_setup import build_environment_host, build_setup
 from rlx.plan import check_read_spec, validate_document
@@ -23,6 +22,7 @@ from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import sample_rollout_trees
 from rlx.run import draw_contact_problems
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
+from rlx.sealed_folder import CheckpointError, compute_manifest_digest
 from rlx.spec import ExperimentSpec, ModelSpec, PretrainedModelSpec
 from rlx.spec.reading import (
     YamlDocument,

@@ -1,6 +1,15 @@
 """Schedules, rollout trees, and the sampling of trees with or without an environment."""
 
 from rlx.plugin import FAILED, TurnLevel
+from rlx.rollout.conversations import (
+    EnvironmentHost,
+    EnvironmentPlan,
+    HostFault,
+    LocalHost,
+    build_talk,
+    check_environment_step,
+    is_fault_segment,
+)
 from rlx.rollout.dialogue import (
     Completion,
     CompletionRequest,
@@ -18,16 +27,7 @@ from rlx.rollout.dialogue import (
     read_turn,
     remove_prefix,
 )
-from rlx.rollout.environment import (
-    EnvironmentHost,
-    EnvironmentPlan,
-    HostFault,
-    LocalHost,
-    build_talk,
-    check_environment_step,
-    is_fault_segment,
-)
-from rlx.rollout.game import derive_turn_seed
+from rlx.rollout.ongoing_games import derive_turn_seed
 from rlx.rollout.prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
 from rlx.rollout.schedule import (
     RolloutPlan,

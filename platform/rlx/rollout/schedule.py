@@ -15,6 +15,12 @@ from typing import Any
 from rlx.discovery import import_implementation
 from rlx.errors import PluginError, RlxError
 from rlx.plugin import Message, Problem, Schedule, TurnLevel, TurnSpec, find_answer_level
+from rlx.rollout.conversations import (
+    EnvironmentHost,
+    EnvironmentPlan,
+    build_talk,
+    sample_conversations,
+)
 from rlx.rollout.dialogue import (
     Completion,
     CompletionRequest,
@@ -25,12 +31,6 @@ from rlx.rollout.dialogue import (
     fill_turn_template,
     list_example_messages,
     read_turn,
-)
-from rlx.rollout.environment import (
-    EnvironmentHost,
-    EnvironmentPlan,
-    build_talk,
-    sample_conversations,
 )
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, find_hull, find_spans
 from rlx.seeding import derive_seed

@@ -32,6 +32,7 @@ from rlx.record import Recorder
 from rlx.reporting import show_plugin_output
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
+from rlx.run.checkpoints import ResumePoint, checkpoint_run, is_checkpoint_due, resume_run
 from rlx.run.collect import build_prompt_fit, sample_and_score
 from rlx.run.context import ControllerState, RunContext, RunStopped, StopRequest
 from rlx.run.cpu_account import CpuAccount
@@ -39,7 +40,6 @@ from rlx.run.first_contact import make_first_contact
 from rlx.run.metrics import AlarmWatch, environment_figures
 from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
-from rlx.run.resume import ResumePoint, checkpoint_run, is_checkpoint_due, resume_run
 from rlx.run.training import train_step
 from rlx.run.warm_starting import start_warm
 from rlx.run.weight_sync import synchronize_sampler

@@ -13,7 +13,6 @@ from pathlib import Path
 from rlx.errors import EnvironmentFault
 from rlx.home import WARM_STARTS, get_rlx_home
 from rlx.learner import Ranks, train_on_demonstrations
-from rlx.manifest import compute_manifest_digest
 from rlx.model import (
     DemonstrationBatches,
     Policy,
@@ -28,6 +27,7 @@ from rlx.model import (
 from rlx.phase_setup import PhaseSetup
 from rlx.record import Recorder
 from rlx.run.progress import Progress, ProgressFile
+from rlx.sealed_folder import compute_manifest_digest
 from rlx.spec import ExperimentSpec
 
 POINTS = 100

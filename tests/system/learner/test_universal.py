@@ -13,7 +13,7 @@ from torchrun import start_ranks
 from rlx.checkpoint.store import convert_checkpoint
 from rlx.errors import RlxError
 from rlx.learner.universal import convert_checkpoints, load_consolidated_weights
-from rlx.manifest import MANIFEST, check_sealed_folder
+from rlx.sealed_folder import MANIFEST, check_sealed_folder
 
 SAVED = ["0-whole", "1-whole", "2-whole", "3-whole", "1-adapters", "3-adapters"]
 FRESH = ["3-whole", "1-adapters"]

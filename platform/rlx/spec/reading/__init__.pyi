@@ -12,7 +12,6 @@ from .diagnostics import (
     label_refusal,
     suggest_name,
 )
-from .explain import explain_validation_error
 from .reader import (
     LoadedSpec,
     apply_overrides,
@@ -23,6 +22,7 @@ from .reader import (
     read_own_values,
     read_suite,
 )
+from .validation_errors import explain_validation_error
 from .yaml_source import YamlDocument, locate_diagnostic, parse_yaml_document, relocate_phase_fault
 
 __all__ = [

@@ -30,7 +30,7 @@ from rlx.spec.reading.diagnostics import (
     format_key_path,
     suggest_name,
 )
-from rlx.spec.reading.explain import explain_validation_error
+from rlx.spec.reading.validation_errors import explain_validation_error
 from rlx.spec.reading.yaml_source import (
     Value,
     YamlDocument,

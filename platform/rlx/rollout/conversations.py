@@ -21,7 +21,7 @@ from rlx.rollout.dialogue import (
     list_example_messages,
     read_turn,
 )
-from rlx.rollout.game import OngoingGame, PlayerRollout, SampledTurn, build_player_trees
+from rlx.rollout.ongoing_games import OngoingGame, PlayerRollout, SampledTurn, build_player_trees
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, find_hull, find_spans
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ForcedAnswer, TurnSpec

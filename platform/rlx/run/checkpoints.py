@@ -15,8 +15,8 @@ from rlx.checkpoint import (
     write_checkpoint,
 )
 from rlx.errors import RlxError
-from rlx.manifest import CheckpointError, ComputeDigests
 from rlx.run.context import ControllerState, RunContext
+from rlx.sealed_folder import CheckpointError, ComputeDigests
 from rlx.spec import ExperimentSpec
 
 
