@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gloo_ranks import WEIGHTS, find, on_ranks, write
 
-from rlx import sealed_folder as manifest
+from rlx import sealed_folder
 from rlx.checkpoint import store
 from rlx.sealed_folder import (
     MANIFEST,
@@ -21,13 +21,13 @@ from rlx.sealed_folder import (
 
 def hash_and_note(folder, ranks, do):
     """The files that this rank hashes while something is done, by name."""
-    hashed, plain = [], manifest._compute_sha256
+    hashed, plain = [], sealed_folder._compute_sha256
 
     def note(path):
         hashed.append(str(Path(path).relative_to(Path(path).parents[1])))
         return plain(path)
 
-    manifest._compute_sha256 = note
+    sealed_folder._compute_sha256 = note
     do(folder, ranks)
     return sorted(hashed)
 
@@ -62,7 +62,7 @@ def test_the_manifest_is_the_one_that_a_single_rank_writes(root):
     digest, content = compute_manifest_digest(sealed), (sealed / MANIFEST).read_bytes()
     assert len(json.loads(content)) == 7
     (sealed / MANIFEST).unlink()
-    manifest.write_manifest(sealed)
+    sealed_folder.write_manifest(sealed)
     assert (sealed / MANIFEST).read_bytes() == content
     assert compute_manifest_digest(sealed) == digest
 
@@ -106,9 +106,9 @@ def test_what_the_first_rank_refuses_ends_all(root):
 
 def list_late(folder, ranks):
     """Rank 0 is shown an older listing of a network disk, without what the other has written."""
-    plain = manifest.list_files
+    plain = sealed_folder.list_files
     if ranks.is_first:
-        manifest.list_files = lambda at: [n for n in plain(at) if n != moments("policy", 1)]
+        sealed_folder.list_files = lambda at: [n for n in plain(at) if n != moments("policy", 1)]
     return bool(write(folder, 15, ranks))
 
 
@@ -119,14 +119,14 @@ def test_a_listing_that_comes_late_leaves_no_file_out(root):
 
 def vanish(folder, ranks):
     """Rank 0 does not have what the other has written."""
-    plain = manifest.list_files
+    plain = sealed_folder.list_files
 
     def list_without(at):
         (at / moments("policy", 1)).unlink()
         return plain(at)
 
     if ranks.is_first:
-        manifest.list_files = list_without
+        sealed_folder.list_files = list_without
     return write(folder, 15, ranks)
 
 

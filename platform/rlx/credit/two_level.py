@@ -1,7 +1,7 @@
 """Two-level credit, which belongs to RLCR in two turns (RLCR: arXiv 2507.16806).
 
-The first level compares a confidence with its siblings and leaves the scale open. The second level
-chooses the scale; it takes only the advantages of confidences, not those of answers. Normalising
+Confidences are compared twice: first with their siblings, which leaves the scale open; then the
+scale is chosen, over a wider group. The second takes only the advantages of confidences, not those of answers. Normalising
 again per prompt (`prompt_renorm`) is `group_advantages` on the prompt ids; on centred advantages,
 whose mean is 0, it equals `prompt_scale`.
 """

@@ -1,4 +1,7 @@
-"""Worker processes that score and play environments: killable, with limits of time and memory."""
+"""Deals calls of rewards and environments to worker processes, and replaces those that are lost.
+
+What a worker does, and how it ends a plugin that hangs, is in `rlx.reward.worker`.
+"""
 
 import math
 import pickle
