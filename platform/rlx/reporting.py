@@ -1,4 +1,4 @@
-"""How long-running functions report: progress, sentences for whoever called them, what plugins print.
+"""How long-running functions report: progress, sentences, and what plugins print.
 
 The command line shows a progress bar and prints the sentences; in Python they are logged.
 """

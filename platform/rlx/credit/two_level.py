@@ -1,9 +1,9 @@
 """Two-level credit, which belongs to RLCR in two turns (RLCR: arXiv 2507.16806).
 
 Confidences are compared twice: first with their siblings, which leaves the scale open; then the
-scale is chosen, over a wider group. The second takes only the advantages of confidences, not those of answers. Normalising
-again per prompt (`prompt_renorm`) is `group_advantages` on the prompt ids; on centred advantages,
-whose mean is 0, it equals `prompt_scale`.
+scale is chosen, over a wider group. The second takes only the advantages of confidences, not those
+of answers. Normalising again per prompt (`prompt_renorm`) is `group_advantages` on the prompt ids;
+on centred advantages, whose mean is 0, it equals `prompt_scale`.
 """
 
 import math
