@@ -37,6 +37,14 @@ SHAPE = """() => [...document.querySelectorAll("*")].map((e) => {
   return `${depth} ${e.localName} ${names} ${e.getAttribute("class") ?? ""}`;
 })"""
 
+# At the middle of a chart, wherever the page has moved it meanwhile.
+POINT = """(over) => {
+  const box = over.getBoundingClientRect();
+  const at = { clientX: box.x + box.width / 2, clientY: box.y + box.height / 2, bubbles: true };
+  for (const name of ["mouseenter", "mousemove", "mouseleave"])
+    over.dispatchEvent(new MouseEvent(name, at));
+}"""
+
 
 def settled(page, path):
     """Opens a page and has its scripts do all that they do."""
@@ -44,7 +52,7 @@ def settled(page, path):
     page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
     draw_sections(page)
     for chart in page.locator("[data-section] figure .u-over").all():
-        chart.hover(force=True)
+        chart.evaluate(POINT)
     if path.endswith("/0"):
         page.locator("body[data-ready]").wait_for()
         for _ in range(5):
