@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from rlx import plugin as api
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.home import get_rlx_home, locate_cache
+from rlx.home import format_path, get_rlx_home, locate_cache
 from rlx.plugin import Plugin, Reward, Sample, Score
 from rlx.text import escape_unprintable
 
@@ -84,9 +84,10 @@ class KeptPlugin:
         """
         places = [folder / self.stored_name for folder in _list_folders()]
         for place in places:
-            if place.is_file():
+            if place.is_file() and _hash_text(place.read_bytes()) == self.digest:
+                __path__[:] = [str(place.parent)]
                 return place
-        raise EnvironmentFault(f"the kept text of {self.file} is gone: {places[0]}")
+        raise EnvironmentFault(f"the kept text of {self.file} is gone or was changed: {places[0]}")
 
     def load(self) -> Any:
         """Imports the file and returns what it defines: a plugin's class, or a function adapted.
@@ -111,13 +112,19 @@ def _is_of(value: Any, module: str) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module
 
 
-def keep_plugin_file(written: str, folder: Path) -> str:
+def anchor_file(written: str, folder: Path) -> str:
+    """Returns `PATH.py:NAME`, where the path is relative to a folder, with an absolute path; any
+    other name as it is."""
+    found = _WRITTEN.fullmatch(written)
+    if found is None:
+        return written
+    path = folder / os.path.expanduser(found["path"])  # noqa: PTH111  (the method may raise)
+    return f"{path.absolute()}:{found['name']}"
+
+
+def keep_plugin_file(written: str) -> str:
     """Keeps the file that `PATH.py:NAME` names, and returns the name by which it is kept; any other
     name is returned as it is.
-
-    Args:
-        written: the name of a plugin.
-        folder: the experiment's, to which the path is relative.
 
     Raises:
         SpecError: there is no such file, or it is no text.
@@ -126,14 +133,14 @@ def keep_plugin_file(written: str, folder: Path) -> str:
     found = _WRITTEN.fullmatch(written)
     if found is None:
         return written
-    path = folder / os.path.expanduser(found["path"])  # noqa: PTH111  (the method may raise)
+    path = Path(os.path.expanduser(found["path"]))  # noqa: PTH111  (the method may raise)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
-        name = escape_unprintable(str(path))
+        name = escape_unprintable(format_path(path))
         raise SpecError(f"the plugin's file {name} cannot be read: {why}") from error
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = _hash_text(text.encode())
     kept = KeptPlugin(path.name, digest, found["name"])
     _write_text(_list_folders()[1] / kept.stored_name, text)
     return str(kept)
@@ -147,21 +154,25 @@ def keep_for_runs(tree: Any) -> None:
     """
     if isinstance(tree, dict):
         if kept := KeptPlugin.parse(str(tree.get("plugin"))):
-            text = kept.locate().read_text(encoding="utf-8")
+            text = kept.locate().read_bytes().decode()
             _write_text(_list_folders()[0] / kept.stored_name, text)
         tree = list(tree.values())
     for item in tree if isinstance(tree, list) else ():
         keep_for_runs(item)
 
 
+def _hash_text(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
 def _write_text(file: Path, text: str) -> None:
-    """Writes a file at once, unless it is there."""
-    if file.exists():
-        return
+    """Writes a file at once, unless it is there as it should be."""
     try:
+        if file.exists() and file.read_bytes() == text.encode():
+            return
         file.parent.mkdir(parents=True, exist_ok=True)
         aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(text, encoding="utf-8")
+        aside.write_bytes(text.encode())
         aside.replace(file)
     except OSError as error:
         raise EnvironmentFault(f"{file} cannot be written: {error.strerror}") from error
@@ -243,6 +254,7 @@ class _TrlReward(_KeptReward):
 
     def score(self, samples: Sequence[Sample]) -> Sequence[float | None]:
         """The list that the function returns."""
+        self.check_problem(samples[0].problem)
         texts: list[Any] = [sample.response for sample in samples]
         if self.messages:
             texts = [[{"role": "assistant", "content": text}] for text in texts]
@@ -268,11 +280,12 @@ class _VerlReward(_KeptReward):
 
     def score(self, sample: Sample) -> Score:
         """The number that the function returns, or the `score` of its mapping."""
+        self.check_problem(sample.problem)
         arguments = {
             "data_source": sample.problem.get("data_source"),
             "solution_str": sample.response,
             "ground_truth": _get_ground_truth(sample.problem),
-            "extra_info": sample.problem.get("extra_info"),
+            "extra_info": sample.problem.get("extra_info") or {},
         }
         asked = inspect.signature(self.function).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in asked.values()):

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
@@ -88,7 +87,7 @@ def score(
     """
     if math.isnan(deadline):  # click.FloatRange accepts nan
         raise SpecError("--deadline nan is not a number of seconds")
-    plugin = build_reward(keep_plugin_file(name, Path.cwd()), overrides)
+    plugin = build_reward(keep_plugin_file(name), overrides)
     count = _Count()
     show = _print_json if as_json else _print_rows
     began = time.monotonic()

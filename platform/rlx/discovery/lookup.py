@@ -339,6 +339,8 @@ def _diagnose_unknown_plugin(kind: Kind, name: str) -> Diagnostic:
     helps = []
     if near := did_you_mean(name, offers):
         helps.append(f"did you mean '{near}' ({offers[near].source})?")
+    if ".py" in name.lower():
+        helps.append("a plugin in a file is named FILE.py:NAME, such as rewards.py:brevity")
     if others := [f.kind for f in list_installed_plugins() if f.name == name]:
         article = "an" if others[0][0] in "aeiou" else "a"
         helps.append(f"'{name}' is the name of {article} {others[0]} plugin")
@@ -387,8 +389,13 @@ def _diagnose_import_error(plugin: InstalledPlugin, error: BaseException) -> Dia
     install = ""
     if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
         install = f"`pip install {error.name}`, or "
+    fault = f"the plugin is at fault, not the spec: {install}remove it from the spec"
+    if KeptPlugin.parse(plugin.name):
+        fault = (
+            f"mend {plugin.distribution}: rlx imports a copy of it, without the modules beside it"
+        )
     helps = (
-        f"the plugin is at fault, not the spec: {install}remove it from the spec",
+        fault,
         f"full traceback: `rlx plugins show {plugin.name} --traceback`",
     )
     return build_plugin_diagnostic(plugin, "failed to import", helps, cause)

@@ -107,7 +107,7 @@ def _select_requested_plugins(
         raise SpecError(f"no plugin kind {kind!r}; there are: {', '.join(GROUPS)}")
     path = Path(what)
     known = any(f.name == what.rpartition(":")[2] for f in list_installed_plugins())
-    in_file = keep_plugin_file(what, Path.cwd()) != what
+    in_file = keep_plugin_file(what) != what
     if (path.exists() and not known) or path.suffix == ".whl" or ("/" in what and not in_file):
         distribution = stack.enter_context(add_to_sys_path(path))
         plugins = [f for f in list_installed_plugins() if f.distribution == distribution]

@@ -213,7 +213,7 @@ def find_named_plugins(name: str) -> list[InstalledPlugin]:
     Raises:
         PluginError: no plugin has the name, or two distributions offer the same kind of it.
     """
-    kept = keep_plugin_file(name, Path.cwd())
+    kept = keep_plugin_file(name)
     if KeptPlugin.parse(kept):
         return find_kept_plugins(kept)
     bare = name.rpartition(":")[2]

@@ -159,13 +159,13 @@ def show(name: str, as_json: bool, full: bool) -> None:
     """Show the description and options of a plugin; NAME may be `distribution:name`."""
     from rlx.cli.plugins.page import show_plugin_page
 
-    for number, found in enumerate(find_named_plugins(name)):
-        try:
-            plugin = load_plugin(found.kind, found.full_name)
-        except PluginFault as error:
-            if full and error.__cause__ is not None:
-                print_text("".join(traceback.format_exception(error.__cause__)), err=True)
-            raise
+    try:
+        named = [(one, load_plugin(one.kind, one.full_name)) for one in find_named_plugins(name)]
+    except PluginFault as error:
+        if full and error.__cause__ is not None:
+            print_text("".join(traceback.format_exception(error.__cause__)), err=True)
+        raise
+    for number, (found, plugin) in enumerate(named):
         if as_json:
             print_json(plugin.model_json_schema())
             continue

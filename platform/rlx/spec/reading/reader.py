@@ -7,7 +7,7 @@ and `rlx validate --values` can name it.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.plugin_files import keep_plugin_file
+from rlx.plugin_files import anchor_file, keep_plugin_file
 from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.evaluation import SuiteSpec
 from rlx.spec.experiment import ExperimentSpec
@@ -83,7 +83,10 @@ def _extend(document: YamlDocument, chain: Sequence[Path]) -> YamlDocument:
     Args:
         chain: the files from the first to the document's own, each extended by the one before it.
     """
-    document = keep_plugin_files(document, chain[-1].parent)
+    folder = chain[-1].parent
+    document = replace(
+        document, tree=_map_plugin_names(document.tree, lambda name, _: anchor_file(name, folder))
+    )
     if EXTENDS not in document.tree:
         return document
     path, name = _find_base(document, chain[-1])
@@ -256,39 +259,41 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
     keys = document.tree.keys() if isinstance(document.tree, dict) else set()
     if "sets" in keys and not {"task", "rollout", "rewards"} & keys:
         raise build_refusal([_build_suite_fault(document)], document.file)
-    return keep_plugin_files(apply_overrides(document, overrides), path.parent)
+    return apply_overrides(document, overrides)
 
 
-def keep_plugin_files(document: YamlDocument, folder: Path) -> YamlDocument:
+def _keep_plugin_files(document: YamlDocument) -> YamlDocument:
     """Keeps the Python files that a document names as plugins, and names them as they are kept.
-
-    Args:
-        document: values as written.
-        folder: to which its paths are relative.
 
     Raises:
         InvalidSpec: a file cannot be read or kept.
     """
     faults: list[Diagnostic] = []
 
-    def rename(node: Value, path: KeyPath) -> Value:
-        if isinstance(node, list):
-            return [rename(item, (*path, number)) for number, item in enumerate(node)]
-        if isinstance(node, dict):
-            return {key: rename(item, (*path, key)) for key, item in node.items()}
-        if not isinstance(node, str) or str(path[-1]).rpartition(".")[2] != "plugin":
-            return node
+    def keep(name: str, path: KeyPath) -> str:
         try:
-            return keep_plugin_file(node, folder)
+            return keep_plugin_file(name)
         except (SpecError, EnvironmentFault) as error:
             position = document.locate(path)
             faults.append(Diagnostic(kind="file", message=str(error), path=path, position=position))
-            return node
+            return name
 
-    tree = rename(document.tree, ())
+    tree = _map_plugin_names(document.tree, keep)
     if faults:
         raise build_refusal(faults, document.file)
     return replace(document, tree=tree)
+
+
+def _map_plugin_names(
+    node: Value, rename: Callable[[str, KeyPath], str], path: KeyPath = ()
+) -> Value:
+    """Returns values in which every plugin's name is what `rename` makes of it and its path."""
+    if isinstance(node, list):
+        return [_map_plugin_names(each, rename, (*path, n)) for n, each in enumerate(node)]
+    if isinstance(node, dict):
+        return {key: _map_plugin_names(each, rename, (*path, key)) for key, each in node.items()}
+    is_name = isinstance(node, str) and path and str(path[-1]).rpartition(".")[2] == "plugin"
+    return rename(str(node), path) if is_name else node
 
 
 def _build_suite_fault(document: YamlDocument) -> Diagnostic:
@@ -304,10 +309,12 @@ def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDoc
     """Applies `path.to.key=value` overrides to a document, in order.
 
     Values are parsed like the file. A number indexes a list. Missing mappings are created. Below
-    `phases.N.set` the rest of the path is one key.
+    `phases.N.set` the rest of the path is one key. Then the Python files that the document names as
+    plugins are kept; those of overrides are relative to the current folder.
 
     Raises:
-        InvalidSpec: an override cannot be parsed, or its path goes through a value without keys.
+        InvalidSpec: an override cannot be parsed, its path goes through a value without keys, or a
+            file cannot be read.
     """
     faults: list[Diagnostic] = []
     for number, text in enumerate(overrides, 1):
@@ -317,7 +324,7 @@ def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDoc
             faults += error.diagnostics
     if faults:
         raise build_refusal(faults, document.file)
-    return document
+    return _keep_plugin_files(document)
 
 
 def _apply_override(document: YamlDocument, number: int, text: str) -> YamlDocument:
