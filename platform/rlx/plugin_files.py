@@ -85,7 +85,7 @@ class KeptPlugin:
         places = [folder / self.stored_name for folder in _list_folders()]
         for place in places:
             if place.is_file() and _hash_text(place.read_bytes()) == self.digest:
-                __path__[:] = [str(place.parent)]
+                __path__.sort(key=lambda folder: folder != str(place.parent))  # it comes first
                 return place
         raise EnvironmentFault(f"the kept text of {self.file} is gone or was changed: {places[0]}")
 
@@ -152,13 +152,40 @@ def keep_for_runs(tree: Any) -> None:
     Raises:
         EnvironmentFault: a text is gone, or cannot be written.
     """
-    if isinstance(tree, dict):
-        if kept := KeptPlugin.parse(str(tree.get("plugin"))):
+
+    def store(name: str, _: Any) -> str:
+        if kept := KeptPlugin.parse(name):
             text = kept.locate().read_bytes().decode()
             _write_text(_list_folders()[0] / kept.stored_name, text)
-        tree = list(tree.values())
-    for item in tree if isinstance(tree, list) else ():
-        keep_for_runs(item)
+        return name
+
+    map_plugin_names(tree, store)
+
+
+def list_plugin_files(tree: Any) -> list[str]:
+    """Paths of the Python files that the values of an experiment name as plugins."""
+    paths: list[str] = []
+
+    def note(name: str, _: Any) -> str:
+        if found := _WRITTEN.fullmatch(name):
+            paths.append(found["path"])
+        return name
+
+    map_plugin_names(tree, note)
+    return paths
+
+
+def map_plugin_names(
+    node: Any, rename: Callable[[str, tuple[str | int, ...]], str], path: tuple[str | int, ...] = ()
+) -> Any:
+    """Returns the values of an experiment, in which every plugin's name is what `rename` makes of
+    it and of the path of its key. Dotted keys, as in `phases[].set`, count by their last part."""
+    if isinstance(node, list):
+        return [map_plugin_names(each, rename, (*path, n)) for n, each in enumerate(node)]
+    if isinstance(node, dict):
+        return {key: map_plugin_names(each, rename, (*path, key)) for key, each in node.items()}
+    is_name = isinstance(node, str) and path and str(path[-1]).rpartition(".")[2] == "plugin"
+    return rename(node, path) if is_name else node
 
 
 def _hash_text(text: bytes) -> str:
@@ -177,17 +204,6 @@ def _write_text(file: Path, text: str) -> None:
     except OSError as error:
         raise EnvironmentFault(f"{file} cannot be written: {error.strerror}") from error
     importlib.invalidate_caches()
-
-
-def list_plugin_files(tree: Any) -> list[str]:
-    """Paths of the Python files that the values of an experiment name as plugins."""
-    if isinstance(tree, list):
-        return [path for item in tree for path in list_plugin_files(item)]
-    if not isinstance(tree, dict):
-        return []
-    named = _WRITTEN.fullmatch(str(tree.get("plugin")))
-    inner = [path for value in tree.values() for path in list_plugin_files(value)]
-    return [named["path"], *inner] if named else inner
 
 
 # Functions that know nothing of rlx ------------------------------------------------------------

@@ -142,7 +142,9 @@ def test_a_run_uses_what_it_began_with_and_is_rescored_to_the_bit(tmp_path):
         for name in ("plain", "Whole", "as_trl")
         for key, value in {"plugin": f"mine.py:{name}", "turn": "answer"}.items()
     }
-    sets = {**SMALL, **rewards, "rewards.turn.plain.limit": 12}
+    (home.folder / "late.py").write_text(SOURCE.replace("<= limit", "> limit"))
+    late = {"phases.1.set.rewards.turn.plain.plugin": "late.py:decorated"}
+    sets = {**SMALL, **rewards, "rewards.turn.plain.limit": 12, **late}
     run = home.submit(home.yaml, sets)
     scored = [
         {entry["name"]: entry["raw"] for entry in segment["rewards"]}

@@ -37,7 +37,7 @@ class Watched:
 
     def look(self, seconds=LOOK):
         self.clock.now += seconds
-        return self.watch.look([self.rank.pid])
+        return self.watch.measure_silence([self.rank.pid])
 
     def send(self, number, state):
         """Sends a signal to the rank and waits for it to be in a state of `/proc`."""
@@ -94,7 +94,7 @@ def test_ranks_that_are_stopped_do_not_hang(watched):
 
 def test_a_rank_below_its_launcher_is_seen(watched):
     watched.send(signal.SIGSTOP, "T")
-    assert watched.watch.look([os.getpid()]) == 0
+    assert watched.watch.measure_silence([os.getpid()]) == 0
     assert watched.watch.paused
 
 
@@ -103,7 +103,7 @@ def test_a_stopped_process_that_is_no_rank_pauses_nothing(watched):
         other.send_signal(signal.SIGSTOP)
         await_state(other.pid, "T")
         watched.clock.now += LOOK
-        assert watched.watch.look([os.getpid()]) == 5
+        assert watched.watch.measure_silence([os.getpid()]) == 5
         other.kill()
 
 

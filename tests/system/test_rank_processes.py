@@ -18,7 +18,7 @@ import sys
 from rlx.launch.processes import LauncherInput
 given = LauncherInput()
 while not given.is_closed and not given.stop:
-    given.look(0.05)
+    given.receive(0.05)
 sys.exit(7 if given.stop else 9)
 """
 NODE = """

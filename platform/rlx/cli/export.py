@@ -30,10 +30,10 @@ def export(run: str, folder: Path, url: str) -> None:
     """Write the model of RUN to FOLDER, in the Hugging Face layout.
 
     Exports RUN's newest checkpoint, or the one at STEP, also while RUN is running; once RUN has
-    finished and keeps no checkpoints, its trained model. A newest
-    checkpoint whose weights or logits are not finite, as those of a run that diverged, is named,
-    and the last sound one is exported. LoRA adapters
-    are merged into the model, and also written separately to FOLDER/adapter.
+    finished and keeps no checkpoints, its trained model. A newest checkpoint whose weights or
+    logits are not finite, as those of a run that diverged, is named, and the last sound one is
+    exported. LoRA adapters are merged into the model, and also written separately to
+    FOLDER/adapter.
     """
     name = escape_unprintable(str(folder))
     if folder.exists():

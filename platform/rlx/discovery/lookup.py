@@ -325,6 +325,8 @@ def _odd_kinds(environment: type[Plugin]) -> str:
 def compute_plugin_digest(plugin: InstalledPlugin) -> str:
     """Returns the SHA-256 of an imported plugin's source: its module, or all `.py` files of its
     package."""
+    if kept := KeptPlugin.parse(plugin.name):
+        return source_digest(kept.locate())
     module = sys.modules[plugin.value.partition(":")[0]]
     if module.__file__ is None:
         raise PluginFault(build_plugin_diagnostic(plugin, "has no source file"))

@@ -149,7 +149,7 @@ class Attempt:
         while ranks.poll() is None and not self._orders.stop:
             beat()
             self._wait(ranks, look)
-            silent = watch.look(ranks.pids)
+            silent = watch.measure_silence(ranks.pids)
             if silent > patience and ranks.poll() is None:
                 return True
             if watch.paused != paused:
@@ -265,7 +265,7 @@ class HangWatch:
         self._seen = self._identify_progress()
         self.paused = False
 
-    def look(self, started: Iterable[int]) -> float:
+    def measure_silence(self, started: Iterable[int]) -> float:
         """Returns the seconds that the ranks have run since their last progress.
 
         Args:

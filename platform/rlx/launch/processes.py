@@ -428,7 +428,7 @@ class LauncherInput:
     def __init__(self) -> None:
         self.stop = self.is_closed = False
 
-    def look(self, seconds: float = 0.0) -> None:
+    def receive(self, seconds: float = 0.0) -> None:
         """Takes note of what has arrived; waits for it up to this long."""
         if self.is_closed:
             time.sleep(seconds)

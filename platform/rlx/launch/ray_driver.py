@@ -76,7 +76,7 @@ def main(folder: str, run_id: str) -> int:
 
 
 def _require_wanted(given: LauncherInput, seconds: float = 0.0) -> None:
-    given.look(seconds)
+    given.receive(seconds)
     if given.stop or given.is_closed:
         raise _NotWantedError
 
@@ -188,7 +188,7 @@ class _PlacedRanks:
         """Prints what the ranks print, until all have ended, or one otherwise than well."""
         polls = {} if self._lost else {self._poll_rank(n): n for n in range(len(self._actors))}
         while polls and not self._has_failed() and not self._given.is_closed:
-            self._given.look()
+            self._given.receive()
             for poll in ray.wait(list(polls), timeout=POLL_INTERVAL)[0]:
                 rank = polls.pop(poll)
                 if self._take(rank, poll) and rank not in self._codes:

@@ -62,7 +62,7 @@ def _run_torchrun(
     )
     try:
         while torchrun.poll() is None and not given.is_closed:
-            given.look(POLL_INTERVAL)
+            given.receive(POLL_INTERVAL)
             # Slurm signals every process of a job itself, and torchrun takes one signal only.
             if given.stop and not signals and not is_told:
                 is_told = True

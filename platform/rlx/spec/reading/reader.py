@@ -7,7 +7,7 @@ and `rlx validate --values` can name it.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.plugin_files import anchor_file, keep_plugin_file
+from rlx.plugin_files import anchor_file, keep_plugin_file, map_plugin_names
 from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.evaluation import SuiteSpec
 from rlx.spec.experiment import ExperimentSpec
@@ -32,7 +32,6 @@ from rlx.spec.reading.diagnostics import (
 )
 from rlx.spec.reading.validation_errors import explain_validation_error
 from rlx.spec.reading.yaml_source import (
-    Value,
     YamlDocument,
     locate_diagnostic,
     parse_yaml_document,
@@ -85,7 +84,7 @@ def _extend(document: YamlDocument, chain: Sequence[Path]) -> YamlDocument:
     """
     folder = chain[-1].parent
     document = replace(
-        document, tree=_map_plugin_names(document.tree, lambda name, _: anchor_file(name, folder))
+        document, tree=map_plugin_names(document.tree, lambda name, _: anchor_file(name, folder))
     )
     if EXTENDS not in document.tree:
         return document
@@ -278,22 +277,10 @@ def _keep_plugin_files(document: YamlDocument) -> YamlDocument:
             faults.append(Diagnostic(kind="file", message=str(error), path=path, position=position))
             return name
 
-    tree = _map_plugin_names(document.tree, keep)
+    tree = map_plugin_names(document.tree, keep)
     if faults:
         raise build_refusal(faults, document.file)
     return replace(document, tree=tree)
-
-
-def _map_plugin_names(
-    node: Value, rename: Callable[[str, KeyPath], str], path: KeyPath = ()
-) -> Value:
-    """Returns values in which every plugin's name is what `rename` makes of it and its path."""
-    if isinstance(node, list):
-        return [_map_plugin_names(each, rename, (*path, n)) for n, each in enumerate(node)]
-    if isinstance(node, dict):
-        return {key: _map_plugin_names(each, rename, (*path, key)) for key, each in node.items()}
-    is_name = isinstance(node, str) and path and str(path[-1]).rpartition(".")[2] == "plugin"
-    return rename(str(node), path) if is_name else node
 
 
 def _build_suite_fault(document: YamlDocument) -> Diagnostic:
