@@ -56,8 +56,8 @@ def measure_calibration(
         problems: `[n]` the problem of each answer; None if all differ.
 
     Returns:
-        * `n` pairs; `unparsable` of them without a readable confidence, which counts as 0;
-          `readable_share`, the adherence to the format; `accuracy`; `mean_confidence`;
+        * `n` pairs; `unparsable` of them without a readable confidence, which counts as the worst
+          one; `readable_share`, the adherence to the format; `accuracy`; `mean_confidence`;
           `signed_gap`, their difference, positive where overconfident.
         * `brier`; `brier_skill`, 1 - brier / (base rate's Brier); `brier_recalibrated`, after an
           increasing map that is fitted on other problems; `murphy`, its decomposition; `nll`,
