@@ -17,7 +17,13 @@ from rlx.model.tokenizer import build_vocabulary_dialogue, load_vocabulary
 from rlx.model.vocabulary import SPECIAL_TOKENS, Vocabulary
 from rlx.plugin import Environment, ListsProblems, Problem, Split, Task
 from rlx.reporting import show_plugin_output
-from rlx.rollout import PromptFit, build_rollout_plan, fill_turn_template, measure_prompt
+from rlx.rollout import (
+    Dialogue,
+    PromptFit,
+    build_rollout_plan,
+    fill_turn_template,
+    measure_prompt,
+)
 from rlx.seeding import derive_seed
 from rlx.spec import CLOSED_VOCABULARIES, ExperimentSpec, KeyPath, TinyModelSpec
 
@@ -222,7 +228,7 @@ def _draw_problems(
         yield problem
 
 
-def _writes_any_text(dialogue: ModelDialogue) -> bool:
+def _writes_any_text(dialogue: Dialogue) -> bool:
     """Whether a tokenizer has tokens for all characters, such as one of bytes."""
     try:
         dialogue.encode("ʬ\N{MATHEMATICAL BOLD CAPITAL A}\N{GRINNING FACE}")
