@@ -1,8 +1,10 @@
 """The launcher `ray`: every rank is an actor of a Ray cluster whose nodes share RLX_HOME.
 
-This module imports no Ray, so that experiments can be checked without it.
+As a program, this module leads the ranks. Only then it imports Ray, so that experiments can be
+checked without it.
 """
 
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from typing import ClassVar
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.launcher import Launcher
+from rlx.launch.processes import stamp_output
 from rlx.launch.submission import list_packages
 from rlx.spec import RayLauncherSpec
 from rlx.spec.reading import Diagnostic, build_error
@@ -28,7 +31,7 @@ _PATH = ("runner", "launcher")
 
 
 class RayLauncher(Launcher):
-    """Starts each rank in an actor of a Ray cluster, through `rlx.launch.ray_driver`."""
+    """Starts each rank in an actor of a Ray cluster, through `rlx.launch.ray_ranks`."""
 
     reads_input: ClassVar[bool] = True
 
@@ -54,8 +57,7 @@ class RayLauncher(Launcher):
         return 0
 
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
-        driver = [sys.executable, "-m", "rlx.launch.ray_driver", str(folder.root), run_id]
-        return ["env", *(f"{name}={value}" for name, value in QUIET.items()), *driver]
+        return [sys.executable, "-m", "rlx.launch.ray_launcher", str(folder.root), run_id]
 
 
 def require_cluster(address: str) -> None:
@@ -71,3 +73,11 @@ def require_cluster(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
     except (OSError, OverflowError) as error:
         raise EnvironmentFault(f"no Ray cluster at {address}: {error}") from error
+
+
+if __name__ == "__main__":
+    stamp_output()
+    os.environ |= QUIET
+    from rlx.launch.ray_ranks import run_ranks
+
+    sys.exit(run_ranks(*sys.argv[1:]))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from unittest import SkipTest
 
 from rlx.cli.output import print_json, print_text
-from rlx.cli.plugins.page import find_named_plugins
+from rlx.cli.plugins import find_named_plugins
 from rlx.cli.verb_group import build_error_json, format_error_text
 from rlx.discovery import (
     GROUPS,
