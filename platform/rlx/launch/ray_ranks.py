@@ -179,17 +179,14 @@ def run_ranks(folder: str, run_id: str) -> int:
         assert isinstance(launcher, RayLauncherSpec)
         require_cluster(launcher.address)
         ray.init(launcher.address, log_to_driver=False, logging_level=logging.ERROR)
-        try:
-            with _reserve_places(spec, launcher, paths, given) as (group, bundle):
-                ranks = _PlacedRanks(paths, given)
-                try:
-                    ranks.start(group, bundle, spec.runner.ranks, run_id)
-                    ranks.follow()
-                finally:
-                    ranks.end()
-            return ranks.report()
-        finally:
-            ray.shutdown()
+        with _reserve_places(spec, launcher, paths, given) as (group, bundle):
+            ranks = _PlacedRanks(paths, given)
+            try:
+                ranks.start(group, bundle, spec.runner.ranks, run_id)
+                ranks.follow()
+            finally:
+                ranks.end()
+        return ranks.report()
     except _NotWantedError:
         return 1
     except Exception as error:
@@ -197,8 +194,8 @@ def run_ranks(folder: str, run_id: str) -> int:
         raise
 
 
-def _require_wanted(given: LauncherInput, seconds: float = 0.0) -> None:
-    given.receive(seconds)
+def _require_wanted(given: LauncherInput) -> None:
+    given.receive()
     if given.stop or given.is_closed:
         raise _NotWantedError
 
@@ -369,15 +366,14 @@ def _build_rank_environments(places: Sequence[RankPlace]) -> Iterator[dict[str, 
     """The environment of torch.distributed of each rank. Ranks of a node see its GPUs, the first
     of each first."""
     for rank, place in enumerate(places):
-        beside = [other for other in places if other.node == place.node]
-        first = next(n for n, other in enumerate(places) if other.node == place.node)
-        each = zip(*(other.gpus for other in beside), strict=True)
+        beside = [n for n, other in enumerate(places) if other.node == place.node]
+        gpus = zip(*(places[n].gpus for n in beside), strict=True)
         yield {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(places)),
-            "LOCAL_RANK": str(rank - first),
+            "LOCAL_RANK": str(beside.index(rank)),
             "LOCAL_WORLD_SIZE": str(len(beside)),
             "MASTER_ADDR": places[0].address,
             "MASTER_PORT": str(places[0].port),
-            "CUDA_VISIBLE_DEVICES": ",".join(gpu for some in each for gpu in some),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpu for nth in gpus for gpu in nth),
         }
