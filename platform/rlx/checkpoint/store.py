@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-import torch
-
 from rlx import __version__
 from rlx.errors import DivergedModelError, RlxError
 from rlx.sealed_folder import (
@@ -38,7 +36,10 @@ from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx_registry import sync_to_disk
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlx.learner import Critic, Learner, Ranks
+    from rlx.model import Policy
 
 STATE, POLICY, CRITIC = "state.json", "policy", "critic"
 PREFIX = "step_"
@@ -406,6 +407,7 @@ def write_weights(
         EnvironmentFault: files of the base model are missing.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for devices and logs it
+    import torch
     from transformers.utils.logging import disable_progress_bar
 
     from rlx.learner import PackedPolicy, load_consolidated_weights, write_model
@@ -420,16 +422,17 @@ def write_weights(
     except RuntimeError as error:
         raise RlxError(f"{checkpoint.name} belongs to another model: {error}") from error
     weights = merged_weights(policy.model)
-    _require_sound_model(policy.model, weights, checkpoint.name)
+    _require_sound_model(policy, weights, checkpoint.name)
     write_model(policy, weights, adapter_weights(policy.model), folder)
 
 
-@torch.no_grad()
-def _require_sound_model(
-    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], name: str
-) -> None:
+def _require_sound_model(policy: "Policy", weights: Mapping[str, "Tensor"], name: str) -> None:
+    import torch
+
     for parameter, value in weights.items():
         if not value.isfinite().all():
             raise DivergedModelError(f"{name} is not sound: its {parameter} is not finite")
-    if not model(input_ids=torch.tensor([[0, 1]])).logits.isfinite().all():
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([[0, 1]])).logits
+    if not logits.isfinite().all():
         raise DivergedModelError(f"{name} is not sound: the model's logits are not finite")

@@ -580,6 +580,7 @@ def measure_calibration(
     """
     y, c = convert_to_pairs(correct, confidence)
     labels = np.full(len(y), "") if stratum is None else np.asarray(stratum, dtype=np.str_)
+    strata = _measure_strata(y, c, labels)
     unparsable = int(np.isnan(np.asarray(confidence, dtype=np.float64)).sum())
     return {
         "n": len(y),
@@ -611,7 +612,7 @@ def measure_calibration(
         "entropy": compute_confidence_entropy(c),
         "bins": build_reliability_bins(y, c),
         "risk_coverage": select_risk_points(y, c),
-        **_measure_strata(y, c, labels),
+        **strata,
     }
 
 

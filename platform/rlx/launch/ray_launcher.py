@@ -1,10 +1,8 @@
 """The launcher `ray`: every rank is an actor of a Ray cluster whose nodes share RLX_HOME.
 
-As a program, this module leads the ranks. Only then it imports Ray, so that experiments can be
-checked without it.
+This module imports no Ray, so that experiments can be checked without it.
 """
 
-import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -13,7 +11,6 @@ from typing import ClassVar
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.launcher import Launcher
-from rlx.launch.processes import stamp_output
 from rlx.launch.submission import list_packages
 from rlx.spec import RayLauncherSpec
 from rlx.spec.reading import Diagnostic, build_error
@@ -48,7 +45,8 @@ class RayLauncher(Launcher):
         return 0
 
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
-        return [sys.executable, "-m", "rlx.launch.ray_launcher", str(folder.root), run_id]
+        ranks = [sys.executable, "-m", "rlx.launch.ray_ranks", str(folder.root), run_id]
+        return ["env", *(f"{name}={value}" for name, value in QUIET.items()), *ranks]
 
 
 def require_cluster(address: str) -> None:
@@ -64,11 +62,3 @@ def require_cluster(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
     except (OSError, OverflowError) as error:
         raise EnvironmentFault(f"no Ray cluster at {address}: {error}") from error
-
-
-if __name__ == "__main__":
-    stamp_output()
-    os.environ |= QUIET
-    from rlx.launch.ray_ranks import run_ranks
-
-    sys.exit(run_ranks(*sys.argv[1:]))

@@ -1,10 +1,10 @@
 """A run's ranks in a Ray cluster: each is the child of an actor, and one process leads all actors.
 
-That process stands in for the ranks: the supervisor starts it, and talks to it through its input,
-see `rlx.launch.processes`. What all ranks take is reserved in one placement group. The actors say
-where they are, and ranks are numbered so that those of a node follow each other. If one ends
-otherwise than well, all are ended, and the supervisor decides about another attempt. Ray ends the
-actors, and they their ranks, if this process is killed.
+The supervisor starts it, as `python -m rlx.launch.ray_ranks FOLDER RUN_ID`, in place of the ranks,
+and talks to it through its input, see `rlx.launch.processes`. What all ranks take is reserved in
+one placement group. The actors say where they are, and ranks are numbered so that those of a node
+follow each other. If one ends otherwise than well, all are ended, and the supervisor decides about
+another attempt. Ray ends the actors, and they their ranks, if this process is killed.
 
 A rank is a process of its own, so that Ray's threads and signal handlers are not its. It takes its
 actor for its supervisor, and exits without it.
@@ -36,6 +36,7 @@ from rlx.launch.processes import (
     find_free_port,
     find_network_interface,
     open_temporary_folder,
+    stamp_output,
 )
 from rlx.launch.ray_launcher import require_cluster
 from rlx.launch.run_access import load_resolved_spec
@@ -259,8 +260,8 @@ class _PlacedRanks:
             _NotWantedError: the supervisor ends the wait.
         """
         others = {k: v for k, v in bundle.items() if k not in ("CPU", "GPU", "memory")}
-        placed = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
-        placed |= {"memory": bundle.get("memory"), "resources": others}
+        placed: dict[str, Any] = {"memory": bundle.get("memory"), "resources": others}
+        placed |= {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
         for number in range(count):
             there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
             remote = ray.remote(RankActor).options(scheduling_strategy=there, **placed)
@@ -377,3 +378,10 @@ def _build_rank_environments(places: Sequence[RankPlace]) -> Iterator[dict[str, 
             "MASTER_PORT": str(places[0].port),
             "CUDA_VISIBLE_DEVICES": ",".join(gpu for nth in gpus for gpu in nth),
         }
+
+
+if __name__ == "__main__":
+    from rlx.launch import ray_ranks  # where the nodes find the actors' class, not in __main__
+
+    stamp_output()
+    sys.exit(ray_ranks.run_ranks(*sys.argv[1:]))

@@ -1,3 +1,4 @@
+from .before_training import draw_contact_problems
 from .collect import build_prompt_fit
 from .context import ControllerState, RunStopped, StopRequest
 from .loop import run_experiment
@@ -6,7 +7,6 @@ from .pictures import draw_over_steps, draw_probes, draw_run_pictures
 from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results
 from .progress import Progress, ProgressFile, read_progress
 from .streams import build_trained_rows, read_token_streams
-from .warm_starting import draw_contact_problems
 
 __all__ = [
     "ControllerState",
