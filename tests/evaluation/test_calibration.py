@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from rows import each_row
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score
 
-from rlx.evaluation.calibration import measure_calibration
-from rlx.evaluation.scores import (
+from rlx.evaluation.calibration import (
     build_reliability_bins,
     compute_accuracy_at_coverage,
     compute_aurc,
@@ -30,6 +29,7 @@ from rlx.evaluation.scores import (
     compute_risk_coverage,
     compute_wilson_interval,
     compute_within_auroc,
+    measure_calibration,
     select_risk_points,
     stratum_predictor,
 )

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import RewardError
-from rlx.evaluation.calibration import measure_calibration
-from rlx.evaluation.scores import (
+from rlx.evaluation.calibration import (
     compute_aurc,
     compute_auroc,
     compute_brier,
@@ -26,6 +25,7 @@ from rlx.evaluation.scores import (
     compute_maximum_calibration_error,
     compute_one_bit_auroc,
     convert_to_pairs,
+    measure_calibration,
 )
 from rlx.evaluation.statistics import DRAWS, Index, compute_bootstrap_intervals, is_readable
 from rlx.reward import RewardTable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.evaluation.answers import ScoredAnswer
-from rlx.evaluation.scores import compute_expected_calibration_error, compute_risk_coverage
+from rlx.evaluation.calibration import compute_expected_calibration_error, compute_risk_coverage
 from rlx.evaluation.statistics import Index, compute_bootstrap_intervals
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlx.evaluation.scores import compute_clipped_losses, convert_to_pairs
+from rlx.evaluation.calibration import compute_clipped_losses, convert_to_pairs
 
 DRAWS = 1000
 RESAMPLES = 9999
