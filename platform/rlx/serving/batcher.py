@@ -73,12 +73,15 @@ class Batcher:
         engine: used by the thread alone while the batcher is open.
         max_rows: completions sampled together.
         places: maximum number of completions of all jobs that wait or are sampled.
+
+    Attributes:
+        taken: places that are taken.
     """
 
     def __init__(self, engine: SamplingEngine, *, max_rows: int, places: int) -> None:
         self._engine, self._max_rows, self.places = engine, max_rows, places
         self._waiting: deque[tuple[SamplingJob, Outcome]] = deque()
-        self._taken = 0  # places
+        self.taken = 0
         self._changed = Condition()
         self._is_closed = False
         self._thread = Thread(target=self._run, name="rlx-batcher", daemon=True)
@@ -112,12 +115,12 @@ class Batcher:
         """
         outcome: Outcome = Future()
         with self._changed:
-            if self._is_closed or self._taken + job.rows > self.places:
+            if self._is_closed or self.taken + job.rows > self.places:
                 raise QueueFullError(
-                    f"{self._taken} of {self.places} places are taken, and this request needs "
+                    f"{self.taken} of {self.places} places are taken, and this request needs "
                     f"{job.rows}: repeat it later"
                 )
-            self._taken += job.rows
+            self.taken += job.rows
             self._waiting.append((job, outcome))
             self._changed.notify()
         outcome.add_done_callback(lambda _: self._leave(job, outcome))
@@ -126,7 +129,7 @@ class Batcher:
     def _leave(self, job: SamplingJob, outcome: Outcome) -> None:
         """Gives the places of a job back that has an outcome, or none that anybody waits for."""
         with self._changed:
-            self._taken -= job.rows
+            self.taken -= job.rows
             if outcome.cancelled():
                 self._waiting = deque(pair for pair in self._waiting if pair[1] is not outcome)
 
