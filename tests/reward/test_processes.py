@@ -29,7 +29,7 @@ from patience import LIMIT, wait_until
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Sample
 from rlx.reward import ChunkWorkers, JobOutcome, PooledHost, RewardJob, RewardPool
-from rlx.reward.worker import pickle_jobs
+from rlx.reward.plugin_process import pickle_jobs
 from rlx.rollout import HostFault
 
 DEADLINE = 0.5
@@ -163,8 +163,8 @@ def is_alive(process):
 def test_what_is_left_of_a_killed_worker_is_a_dead_child(mark):
     with RewardPool(workers=1, memory_mb=256) as pool:
         pool.score([job(leaving(how="plainly"), mark, deadline=60)])
-        (sleep,) = marked(mark)
-        child = sleep.parent()
+        wait_until("the scorer's process", lambda: list_sleeping(mark))
+        child = list_sleeping(mark)[0].parent()
         child.parent().kill()
         wait_until("the worker's child to end with it", lambda: not is_alive(child))
 

@@ -37,7 +37,7 @@ VERBS = {
     "rm": ("runs:remove", "Remove runs that have ended, or parts of them."),
     "export": ("export:export", "Write a run's model in the Hugging Face layout."),
     "serve": ("serve:serve", "Serve a model over OpenAI's HTTP interface."),
-    "plugins": ("plugins.verbs:plugins", "List plugins; show, check or create one."),
+    "plugins": ("plugins:plugins", "List plugins; show, check or create one."),
     "web": ("web:web", "Serve the dashboard, or MLflow's UI."),
 }
 """Of each verb its place in this package, "module:command", and its line in `rlx --help`."""

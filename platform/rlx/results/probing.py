@@ -21,8 +21,8 @@ from rlx.probe import (
     draw_verbal_against_sampled,
     settings_of,
 )
+from rlx.progress_callbacks import Report, ShowProgress, ignore_progress, log_report
 from rlx.record import Recorder, probe_table, update_trackers
-from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.results.models import TrainedModel, load_model, open_target
 from rlx.results.requests import ProbeRequest, check_sections
 from rlx.run import (

@@ -42,7 +42,7 @@ from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 from rlx.text import escape_unprintable
 
-WORKER = "rlx.sampler.vllm_worker"
+WORKER = "rlx.sampler.vllm_process"
 WORKER_OPTIONS = ("max_rows", "kv_cache_mb", "max_length", "gpu_memory_utilization")
 """Settings of the `sampler:` section that the worker is started with."""
 EXIT_SECONDS = 10.0

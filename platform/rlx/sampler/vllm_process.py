@@ -1,4 +1,4 @@
-"""The vLLM worker process: `python -m rlx.sampler.vllm_worker DESCRIPTOR FOLDER...`.
+"""The vLLM worker process: `python -m rlx.sampler.vllm_process DESCRIPTOR FOLDER...`.
 
 It answers its rank over a pipe and exits when the pipe closes. vLLM runs inside it, without
 processes of its own. Input and output are token ids.
