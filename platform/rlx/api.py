@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.discovery import (
     ExperimentPlugins,
-    describe_data_changes,
     describe_plugin_changes,
     resolve_plugins,
 )
@@ -29,6 +28,8 @@ from rlx.launch import (
     open_registry,
     reconcile_job,
     registry_url,
+    require_same_data,
+    require_same_past,
     start_experiment,
     stop_run,
     watch_run,
@@ -36,8 +37,8 @@ from rlx.launch import (
 from rlx.launch import run_queue as work_off
 from rlx.plan import check_file, run_preflight_checks
 from rlx.plugin_files import keep_plugin_source
+from rlx.progress_callbacks import Report, log_report
 from rlx.record import update_trackers
-from rlx.reporting import Report, log_report
 from rlx.results import (
     Comparison,
     compare_recipes,
@@ -151,7 +152,8 @@ class Run:
         """Continues the run in the background from its newest checkpoint, and returns it.
 
         Args:
-            overrides: `path.to.key=value` of `runner` or `tracking`.
+            overrides: `path.to.key=value` of `runner`, `tracking` and
+                `rollout.max_prompt_tokens`.
             report: called with what has become of the run's plugins since.
 
         Raises:
@@ -165,7 +167,8 @@ class Run:
         if not resumable and not is_abandoned(found):
             raise SpecError(_describe_resume_refusal(found))
         spec = _build_resumed_spec(found, overrides)
-        _check_plugins_of_run(found, report)
+        require_same_data(found)
+        _report_changed_plugins(found, report)
         with open_registry(self.registry, read_only=False) as registry:
             if not continue_run(registry, found, self.registry, spec):
                 raise RlxError(f"{self.id} has just changed: try again")
@@ -388,29 +391,22 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
     read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
     if not is_spec_of_run(read.spec, run):
         raise SpecError(
-            f"{run.id} would be another experiment: only `runner` and `tracking` can change; "
+            f"{run.id} would be another experiment: only `runner`, `tracking` and "
+            "`rollout.max_prompt_tokens.on_longer` can change; "
             f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"
         )
+    require_same_past(read.spec, run)
     run_preflight_checks(read, plugins)
     return read.spec
 
 
-def _check_plugins_of_run(run: RunRecord, report: Report) -> None:
-    """Reports what has become of a run's plugins; what keeps them from working is the run's to say.
-
-    Raises:
-        SpecError: files that they read have changed since the run began.
-    """
+def _report_changed_plugins(run: RunRecord, report: Report) -> None:
+    """Reports what has become of a run's plugins; what keeps them from working is the run's to
+    say."""
     try:
         plugins = resolve_plugins(ExperimentSpec.from_record(run.spec))
     except (RlxError, ValueError):
         return
-    changes = dict.fromkeys(describe_data_changes(plugins.list_records(), run.plugins))
-    if changes:
-        raise SpecError(
-            f"{run.id} cannot go on with other data. {'; '.join(changes)}. Restore them, or begin "
-            f"a new run: rlx submit SPEC, with --from-checkpoint {run.id}@latest if it has one"
-        )
     for note in dict.fromkeys(describe_plugin_changes(plugins.provenance, run.plugins)):
         report(f"warning: {escape_unprintable(note)}", err=True)
 

@@ -6,20 +6,14 @@ from rlx.cli.options import complete_run, overrides_option, registry_option
 from rlx.cli.output import print_text
 from rlx.errors import SpecError
 from rlx.home import tracking_url
-from rlx.launch import (
-    open_registry,
-    run_queue,
-    stop_run,
-)
+from rlx.launch import open_registry, run_queue, stop_run
 from rlx.spec.reading import label_refusal
-
-RESUMABLE = ("failed", "stopped", "lost", "queued")
 
 
 @click.command()
 @click.argument("run", required=False, shell_complete=complete_run)
 @registry_option
-@overrides_option("PATH=VALUE", "Override a value of `runner` or `tracking`; can be repeated.")
+@overrides_option("PATH=VALUE", "Override a value that `rlx resume` may change; can be repeated.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
 @click.option("--queued", is_flag=True, help="Run queued runs, and take over lost ones.")
@@ -39,7 +33,9 @@ def resume(
     """Resume RUN, which failed, was stopped or is lost, from its newest checkpoint.
 
     Without a checkpoint, RUN starts over and records the same results again. Settings that affect
-    results cannot be changed; the number of ranks, their devices and their engine can.
+    results cannot be changed; the number of ranks, their devices and their engine can. A run that
+    ended at a prompt that is too long goes on with
+    `--set rollout.max_prompt_tokens='{on_longer: drop}'`.
 
     With --queued, run what `rlx submit --queue` left, oldest first, and take over lost runs. Any
     number of such processes may share a registry, on any number of machines that share the run

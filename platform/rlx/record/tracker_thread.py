@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rlx.home import get_rlx_home, tracking_url
+from rlx.progress_callbacks import Report, log_report, print_to_log
 from rlx.record.mlflow_tracker import MlflowTracker, get_mlflow_uri
 from rlx.record.retry import retry_registry_call
 from rlx.record.tracker import TrackedRun, Tracker, TrackerUnavailableError
-from rlx.reporting import Report, log_report, print_to_log
 from rlx.stopwatch import CLOCK, Clock
 from rlx.text import escape_unprintable
 from rlx_registry import (

@@ -25,6 +25,7 @@ from .models import TrainedModel, try_model
 from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
 from .rescoring import ChangedRow, Rescoring, rescore
+from .serving import OpenModel, open_served_model
 from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "EvaluationRequest",
     "IdentityTally",
     "ModelProbe",
+    "OpenModel",
     "ProbeRequest",
     "RescoreRequest",
     "Rescoring",
@@ -57,6 +59,7 @@ __all__ = [
     "list_comparison_notes",
     "load_diff_side",
     "load_step_accounts",
+    "open_served_model",
     "probe_model",
     "rescore",
     "select_newest_runs",

@@ -16,7 +16,7 @@ from rlx.checkpoint import (
 )
 from rlx.errors import DivergedModelError, SpecError
 from rlx.launch import locate_run_folder
-from rlx.reporting import Report
+from rlx.progress_callbacks import Report
 from rlx.sealed_folder import CheckpointError
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable, explain_write_errors

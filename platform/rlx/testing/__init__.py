@@ -17,12 +17,12 @@ from typing import Any
 
 from rlx.discovery import Kind
 from rlx.testing.environments import check_environment, environment_checks
-from rlx.testing.processes import first_import
 from rlx.testing.promise import (
     FindsToJudge,
     PromiseCheck,
     check_launcher,
     check_sampler,
+    first_import,
     launcher_checks,
     required_options,
     sampler_checks,
