@@ -9,7 +9,8 @@ Two conventions hold throughout:
 * **Bins** have equal width, `[i/B, (i+1)/B)`, and the last one is closed. An edge is the double
   nearest to `i/B`, so 0.3 lies in bin 3 and 0.7 in bin 7, as expected. (`numpy.linspace` differs:
   its fourth edge is 0.30000000000000004.)
-* **Unparsable confidences** are passed as nan and count as confidence 0.
+* **Unreadable confidences** are passed as nan and count as the worst one, 1 for a wrong answer
+  and 0 for a right one, as in the rewards: a policy gains nothing by stating none.
 
 **Equal confidences** have no defined order. Where an order is needed, figures average over all
 orders of equal confidences, so the order of the samples does not matter.
@@ -37,7 +38,7 @@ def compute_brier(correct: ArrayLike, confidence: ArrayLike) -> float:
 
     Args:
         correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as 0.
+        confidence: `[n]` in [0, 1]; nan counts as the worst one.
 
     Raises:
         ValueError: no samples, different lengths, or values out of range. This holds for every
@@ -137,7 +138,7 @@ def compute_expected_calibration_error(
 
     Args:
         correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as 0.
+        confidence: `[n]` in [0, 1]; nan counts as the worst one.
         bins: number of bins `[i/bins, (i+1)/bins)`, the last one closed.
 
     Reference:
@@ -218,7 +219,7 @@ def compute_within_auroc(
 
     Args:
         correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as 0.
+        confidence: `[n]` in [0, 1]; nan counts as the worst one.
         stratum: `[n]` labels.
     """
     y, c = convert_to_pairs(correct, confidence)
@@ -272,7 +273,7 @@ def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
 
 # Helpers -----------------------------------------------------------------------------------------
 def convert_to_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats, Floats]:
-    """Returns both as validated float64 `[n]`, with nan replaced by 0.
+    """Returns both as validated float64 `[n]`, with nan replaced by the worst confidence, 1 - y.
 
     Raises:
         ValueError: no samples, different lengths, or values out of range.
@@ -282,7 +283,7 @@ def convert_to_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats,
         raise ValueError(f"correct has shape {y.shape}, confidence {c.shape}")
     if not np.isin(y, (0.0, 1.0)).all():
         raise ValueError("correct has values other than 0 and 1")
-    return y, c
+    return y, np.where(np.isnan(c), 1 - y, c)
 
 
 def _check_confidence_values(confidence: ArrayLike) -> Floats:
@@ -290,7 +291,7 @@ def _check_confidence_values(confidence: ArrayLike) -> Floats:
     if values.dtype == np.float32:
         # Convert via the shortest decimal: widening float32 0.7 would move it to another bin.
         values = values.astype(np.str_)
-    c: Floats = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
+    c: Floats = values.astype(np.float64)
     if c.ndim != 1 or not len(c):
         raise ValueError(f"confidence has shape {c.shape}; at least one sample is needed")
     if (c < 0).any() or (c > 1).any():
@@ -333,7 +334,7 @@ def compute_risk_coverage(
 
     Args:
         correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as 0.
+        confidence: `[n]` in [0, 1]; nan counts as the worst one.
         ties: "expected" averages over all orders of equal confidences, so the order of the samples
             does not matter; "stable" keeps the order of the samples.
 
@@ -445,7 +446,7 @@ def compute_debiased_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int
 
     Args:
         correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as 0.
+        confidence: `[n]` in [0, 1]; nan counts as the worst one.
         bins: number of bins, as in `compute_expected_calibration_error`.
 
     Reference:
@@ -504,7 +505,7 @@ def recalibrate_confidences(
 
     Args:
         correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as 0.
+        confidence: `[n]` in [0, 1]; nan counts as the worst one.
         problems: `[n]` id of each answer's problem, which stay together; None if all differ.
 
     Returns:
@@ -552,8 +553,8 @@ def measure_calibration(
         problems: `[n]` the problem of each answer; None if all differ.
 
     Returns:
-        * `n` pairs; `unparsable` of them without a readable confidence, which counts as 0;
-          `readable_share`, the adherence to the format; `accuracy`; `mean_confidence`;
+        * `n` pairs; `unparsable` of them without a readable confidence, which counts as the worst
+          one; `readable_share`, the adherence to the format; `accuracy`; `mean_confidence`;
           `signed_gap`, their difference, positive where overconfident.
         * `brier`; `brier_skill`, 1 - brier / (base rate's Brier); `brier_recalibrated`, after an
           increasing map that is fitted on other problems; `murphy`, its decomposition; `nll`,
