@@ -19,11 +19,13 @@ from .evaluating import (
     build_set_spec,
     evaluate,
 )
+from .export import export_model
 from .identities import Violation
 from .models import TrainedModel, try_model
 from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
 from .rescoring import ChangedRow, Rescoring, rescore
+from .serving import OpenModel, open_served_model
 from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "EvaluationRequest",
     "IdentityTally",
     "ModelProbe",
+    "OpenModel",
     "ProbeRequest",
     "RescoreRequest",
     "Rescoring",
@@ -48,6 +51,7 @@ __all__ = [
     "check_run",
     "compare_recipes",
     "evaluate",
+    "export_model",
     "find_named_runs",
     "find_side_differences",
     "format_comparison_markdown",
@@ -55,6 +59,7 @@ __all__ = [
     "list_comparison_notes",
     "load_diff_side",
     "load_step_accounts",
+    "open_served_model",
     "probe_model",
     "rescore",
     "select_newest_runs",

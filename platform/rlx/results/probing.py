@@ -58,7 +58,7 @@ class ModelProbe:
     recorded: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures as plain JSON values, as `rlx probe --json` prints them."""
+        """Returns the figures as plain JSON values, as `rlx eval --probe --json` prints them."""
         found = [compute_agreement(one.verbal) for one in self.probes]
         stated = next((asdict(one) for one in found if one is not None), None)
         return {
