@@ -117,6 +117,14 @@ function show(data) {
   return !ENDED.includes(data.run.status);
 }
 
+/** Unfolds the part of the page that the address names. */
+function unfold() {
+  const part = document.getElementById(location.hash.slice(1));
+  if (!(part instanceof HTMLDetailsElement) || part.open) return;
+  part.open = true;
+  part.scrollIntoView();
+}
+
 async function begin() {
   const data = await got(`${place}/sections.json`);
   if (!data) return;
@@ -129,4 +137,6 @@ async function begin() {
     follow(() => `${place}/live.json?after=${seen.seq}&event=${seen.event}`, show);
 }
 
+addEventListener("hashchange", unfold);
+unfold();
 begin();
