@@ -12,7 +12,7 @@ from rich.text import Text
 from rlx.cli.console import build_table, open_console
 from rlx.launch import locate_run_folder
 from rlx.probe import GRID, RecordedProbe, agreement_line, compute_agreement
-from rlx.record import find_mlflow_link
+from rlx.record import find_mlflow_link, list_tracker_pages
 from rlx.spec import SuiteSpec
 from rlx.text import escape_unprintable
 from rlx_registry import EvaluationRecord, Registry, RunRecord, is_idle
@@ -201,6 +201,8 @@ def _show_run_locations(
     ]
     if mlflow := describe_mlflow_page([run], [run.id]):
         lines.append(f"mlflow    {mlflow}   (curves, compare view)")
+    for kind, page in list_tracker_pages(run).items():
+        lines.append(escape_unprintable(f"{kind:<9} {page}"))
     console.print("\n".join(lines))
 
 

@@ -20,7 +20,7 @@ from rlx.errors import RlxError, SpecError
 from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
 from rlx.launch.start_stop import watch_run
-from rlx.record import RunSender, find_run_differences, open_trackers
+from rlx.record import find_run_differences, open_senders
 from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.run import read_progress
 from rlx_registry import ENDED, Registry, RunRecord
@@ -193,11 +193,7 @@ class _KillTrial:
                     continue
                 except psutil.TimeoutExpired as error:
                     raise RlxError(f"a supervisor does not end: {error}") from None
-            senders = [
-                RunSender(registry, run.id, one)
-                for run in runs
-                for one in open_trackers(registry, run)
-            ]
+            senders = [sender for run in runs for sender in open_senders(registry, run)]
             self.call_rlx("check", "--repair")
             unequal = sum(sender.is_behind for sender in senders)
         report(f"MLflow has all records of {len(senders) - unequal} of {len(senders)} runs")

@@ -18,13 +18,8 @@ from .rollouts import (
     read_pieces,
     read_step,
 )
-from .tracker import Tracker, TrackerUnavailableError
-from .tracker_thread import (
-    RunSender,
-    TrackerThread,
-    open_trackers,
-    update_trackers,
-)
+from .tracker import TrackerUnavailableError, list_tracker_pages, list_tracker_settings
+from .tracker_thread import RunSender, TrackerThreads, open_senders, update_trackers
 
 __all__ = [
     "MLFLOW_ENVIRONMENT",
@@ -34,8 +29,7 @@ __all__ = [
     "RunSender",
     "StoredPoint",
     "StoredStep",
-    "Tracker",
-    "TrackerThread",
+    "TrackerThreads",
     "TrackerUnavailableError",
     "TrainedRows",
     "find_mlflow_charts",
@@ -43,7 +37,9 @@ __all__ = [
     "find_run_differences",
     "get_mlflow_uri",
     "get_stored_score_name",
-    "open_trackers",
+    "list_tracker_pages",
+    "list_tracker_settings",
+    "open_senders",
     "prepare_store",
     "probe_table",
     "read_pieces",

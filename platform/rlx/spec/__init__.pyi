@@ -113,6 +113,7 @@ from .schema import experiment_schema, read_field_meanings
 from .training import (
     LAUNCHERS,
     SAMPLERS,
+    TRACKERS,
     CriticSpec,
     EvaluationSpec,
     LocalLauncherSpec,
@@ -137,6 +138,7 @@ __all__ = [
     "PROFILES",
     "SAMPLERS",
     "SCHEDULES",
+    "TRACKERS",
     "AdaptiveBeta",
     "Aggregate",
     "AllResponse",
