@@ -11,7 +11,7 @@ from rlx.record import find_mlflow_link, prepare_store
 from rlx.record.mlflow_tracker import MlflowTracker, flatten_params
 from rlx.record.tracker import TrackerUnavailableError, make_legal_key
 from rlx.record.tracker_thread import RunSender
-from rlx.spec.training import MlflowTrackerSpec
+from rlx.spec import MlflowTrackerSpec
 from rlx_registry import Registry
 
 # MLflow's own, under SQLAlchemy 2.1.

@@ -12,7 +12,7 @@ from rich.text import Text
 from rlx.cli.console import build_table, open_console
 from rlx.launch import locate_run_folder
 from rlx.probe import GRID, RecordedProbe, agreement_line, compute_agreement
-from rlx.record import find_mlflow_link, list_tracker_pages
+from rlx.record import find_mlflow_link
 from rlx.spec import SuiteSpec
 from rlx.text import escape_unprintable
 from rlx_registry import EvaluationRecord, Registry, RunRecord, is_idle
@@ -187,6 +187,8 @@ def _format_change_cells(values: Sequence[float | None]) -> tuple[str, ...]:
 def _show_run_locations(
     run: RunRecord, cpu_seconds: float | None, parts: Mapping[str, float], console: Console
 ) -> None:
+    from rlx.record import list_tracker_pages
+
     root = locate_run_folder(run).root
     seconds = (run.ended or 0) - (run.started or 0)
     used = "" if cpu_seconds is None else f", {cpu_seconds:.0f} CPU-s"

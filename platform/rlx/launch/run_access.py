@@ -18,7 +18,6 @@ from rlx.errors import SpecError
 from rlx.home import DEFAULT_REGISTRY, RunFolder, format_path, get_rlx_home, tracking_url
 from rlx.launch.failures import convert_to_rlx_error
 from rlx.launch.processes import list_live_ranks
-from rlx.record import list_tracker_settings, open_senders
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED, NotFoundError, Registry, RunRecord, Status
 
@@ -230,6 +229,8 @@ def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = 
     Raises:
         SpecError: the run has not ended.
     """
+    from rlx.record import list_tracker_settings
+
     if run.effective_status not in ENDED:
         raise SpecError(f"{run.id} is {run.effective_status}: stop it first, rlx stop {run.id}")
     whole = not (rollouts or checkpoints)
@@ -261,6 +262,8 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
         SpecError: the run has been started again.
         OSError: a file cannot be removed.
     """
+    from rlx.record import open_senders
+
     run = registry.run(removal.run.id)
     if run.attempt != removal.run.attempt or run.effective_status not in ENDED:
         raise SpecError(f"{run.id} has been started again: nothing of it was removed")

@@ -1,12 +1,11 @@
 from .differences import find_run_differences
-from .mlflow_tracker import (
-    MLFLOW_ENVIRONMENT,
+from .mlflow_pages import (
     MLFLOW_START_PAGE,
     find_mlflow_charts,
     find_mlflow_link,
     get_mlflow_uri,
-    prepare_store,
 )
+from .mlflow_tracker import MLFLOW_ENVIRONMENT, prepare_store
 from .probes import StoredPoint, probe_table, read_probe, recorded_probes
 from .recorder import Recorder
 from .retry import retry_registry_call

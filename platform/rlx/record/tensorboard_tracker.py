@@ -17,7 +17,7 @@ from rlx.home import get_rlx_home
 from rlx.plugin import TrackedPoint, TrackedRun, Tracker, expand_path
 
 if TYPE_CHECKING:
-    from rlx.spec.training import TensorboardTrackerSpec
+    from rlx.spec import TensorboardTrackerSpec
 
 
 class TensorboardTracker(Tracker):

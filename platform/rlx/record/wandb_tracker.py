@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.plugin import TrackedPoint, TrackedRun, Tracker
 
 if TYPE_CHECKING:
-    from rlx.spec.training import WandbTrackerSpec
+    from rlx.spec import WandbTrackerSpec
 
 STEP = "step"
 """Name of the training step in W&B."""

@@ -241,7 +241,10 @@ class EvaluationSpec(StrictModel):
 REGISTRY_URL = re.compile(r"sqlite:///.+|postgresql(\+\w+)?://.+")
 
 
-MLFLOW_URL = re.compile(r"(https?|file|(sqlite|postgresql|mysql|mssql)(\+\w+)?)://.+|databricks")
+MLFLOW_URL = "sqlite:///{home}/mlflow.db"
+
+
+MLFLOW_URLS = re.compile(r"(https?|file|(sqlite|postgresql|mysql|mssql)(\+\w+)?)://.+|databricks")
 
 
 class MlflowTrackerSpec(TrackerPlugin):
@@ -250,7 +253,7 @@ class MlflowTrackerSpec(TrackerPlugin):
     implementation: ClassVar[str] = "rlx.record.mlflow_tracker:MlflowTracker"
 
     kind: Literal["mlflow"] = "mlflow"
-    url: str
+    url: str = MLFLOW_URL
     """As `tracking.mlflow`."""
 
 
@@ -317,7 +320,7 @@ class TrackingSpec(StrictModel):
     """Where results are stored. Paths and URLs; `{home}` is replaced by RLX_HOME."""
 
     registry: str = "sqlite:///{home}/registry.db"
-    mlflow: str | None = "sqlite:///{home}/mlflow.db"
+    mlflow: str | None = MLFLOW_URL
     """null disables the MLflow mirror."""
     trackers: tuple[TrackerSpec, ...] = ()
     """What else is sent every run: `[tensorboard, {kind: wandb, mode: offline}]`."""
@@ -354,7 +357,7 @@ class TrackingSpec(StrictModel):
     @field_validator("mlflow")
     @classmethod
     def _mlflow_url(cls, url: str | None) -> str | None:
-        if url is not None and not MLFLOW_URL.fullmatch(url):
+        if url is not None and not MLFLOW_URLS.fullmatch(url):
             raise ValueError(
                 "must be null or a URL, such as sqlite:///mlflow.db or http://localhost:5000"
             )
