@@ -79,7 +79,7 @@ class WandbTracker(Tracker):
         try:
             self._run = wandb.init(config=config, settings=settings, reinit="create_new")
         except Exception:
-            wandb.teardown()  # else it takes the run for one in use when it is opened again
+            _end_service()  # else it takes the run for one in use when it is opened again
             raise
         self._run.define_metric("*", step_metric=STEP)
         spec = Path(self._run.dir, "spec.yaml").absolute()
@@ -126,6 +126,15 @@ class WandbTracker(Tracker):
         if self._run is not None:
             opened, self._run = self._run, None
             opened.finish(exit_code=exit_code)
+            _end_service()  # which alone waits until all is written
+
+
+def _end_service() -> None:
+    """Ends W&B's process and waits for it, unless the caller has a run of its own in it."""
+    import wandb
+
+    if wandb.run is None:
+        wandb.teardown()
 
 
 def _name_run(run: TrackedRun) -> str:
