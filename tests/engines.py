@@ -28,7 +28,7 @@ def workers(parent: int | None = None) -> list[psutil.Process]:
 def _is_worker(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE and any(
-            "vllm_worker" in word for word in process.cmdline()
+            "vllm_process" in word for word in process.cmdline()
         )
     except psutil.Error:
         return False

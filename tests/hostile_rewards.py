@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlx.plugin import Environment, Reward, Sample, Score, Step, reward
-from rlx.reward import worker
+from rlx.reward import plugin_process
 
 
 @reward
@@ -127,16 +127,16 @@ def start_killed():
     """`start_worker` of a worker that may be killed meanwhile."""
     if _take_kill():
         os.kill(os.getpid(), signal.SIGKILL)
-    worker.start_worker()
+    plugin_process.start_worker()
 
 
 def run_chunk_killed(payload, deadlines, memory_mb):
     """`run_chunk` of a worker whose first child may be killed before it runs a job."""
     if not deadlines and _take_kill():
-        worker._jobs._start()
-        os.kill(worker._jobs._pid, signal.SIGKILL)
-        return worker._jobs.report_death()
-    return worker.run_chunk(payload, deadlines, memory_mb)
+        plugin_process._jobs._start()
+        os.kill(plugin_process._jobs._pid, signal.SIGKILL)
+        return plugin_process._jobs.report_death()
+    return plugin_process.run_chunk(payload, deadlines, memory_mb)
 
 
 @reward

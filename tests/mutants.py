@@ -50,7 +50,7 @@ ROOMS = {
         ("platform/rlx/credit/*.py",),
         ("tests/golden", *JOINTS, *(f"tests/credit/test_{name}.py" for name in ESTIMATES)),
     ),
-    "mask": Room(("platform/rlx/mask/*.py",), ("tests/mask", *JOINTS)),
+    "mask": Room(("platform/rlx/mask.py",), ("tests/mask", *JOINTS)),
     "loss": Room(("platform/rlx/loss/*.py",), ("tests/loss", "tests/golden", *JOINTS)),
     "kl": Room(("platform/rlx/kl.py",), ("tests/kl", *JOINTS)),
     "assignment": Room(

@@ -21,7 +21,7 @@ from rlx.launch import (
 )
 from rlx.launch import run_queue as work_off
 from rlx.plan import check_file, run_preflight_checks
-from rlx.reporting import log_report
+from rlx.progress_callbacks import log_report
 from rlx.results import (
     Comparison,
     compare_recipes,

@@ -3,11 +3,17 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rows import each_row
 
 from rlx.cli import main
+from rlx.errors import SpecError
+from rlx.home import RunFolder
+from rlx.launch import is_spec_of_run, locate_run_folder, rank
+from rlx.launch.rank import KERNELS
+from rlx.launch.run_access import load_resolved_spec
 from rlx_plugins.dataset import Dataset
 from rlx_registry import Registry, find_changed_plugins
 
@@ -92,6 +98,64 @@ def test_a_run_does_not_go_on_with_other_data(files, capsys):
     )
     assert "was 4 records with digest " in said and "and is 5 records with digest " in said
     assert "test.jsonl" not in said and "--from-checkpoint r-0001@latest" in said
+
+
+def test_a_run_from_the_queue_does_not_begin_with_other_data(files, capsys, monkeypatch):
+    submit(capsys)
+    run = RunFolder(files / "home" / "runs" / "r-0001")
+    trained = []
+    ranks = SimpleNamespace(is_first=True, device=SimpleNamespace(type="cpu"))
+    monkeypatch.setattr("rlx.learner.join_ranks", lambda runner: ranks)
+    monkeypatch.setattr("rlx.run.run_experiment", lambda *_: trained.append(1))
+    monkeypatch.setenv("RLX_RUN_REGISTRY", f"sqlite:///{files}/home/registry.db")
+    monkeypatch.setenv("RLX_RUN_ATTEMPT", "0")
+    for name in (KERNELS, "DS_ACCELERATOR"):
+        monkeypatch.setenv(name, "cpu")
+    rank._run_rank(run.root, "r-0001")
+    write("questions.jsonl", "12345")
+    with pytest.raises(SpecError, match=r"cannot go on with other data.*was 4 records"):
+        rank._run_rank(run.root, "r-0001")
+    assert trained == [1]
+
+
+def test_every_length_is_bounded_before_a_run_is_recorded(files, capsys):
+    write("questions.jsonl", map(str, range(300)))
+    long = json.dumps({"q": " ".join(map(str, range(2000))), "answer": "1"})
+    Path("questions.jsonl").write_text(Path("questions.jsonl").read_text() + long)
+    everything = ["--set=rollout.prompts_per_step=400"]
+    assert main(["submit", "mine.yaml", "--queue", "--no-rehearsal", *everything]) == 2
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "1 of the first 301 problems do not fit" in said
+    submit(capsys, *everything, "--set=rollout.max_prompt_tokens={on_longer: drop}")
+
+
+@each_row(
+    ("recorded", "wanted", "code"),
+    [
+        ("null", "{on_longer: drop}", 0),
+        ("{on_longer: error, limit: 200}", "{on_longer: truncate, limit: 200}", 0),
+        ("{on_longer: error, limit: 200}", "{on_longer: drop, limit: 100}", 2),
+        ("{on_longer: drop}", "{on_longer: truncate}", 2),
+    ],
+)
+def test_a_run_that_met_a_long_prompt_goes_on_without_it(
+    files, capsys, monkeypatch, recorded, wanted, code
+):
+    """Its past has none, so it is the same run."""
+    rule = "rollout.max_prompt_tokens"
+    run_id = submit(capsys, "--again", "--quiet", f"--set={rule}={recorded}").out.strip()
+    with Registry.open(f"sqlite:///{files}/home/registry.db") as registry:
+        assert registry.transition(run_id, {"queued"}, "stopped")
+        run = registry.run(run_id)
+    begun = []
+    monkeypatch.setattr("rlx.launch.start_stop.start_supervisor", lambda *_: begun.append(1) or 1)
+    assert main(["resume", run_id, "--detach", f"--set={rule}={wanted}"]) == code
+    spec = load_resolved_spec(locate_run_folder(run))
+    assert is_spec_of_run(spec, run) and len(begun) == (code == 0)
+    if code:
+        assert "can only get another `on_longer`" in " ".join(capsys.readouterr().err.split())
+    else:
+        assert spec.rollout.max_prompt_tokens.on_longer in wanted
 
 
 def test_a_digest_is_that_of_the_records_however_they_are_written(folder):

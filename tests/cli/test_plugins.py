@@ -9,7 +9,7 @@ from guests import installed
 from pydantic import BaseModel, Field
 
 from rlx.cli import main
-from rlx.cli.plugins.page import describe_type
+from rlx.cli.plugins import describe_type
 from rlx.discovery import list_installed_plugins
 
 ROOT = Path(__file__).parents[2]

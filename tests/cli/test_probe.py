@@ -1,4 +1,4 @@
-"""What `rlx probe` refuses before any model is loaded; what it finds is in tests/run."""
+"""What `rlx eval --probe` refuses before any model is loaded; what it finds is in tests/run."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def run(folder):
 
 
 def refused(capsys, *arguments):
-    assert main(["probe", *map(str, arguments)]) == 2
+    assert main(["eval", "--probe", *map(str, arguments)]) == 2
     return capsys.readouterr().err
 
 
@@ -47,7 +47,7 @@ def test_a_finished_run_whose_model_is_gone(run, folder, capsys):
     with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
         registry.transition("r-0001", {"submitted"}, "running")
         registry.transition("r-0001", {"running"}, "finished")
-    assert main(["probe", "latest"]) == 4
+    assert main(["eval", "--probe", "latest"]) == 4
     assert "home/runs/r-0001/model is gone" in capsys.readouterr().err
 
 
@@ -65,6 +65,8 @@ def test_a_folder_needs_an_experiment_and_an_experiment_a_folder(run, capsys):
         (["--samples", "0"], "--samples"),
         (["--scheme", "early"], "early_answering"),
         (["--out", "home"], "--out home is a folder"),
+        (["--at", "0"], "--at is not for --probe"),
+        (["--greedy"], "--greedy is not for --probe"),
     ],
 )
 def test_what_does_not_fit_is_said(run, capsys, arguments, said):
@@ -74,6 +76,11 @@ def test_what_does_not_fit_is_said(run, capsys, arguments, said):
     assert said in refused(capsys, "latest", *arguments)
 
 
+def test_its_options_need_it(run, capsys):
+    assert main(["eval", "latest", "--scheme", "filler"]) == 2
+    assert "--scheme is only for --probe" in capsys.readouterr().err
+
+
 def test_a_model_that_is_not_whole(run, folder, capsys):
-    assert main(["probe", str(folder), "--spec", str(EXPERIMENT)]) == 4
+    assert main(["eval", "--probe", str(folder), "--spec", str(EXPERIMENT)]) == 4
     assert "is an incomplete model" in capsys.readouterr().err

@@ -76,10 +76,10 @@ def test_an_unreadable_confidence_is_counted_and_survives_json():
 
 @each_row(
     ("readable", "brier", "ece"),
-    [(3, 0.0025 * 3 / 4, 0.05 * 3 / 4), (1, 0.0025 / 4, 0.05 / 4), (0, None, None)],
+    [(3, (3 * 0.0025 + 1) / 4, (3 * 0.05 + 1) / 4), (1, 3.0025 / 4, 3.05 / 4), (0, None, None)],
 )
 def test_confidences_that_nobody_can_read_have_no_calibration(readable, brier, ece):
-    """Four wrong answers: an unreadable confidence counts as 0, the best one."""
+    """Four wrong answers: an unreadable confidence counts as 1, the worst one."""
     answers = [answer(n, 0, 0, 0.05 if n < readable else math.nan) for n in range(4)]
     told = compute_answer_metrics(answers, seed=0, draws=20)
     assert told["brier"] == (brier and pytest.approx(brier))

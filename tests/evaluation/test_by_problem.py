@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, ttest_1samp
 
-from rlx.evaluation.scores import compute_brier, compute_clipped_losses
+from rlx.evaluation.calibration import compute_brier, compute_clipped_losses
 from rlx.evaluation.statistics import (
     EvaluationAnswers,
     compare_by_problem,

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from rows import each_row
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score
 
-from rlx.evaluation.calibration import measure_calibration
-from rlx.evaluation.scores import (
+from rlx.evaluation.calibration import (
     build_reliability_bins,
     compute_accuracy_at_coverage,
     compute_aurc,
@@ -30,6 +29,7 @@ from rlx.evaluation.scores import (
     compute_risk_coverage,
     compute_wilson_interval,
     compute_within_auroc,
+    measure_calibration,
     select_risk_points,
     stratum_predictor,
 )
@@ -202,12 +202,12 @@ def test_even_ties_are_the_mean_over_all_orders(pairs):
     assert compute_aurc(*split(pairs)) == pytest.approx(np.mean(orders))
 
 
-def test_unparsable_confidence_counts_as_zero_and_is_counted():
-    missing = measure_calibration([1, 0, 1], [math.nan, 0.5, 1.0])
-    zero = measure_calibration([1, 0, 1], [0.0, 0.5, 1.0])
-    assert missing["unparsable"] == 1
-    assert missing["readable_share"] == pytest.approx(2 / 3)
-    assert {**missing, "unparsable": 0, "readable_share": 1} == zero
+def test_an_unparsable_confidence_counts_as_the_worst_one_and_is_counted():
+    missing = measure_calibration([1, 0, 1], [math.nan, math.nan, 1.0])
+    worst = measure_calibration([1, 0, 1], [0.0, 1.0, 1.0])
+    assert missing["unparsable"] == 2
+    assert missing["readable_share"] == pytest.approx(1 / 3)
+    assert {**missing, "unparsable": 0, "readable_share": 1} == worst
 
 
 def test_a_policy_that_knows_only_the_stratum_is_exposed():

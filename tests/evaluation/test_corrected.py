@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import norm
 from sklearn.isotonic import IsotonicRegression
 
-from rlx.evaluation.scores import (
+from rlx.evaluation.calibration import (
     compute_auroc,
     compute_brier,
     compute_debiased_ece,

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rlx.plan.model_shape import KNOWN, ModelShape
+from rlx.plan.memory import KNOWN, ModelShape
 
 __all__ = ["SHAPES", "build_qwen", "build_tokenizer", "write_qwen"]
 

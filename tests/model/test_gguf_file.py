@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model import check_model_files
-from rlx.model.files import model_folder
-from rlx.model.gguf_import import PRE_TOKENIZERS
+from rlx.model.files import PRE_TOKENIZERS, model_folder
 from rlx.model.tokenizer import find_local_files, load_local_dialogue
 from rlx.spec import PretrainedModelSpec
 

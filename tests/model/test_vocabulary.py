@@ -157,7 +157,7 @@ def test_what_cannot_be_written_or_does_not_fit_is_found(english):
     (fault,) = faults(closed)
     assert fault.path == ("model", "tokenizer") and "no token for 'W'" in fault.message
     (fault,) = faults(english())
-    assert fault.path == ("task",) and "of the first 64 problems do not fit" in fault.message
+    assert fault.path == ("task",) and "1 of the first 28 problems do not fit" in fault.message
     assert "max_prompt_tokens" in fault.help
     limited = {"schedule": "single", "answer": {"max_new_tokens": 20}}
     for how in ("drop", "truncate"):

@@ -6,7 +6,7 @@ import pytest
 from rows import each_row
 
 from rlx.model import build_policy
-from rlx.plan.model_shape import load_model_shape
+from rlx.plan.memory import load_model_shape
 from rlx.spec import Lora, PretrainedModelSpec, TinyModelSpec
 
 PROMPTS = 3

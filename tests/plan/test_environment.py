@@ -11,9 +11,9 @@ from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.page import render_plan_page
 from rlx.plan.report import select_example_rows
-from rlx.plan.responses import load_plan_problems, load_speech
 from rlx.plan.row_accounts import stored_accounts
-from rlx.plan.trial import run_trial
+from rlx.plan.synthetic_responses import load_plan_problems, load_speech
+from rlx.plan.synthetic_step import run_trial
 from rlx.record.rollouts import read_step, rollout_table
 from rlx.reward import RewardPool
 from rlx.run.streams import build_trained_rows

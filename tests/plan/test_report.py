@@ -13,9 +13,9 @@ from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
-from rlx.plan.rehearsal import build_stop_fault, check_trial
-from rlx.plan.responses import load_plan_problems, load_speech
-from rlx.plan.trial import run_trial
+from rlx.plan.synthetic_responses import load_plan_problems, load_speech
+from rlx.plan.synthetic_run import build_stop_fault, check_trial
+from rlx.plan.synthetic_step import run_trial
 from rlx.reward import RewardPool
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"

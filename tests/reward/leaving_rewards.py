@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlx.plugin import Environment, Step, reward
-from rlx.reward import worker
+from rlx.reward import plugin_process
 
 IGNORING = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)"
@@ -76,18 +76,18 @@ class LeavingGame(Environment):
 
 def run_chunk_slowly(payload, deadlines, memory_mb):
     """`run_chunk` of a worker that does not get to run until its child runs a job."""
-    before = worker._jobs._count_started()
-    worker._jobs.send(pickle.dumps((payload, memory_mb)))
-    while worker._jobs._count_started() == before:
+    before = plugin_process._jobs._count_started()
+    plugin_process._jobs.send(pickle.dumps((payload, memory_mb)))
+    while plugin_process._jobs._count_started() == before:
         time.sleep(0.01)  # scenario
-    return worker._jobs.await_report(deadlines)
+    return plugin_process._jobs.await_report(deadlines)
 
 
 def begin_nothing(payload, deadlines, memory_mb):
     """`run_chunk` of a worker whose child does not get to run."""
-    worker._jobs.end()
-    worker._jobs._start()
-    os.kill(worker._jobs._pid, signal.SIGSTOP)
-    worker._jobs.send(pickle.dumps((payload, memory_mb)))
-    worker._IMPORT_SECONDS = 0.5
-    return worker._jobs.await_report(deadlines)
+    plugin_process._jobs.end()
+    plugin_process._jobs._start()
+    os.kill(plugin_process._jobs._pid, signal.SIGSTOP)
+    plugin_process._jobs.send(pickle.dumps((payload, memory_mb)))
+    plugin_process._IMPORT_SECONDS = 0.5
+    return plugin_process._jobs.await_report(deadlines)

@@ -29,7 +29,7 @@ from patience import LIMIT, wait_until
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Sample
 from rlx.reward import ChunkWorkers, JobOutcome, PooledHost, RewardJob, RewardPool
-from rlx.reward.worker import pickle_jobs
+from rlx.reward.plugin_process import pickle_jobs
 from rlx.rollout import HostFault
 
 DEADLINE = 0.5

@@ -37,8 +37,8 @@ from rows import each_row
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Reward, Sample, Score
 from rlx.reward import JobOutcome, PooledHost, RewardJob
+from rlx.reward.plugin_process import LONGEST_REASON
 from rlx.reward.pool import ChunkWorkers, RewardPool, _RememberingContext
-from rlx.reward.worker import LONGEST_REASON
 from rlx_plugins.countdown import CountdownVerify
 
 DEADLINE = 0.4

@@ -23,7 +23,7 @@ with speed_up_imports():
     from rlx.model import build_policy, warm_start_policy
     from rlx.phase_setup import build_setup
     from rlx.plan import read_spec
-    from rlx.run import warm_starting
+    from rlx.run import before_training
     from rlx.run.progress import ProgressFile
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -69,7 +69,7 @@ def start(spec, ranks):
     policy, recorder = build_policy(spec.model, spec.seed), Losses()
     before = copied(policy)
     told = recorder if ranks.is_first else None
-    warm_starting.start_warm(spec, build_setup(spec), policy, ranks, ProgressFile(None), told)
+    before_training.start_warm(spec, build_setup(spec), policy, ranks, ProgressFile(None), told)
     return before, copied(policy), recorder
 
 
@@ -103,7 +103,7 @@ def compare(spec, ranks, folder, alone):
     with watched:
         before, trained, recorder = start(spec, ranks)
     gc.collect()
-    with patch.object(warm_starting, "train_on_demonstrations", None):  # it is not called again
+    with patch.object(before_training, "train_on_demonstrations", None):  # it is not called again
         _, again, reused = start(spec, ranks)
     everywhere = ranks.gather({name: weight.numpy() for name, weight in trained.items()})
     weights, losses = alone
@@ -133,7 +133,7 @@ def main(folder):
     def fits(policy, device, parts=1):
         return parts > 1
 
-    with patch.object(warm_starting, "fits_warm_start", fits):
+    with patch.object(before_training, "fits_warm_start", fits):
         for name, limit in LIMITS.items():
             found[name] = compare(read(limit), ranks, folder, alone)
     usual = start(spec, ranks)

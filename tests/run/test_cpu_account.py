@@ -1,6 +1,6 @@
 """CPU seconds by part of a rank's work, by a clock that the test turns."""
 
-from rlx.run.cpu_account import CpuAccount
+from rlx.run.context import CpuAccount
 
 
 class Clock:

@@ -41,7 +41,7 @@ OTHER = ("--scheme", "filler", "--samples", "2", "--problems", "4")
 
 
 class Probed:
-    """A run with probes, and what `rlx probe` then said."""
+    """A run with probes, and what `rlx eval --probe` then said."""
 
     def __init__(self, home):
         self.home = home
@@ -51,12 +51,14 @@ class Probed:
         self.root = Path(self.record.directory)
         self.evaluations = self.stored()
         model, spec = self.root / "model", self.root / "spec.json"
-        same = home.begin("probe", "r-0001", "--json")
-        alone = home.begin("probe", model, "--spec", spec, "--json")
+        same = home.begin("eval", "--probe", "r-0001", "--json")
+        alone = home.begin("eval", "--probe", model, "--spec", spec, "--json")
         self.same, self.alone = (ended(process) for process in (same, alone))
-        files = ("--out", home.folder / "samples.parquet", "--picture", home.folder / "p.png")
-        other = home.begin("probe", "latest", *OTHER, *files)
-        unwritable = home.begin("probe", "1", "--scheme", "filler", "--set", "probe.filler=ß")
+        files = ("--out", home.folder / "samples.parquet", "--pictures", home.folder / "p")
+        other = home.begin("eval", "--probe", "latest", *OTHER, *files)
+        unwritable = home.begin(
+            "eval", "--probe", "1", "--scheme", "filler", "--set", "probe.filler=ß"
+        )
         self.other, self.unwritable = (ended(process) for process in (other, unwritable))
 
     def stored(self):
@@ -154,7 +156,7 @@ def test_other_settings_are_recorded_beside_the_runs_own(probed):
     for e in now.values():
         body = e.payload["body"]
         assert read_body(probed.root / body["path"], body["sha256"]).num_rows
-    for name in ("samples.parquet", "p.png", "p.svg"):
+    for name in ("samples.parquet", "p/probe.png", "p/probe.svg"):
         assert (probed.home.folder / name).stat().st_size
     curve = out[out.index("share  ") :].splitlines()[1:]
     assert [float(line.split()[0]) for line in curve] == list(GRID)

@@ -23,9 +23,9 @@ sys.exit(7 if given.stop else 9)
 """
 NODE = """
 import sys
-from rlx.launch import slurm_node
-slurm_node.build_torchrun_command = lambda *_: ["sleep", "3600"]
-sys.exit(slurm_node.main(sys.argv[1], "r-1", "1", "2", "29500"))
+from rlx.launch import slurm
+slurm.build_torchrun_command = lambda *_: ["sleep", "3600"]
+sys.exit(slurm.main(sys.argv[1], "r-1", "1", "2", "29500"))
 """
 
 

@@ -95,7 +95,7 @@ def test_a_killed_driver_leaves_nothing_and_the_run_goes_on(own_home, cluster):
     sets = {**own_home.long, "runner.launcher": launcher, "runner.checkpoint": "{every: 1}"}
     run = own_home.submit("-d", sets=sets)
     own_home.until(lambda: own_home.run(run).step > 1, "it to train")
-    (driver,) = find_processes(own_home, "rlx.launch.ray_driver")
+    (driver,) = find_processes(own_home, "rlx.launch.ray_ranks")
     driver.kill()
     (reason,) = own_home.until(lambda: read_failures(own_home, run), "the attempt to fail")
     assert "the process that starts the ranks was killed by signal 9" in reason

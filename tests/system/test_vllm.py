@@ -27,7 +27,7 @@ SETS = {
 
 def workers(home):
     """Processes of vLLM, by the folder of their run's home."""
-    return [p for p in home.processes() if b"vllm_worker" in cmdline(p)]
+    return [p for p in home.processes() if b"vllm_process" in cmdline(p)]
 
 
 def cmdline(pid):

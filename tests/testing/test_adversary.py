@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # other processes inherit it
 
 import gamed_rewards as gamed
 
-from rlx.cli.plugins.check import _check_one_promise
+from rlx.cli.plugins import _check_one_promise
 from rlx.discovery import list_installed_plugins, load_plugin
 from rlx.testing import FindsToJudge, reward_checks
 from rlx.testing.adversary import (

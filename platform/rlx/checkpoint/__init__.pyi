@@ -10,8 +10,8 @@ from .store import (
     load_checkpoint,
     read_state,
     write_checkpoint,
+    write_weights,
 )
-from .weights import write_weights
 
 __all__ = [
     "LATEST",

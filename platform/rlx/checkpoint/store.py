@@ -9,6 +9,7 @@ This module does not import torch at the top level, because submissions read che
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from rlx import __version__
+from rlx.errors import DivergedModelError, RlxError
 from rlx.sealed_folder import (
     CheckpointError,
     ComputeDigests,
@@ -30,26 +32,21 @@ from rlx.sealed_folder import (
     seal_folder,
     write_canonical_json,
 )
-from rlx.spec import RunnerSpec
+from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx_registry import sync_to_disk
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlx.learner import Critic, Learner, Ranks
+    from rlx.model import Policy
 
 STATE, POLICY, CRITIC = "state.json", "policy", "critic"
-
-
 PREFIX = "step_"
-
-
 LATEST = "latest"
 """Selects the newest checkpoint, in place of a step."""
-
-
 CONVERTED = "converted_"
 """Name prefix of folders made by `convert_checkpoint`, followed by the digest of the source."""
-
-
 Recorded = Mapping[int, str]
 """Digests of a run's checkpoints in the registry, by step."""
 
@@ -310,11 +307,7 @@ def load_checkpoint(
 
 
 Found = TypeVar("Found")
-
-
 _Share = dict[Path, str] | CheckpointError | OSError
-
-
 OF_RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_")
 """How the names of DeepSpeed's files of one rank begin; rank 0 writes all others."""
 
@@ -395,3 +388,51 @@ def _merge(shares: Sequence[_Share]) -> dict[Path, str]:
             raise share
         merged |= share
     return merged
+
+
+def write_weights(
+    spec: ExperimentSpec, checkpoint: Path, folder: Path, tokenizer: Path | None = None
+) -> None:
+    """Writes a checkpoint's policy in the Hugging Face layout, as a finished run exports its model.
+
+    Args:
+        spec: spec of the run.
+        checkpoint: folder of a verified checkpoint.
+        folder: folder to create.
+        tokenizer: `RunFolder.tokenizer` of the run.
+
+    Raises:
+        RlxError: the checkpoint holds another model.
+        DivergedModelError: its weights, or the logits that they give, are not finite.
+        EnvironmentFault: files of the base model are missing.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for devices and logs it
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from rlx.learner import PackedPolicy, load_consolidated_weights, write_model
+    from rlx.model import adapt_policy, adapter_weights, build_policy, merged_weights
+
+    disable_progress_bar()
+    dtype = getattr(torch, read_state(checkpoint).dtype)
+    policy = build_policy(spec.model, spec.seed, tokenizer, dtype=dtype)
+    adapt_policy(policy, spec.model, spec.seed)
+    try:
+        PackedPolicy(policy.model).load_state_dict(load_consolidated_weights(checkpoint / POLICY))
+    except RuntimeError as error:
+        raise RlxError(f"{checkpoint.name} belongs to another model: {error}") from error
+    weights = merged_weights(policy.model)
+    _require_sound_model(policy, weights, checkpoint.name)
+    write_model(policy, weights, adapter_weights(policy.model), folder)
+
+
+def _require_sound_model(policy: "Policy", weights: Mapping[str, "Tensor"], name: str) -> None:
+    import torch
+
+    for parameter, value in weights.items():
+        if not value.isfinite().all():
+            raise DivergedModelError(f"{name} is not sound: its {parameter} is not finite")
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([[0, 1]])).logits
+    if not logits.isfinite().all():
+        raise DivergedModelError(f"{name} is not sound: the model's logits are not finite")

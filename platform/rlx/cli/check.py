@@ -242,8 +242,8 @@ def _show_kill_table(done: Sequence[KillResult]) -> None:
     """Prints how often each victim was killed during which work."""
     from rlx.cli.console import build_table, open_console
 
-    counts = Counter((kill.work, kill.victim) for kill in done)
-    victims = dict.fromkeys([*VICTIMS, *(kill.victim for kill in done)])
+    counts = Counter((one.work, one.kill.victim) for one in done)
+    victims = dict.fromkeys([*VICTIMS, *(one.kill.victim for one in done)])
     rows = [
         (work, *(str(counts[work, victim] or "") for victim in victims))
         for work in sorted({kill.work for kill in done})

@@ -1,10 +1,10 @@
-"""`rlx eval` and `rlx probe`: measure a trained model."""
+"""`rlx eval`: measures a trained model."""
 
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,18 +41,48 @@ _COUNT = click.IntRange(min=1)
     "--spec", "experiment", type=_FILE, metavar="FILE", help="Experiment file of a MODEL."
 )
 @click.option("--suite", type=_FILE, metavar="FILE", help="YAML file with held-out sets.")
-@click.option("--problems", type=_COUNT, help="Problems per set.")
-@click.option("--samples", type=_COUNT, help="Answers per problem.")
+@click.option("--problems", type=_COUNT, help="Problems per set; with --probe of all.")
+@click.option(
+    "--samples", type=_COUNT, help="Answers per problem; with --probe continuations per cut point."
+)
 @click.option("--greedy", is_flag=True, help="Use greedy decoding.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Seed of problems and sampling.")
-@overrides_option("KEY=VALUE", "Override a runner or sampler value.")
+@click.option("--probe", "probes", is_flag=True, help="Probe the reasoning instead.")
+@click.option(
+    "--scheme",
+    "schemes",
+    type=click.Choice(["early_answering", "filler", "mistake"]),
+    multiple=True,
+    help="With --probe: how to alter the reasoning; can be repeated.",
+)
+@click.option(
+    "--cut",
+    type=click.Choice(["fraction", "sentence", "token"]),
+    help="With --probe: where to cut.",
+)
+@click.option("--again", is_flag=True, help="With --probe: record it even if RUN has it already.")
+@overrides_option("KEY=VALUE", "Override a runner or sampler value; with --probe, a probe value.")
 @json_option
 @click.option("--pictures", type=_FILE, metavar="FOLDER", help="Write plots to this folder.")
-@click.option("--out", type=_FILE, metavar="FILE", help="Write every answer as JSON Lines.")
+@click.option(
+    "--out",
+    type=_FILE,
+    metavar="FILE",
+    help="Write every answer as JSON Lines; with --probe, as Parquet.",
+)
 @click.option("--record/--no-record", default=True, help="Add the results to RUN's records.")
 @registry_option
 def evaluate(
-    as_json: bool, pictures: Path | None, out: Path | None, record: bool, url: str, **options: Any
+    as_json: bool,
+    pictures: Path | None,
+    out: Path | None,
+    record: bool,
+    probes: bool,
+    schemes: tuple[str, ...],
+    cut: str | None,
+    again: bool,
+    url: str,
+    **options: Any,
 ) -> None:
     """Evaluate a trained model on held-out problems: accuracy and calibration, with intervals.
 
@@ -60,7 +90,24 @@ def evaluate(
     or hub name, with the experiment of --spec. Without --suite, the sets are the experiment's own:
     its task and `evaluation.variants`. Answers are cached: repeat an interrupted command to
     continue where it stopped.
+
+    With --probe, its reasoning is cut or altered, to measure how often the answer is still right;
+    options override the experiment's `probe:` section.
     """
+    _check_mode(probes, {"scheme": schemes, "cut": cut, "again": again}, options)
+    if probes:
+        asked = {name: options[name] for name in _SHARED}
+        probe = ProbeRequest(**asked, schemes=schemes, cut=cut)
+        _probe(
+            probe,
+            as_json=as_json,
+            pictures=pictures,
+            out=out,
+            record=record,
+            again=again,
+            url=url,
+        )
+        return
     request = results.EvaluationRequest(**options)
     require_places(out, pictures)
     os.environ.update(child_environment())  # before transformers is imported
@@ -85,6 +132,25 @@ def evaluate(
         sys.stdout.flush()
 
 
+_SHARED = ("target", "experiment", "problems", "samples", "seed", "overrides")
+"""Options of a request that an evaluation and a probe have in common."""
+
+
+def _check_mode(
+    probes: bool, of_probes: Mapping[str, Any], of_evaluations: Mapping[str, Any]
+) -> None:
+    """Checks that no option belongs to what is not asked for.
+
+    Raises:
+        SpecError: one does.
+    """
+    others = {"at": "step", "suite": "suite", "greedy": "greedy"}
+    named = {option: of_evaluations[name] for option, name in others.items()}
+    for option, value in (named if probes else of_probes).items():
+        if value is not None and value is not False and value != ():
+            raise SpecError(f"--{option} is {'not for' if probes else 'only for'} --probe")
+
+
 def require_places(out: Path | None, pictures: Path | None) -> None:
     """Checks, before any answer is sampled, that the output paths are writable."""
     if out is not None and not (out.is_fifo() or out.is_char_device()):
@@ -99,65 +165,30 @@ def require_places(out: Path | None, pictures: Path | None) -> None:
             tempfile.TemporaryFile(dir=pictures).close()
 
 
-_FILE = click.Path(path_type=Path)
-_COUNT = click.IntRange(min=1)
-
-
-@click.command()
-@click.argument("target", metavar="RUN|MODEL")
-@click.option(
-    "--spec", "experiment", type=_FILE, metavar="FILE", help="Experiment file of a MODEL."
-)
-@click.option("--problems", type=_COUNT, help="Number of held-out problems.")
-@click.option("--samples", type=_COUNT, help="Continuations per cut point.")
-@click.option(
-    "--scheme",
-    "schemes",
-    type=click.Choice(["early_answering", "filler", "mistake"]),
-    multiple=True,
-    help="How to alter the reasoning; can be repeated.",
-)
-@click.option("--cut", type=click.Choice(["fraction", "sentence", "token"]), help="Where to cut.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Seed of problems and sampling.")
-@overrides_option("PROBE.KEY=VALUE")
-@json_option
-@click.option(
-    "--picture", type=_FILE, metavar="FILE", help="Plot the curves to FILE.png and FILE.svg."
-)
-@click.option("--out", type=_FILE, metavar="FILE", help="Write every sample as Parquet.")
-@click.option("--record/--no-record", default=True, help="Add the results to RUN's records.")
-@click.option("--again", is_flag=True, help="Record the probe even if the run has it already.")
-@registry_option
-def probe(
+def _probe(
+    request: ProbeRequest,
+    *,
     as_json: bool,
-    picture: Path | None,
+    pictures: Path | None,
     out: Path | None,
     record: bool,
     again: bool,
     url: str,
-    **options: Any,
 ) -> None:
-    """Cut or alter a trained model's reasoning, and measure how often the answer is still right.
-
-    Probes the exported model of RUN, with the run's own task, rewards and rollout; or a MODEL,
-    given by its folder or hub name, with those of the experiment of --spec. Options override the
-    experiment's `probe:` section.
-    """
-    for name, path in (("--picture", picture), ("--out", out)):
-        if path is not None and path.is_dir():
-            raise SpecError(
-                f"{name} {escape_unprintable(str(path))} is a folder; name a file in it"
-            )
+    """Cuts or alters a model's reasoning, and shows how often the answer is still right."""
+    if out is not None and out.is_dir():
+        raise SpecError(f"--out {escape_unprintable(str(out))} is a folder; name a file in it")
     os.environ.update(child_environment())  # before transformers is imported
     with open_progress("probing", "problems") as show:
-        request = ProbeRequest(**options)
         found = probe_model(
             request, registry=url, record=record, again=again, show=show, report=print_text
         )
     if out is not None:
         found.write_samples(out)
-    if picture is not None:
-        found.draw_pictures(picture)
+    if pictures is not None:
+        with explain_write_errors(pictures):
+            pictures.mkdir(parents=True, exist_ok=True)
+        found.draw_pictures(pictures / "probe")
     if found.recorded:
         step = found.probes[0].step
         print_text(f"recorded as a probe of {found.target.name} after step {step}", err=True)

@@ -57,11 +57,11 @@ def plan(
     """
     if html is not None and html.is_dir():
         raise SpecError(f"--html {escape_unprintable(str(html))} is a folder; name a file in it")
+    if prompts is None:  # before anything, such as a plugin, imports the libraries of the hub
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+            os.environ.setdefault(name, "1")
     read, plugins = check_file(spec, overrides)
     require_showable_texts(read, plugins)
-    if prompts is None:
-        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # before the hub library is imported
-            os.environ.setdefault(name, "1")
     from rlx.plan import build_plan
 
     report = build_plan(spec, read, plugins)

@@ -4,7 +4,7 @@ import click
 
 from rlx.cli.options import complete_run, overrides_option, registry_option
 from rlx.cli.output import print_text
-from rlx.discovery import describe_data_changes, describe_plugin_changes, resolve_plugins
+from rlx.discovery import describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.home import tracking_url
 from rlx.launch import (
@@ -16,6 +16,8 @@ from rlx.launch import (
     locate_run_folder,
     open_registry,
     reconcile_job,
+    require_same_data,
+    require_same_past,
     run_queue,
     stop_run,
 )
@@ -31,7 +33,7 @@ RESUMABLE = ("failed", "stopped", "lost", "queued")
 @click.command()
 @click.argument("run", required=False, shell_complete=complete_run)
 @registry_option
-@overrides_option("PATH=VALUE", "Override a value of `runner` or `tracking`; can be repeated.")
+@overrides_option("PATH=VALUE", "Override a value that `rlx resume` may change; can be repeated.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
 @click.option("--queued", is_flag=True, help="Run queued runs, and take over lost ones.")
@@ -51,7 +53,9 @@ def resume(
     """Resume RUN, which failed, was stopped or is lost, from its newest checkpoint.
 
     Without a checkpoint, RUN starts over and records the same results again. Settings that affect
-    results cannot be changed; the number of ranks, their devices and their engine can.
+    results cannot be changed; the number of ranks, their devices and their engine can. A run that
+    ended at a prompt that is too long goes on with
+    `--set rollout.max_prompt_tokens='{on_longer: drop}'`.
 
     With --queued, run what `rlx submit --queue` left, oldest first, and take over lost runs. Any
     number of such processes may share a registry, on any number of machines that share the run
@@ -73,7 +77,7 @@ def resume(
     if found.effective_status not in RESUMABLE and not is_abandoned(found):
         raise SpecError(_describe_resume_refusal(found))
     spec = _build_resumed_spec(found, overrides)
-    _require_same_data(found)
+    require_same_data(found)
     for note in _list_plugin_notes(found):
         print_text(f"warning: {escape_unprintable(note)}", err=True)
     with open_registry(url, read_only=False) as registry:
@@ -104,20 +108,6 @@ def _list_plugin_notes(run: RunRecord) -> list[str]:
     return list(dict.fromkeys(describe_plugin_changes(plugins.provenance, run.plugins)))
 
 
-def _require_same_data(run: RunRecord) -> None:
-    """Raises `SpecError` if files that the run's plugins read have changed since it began."""
-    try:
-        plugins = resolve_plugins(ExperimentSpec.from_record(run.spec))
-    except (RlxError, ValueError):
-        return  # which is the run's to say
-    changes = dict.fromkeys(describe_data_changes(plugins.list_records(), run.plugins))
-    if changes:
-        raise SpecError(
-            f"{run.id} cannot go on with other data. {'; '.join(changes)}. Restore them, or begin "
-            f"a new run: rlx submit SPEC, with --from-checkpoint {run.id}@latest if it has one"
-        )
-
-
 def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | None:
     """Returns the run's experiment with the overrides; None without overrides.
 
@@ -129,9 +119,11 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
     read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
     if not is_spec_of_run(read.spec, run):
         raise SpecError(
-            f"{run.id} would be another experiment: only `runner` and `tracking` can change; "
+            f"{run.id} would be another experiment: only `runner`, `tracking` and "
+            "`rollout.max_prompt_tokens.on_longer` can change; "
             f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"
         )
+    require_same_past(read.spec, run)
     run_preflight_checks(read, plugins)
     return read.spec
 

@@ -34,7 +34,11 @@ SUMMARY_ROWS = (
     ("ece_debiased", "  without small-sample bias", "lower is better"),
     ("mean_confidence", "mean confidence", "near accuracy"),
     ("alike_share", "all confidences alike", "1 is a frozen policy"),
-    ("unparsable", "unparsable confidences", "count as 0; no figures if under a tenth can be read"),
+    (
+        "unparsable",
+        "unparsable confidences",
+        "count as the worst; no figures if under 10 % can be read",
+    ),
 )
 
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -82,34 +82,37 @@ class ServerAddress:
         print_text(f"{server} on {link}{page}  (Ctrl-C to stop)", err=True)
 
 
-_ACCESS_OPTIONS = (
-    click.option(
-        "--host", default="127.0.0.1", show_default=True, help="The address to listen on."
-    ),
-    click.option("--port", type=PORT, help="8711 by default, and 5000 with --mlflow."),
-    click.option(
-        "--token",
-        envvar=TOKEN,
-        metavar="TEXT",
-        help=f"Access token; by default a random one. Prefer {TOKEN}: other users of this machine "
-        "can see a command line.",
-    ),
-    click.option("--no-token", "is_open", is_flag=True, help="Let in everyone who can connect."),
-    click.option(
-        "--name", "names", multiple=True, metavar="HOST", help="Another host name of this machine."
-    ),
-)
+def access_options(ports: str, anyone: str) -> Callable[[Command], Command]:
+    """Returns the options whose values `choose_address` takes.
 
-
-def access_options(command: Command) -> Command:
-    """Adds the options whose values `choose_address` takes."""
-    return reduce(lambda decorated, option: option(decorated), reversed(_ACCESS_OPTIONS), command)
+    Args:
+        ports: says which port is the default.
+        anyone: says whom `--no-token` lets in.
+    """
+    options = (
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, help="The address to listen on."
+        ),
+        click.option("--port", type=PORT, help=ports),
+        click.option(
+            "--token",
+            envvar=TOKEN,
+            metavar="TEXT",
+            help=f"Access token; by default a random one. Prefer {TOKEN}: other users of this "
+            "machine can see a command line.",
+        ),
+        click.option("--no-token", "is_open", is_flag=True, help=anyone),
+    )
+    return lambda command: reduce(lambda decorated, one: one(decorated), options[::-1], command)
 
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN|GROUP|NAME]...", shell_complete=complete_run)
 @click.option("--mlflow", is_flag=True, help="Serve MLflow's UI with the mirrored runs.")
-@access_options
+@access_options("8711 by default, and 5000 with --mlflow.", "Let in everyone who can connect.")
+@click.option(
+    "--name", "names", multiple=True, metavar="HOST", help="Another host name of this machine."
+)
 @click.option(
     "--uri",
     envvar="MLFLOW_BACKEND_STORE_URI",
@@ -143,7 +146,7 @@ def choose_address(
     port: int | None,
     token: str | None,
     is_open: bool,
-    names: tuple[str, ...],
+    names: tuple[str, ...] = (),
 ) -> ServerAddress:
     """Returns the address that the options describe, with a random token unless one was named.
 

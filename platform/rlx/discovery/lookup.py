@@ -32,7 +32,7 @@ from rlx.plugin import (
     TrackerPlugin,
 )
 from rlx.plugin_files import KeptPlugin
-from rlx.reporting import show_plugin_output
+from rlx.plugin_output import show_plugin_output
 from rlx.spec import (
     EVERY_TURN,
     EnvironmentUse,

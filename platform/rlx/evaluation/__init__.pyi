@@ -8,7 +8,25 @@ from .answers import (
     find_correctness_reward,
     read_answers,
 )
-from .calibration import measure_calibration
+from .calibration import (
+    build_reliability_bins,
+    compute_accuracy_at_coverage,
+    compute_aurc,
+    compute_auroc,
+    compute_brier,
+    compute_brier_skill,
+    compute_debiased_ece,
+    compute_expected_calibration_error,
+    compute_maximum_calibration_error,
+    compute_one_bit_auroc,
+    compute_recalibrated_brier,
+    compute_risk_coverage,
+    compute_wilson_interval,
+    compute_within_auroc,
+    halve_problems,
+    measure_calibration,
+    recalibrate_confidences,
+)
 from .first_contact import FirstContact, describe_first_contact
 from .pictures import (
     BLUE,
@@ -30,24 +48,6 @@ from .pictures import (
     render_reliability_text,
     save_figure,
     style_axes,
-)
-from .scores import (
-    build_reliability_bins,
-    compute_accuracy_at_coverage,
-    compute_aurc,
-    compute_auroc,
-    compute_brier,
-    compute_brier_skill,
-    compute_debiased_ece,
-    compute_expected_calibration_error,
-    compute_maximum_calibration_error,
-    compute_one_bit_auroc,
-    compute_recalibrated_brier,
-    compute_risk_coverage,
-    compute_wilson_interval,
-    compute_within_auroc,
-    halve_problems,
-    recalibrate_confidences,
 )
 from .statistics import (
     FIGURES,

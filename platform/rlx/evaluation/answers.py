@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import RewardError
-from rlx.evaluation.calibration import measure_calibration
-from rlx.evaluation.scores import (
+from rlx.evaluation.calibration import (
     compute_aurc,
     compute_auroc,
     compute_brier,
@@ -25,6 +24,8 @@ from rlx.evaluation.scores import (
     compute_expected_calibration_error,
     compute_maximum_calibration_error,
     compute_one_bit_auroc,
+    convert_to_pairs,
+    measure_calibration,
 )
 from rlx.evaluation.statistics import DRAWS, Index, compute_bootstrap_intervals, is_readable
 from rlx.reward import RewardTable
@@ -438,7 +439,7 @@ def _build_interval_measures(
     measures: dict[str, Any] = {"accuracy": lambda at: float(correct[at].mean())}
     if confidence is None:
         return measures
-    stated = np.nan_to_num(confidence, nan=0.0)
+    _, stated = convert_to_pairs(correct, confidence)
     of_pairs = {
         "brier": compute_brier,
         "ece": compute_expected_calibration_error,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.evaluation.answers import ScoredAnswer
-from rlx.evaluation.scores import compute_expected_calibration_error, compute_risk_coverage
+from rlx.evaluation.calibration import compute_expected_calibration_error, compute_risk_coverage
 from rlx.evaluation.statistics import Index, compute_bootstrap_intervals
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def _draw_confidence_histograms(
     drawn, panels = _build_panel_row(answers, "stated confidence")
     edges = np.arange(11) / 10
     for axes, own in zip(panels, answers.values(), strict=True):
-        pairs = np.array([[np.nan_to_num(a.confidences[0]), a.correct] for a in own])
+        pairs = np.array([[a.confidences[0], a.correct] for a in own])
         for label, colour, sign in ((1, BLUE, 1), (0, ORANGE, -1)):
             counts, _ = np.histogram(pairs[pairs[:, 1] == label, 0], bins=edges)
             axes.bar(edges[:-1] + 0.05, sign * counts / len(own), width=0.09, color=colour)
@@ -426,7 +426,7 @@ class EvaluationPoint:
         """Reads a recorded evaluation.
 
         Intervals come from `metrics`, or else from the pairs in `payload`: `problem_ids`, `correct`
-        and `confidence`, where an unreadable confidence is null and counts as 0.
+        and `confidence`, where an unreadable confidence is null and counts as the worst one.
         """
         values = {name: metrics.get(name) for name, _ in PANELS}
         intervals = metrics.get("intervals")
@@ -499,7 +499,7 @@ def _compute_moment_intervals(payload: Mapping[str, Any]) -> dict[str, Interval 
     correct = np.array(payload["correct"], dtype=np.float64)
     measures: dict[str, Any] = {"accuracy": lambda at: float(correct[at].mean())}
     if payload.get("confidence") is not None:
-        stated = np.array([c or 0.0 for c in payload["confidence"]])
+        stated = np.array(payload["confidence"], dtype=np.float64)  # null becomes nan
 
         def compute_ece(at: Index) -> float:
             return compute_expected_calibration_error(correct[at], stated[at])

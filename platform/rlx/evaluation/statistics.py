@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlx.evaluation.scores import compute_clipped_losses
+from rlx.evaluation.calibration import compute_clipped_losses, convert_to_pairs
 
 DRAWS = 1000
 RESAMPLES = 9999
@@ -238,7 +238,7 @@ Values = Mapping[str, Sequence[float]]
 READABLE = 0.1
 """Share of readable confidences below which answers have no figures of confidence and calibration.
 
-An unreadable confidence counts as 0, which is the best one where every answer is wrong."""
+An unreadable confidence counts as the worst one, as in the rewards."""
 
 
 def is_readable(confidences: ArrayLike) -> bool:
@@ -262,8 +262,8 @@ class EvaluationAnswers:
     def from_payload(cls, payload: Mapping[str, Any] | None) -> Self | None:
         """Reads the payload of a recorded evaluation: `problem_ids`, `correct` and `confidence`.
 
-        An unreadable confidence is null and counts as 0; see `READABLE`. Returns None if ids or
-        labels are missing.
+        An unreadable confidence is null and counts as the worst one; see `READABLE`. Returns None
+        if ids or labels are missing.
         """
         kept = payload or {}
         if not kept.get("problem_ids") or not kept.get("correct"):
@@ -272,7 +272,7 @@ class EvaluationAnswers:
         values: dict[str, Sequence[float]] = {"accuracy": y.tolist()}
         found = np.array(kept.get("confidence") or [], dtype=np.float64)  # None becomes nan
         if len(found) and is_readable(found):
-            stated = np.nan_to_num(found, nan=0.0)
+            _, stated = convert_to_pairs(y, found)
             values["mean_confidence"] = stated.tolist()
             values["brier"] = ((stated - y) ** 2).tolist()
             values["nll"] = compute_clipped_losses(y, stated).tolist()

@@ -55,6 +55,8 @@ from .run_access import (
     open_registry,
     plan_removal,
     remove_run_data,
+    require_same_data,
+    require_same_past,
 )
 from .slurm import SlurmLauncher
 from .start_stop import (
@@ -139,6 +141,8 @@ __all__ = [
     "reconcile_job",
     "registry_url",
     "remove_run_data",
+    "require_same_data",
+    "require_same_past",
     "run_queue",
     "run_resume_trial",
     "start_experiment",

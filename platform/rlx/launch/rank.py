@@ -126,7 +126,7 @@ def _show_activity(folder: Path, what: str) -> None:
 
 def _run_rank(folder: Path, run_id: str) -> None:
     from rlx.home import ATTEMPT, REGISTRY, RunFolder
-    from rlx.launch.run_access import load_resolved_spec
+    from rlx.launch.run_access import load_resolved_spec, require_same_data
 
     paths = RunFolder(folder)
     keep_compiled_kernels()
@@ -148,6 +148,7 @@ def _run_rank(folder: Path, run_id: str) -> None:
         return
     with retry_registry_call(lambda: Registry.open(os.environ[REGISTRY])) as registry:
         writer = retry_registry_call(lambda: registry.as_writer(run_id, int(os.environ[ATTEMPT])))
+        require_same_data(retry_registry_call(lambda: registry.run(run_id)))
         stored = spec.tracking.rollouts
         every = 1 if isinstance(stored, str) else stored.every
         recorder = Recorder(

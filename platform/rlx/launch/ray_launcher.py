@@ -17,26 +17,16 @@ from rlx.spec.reading import Diagnostic, build_error
 
 CONNECT_TIMEOUT = 5.0
 """Seconds in which a cluster's address must accept a connection."""
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """What Ray reads from the environment when it is imported."""
 
 _PATH = ("runner", "launcher")
 
 
 class RayLauncher(Launcher):
-    """Starts each rank in an actor of a Ray cluster, through `rlx.launch.ray_driver`."""
+    """Starts each rank in an actor of a Ray cluster, through `rlx.launch.ray_ranks`."""
 
     reads_input: ClassVar[bool] = True
-
-    @property
-    def settings(self) -> RayLauncherSpec:
-        """The section `runner.launcher`."""
-        assert isinstance(self.runner.launcher, RayLauncherSpec)
-        return self.runner.launcher
 
     def check(self) -> Iterator[Diagnostic]:
         """Yields why Ray is not usable here, or why its cluster cannot be reached."""
@@ -45,8 +35,9 @@ class RayLauncher(Launcher):
             message = f"launcher ray needs the package ray{ray.range}, found {ray.installed}"
             yield build_error(_PATH, message, "pip install 'rlx[ray]'", kind="machine")
             return
+        assert isinstance(self.runner.launcher, RayLauncherSpec)
         try:
-            require_cluster(self.settings.address)
+            require_cluster(self.runner.launcher.address)
         except EnvironmentFault as fault:
             yield build_error((*_PATH, "address"), str(fault), kind="machine")
 
@@ -54,8 +45,8 @@ class RayLauncher(Launcher):
         return 0
 
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
-        driver = [sys.executable, "-m", "rlx.launch.ray_driver", str(folder.root), run_id]
-        return ["env", *(f"{name}={value}" for name, value in QUIET.items()), *driver]
+        ranks = [sys.executable, "-m", "rlx.launch.ray_ranks", str(folder.root), run_id]
+        return ["env", *(f"{name}={value}" for name, value in QUIET.items()), *ranks]
 
 
 def require_cluster(address: str) -> None:

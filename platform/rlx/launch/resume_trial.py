@@ -21,7 +21,7 @@ from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
 from rlx.launch.start_stop import watch_run
 from rlx.record import find_run_differences, open_senders
-from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
+from rlx.progress_callbacks import Report, ShowProgress, ignore_progress, log_report
 from rlx.run import read_progress
 from rlx_registry import ENDED, Registry, RunRecord
 
@@ -31,12 +31,24 @@ RUN_TIME_LIMIT = 1800.0
 """Seconds that a run may take; without a limit, a run lost for good would block forever."""
 
 
+START = 2.0
+"""Seconds after it has begun in which a process counts as starting."""
+
+
+class Kill(NamedTuple):
+    """A process to kill: of which kind, and how many seconds after its run was submitted, or after
+    it has begun itself."""
+
+    victim: str
+    at_start: bool
+    moment: float
+
+
 class KillResult(NamedTuple):
-    """A killed run: the process killed, when, during which work, and the differences found."""
+    """A killed run: the kill, during which work, and the differences found."""
 
     run: str
-    victim: str
-    moment: float
+    kill: Kill
     work: str
     found: tuple[str, ...]
 
@@ -68,7 +80,9 @@ def run_resume_trial(
 ) -> ResumeTrialReport:
     """Runs an experiment uninterrupted, then with kills, and compares every number except times.
 
-    A run whose supervisor is killed is resumed by `rlx resume`; others go on by themselves.
+    Every other process is killed while it starts, so that six kills end each kind of process in
+    both ways. A run whose supervisor is killed is resumed by `rlx resume`; others go on by
+    themselves.
 
     Args:
         spec: file of the experiment.
@@ -98,19 +112,33 @@ def run_resume_trial(
         if trial.read_run(reference).status != "finished":
             raise RlxError(f"{reference} failed unbroken: {trial.read_run(reference).reason}")
         report(f"unbroken    {reference}  {length:.0f} s")
-        plan = [(VICTIMS[n % len(VICTIMS)], rng.random() * length) for n in range(kills)]
         done = []
         with ThreadPoolExecutor(at_once) as pool:
-            for kill in pool.map(lambda one: trial.kill_run(reference, *one), plan):
-                done.append(kill)
-                found = "; ".join(kill.found[:3]) or "every number is the same"
-                report(
-                    f"{kill.victim:<11} {kill.run}  at {kill.moment:5.1f} s  {kill.work}: {found}"
-                )
+            plan = plan_kills(kills, length, rng)
+            for one in pool.map(lambda kill: trial.kill_run(reference, kill), plan):
+                done.append(one)
+                found = "; ".join(one.found[:3]) or "every number is the same"
+                victim, at_start, moment = one.kill
+                since = "after its start" if at_start else "of the run"
+                report(f"{victim:<11} {one.run}  {moment:5.1f} s {since}  {one.work}: {found}")
                 show(1 + len(done), stage="killed runs")
         return ResumeTrialReport(tuple(done), trial.count_untracked_runs(report))
     finally:  # after an aborted trial; ranks exit by themselves
         trial.kill_supervisors()
+
+
+def plan_kills(count: int, length: float, rng: random.Random) -> list[Kill]:
+    """Draws kills: of the kinds of process in turn, and every other one at a process's start.
+
+    Args:
+        length: seconds that a run takes.
+    """
+    kills = []
+    for number in range(count):
+        at_start = number % 2 == 1
+        moment = rng.random() * (START if at_start else length)
+        kills.append(Kill(VICTIMS[number % len(VICTIMS)], at_start, moment))
+    return kills
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +187,21 @@ class _KillTrial:
         trained = [row.at for row in rows if row.name == "warm_start/loss"] or [run.created]
         return (run.ended or run.created) - run.created - (max(trained) - min(trained))
 
-    def kill_run(self, reference: str, victim: str, moment: float) -> KillResult:
-        """Submits a run, kills its victim `moment` seconds later, and compares it.
+    def kill_run(self, reference: str, kill: Kill) -> KillResult:
+        """Submits a run, kills one of its processes, and compares it.
 
         A run that ends before its victim is there is repeated with an earlier kill. A supervisor
         first creates MLflow's store if there is none; each that is killed has its own to create.
         """
+        victim = kill.victim
         run_id = self.submit(f"mlflow-{uuid4()}" if victim == "supervisor" else "mlflow")
-        time.sleep(moment)
+        if kill.at_start:
+            while not list(_list_victims(self.read_run(run_id), victim)):
+                time.sleep(0.02)
+        time.sleep(kill.moment)
         while not _kill_one(run := self.read_run(run_id), victim):
             if run.status in ENDED:
-                return self.kill_run(reference, victim, 0.8 * moment)
+                return self.kill_run(reference, kill._replace(moment=0.8 * kill.moment))
             time.sleep(0.02)
         stage = read_progress(locate_run_folder(run).progress)
         if victim == "supervisor" and self.read_run(run_id).status not in ENDED:
@@ -180,10 +212,10 @@ class _KillTrial:
         work = "starting" if stage is None else stage.stage
         if stage is not None and work.startswith("training"):
             work = stage.doing or "between steps"
-        return KillResult(run_id, victim, moment, work, found)
+        return KillResult(run_id, kill, work, found)
 
     def count_untracked_runs(self, report: Report) -> int:
-        """Sends MLflow what it missed; returns of how many runs it still lacks records."""
+        """Sends trackers what they missed; returns how many runs of trackers still lack records."""
         with Registry.open(self.url, read_only=True) as registry:
             runs = registry.runs()
             for pid in filter(None, map(_find_supervisor, runs)):  # they send the ends of runs
@@ -196,7 +228,7 @@ class _KillTrial:
             senders = [sender for run in runs for sender in open_senders(registry, run)]
             self.call_rlx("check", "--repair")
             unequal = sum(sender.is_behind for sender in senders)
-        report(f"MLflow has all records of {len(senders) - unequal} of {len(senders)} runs")
+        report(f"trackers have all records of {len(senders) - unequal} of {len(senders)} runs")
         return unequal
 
     def kill_supervisors(self) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import rlx.errors
 import rlx_registry
-from rlx.errors import SpecError
+from rlx.errors import RlxError, SpecError
 from rlx.home import DEFAULT_REGISTRY, RunFolder, format_path, get_rlx_home, tracking_url
 from rlx.launch.failures import convert_to_rlx_error
 from rlx.launch.processes import list_live_ranks
@@ -99,13 +99,59 @@ def _prepare_registry_file(url: str, read_only: bool) -> str:
 
 
 def is_spec_of_run(spec: "ExperimentSpec", run: RunRecord) -> bool:
-    """Whether an experiment is a run's, apart from what does not affect results."""
+    """Whether an experiment is a run's, apart from what does not affect results, and from what it
+    does with prompts that are too long: see `require_same_past`."""
     from rlx.spec import ExperimentSpec
 
     if spec.digest == run.digest:
         return spec.seed == run.seed
     recorded = ExperimentSpec.from_record(run.spec)
-    return (spec.digest, spec.seed) == (recorded.digest, run.seed)
+    rule = {"max_prompt_tokens": recorded.rollout.max_prompt_tokens}
+    same = spec.model_copy(update={"rollout": spec.rollout.model_copy(update=rule)})
+    return spec.seed == run.seed and same.digest in (run.digest, recorded.digest)
+
+
+def require_same_past(spec: "ExperimentSpec", run: RunRecord) -> None:
+    """Checks that another rule for prompts that are too long would have changed nothing so far.
+
+    A run that ends at such a prompt has had none, so it may go on without it.
+
+    Raises:
+        SpecError: the run dropped or shortened prompts, or would have.
+    """
+    from rlx.spec import ExperimentSpec
+
+    recorded = ExperimentSpec.from_record(run.spec).rollout.max_prompt_tokens
+    rule = spec.rollout.max_prompt_tokens
+    if rule == recorded:
+        return
+    limits = [None if one is None else one.limit for one in (recorded, rule)]
+    if (recorded is not None and recorded.on_longer != "error") or limits[0] != limits[1]:
+        raise SpecError(
+            f"{run.id} would be another experiment: rollout.max_prompt_tokens can only get another "
+            "`on_longer`, and only where it was `error` or absent"
+        )
+
+
+def require_same_data(run: RunRecord) -> None:
+    """Checks that the files that a run's plugins read are as they were when it began.
+
+    Raises:
+        SpecError: a file has other records.
+    """
+    from rlx.discovery import describe_data_changes, resolve_plugins
+    from rlx.spec import ExperimentSpec
+
+    try:
+        plugins = resolve_plugins(ExperimentSpec.from_record(run.spec))
+    except (RlxError, ValueError):
+        return  # which is the run's to say
+    changes = dict.fromkeys(describe_data_changes(plugins.list_records(), run.plugins))
+    if changes:
+        raise SpecError(
+            f"{run.id} cannot go on with other data. {'; '.join(changes)}. Restore them, or begin "
+            f"a new run: rlx submit SPEC, with --from-checkpoint {run.id}@latest if it has one"
+        )
 
 
 def locate_run_folder(run: RunRecord) -> RunFolder:

@@ -1,20 +1,35 @@
 """The launcher `slurm`: each run is a Slurm job, whose supervisor starts the ranks through srun.
 
+srun starts this module on every node, as a program: it starts the node's ranks by torchrun, which
+brings those of all nodes together at the job's first node. Each rank takes that process for its
+supervisor, and exits without it.
+
 Slurm's accounting is not required: `scontrol` knows running jobs, and ended ones for a while.
 """
 
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
-from rlx.launch.launcher import JobLauncher
-from rlx.launch.processes import find_free_port
+from rlx.launch.failures import write_failure_reason
+from rlx.launch.launcher import JobLauncher, build_torchrun_command
+from rlx.launch.processes import (
+    LauncherInput,
+    find_free_port,
+    find_network_interface,
+    open_temporary_folder,
+    stamp_output,
+)
 from rlx.spec import ExperimentSpec, SlurmLauncherSpec
 from rlx.text import escape_unprintable
 from rlx_registry import Status
@@ -29,6 +44,10 @@ WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQU
 WAITING |= {"SPECIAL_EXIT", "RESV_DEL_HOLD"}
 ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"})
 ENDED |= {"BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"}
+POLL_INTERVAL = 0.25
+"""Seconds between two polls of torchrun."""
+STOP_GRACE = 30.0
+"""Seconds that ranks which were asked to stop have to exit after torchrun has."""
 
 
 class SlurmLauncher(JobLauncher):
@@ -47,7 +66,7 @@ class SlurmLauncher(JobLauncher):
         nodes = self.settings.nodes
         srun = ["srun", f"--nodes={nodes}", "--ntasks-per-node=1", "--mpi=none"]
         srun += ["--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
-        node = [sys.executable, "-m", "rlx.launch.slurm_node", str(folder.root), run_id]
+        node = [sys.executable, "-m", "rlx.launch.slurm", str(folder.root), run_id]
         return [*srun, *node, str(self.runner.ranks // nodes), str(nodes), str(find_free_port())]
 
     def submit(
@@ -163,3 +182,60 @@ def _run_slurm_command(
         raise EnvironmentFault(
             f"{command[0]} did not answer within {COMMAND_TIMEOUT:g} s"
         ) from error
+
+
+def main(folder: str, run_id: str, ranks: str, nodes: str, port: str) -> int:
+    """Runs this machine's ranks until they end, or the supervisor ends them."""
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    adopt_orphans()
+    address = os.environ["SLURM_LAUNCH_NODE_IPADDR"]
+    place = [f"--nnodes={nodes}", f"--node-rank={os.environ['SLURM_NODEID']}"]
+    place += ["--rdzv-backend=static", f"--master-addr={address}", f"--master-port={port}"]
+    command = build_torchrun_command(place, int(ranks), Path(folder), run_id)
+    paths = RunFolder(Path(folder))
+    with open_temporary_folder(paths) as temporary:
+        return _run_torchrun(command, _build_environment(address, temporary), paths, signals)
+
+
+def _build_environment(address: str, temporary: Mapping[str, str]) -> dict[str, str]:
+    environment = {**os.environ, **temporary, "RLX_SUPERVISOR": str(os.getpid())}
+    if interface := find_network_interface(address):
+        # gloo uses the address of the host name, which may not resolve or may be loopback.
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return environment
+
+
+def _run_torchrun(
+    command: list[str], environment: Mapping[str, str], folder: RunFolder, signals: list[int]
+) -> int:
+    given, is_told = LauncherInput(), False
+    torchrun = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+    )
+    try:
+        while torchrun.poll() is None and not given.is_closed:
+            given.receive(POLL_INTERVAL)
+            # Slurm signals every process of a job itself, and torchrun takes one signal only.
+            if given.stop and not signals and not is_told:
+                is_told = True
+                torchrun.terminate()
+        code = torchrun.poll()
+        if code is not None and code < 0 and not (signals or is_told):
+            # Before the ranks are ended, or their peers would blame the network.
+            name = f"{signal.Signals(-code).name}, on {socket.gethostname()}"
+            why = f"torchrun was killed by signal {-code} ({name})"
+            write_failure_reason(folder, why, again=True)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(torchrun.pid, signal.SIGKILL)
+        torchrun.wait()
+        kill_descendants(0.0 if given.is_closed else STOP_GRACE if signals or is_told else 0.0)
+    if code is None:
+        return 1
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    stamp_output()
+    sys.exit(main(*sys.argv[1:]))

@@ -25,6 +25,7 @@ from .texts import (
     find_text_faults,
     list_text_sources,
 )
+from .token_bytes import TokenBytes
 from .tokenizer import (
     build_vocabulary_dialogue,
     find_local_context_length,
@@ -62,6 +63,7 @@ __all__ = [
     "StoredForm",
     "TextFault",
     "TextSource",
+    "TokenBytes",
     "Vocabulary",
     "WarmStartProgress",
     "adapt_policy",

@@ -1,7 +1,7 @@
 """Encodes and decodes dialogues, as plain text or through a chat template."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -184,6 +184,30 @@ class PlainDialogue(_DialogueBase):
             ids += (*turn, *self.reply(following, turn))
         return ids
 
+    def open_text(self, text: str) -> tuple[tuple[int, ...], int]:
+        """Returns the tokens of a text that a model continues, and how many of them begin it."""
+        return (*self._beginning, *self.encode(text)), len(self._beginning)
+
+    def open_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
+        """See `ChatDialogue.open_chat`. Without a template there is a system message at most, and
+        then the user's and the assistant's in turn.
+
+        Raises:
+            SpecError: there are other messages, or tools.
+        """
+        has_system = messages[0]["role"] == "system"
+        system, talk = messages[0]["content"] if has_system else "", messages[has_system:]
+        alternating = [("user", "assistant")[number % 2] for number in range(len(talk))]
+        if len(talk) % 2 == 0 or [m["role"] for m in talk] != alternating or tools:
+            raise SpecError(
+                "this model has no chat template: its messages are one of the system, if any, and "
+                "then those of user and assistant in turn, the user's last, without tools"
+            )
+        history = [Message(message["role"], message["content"]) for message in talk[:-1]]
+        return self.open(talk[-1]["content"], system, history)
+
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """Returns the text, after an end token if the turn `after` has none."""
         return (*(() if self._is_closed(after) else self.end_ids[:1]), *self.encode(text + prefix))
@@ -220,6 +244,29 @@ class ChatDialogue(_DialogueBase):
         elif system:
             messages[0]["content"] = _prepend_system_message(messages[0]["content"], system)
         return self.encode(self._render(messages) + prefix)
+
+    def open_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
+        """Returns messages and tools as the template writes them, up to the start of a turn.
+
+        Args:
+            messages: each with `role` and `content`, and what else the template reads; not empty.
+            tools: functions in OpenAI's form: `{"type": "function", "function": {...}}`.
+
+        Raises:
+            SpecError: the template refuses the messages, or does not write the tools.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            text = self._apply_template(messages, tools=tools)
+            bare = self._apply_template(messages) if tools else ""
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            raise SpecError(f"the model's chat template refuses these messages: {error}") from error
+        if tools and text == bare:
+            raise SpecError("the model's chat template does not write tools")
+        return self.encode(text)
 
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """Returns the tokens that close the turn `after`, the text, and the next turn's header.
@@ -276,16 +323,28 @@ class ChatDialogue(_DialogueBase):
         from jinja2 import TemplateError  # imported here: most dialogues have no template
 
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=prompt
-                )
-            )
+            return self._apply_template(messages, prompt=prompt)
         except (TemplateError, ValueError) as error:
             raise SpecError(
                 f"the model's chat template cannot be used ({error}); set model.chat_template: "
                 "false to use plain text"
             ) from error
+
+    def _apply_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        prompt: bool = True,
+    ) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=prompt,
+            )
+        )
 
 
 ModelDialogue = PlainDialogue | ChatDialogue

@@ -15,9 +15,15 @@ from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import DemonstrationPlayer, ModelDialogue
 from rlx.model.tokenizer import build_vocabulary_dialogue, load_vocabulary
 from rlx.model.vocabulary import SPECIAL_TOKENS, Vocabulary
-from rlx.plugin import Environment, Problem, Split, Task
-from rlx.reporting import show_plugin_output
-from rlx.rollout import PromptFit, build_rollout_plan, fill_turn_template
+from rlx.plugin import Environment, ListsProblems, Problem, Split, Task
+from rlx.plugin_output import show_plugin_output
+from rlx.rollout import (
+    Dialogue,
+    PromptFit,
+    build_rollout_plan,
+    fill_turn_template,
+    measure_prompt,
+)
 from rlx.seeding import derive_seed
 from rlx.spec import CLOSED_VOCABULARIES, ExperimentSpec, KeyPath, TinyModelSpec
 
@@ -169,31 +175,27 @@ def _list_demonstrations(source: TextSource, sample: int) -> Iterator[str]:
 
 
 def find_text_faults(
-    sources: Sequence[TextSource], dialogue: ModelDialogue, context_length: int, most: int
+    sources: Sequence[TextSource], dialogue: ModelDialogue, context_length: int, most: int | None
 ) -> Iterator[TextFault]:
     """Yields what keeps an experiment's problems and demonstrations from being shown to its model.
 
     Args:
-        sources: the phases; the held-out sets of the first are checked whole.
+        sources: the phases; the held-out sets are those of the first.
         dialogue: the model's format.
         context_length: of the model, in tokens.
-        most: how many training problems of a phase are checked, and of a held-out set.
+        most: how many training problems of a phase are checked, and of a held-out set; None checks
+            all that a run draws.
     """
     faults: dict[TextFault, None] = {}
     for number, source in enumerate(sources):
         spec = source.spec
         plan, rule = build_rollout_plan(spec.rollout), spec.rollout.max_prompt_tokens
         fit = PromptFit(plan, dialogue, context_length, rule)
-        wanted = min(most, spec.rollout.prompts_per_step * spec.steps)
-        data = derive_seed(spec.seed, "train")
-        with show_plugin_output(spec.task.plugin):
-            problems = [source.task.problem("train", i, data) for i in range(wanted)]
+        drawn = spec.rollout.prompts_per_step * spec.steps
+        problems = _draw_problems(source.task, "train", spec, drawn, most)
         faults |= dict.fromkeys(_check_problems(fit, problems, ("task",), spec))
         for path, task in source.held_out.items() if number == 0 else ():
-            data = derive_seed(spec.seed, "held out")
-            wanted = min(most, spec.evaluation.problems)
-            with show_plugin_output(spec.task.plugin):
-                problems = [task.problem("test", i, data) for i in range(wanted)]
+            problems = _draw_problems(task, "test", spec, spec.evaluation.problems, most)
             faults |= dict.fromkeys(_check_problems(fit, problems, path, spec))
         if spec.model.warm_start is not None and number == 0:
             player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
@@ -205,26 +207,60 @@ def find_text_faults(
             yield fault
 
 
+def _draw_problems(
+    task: Task, split: Split, spec: ExperimentSpec, drawn: int, most: int | None
+) -> Iterator[Problem]:
+    """Yields the first problems of a split, as a run with this experiment's seed draws them.
+
+    Args:
+        drawn: how many it draws. Of a task that lists its problems, each is yielded once.
+        most: the most to yield; None yields all that are drawn.
+    """
+    data = derive_seed(spec.seed, "train" if split == "train" else "held out")
+    seen: set[str] = set()
+    listed = isinstance(task, ListsProblems)
+    for number in range(drawn if most is None else min(most, drawn)):
+        with show_plugin_output(spec.task.plugin):
+            problem = task.problem(split, number, data)
+        if listed and problem.id in seen:
+            continue  # of a later pass
+        seen.add(problem.id)
+        yield problem
+
+
+def _writes_any_text(dialogue: Dialogue) -> bool:
+    """Whether a tokenizer has tokens for all characters, such as one of bytes."""
+    try:
+        dialogue.encode("ʬ\N{MATHEMATICAL BOLD CAPITAL A}\N{GRINNING FACE}")
+    except SpecError:
+        return False
+    return True
+
+
 def _check_problems(
-    fit: PromptFit, problems: Sequence[Problem], path: KeyPath, spec: ExperimentSpec
+    fit: PromptFit, problems: Iterator[Problem], path: KeyPath, spec: ExperimentSpec
 ) -> Iterator[TextFault]:
     """Checks that problems can be written and fit, as `rollout.max_prompt_tokens` has it."""
-    count, too_long = len(problems), []
-    for problem in problems:
-        try:
-            if excess := fit.describe_excess(problem):
-                too_long.append(excess)
-        except SpecError as error:
-            yield _build_vocabulary_fault(spec, path, str(error))
-            return
-    if not too_long:
-        return
     limited = fit.rule is not None and fit.rule.on_longer
-    if limited == "drop" and len(too_long) < count:
+    any_text = _writes_any_text(fit.dialogue)
+    count, too_long = 0, dict[str, Problem]()
+    try:
+        frame = measure_prompt(fit.plan, Problem(id="", prompt="", fields={}), fit.dialogue)
+        for problem in problems:
+            count += 1
+            is_short = any_text and fit.is_short(problem, frame)
+            if not is_short and (excess := fit.describe_excess(problem)):
+                too_long[excess] = problem
+            elif any_text and limited == "drop":
+                return  # one that fits is enough
+    except SpecError as error:
+        yield _build_vocabulary_fault(spec, path, str(error))
+        return
+    if not too_long or (limited == "drop" and len(too_long) < count):
         return
     if limited == "truncate":
         try:
-            for problem in problems:
+            for problem in too_long.values():
                 fit.fit(problem)
         except SpecError as error:
             message = str(error).removeprefix("rollout.max_prompt_tokens: ")
@@ -232,7 +268,7 @@ def _check_problems(
             yield TextFault(("rollout", "max_prompt_tokens"), message, help_)
         return
     room = "model.max_position" if isinstance(spec.model, TinyModelSpec) else "the context"
-    many = f"{len(too_long)} of the first {count} problems do not fit: {too_long[0]}"
+    many = f"{len(too_long)} of the first {count} problems do not fit: {next(iter(too_long))}"
     yield TextFault(
         path,
         many,
@@ -244,11 +280,11 @@ def _check_problems(
 
 
 def _check_demonstrations(
-    player: DemonstrationPlayer, dialogue: ModelDialogue, most: int
+    player: DemonstrationPlayer, dialogue: ModelDialogue, most: int | None
 ) -> Iterator[TextFault]:
     """Checks that the first demonstrations of the warm start can be written."""
     try:
-        for number in range(min(CHECKED_DEMONSTRATIONS, most)):
+        for number in range(min(CHECKED_DEMONSTRATIONS, most or CHECKED_DEMONSTRATIONS)):
             player.episode(dialogue, number)
     except SpecError as error:
         yield _build_vocabulary_fault(player.spec, ("model", "warm_start"), str(error))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ChatDialogue, ModelDialogue, PlainDialogue
-from rlx.model.files import CONFIG, TOKENIZERS, find_gguf_file, first_line
-from rlx.model.gguf_import import find_imported_folder
+from rlx.model.files import CONFIG, TOKENIZERS, find_gguf_file, find_imported_folder, first_line
 from rlx.model.vocabulary import Vocabulary
 from rlx.plugin import expand_path
 from rlx.spec import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec, TinyModelSpec

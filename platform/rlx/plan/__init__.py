@@ -2,12 +2,12 @@
 
 * `checks` reads a file and reports every error in it, without importing torch; `plugin_checks`,
   `stopping_bias` and `texts` are about plugins, estimators and texts, `machine` about this machine.
-* `trial` runs synthetic rollouts (`responses`) through the experiment's own rewards, loss mask,
-  placement, estimator and loss weights; `rehearsal` does so for every phase, and says what that
-  shows.
-* `memory` and `model_shape` estimate what a step needs.
-* `row_accounts` are rows token by token, of a trial or of a stored step; `report` and `page` show
-  them.
+* `synthetic_step` runs synthetic rollouts (`synthetic_responses`) through the experiment's own
+  rewards, loss mask, placement, estimator and loss weights; `synthetic_run` does so for every
+  phase, and says what that shows.
+* `memory` estimates what a step needs.
+* `row_accounts` are rows token by token, of a synthetic or a stored step; `report` and `page`
+  show them.
 """
 
 import lazy_loader

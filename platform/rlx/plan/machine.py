@@ -44,7 +44,7 @@ from rlx.launch import (
 from rlx.plan.checks import find_in_phases
 from rlx.plan.texts import check_texts
 from rlx.plugin import Plugin
-from rlx.reporting import show_plugin_output
+from rlx.plugin_output import show_plugin_output
 from rlx.spec import (
     ExperimentSpec,
     FaultKind,
@@ -133,7 +133,7 @@ def _little_room(folder: Path) -> Iterator[Diagnostic]:
 
 def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]:
     """Warns if the run's checkpoints and its exported model will not fit."""
-    from rlx.plan.model_shape import estimate_checkpoint_bytes, load_model_shape
+    from rlx.plan.memory import estimate_checkpoint_bytes, load_model_shape
 
     shape = load_model_shape(spec.model) if isinstance(spec.model, PretrainedModelSpec) else None
     if shape is None:  # tiny models need little

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.row_accounts import RewardAccount, RowAccount, TokenLine
-from rlx.plan.trial import describe_row_kind
+from rlx.plan.synthetic_step import describe_row_kind
 from rlx.text import escape_unprintable, pluralize_noun
 
 

@@ -23,7 +23,7 @@ from rlx.plugin import (
     Reward,
     get_confidence_values,
 )
-from rlx.reporting import show_plugin_output
+from rlx.plugin_output import show_plugin_output
 from rlx.spec import (
     EVERY_TURN,
     PROFILES,

@@ -18,7 +18,7 @@ from rlx.batch import BatchRow, TokenBatch, build_token_batch
 from rlx.credit import CreditInputs, place_rewards
 from rlx.discovery import build_placement
 from rlx.errors import RegistryError
-from rlx.plan.responses import EncodingDialogue
+from rlx.plan.synthetic_responses import EncodingDialogue
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import Author, Pieces, RolloutTree, build_piece_splitter
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec

@@ -18,13 +18,13 @@ from rlx.model import (
     list_text_sources,
 )
 from rlx.plugin import Demonstration, ListsProblems, Plugin, Problem, Reward, Split, Task
-from rlx.reporting import show_plugin_output
+from rlx.plugin_output import show_plugin_output
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec, build_refusal, did_you_mean, locate_diagnostic
 
 _CHECKED_BY_VALIDATE, _CHECKED_BY_SUBMIT = 16, 256
-"""Problems of each set that `rlx validate` and `rlx submit` check."""
+"""Problems of each set that `rlx validate` checks, and of generated ones that `rlx submit` does."""
 _OF_ENVIRONMENT = "rollout.environment: "
 _TAG = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>")
 
@@ -75,7 +75,7 @@ def _find_faults(
         for sample in (most, _CHECKED_BY_SUBMIT):
             dialogue = build_vocabulary_dialogue(choose_vocabulary(spec, plugins, sample))
             longest = spec.model.max_position
-            found = list(find_text_faults(sources, dialogue, longest, most))
+            found = list(find_text_faults(sources, dialogue, longest, None if thorough else most))
             if not found or sample == _CHECKED_BY_SUBMIT:
                 yield from found
                 return
@@ -85,7 +85,7 @@ def _find_faults(
         pretrained = load_local_dialogue(spec.model)
         if pretrained is not None:
             longest = find_local_context_length(spec.model)
-            yield from find_text_faults(list_text_sources(spec, plugins), pretrained, longest, most)
+            yield from find_text_faults(list_text_sources(spec, plugins), pretrained, longest, None)
 
 
 def _check_right_answers(

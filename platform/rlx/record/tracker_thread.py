@@ -24,7 +24,7 @@ from rlx.record.tracker import (
     open_trackers,
     read_tracked_run,
 )
-from rlx.reporting import Report, log_report, print_to_log
+from rlx.progress_callbacks import Report, log_report, print_to_log
 from rlx.stopwatch import CLOCK, Clock
 from rlx.text import escape_unprintable
 from rlx_registry import (

@@ -24,6 +24,7 @@ from .models import TrainedModel, try_model
 from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
 from .rescoring import ChangedRow, Rescoring, rescore
+from .serving import OpenModel, open_served_model
 from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "EvaluationRequest",
     "IdentityTally",
     "ModelProbe",
+    "OpenModel",
     "ProbeRequest",
     "RescoreRequest",
     "Rescoring",
@@ -55,6 +57,7 @@ __all__ = [
     "list_comparison_notes",
     "load_diff_side",
     "load_step_accounts",
+    "open_served_model",
     "probe_model",
     "rescore",
     "select_newest_runs",

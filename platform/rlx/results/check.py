@@ -23,8 +23,8 @@ from rlx.errors import RlxError
 from rlx.home import get_rlx_home
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
+from rlx.progress_callbacks import ShowProgress, ignore_progress
 from rlx.record import read_probe, read_step
-from rlx.reporting import ShowProgress, ignore_progress
 from rlx.results.identities import (
     IDENTITIES,
     VIOLATIONS_KEPT,

@@ -32,14 +32,9 @@ from rlx.launch import (
 )
 from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_environment_host, build_setup
+from rlx.plugin_output import show_plugin_output
+from rlx.progress_callbacks import Report, ShowProgress, ignore_progress, log_report
 from rlx.record import Recorder, update_trackers
-from rlx.reporting import (
-    Report,
-    ShowProgress,
-    ignore_progress,
-    log_report,
-    show_plugin_output,
-)
 from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target
 from rlx.results.requests import EvaluationRequest, check_sections
 from rlx.reward import score_rollouts

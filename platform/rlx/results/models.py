@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rlx.checkpoint import copy_checkpoint, write_weights
+from rlx.checkpoint import copy_checkpoint, read_state, write_weights
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.home import format_path
@@ -23,7 +23,7 @@ from rlx.rollout import sample_rollout_trees
 from rlx.run import draw_contact_problems
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.sealed_folder import CheckpointError, compute_manifest_digest
-from rlx.spec import ExperimentSpec, ModelSpec, PretrainedModelSpec
+from rlx.spec import ExperimentSpec, ModelSpec, PretrainedModelSpec, RunnerSpec, SamplerSpec
 from rlx.spec.reading import (
     YamlDocument,
     apply_overrides,
@@ -69,7 +69,7 @@ class TrainedModel:
 
 @contextmanager
 def open_target(
-    name: str, experiment: Path | None, url: str, step: int | None = None
+    name: str, experiment: Path | None, url: str, step: int | str | None = None
 ) -> Iterator[TrainedModel]:
     """Yields a model with its experiment; the files of a checkpoint exist until the block ends.
 
@@ -77,7 +77,7 @@ def open_target(
         name: a run; or with `experiment`, a model's folder or its name on the hub.
         experiment: file of a model's experiment; None for a run, which has its own.
         url: URL of the registry of runs.
-        step: step of one of the run's checkpoints; None for the exported model.
+        step: step of one of the run's checkpoints, or `latest`; None for the exported model.
 
     Raises:
         SpecError: there is no such run, model or checkpoint, or the run has exported no model yet.
@@ -108,7 +108,7 @@ def _find_exported_model(name: str, url: str) -> TrainedModel:
 
 
 @contextmanager
-def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
+def _open_checkpoint(name: str, step: int | str, url: str) -> Iterator[TrainedModel]:
     """Yields the model of a checkpoint, whose weights are written beside the run's files."""
     run = _find_target_run(name, url)
     with open_registry(url) as registry:
@@ -122,12 +122,11 @@ def _open_checkpoint(name: str, step: int, url: str) -> Iterator[TrainedModel]:
         try:
             source = copy_checkpoint(folder.checkpoints, str(step), recorded, Path(aside))
             write_weights(spec, source, model, folder.tokenizer)
+            at = read_state(source).step
         except CheckpointError as error:
             raise SpecError(f"{run.id} at step {step}: {error}") from error
         mark = compute_manifest_digest(source)
-        yield TrainedModel(
-            f"{run.id}@{step}", _build_run_document(run), str(model), run, step, mark
-        )
+        yield TrainedModel(f"{run.id}@{at}", _build_run_document(run), str(model), run, at, mark)
 
 
 def _find_model(name: str, file: Path) -> TrainedModel:
@@ -193,8 +192,35 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
         EnvironmentFault: model files are missing, or `runner.device` requires a GPU and there is
             none.
     """
-    runner, has_gpu = spec.runner, torch.cuda.is_available()
-    require_engine(spec.sampler)
+    runner = spec.runner
+    source = _choose_source(spec.model, model)
+    dtype = torch.float32 if model is not None else getattr(torch, runner.dtype)
+    with (
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        load_sampler(source, runner, spec.sampler, dtype) as (policy, sampler),
+    ):
+        yield LoadedModel(policy, sampler, pool, source)
+
+
+@contextmanager
+def load_sampler(
+    source: PretrainedModelSpec, runner: RunnerSpec, sampler: SamplerSpec, dtype: torch.dtype
+) -> Iterator[tuple[Policy, SamplingEngine]]:
+    """Loads a pretrained model into this process, and starts an engine that samples from it.
+
+    Args:
+        source: the model.
+        runner: device, threads, and the engine's precision.
+        sampler: the engine.
+        dtype: of the loaded parameters.
+
+    Raises:
+        SpecError: the engine cannot run the model.
+        EnvironmentFault: model files or the engine are missing, or `runner.device` requires a GPU
+            and there is none.
+    """
+    has_gpu = torch.cuda.is_available()
+    require_engine(sampler)
     if runner.device == "cuda" and not has_gpu:
         raise EnvironmentFault(
             "runner.device is 'cuda', but torch finds no CUDA device; run `rlx check` for the "
@@ -202,14 +228,9 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
         )
     device = torch.device("cuda" if has_gpu and runner.device != "cpu" else "cpu")
     torch.set_num_threads(runner.threads)
-    source = _choose_source(spec.model, model)
-    dtype = torch.float32 if model is not None else getattr(torch, runner.dtype)
     policy = build_policy(source, seed=0, dtype=dtype)
-    with (
-        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
-        open_sampler(policy, spec.sampler, runner, device) as sampler,
-    ):
-        yield LoadedModel(policy, sampler, pool, source)
+    with open_sampler(policy, sampler, runner, device) as engine:
+        yield policy, engine
 
 
 def _choose_source(own: ModelSpec, model: str | None) -> PretrainedModelSpec:

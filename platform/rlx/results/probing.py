@@ -21,8 +21,8 @@ from rlx.probe import (
     draw_verbal_against_sampled,
     settings_of,
 )
+from rlx.progress_callbacks import Report, ShowProgress, ignore_progress, log_report
 from rlx.record import Recorder, probe_table, update_trackers
-from rlx.reporting import Report, ShowProgress, ignore_progress, log_report
 from rlx.results.models import TrainedModel, load_model, open_target
 from rlx.results.requests import ProbeRequest, check_sections
 from rlx.run import (
@@ -58,7 +58,7 @@ class ModelProbe:
     recorded: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures as plain JSON values, as `rlx probe --json` prints them."""
+        """Returns the figures as plain JSON values, as `rlx eval --probe --json` prints them."""
         found = [compute_agreement(one.verbal) for one in self.probes]
         stated = next((asdict(one) for one in found if one is not None), None)
         return {

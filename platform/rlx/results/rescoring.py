@@ -22,8 +22,8 @@ from rlx.errors import ShapeError, SpecError
 from rlx.launch import get_registry_url, open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, read_spec, validate_document
+from rlx.progress_callbacks import ShowProgress, ignore_progress
 from rlx.record import StoredStep, TrainedRows, read_step
-from rlx.reporting import ShowProgress, ignore_progress
 from rlx.results.requests import RescoreRequest, check_sections
 from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import Place, RewardEntry, RewardPool, RewardTable, score_rollouts

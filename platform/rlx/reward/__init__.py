@@ -6,6 +6,7 @@ from rlx.reward.lines import (
     open_response_lines,
     score_lines,
 )
+from rlx.reward.plugin_process import ChunkReport, JobOutcome, RewardJob
 from rlx.reward.pool import ChunkWorkers, PooledHost, RewardPool, describe_worker_error
 from rlx.reward.scoring import (
     NamedReward,
@@ -14,7 +15,6 @@ from rlx.reward.scoring import (
     score_rollouts,
 )
 from rlx.reward.table import Place, RewardEntry, RewardTable, sum_named_rewards
-from rlx.reward.worker import ChunkReport, JobOutcome, RewardJob
 
 __all__ = [
     "ChunkReport",

@@ -1,6 +1,6 @@
 """Deals calls of rewards and environments to worker processes, and replaces those that are lost.
 
-What a worker does, and how it ends a plugin that hangs, is in `rlx.reward.worker`.
+What a worker does, and how it ends a plugin that hangs, is in `rlx.reward.plugin_process`.
 """
 
 import math
@@ -21,7 +21,7 @@ from pebble.common import CONSTS
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Environment, Step
-from rlx.reward.worker import (
+from rlx.reward.plugin_process import (
     ChunkReport,
     EnvironmentCall,
     JobOutcome,

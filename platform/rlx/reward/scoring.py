@@ -8,9 +8,9 @@ from typing import Literal
 
 from rlx.errors import RewardError
 from rlx.plugin import RewardPlugin, Sample, Score
+from rlx.reward.plugin_process import JobOutcome, RewardJob
 from rlx.reward.pool import RewardPool
 from rlx.reward.table import Entries, Place, RewardEntry, RewardTable
-from rlx.reward.worker import JobOutcome, RewardJob
 from rlx.rollout import FAILED, NO_PARENT, RolloutTree, is_fault_segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 

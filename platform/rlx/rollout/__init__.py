@@ -8,6 +8,7 @@ from rlx.rollout.conversations import (
     LocalHost,
     build_talk,
     check_environment_step,
+    derive_turn_seed,
     is_fault_segment,
 )
 from rlx.rollout.dialogue import (
@@ -27,7 +28,6 @@ from rlx.rollout.dialogue import (
     read_turn,
     remove_prefix,
 )
-from rlx.rollout.ongoing_games import derive_turn_seed
 from rlx.rollout.prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
 from rlx.rollout.schedule import (
     RolloutPlan,

@@ -201,12 +201,19 @@ class CompletionRequest:
             cache; the result depends on the tokens alone.
         seeds: one per continuation.
         is_last: no later request extends the continuations, so an engine need not keep its cache.
+        max_new_tokens: limit of each continuation, if it is below that of the sampling settings.
     """
 
     context: tuple[int, ...]
     extends: int | None
     seeds: tuple[int, ...]
     is_last: bool = False
+    max_new_tokens: int | None = None
+
+    def limit_tokens(self, sampling: TurnSpec) -> int:
+        """Maximum number of tokens of a continuation."""
+        most = sampling.max_new_tokens
+        return most if self.max_new_tokens is None else min(most, self.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,14 +148,34 @@ class PromptFit:
     def describe_excess(self, problem: Problem) -> str:
         """Says by how much a problem is too long; "" if it fits."""
         length, limit = measure_prompt(self.plan, problem, self.dialogue), self._limit
+        if self._has_room(length):
+            return ""
         if limit is not None and length.prompt > limit:
             return f"the prompt of {problem.id!r} has {length.prompt} tokens, more than {limit}"
-        if length.dialogue > self.context_length:
-            return (
-                f"the prompt of {problem.id!r} has {length.prompt} tokens; with those of its turns "
-                f"that makes {length.dialogue}, and the model's context has {self.context_length}"
-            )
-        return ""
+        return (
+            f"the prompt of {problem.id!r} has {length.prompt} tokens; with those of its turns "
+            f"that makes {length.dialogue}, and the model's context has {self.context_length}"
+        )
+
+    def is_short(self, problem: Problem, frame: PromptLength) -> bool:
+        """Whether a problem fits even if each byte of its text is a token, without encoding it.
+
+        Args:
+            frame: `measure_prompt` of a problem without text.
+        """
+        if problem.system or problem.history:
+            return False  # they have a frame of their own
+        texts = [
+            fill_turn_template(self.dialogue, level.turn.template, problem)
+            for level in self.plan.levels
+        ]
+        first, *below = (len(text.encode()) for text in texts)
+        longest = PromptLength(frame.prompt + first, frame.dialogue + first + sum(below))
+        return self._has_room(longest)
+
+    def _has_room(self, length: PromptLength) -> bool:
+        within = self._limit is None or length.prompt <= self._limit
+        return within and length.dialogue <= self.context_length
 
     @property
     def _limit(self) -> int | None:

@@ -1,13 +1,14 @@
-"""What a rank carries through a run: its objects, the state between steps, and a stop request."""
+"""What a rank carries through a run: its objects, the state between steps, a stop request, and its
+CPU time by part of the work."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from rlx.kl import AdaptiveKl, FixedKl, mean_kl
 from rlx.spec import CreditSpec, ExperimentSpec
@@ -19,9 +20,52 @@ if TYPE_CHECKING:
     from rlx.model import Policy
     from rlx.record import Recorder
     from rlx.reward import RewardPool
-    from rlx.run.cpu_account import CpuAccount
     from rlx.run.progress import ProgressFile
     from rlx.sampler import SamplingEngine
+
+
+Part = Literal["sample", "score", "learn", "evaluate"]
+
+
+class CpuAccount:
+    """Adds up the CPU seconds of a rank by part of its work; what is in no part is the rest.
+
+    Args:
+        read: returns CPU seconds so far, of this process and of those that work for it.
+    """
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self._read = read
+        self._seconds = dict.fromkeys(get_args(Part), 0.0)
+        self._since, self._measured = read(), 0.0
+        self._is_measuring = False
+
+    @contextmanager
+    def measure(self, part: Part) -> Iterator[None]:
+        """Counts what is used within the block as `part`; a block inside another is part of it."""
+        if self._is_measuring:
+            yield
+            return
+        self._is_measuring, began = True, self._read()
+        try:
+            yield
+        finally:
+            self._is_measuring, used = False, self._read() - began
+            self._seconds[part] += used
+            self._measured += used
+
+    def take(self, *parts: Part) -> dict[str, float]:
+        """Metrics of parts, since each was taken last."""
+        taken = {f"perf/cpu_{part}_s": self._seconds[part] for part in parts}
+        self._seconds |= dict.fromkeys(parts, 0.0)
+        return taken
+
+    def take_rest(self) -> dict[str, float]:
+        """The metric of what was in no part since the last call."""
+        now = self._read()
+        rest = now - self._since - self._measured
+        self._since, self._measured = now, 0.0
+        return {"perf/cpu_rest_s": rest}
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,15 +134,16 @@ def require_context_room(
 
     Args:
         requests: requests whose contexts will grow.
-        sampling: its `max_new_tokens` is the maximum growth.
+        sampling: its `max_new_tokens`, or a request's own, is the maximum growth.
         model: maximum dialogue length of the model, in tokens.
         memory: maximum dialogue length that fits into the sampler's KV cache, in tokens.
 
     Raises:
         SpecError: a dialogue could exceed one of them.
     """
-    context = max((len(request.context) for request in requests), default=0)
-    if context + sampling.max_new_tokens <= min(model, memory):
+    sizes = [(len(request.context), request.limit_tokens(sampling)) for request in requests]
+    context, limit = max(sizes, key=sum, default=(0, sampling.max_new_tokens))
+    if context + limit <= min(model, memory):
         return
     holds, besides = (
         (f"this model's limit of {model}", "")
@@ -153,9 +154,23 @@ def require_context_room(
         )
     )
     raise SpecError(
-        f"a dialogue of {context} tokens plus max_new_tokens {sampling.max_new_tokens} does not "
-        f"fit into {holds}: lower max_new_tokens, shorten prompts{besides}"
+        f"a dialogue of {context} tokens plus max_new_tokens {limit} does not fit into {holds}: "
+        f"lower max_new_tokens, shorten prompts{besides}"
     )
+
+
+def require_sequence_room(sequences: Sequence[Sequence[int]], longest: int) -> None:
+    """Checks that sequences of given tokens fit into the context length.
+
+    Raises:
+        SpecError: one is longer.
+    """
+    length = max(map(len, sequences), default=0)
+    if length > longest:
+        raise SpecError(
+            f"log-probabilities of {length} tokens do not fit into this engine's limit of "
+            f"{longest}: shorten the text"
+        )
 
 
 class StopStringDetector:

@@ -2,7 +2,7 @@
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -37,6 +37,20 @@ class SamplerDrift:
     largest: float
     mean: float
     k3: float
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLogprobs:
+    """Log-probabilities of a sequence's tokens under the model itself: temperature 1, all tokens.
+
+    Attributes:
+        logprobs: of every token but the first, nats.
+        likeliest: the likeliest tokens at the same places, each with its log-probability, most
+            likely first.
+    """
+
+    logprobs: tuple[float, ...]
+    likeliest: tuple[tuple[tuple[int, float], ...], ...]
 
 
 class SamplingEngine(ABC):
@@ -79,6 +93,20 @@ class SamplingEngine(ABC):
         as they come keeps one gathered weight in memory; by default, all are gathered first.
         """
         self.load(dict(weights))
+
+    def compute_logprobs(
+        self, sequences: Sequence[Sequence[int]], top: int
+    ) -> list[SequenceLogprobs]:
+        """Computes the log-probabilities of given tokens, and those of the `top` likeliest.
+
+        Args:
+            sequences: each of one or more tokens.
+            top: 0 or more.
+
+        Raises:
+            SpecError: a sequence is too long, or the engine computes none, as by default.
+        """
+        raise SpecError(f"this engine ({self.description}) computes no log-probabilities of text")
 
     def release(self) -> None:  # noqa: B027  (an engine without GPU memory has nothing to free)
         """Frees GPU memory before the learner computes; the next session takes it again."""

@@ -19,16 +19,26 @@ from rlx.sampler.draw import (
     compute_sampling_logprobs,
     require_context_room,
     require_finite_logits,
+    require_sequence_room,
     sample_tokens,
     sample_uniforms,
 )
-from rlx.sampler.engine import SamplingEngine, choose_decoder, choose_own_decoder, copy_policy
+from rlx.sampler.engine import (
+    SamplingEngine,
+    SequenceLogprobs,
+    choose_decoder,
+    choose_own_decoder,
+    copy_policy,
+)
 from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows, SharingDecoder
 from rlx.spec import RunnerSpec, TransformersSamplerSpec, TurnSpec
 
 LOOK_EVERY = 4
 """Steps between checks for finished rows, since each check synchronizes with the device. Tokens
 sampled after a row has finished are discarded."""
+
+MOST_LOGITS = 2**27
+"""Logits that are computed together for given tokens: half a gigabyte in float32."""
 
 
 def give_memory_back(device: torch.device) -> None:
@@ -77,6 +87,24 @@ class TransformersSampler(SamplingEngine):
             for name, weight in weights:
                 own[name].copy_(weight)
 
+    @torch.inference_mode()
+    def compute_logprobs(
+        self, sequences: Sequence[Sequence[int]], top: int
+    ) -> list[SequenceLogprobs]:
+        """See `SamplingEngine.compute_logprobs`."""
+        require_sequence_room(sequences, self._policy.context_length)
+        found: dict[int, SequenceLogprobs] = {}
+        for batch in _split_by_logits(sequences, self._model.get_input_embeddings().num_embeddings):
+            longest = max(len(sequences[number]) for number in batch)
+            # What stands behind a causal model's token does not change its logits.
+            padded = [[*sequences[n], *[0] * (longest - len(sequences[n]))] for n in batch]
+            ids = torch.tensor(padded, device=self._model.device)
+            logits = self._model(input_ids=ids, use_cache=False).logits
+            for row, number in enumerate(batch):
+                found[number] = _select_logprobs(logits[row], sequences[number], top)
+        require_finite_logits(found[number].logprobs for number in found)
+        return [found[number] for number in range(len(sequences))]
+
     def release(self) -> None:
         """See `SamplingEngine.release`."""
         give_memory_back(self._model.device)
@@ -90,6 +118,30 @@ class TransformersSampler(SamplingEngine):
             yield session
         finally:
             session.close()
+
+
+def _split_by_logits(sequences: Sequence[Sequence[int]], vocabulary: int) -> Iterator[list[int]]:
+    """Splits sequences, by length, into batches whose padded logits number at most `MOST_LOGITS`;
+    one that has more is a batch of its own. Yields the numbers of the sequences."""
+    batch: list[int] = []
+    for number in sorted(range(len(sequences)), key=lambda n: len(sequences[n])):
+        if batch and (len(batch) + 1) * len(sequences[number]) * vocabulary > MOST_LOGITS:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def _select_logprobs(logits: Tensor, ids: Sequence[int], top: int) -> SequenceLogprobs:
+    """Selects those of a sequence and of the likeliest tokens from its `[T, V]` logits."""
+    before = logits[: len(ids) - 1].float()
+    norm = before.logsumexp(dim=-1, keepdim=True)
+    chosen = before.gather(1, torch.tensor(ids[1:], device=logits.device)[:, None]) - norm
+    best = before.topk(top, dim=-1)
+    pairs = zip(best.indices.tolist(), (best.values - norm).tolist(), strict=True)
+    likeliest = tuple(tuple(zip(tokens, values, strict=True)) for tokens, values in pairs)
+    return SequenceLogprobs(tuple(chosen[:, 0].tolist()), likeliest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,23 +187,29 @@ class _CompletionBatch:
         contexts: distinct contexts, each with the completion that it extends; each is read once.
         copies: index of each completion's context.
         seeds: one per completion.
+        limits: of tokens, one per completion.
     """
 
     contexts: list[tuple[int | None, tuple[int, ...]]]
     copies: list[int]
     seeds: list[int]
+    limits: list[int]
 
     @staticmethod
     def from_requests(
-        requests: Sequence[CompletionRequest], *, extends: bool
+        requests: Sequence[CompletionRequest], sampling: TurnSpec, *, extends: bool
     ) -> "_CompletionBatch":
         """Builds a batch; if `extends` is False, the requests' `extends` is ignored."""
         numbers: dict[tuple[int | None, tuple[int, ...]], int] = {}
         copies: list[int] = []
+        seeds: list[int] = []
+        limits: list[int] = []
         for request in requests:
             context = (request.extends if extends else None, request.context)
             copies += [numbers.setdefault(context, len(numbers))] * len(request.seeds)
-        return _CompletionBatch(list(numbers), copies, [seed for r in requests for seed in r.seeds])
+            seeds += request.seeds
+            limits += [request.limit_tokens(sampling)] * len(request.seeds)
+        return _CompletionBatch(list(numbers), copies, seeds, limits)
 
     @property
     def extended(self) -> list[int]:
@@ -191,7 +249,7 @@ class _TransformersSession:
         """
         require_context_room(requests, sampling, self.context_length)
         give_memory_back(self._policy.model.device)
-        longest = max((len(r.context) for r in requests), default=0) + sampling.max_new_tokens
+        longest = max((len(r.context) + r.limit_tokens(sampling) for r in requests), default=0)
         extends = all(request.extends is not None for request in requests)
         if self._is_beyond and not extends and self._decoders.covers(longest):
             self._decoder, self._is_beyond = self._decoders.within(), False  # new dialogues
@@ -199,7 +257,8 @@ class _TransformersSession:
             self._decoder, self._is_beyond = self._decoders.beyond(), True
             extends = False  # the caches are of the other decoder
         batches = [
-            _CompletionBatch.from_requests(part, extends=extends) for part in self._parts(requests)
+            _CompletionBatch.from_requests(part, sampling, extends=extends)
+            for part in self._parts(requests)
         ]
         forks = any(
             b.is_forked for b in batches
@@ -230,10 +289,11 @@ class _TransformersSession:
             later: completions whose caches later batches extend; all others are dropped as soon as
                 this batch has copied what it extends.
         """
-        rows, logits = self._read_contexts(batch, forks, sampling.max_new_tokens)
+        longest = max(batch.limits)
+        rows, logits = self._read_contexts(batch, forks, longest)
         self._kept.retain(later)
-        noise = sample_uniforms(batch.seeds, sampling.max_new_tokens).to(logits.device)
-        decoding = _DecodingLoop(self._policy, sampling, rows, noise, keeps=keeps)
+        noise = sample_uniforms(batch.seeds, longest).to(logits.device)
+        decoding = _DecodingLoop(self._policy, sampling, rows, noise, batch.limits, keeps=keeps)
         del rows  # so that rows that leave the batch free their memory
         sampled = decoding.run(logits)
         return sampled, [decoding.places[number] for number in range(len(sampled) * keeps)]
@@ -281,7 +341,8 @@ class _DecodingLoop:
         policy: provides end tokens and decoding of text.
         sampling: the turn's settings.
         rows: `R` dialogues.
-        noise: `[R, max_new_tokens]` in [0, 1).
+        noise: `[R, L]` in [0, 1), for at most L tokens per row.
+        limits: maximum number of tokens of each row.
         keeps: whether the KV caches of finished rows are kept.
 
     Attributes:
@@ -294,6 +355,7 @@ class _DecodingLoop:
         sampling: TurnSpec,
         rows: DialogueRows,
         noise: Tensor,
+        limits: Sequence[int],
         *,
         keeps: bool = True,
     ) -> None:
@@ -305,6 +367,8 @@ class _DecodingLoop:
         self._live = list(range(count))
         self._runs = torch.ones(count, dtype=torch.bool, device=device)
         self._counts = torch.zeros(count, dtype=torch.int64, device=device)
+        self._limits = torch.tensor(limits, dtype=torch.int64, device=device)
+        self._longest = max(limits)
         self._drawn: list[tuple[Tensor, Tensor]] = []  # tokens of the current rows, log-probs
         self._tokens: list[list[int]] = [[] for _ in range(count)]
         self._logprobs: list[list[float]] = [[] for _ in range(count)]
@@ -318,14 +382,14 @@ class _DecodingLoop:
 
     def run(self, logits: Tensor) -> list[Completion]:
         """Samples completions, starting from the logits of their first tokens, `[R, V]`."""
-        limit = self._sampling.max_new_tokens
+        limit = self._longest
         looks = 1 if self._stop and not logits.is_cuda else LOOK_EVERY
         for step in range(limit):
             token = self._draw(logits, step)
             if step == limit - 1 or step % looks == looks - 1:
                 if self._stop:
                     self._end_at_stop_strings(self._stop, (step % looks) + 1)
-                runs = self._runs.tolist()
+                runs = (self._runs & (self._counts < self._limits)).tolist()
                 if not any(runs) or step == limit - 1:
                     break
                 if sum(runs) < self._rows.compact_below * len(runs):
@@ -344,8 +408,9 @@ class _DecodingLoop:
         logprobs = compute_sampling_logprobs(logits, self._sampling)
         token = sample_tokens(logprobs, self._noise[:, step])
         self._drawn.append((token, logprobs.gather(1, token[:, None])[:, 0]))
-        self._counts += self._runs
-        self._runs &= ~torch.isin(token, self._ends)
+        counted = self._runs & (self._counts < self._limits)
+        self._counts += counted
+        self._runs &= ~(counted & torch.isin(token, self._ends))
         return token
 
     def _end_at_stop_strings(self, stop: StopStringDetector, fresh: int) -> None:
@@ -370,10 +435,10 @@ class _DecodingLoop:
         self._retire([row for row, going in enumerate(runs) if not going], step)
         going = [row for row, going in enumerate(runs) if going]
         index = torch.tensor(going, device=token.device)
-        self._rows = self._rows.select(going, self._sampling.max_new_tokens - step)
+        self._rows = self._rows.select(going, self._longest - step)
         self._live = [self._live[row] for row in going]
-        self._noise, self._runs, self._counts = (
-            of_rows[index] for of_rows in (self._noise, self._runs, self._counts)
+        self._noise, self._runs, self._counts, self._limits = (
+            of_rows[index] for of_rows in (self._noise, self._runs, self._counts, self._limits)
         )
         return token[index]
 

@@ -25,8 +25,12 @@ from torch import Tensor
 from rlx.errors import RlxError, SpecError
 from rlx.model import Policy, StoredForm
 from rlx.rollout import Completion, CompletionRequest
-from rlx.sampler.draw import require_context_room, require_finite_logits
-from rlx.sampler.engine import SamplingEngine, require_vllm
+from rlx.sampler.draw import (
+    require_context_room,
+    require_finite_logits,
+    require_sequence_room,
+)
+from rlx.sampler.engine import SamplingEngine, SequenceLogprobs, require_vllm
 from rlx.sampler.vllm_channel import (
     SHARED_MEMORY,
     Channel,
@@ -38,7 +42,7 @@ from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 from rlx.text import escape_unprintable
 
-WORKER = "rlx.sampler.vllm_worker"
+WORKER = "rlx.sampler.vllm_process"
 WORKER_OPTIONS = ("max_rows", "kv_cache_mb", "max_length", "gpu_memory_utilization")
 """Settings of the `sampler:` section that the worker is started with."""
 EXIT_SECONDS = 10.0
@@ -50,8 +54,8 @@ RANK_VARIABLES = ("TORCHELASTIC_", "GROUP_", "LOCAL_", "MASTER_", "ROLE_", "RANK
 SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 """Has vLLM use the model runner on a GPU that it uses on a CPU, where rlx is tested with it."""
 
-Row = tuple[tuple[int, ...], int]
-"""Context and seed of a completion."""
+Row = tuple[tuple[int, ...], int, int]
+"""Context, seed and maximum number of tokens of a completion."""
 
 
 @contextmanager
@@ -201,6 +205,24 @@ class VllmSampler(SamplingEngine):
         request = {"ask": "generate", "rows": rows, "sampling": settings}
         return list(self._ask(request, "sample")["rows"])
 
+    def compute_logprobs(
+        self, sequences: Sequence[Sequence[int]], top: int
+    ) -> list[SequenceLogprobs]:
+        """See `SamplingEngine.compute_logprobs`. vLLM reads no sequence that it could not continue
+        by a token."""
+        self.make_room(max(map(len, sequences), default=0) + 1)
+        require_sequence_room(sequences, min(self.limits) - 1)
+        if not self.holds_weights:
+            self._load_published_weights()
+        rows = [list(sequence) for sequence in sequences]
+        request = {"ask": "logprobs", "rows": rows, "top": top}
+        answers = self._ask(request, "compute log-probabilities")["rows"] if rows else []
+        require_finite_logits(logprobs for logprobs, _ in answers)
+        return [
+            SequenceLogprobs(tuple(logprobs), tuple(tuple(map(tuple, at)) for at in likeliest))
+            for logprobs, likeliest in answers
+        ]
+
     def _ask(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
         """Sends a request to the worker; if it was killed, restarts it and tries once more."""
         try:
@@ -251,15 +273,15 @@ class _VllmSession:
             SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
             RlxError: vLLM failed.
         """
-        longest = max((len(request.context) for request in requests), default=0)
-        self._sampler.make_room(longest + sampling.max_new_tokens)
+        lengths = (len(r.context) + r.limit_tokens(sampling) for r in requests)
+        self._sampler.make_room(max(lengths, default=0))
         require_context_room(requests, sampling, *self._sampler.limits)
         if sampling.temperature < (coldest := VllmSpec.min_temperature):
             raise SpecError(
                 f"temperature is {sampling.temperature:g}, but vLLM's minimum is {coldest:g}: use "
                 "top_k: 1 to take the most likely tokens"
             )
-        rows = [(request.context, seed) for request in requests for seed in request.seeds]
+        rows = [(r.context, seed, r.limit_tokens(sampling)) for r in requests for seed in r.seeds]
         completions = iter(self._sampler.generate(rows, sampling) if rows else ())
         return [tuple(_build_completion(*next(completions)) for _ in r.seeds) for r in requests]
 

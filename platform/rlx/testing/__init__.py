@@ -17,13 +17,13 @@ from typing import Any
 
 from rlx.discovery import Kind
 from rlx.testing.environments import check_environment, environment_checks
-from rlx.testing.processes import first_import
 from rlx.testing.promise import (
     FindsToJudge,
     PromiseCheck,
     check_launcher,
     check_sampler,
     check_tracker,
+    first_import,
     launcher_checks,
     required_options,
     sampler_checks,

@@ -24,8 +24,7 @@ from rlx.plugin import Example, Sample
 from rlx.reward import JobOutcome, RewardJob
 from rlx.seeding import derive_seed
 from rlx.spec import TurnReward
-from rlx.testing.processes import score_jobs
-from rlx.testing.promise import FindsToJudge
+from rlx.testing.promise import FindsToJudge, score_jobs
 
 _POPULATION, _GENERATION = 24, 48
 """Texts that are kept of each generation, and changed texts in the next."""

@@ -17,12 +17,12 @@ from unittest import SkipTest
 
 from rlx.plugin import Action, Environment, Episode, Plugin, Step
 from rlx.rollout import EnvironmentHost, HostFault, find_spans
-from rlx.testing.processes import open_environment_host
 from rlx.testing.promise import (
     PromiseCheck,
     Subject,
     build_subject_plugin,
     common_checks,
+    open_environment_host,
     run_checks,
 )
 from rlx.testing.rewards import HOSTILE_TEXTS

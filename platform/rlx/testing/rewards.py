@@ -19,13 +19,13 @@ from rlx.plugin import Example, Plugin, Sample, Score
 from rlx.reward import JobOutcome, RewardJob
 from rlx.spec import TurnReward
 from rlx.testing.adversary import report_adversarial_texts
-from rlx.testing.processes import score_jobs
 from rlx.testing.promise import (
     PromiseCheck,
     Subject,
     build_subject_plugin,
     common_checks,
     run_checks,
+    score_jobs,
 )
 
 DEADLINE: float = TurnReward.model_fields["deadline"].default

@@ -7,13 +7,13 @@ from typing import Any, get_args
 from unittest import SkipTest
 
 from rlx.plugin import Demonstration, Problem, Rehearsed, Split
-from rlx.testing.processes import run_in_subprocess
 from rlx.testing.promise import (
     PromiseCheck,
     Subject,
     build_subject_plugin,
     common_checks,
     run_checks,
+    run_in_subprocess,
 )
 
 _COUNT = 50

@@ -61,7 +61,7 @@ def machinery(policy, spec, sampler):
 def test_what_vllm_keeps_of_former_weights_stops_the_run(monkeypatch, forgets):
     monkeypatch.setenv("RLX_TEST_FORGETS", forgets)
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    monkeypatch.setattr(vllm_engine, "WORKER", "forgetful_vllm_worker")
+    monkeypatch.setattr(vllm_engine, "WORKER", "forgetful_vllm_process")
     policy, spec = build_policy(MODEL, 0), VllmSamplerSpec(engine="vllm", kv_cache_mb=32)
     with open_sampler(policy, spec, RUNNER, CPU) as sampler:
         m = machinery(policy, spec, sampler)

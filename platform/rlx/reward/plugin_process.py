@@ -1,8 +1,8 @@
-"""What a worker process does: it keeps a child process that calls the plugins.
+"""The process that calls rewards and environments, and the worker process that keeps it.
 
-The child may hang, die or start processes of its own. The worker runs no plugin, so it survives to
-end the child with everything below it: when a deadline passes, when the child dies, and when the
-worker itself has to end because its pool is closed or the pool's process is gone.
+The child calls the plugins: it may hang, die or start processes. The worker runs no
+plugin, so it survives to end the child with everything below it: when a deadline passes, when the
+child dies, and when the worker itself has to end because its pool is closed or its process is gone.
 """
 
 import builtins
@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, reap_orphans
 from rlx.plugin import Environment, RewardPlugin, Sample, Score
-from rlx.reporting import show_plugin_output
+from rlx.plugin_output import show_plugin_output
 from rlx.rollout import check_environment_step
 from rlx.stopwatch import Stopwatch
 from rlx.text import shorten_for_record

@@ -1,4 +1,4 @@
-"""The vLLM worker process: `python -m rlx.sampler.vllm_worker DESCRIPTOR FOLDER...`.
+"""The vLLM worker process: `python -m rlx.sampler.vllm_process DESCRIPTOR FOLDER...`.
 
 It answers its rank over a pipe and exits when the pipe closes. vLLM runs inside it, without
 processes of its own. Input and output are token ids.
@@ -94,7 +94,7 @@ class VllmWorker:
         return longest
 
     def answer(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
-        """Handles a request of the rank: `sleep`, `load`, or `generate` with `rows`."""
+        """Handles a request of the rank: `sleep`, `load`, or `generate` or `logprobs` of `rows`."""
         if message["ask"] == "sleep":
             self._sleep()
             return {}
@@ -104,6 +104,8 @@ class VllmWorker:
         if message["ask"] == "load":
             self._load(channel)
             return {}
+        if message["ask"] == "logprobs":
+            return {"rows": self._compute_logprobs(message["rows"], message["top"])}
         return {"rows": self._generate(message["rows"], message["sampling"])}
 
     def _sleep(self) -> None:
@@ -125,17 +127,18 @@ class VllmWorker:
             raise RuntimeError("vLLM did not empty its prefix cache")
 
     def _generate(
-        self, rows: Sequence[tuple[list[int], int]], sampling: Mapping[str, Any]
+        self, rows: Sequence[tuple[list[int], int, int]], sampling: Mapping[str, Any]
     ) -> list[tuple[list[int], list[float], str]]:
-        """Generates tokens, log-probabilities and finish reason for every context and seed."""
+        """Generates tokens, log-probabilities and finish reason of every row: a context, a seed and
+        the maximum number of tokens."""
         engine = self._llm.llm_engine
         stop = StopStringDetector(self._read, sampling["stop"]) if sampling["stop"] else None
         completions = [_PendingCompletion() for _ in rows]
         pending: dict[str, _PendingCompletion] = {}
-        for (context, seed), completion in zip(rows, completions, strict=True):
+        for (context, seed, limit), completion in zip(rows, completions, strict=True):
             self._requests += 1
             pending[str(self._requests)] = completion
-            parameters = self._build_parameters(sampling, seed)
+            parameters = self._build_parameters(sampling, seed, limit)
             engine.add_request(str(self._requests), {"prompt_token_ids": context}, parameters)
         while pending:
             for output in engine.step():
@@ -161,7 +164,22 @@ class VllmWorker:
                 completion.finish_reason = "stop"
                 break
 
-    def _build_parameters(self, sampling: Mapping[str, Any], seed: int) -> Any:
+    def _compute_logprobs(
+        self, rows: Sequence[list[int]], top: int
+    ) -> list[tuple[list[float], list[list[tuple[int, float]]]]]:
+        """Computes, for every token of each row but the first, its log-probability and those of
+        the likeliest tokens. vLLM does so for prompts, which it then continues by a token."""
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(max_tokens=1, prompt_logprobs=top, detokenize=False)
+        prompts = [{"prompt_token_ids": row} for row in rows]
+        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        return [
+            _list_prompt_logprobs(row, output, top)
+            for row, output in zip(rows, outputs, strict=True)
+        ]
+
+    def _build_parameters(self, sampling: Mapping[str, Any], seed: int, limit: int) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -171,13 +189,23 @@ class VllmWorker:
             temperature=sampling["temperature"],
             top_p=sampling["top_p"],
             top_k=sampling["top_k"],
-            max_tokens=sampling["max_new_tokens"],
+            max_tokens=limit,
             stop_token_ids=self._ends,
             ignore_eos=True,  # only the dialogue's end tokens end a turn
             detokenize=False,
             logprobs=0,  # only those of the sampled tokens
             output_kind=kind,
         )
+
+
+def _list_prompt_logprobs(
+    row: Sequence[int], output: Any, top: int
+) -> tuple[list[float], list[list[tuple[int, float]]]]:
+    """Lists the log-probabilities of a row's tokens, and the likeliest tokens at each place."""
+    places = output.prompt_logprobs[1:]
+    chosen = [at[token].logprob for token, at in zip(row[1:], places, strict=True)]
+    ranked = [sorted((v.rank, token, v.logprob) for token, v in at.items()) for at in places]
+    return chosen, [[(token, value) for rank, token, value in at if rank <= top] for at in ranked]
 
 
 def repack_matrices(model: nn.Module) -> None:

@@ -13,8 +13,8 @@ from rlx.assignment import build_scored_rows, find_lost_rows
 from rlx.batch import list_batch_rows
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
 from rlx.phase_setup import PhaseSetup, build_environment_host
-from rlx.plan.model_shape import ModelShape, load_model_shape
-from rlx.plan.responses import (
+from rlx.plan.memory import ModelShape, load_model_shape
+from rlx.plan.synthetic_responses import (
     FakeSession,
     PlanProblems,
     PlanSpeech,
@@ -24,7 +24,7 @@ from rlx.plan.responses import (
     fit_to_vocabulary,
 )
 from rlx.plugin import Problem
-from rlx.reporting import blame_plugin
+from rlx.plugin_output import blame_plugin
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
 from rlx.seeding import derive_seed

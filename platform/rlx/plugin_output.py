@@ -1,52 +1,13 @@
-"""How long-running functions report: progress, sentences, and what plugins print.
-
-The command line shows a progress bar and prints the sentences; in Python they are logged.
-"""
+"""What plugins print: shown line by line with its origin, and the plugin named where it fails."""
 
 import io
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rlx.errors import PluginError, summarize_error
 from rlx.text import escape_unprintable
-
-_LOG = logging.getLogger("rlx")
-
-
-class ShowProgress(Protocol):
-    """Shows how far a function is."""
-
-    def __call__(self, done: int, total: int | None = None, stage: str = "") -> None:
-        """Shows `done` of `total`; leaves total and stage as they were if they are not given."""
-
-
-class Report(Protocol):
-    """Passes a sentence on."""
-
-    def __call__(self, text: str, *, err: bool = False) -> None:
-        """Passes on `text`; `err` is for warnings and for what is not a result."""
-
-
-def ignore_progress(done: int, total: int | None = None, stage: str = "") -> None:
-    """Shows nothing."""
-
-
-def log_report(text: str, *, err: bool = False) -> None:
-    """Logs a sentence with the logger `rlx`: as information, or as a warning."""
-    _LOG.log(logging.WARNING if err else logging.INFO, text)
-
-
-def print_to_log(line: str, *, out: TextIO | None = None) -> None:
-    """Prints a line to the run's log.
-
-    Args:
-        out: the log, where stdout is something else.
-    """
-    with suppress(OSError):  # the log's disk may be full
-        print(line, file=out, flush=True)
 
 
 @contextmanager

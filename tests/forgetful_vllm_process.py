@@ -3,19 +3,19 @@
 import os
 import sys
 
-from rlx.sampler import vllm_worker
+from rlx.sampler import vllm_process
 
 FORGETS = os.environ["RLX_TEST_FORGETS"]
 
 
-class Forgetful(vllm_worker.VllmWorker):
+class Forgetful(vllm_process.VllmWorker):
     def _drop_former_weights(self):
         if FORGETS != "embeddings":
-            self._llm.apply_model(vllm_worker.repack_matrices)
+            self._llm.apply_model(vllm_process.repack_matrices)
         if FORGETS != "cache":
             assert self._llm.reset_prefix_cache()
 
 
 if __name__ == "__main__":
-    vllm_worker.VllmWorker = Forgetful
-    sys.exit(vllm_worker.main(int(sys.argv[1]), *sys.argv[2:]))
+    vllm_process.VllmWorker = Forgetful
+    sys.exit(vllm_process.main(int(sys.argv[1]), *sys.argv[2:]))

@@ -1,38 +1,161 @@
-"""Runs a run's ranks as actors of a Ray cluster: `python -m rlx.launch.ray_driver FOLDER RUN_ID`.
+"""A run's ranks in a Ray cluster: each is the child of an actor, and one process leads all actors.
 
-The supervisor starts this process in place of the ranks, and talks to it through its input, see
-`rlx.launch.processes`. What all ranks take is reserved in one placement group. The actors say
-where they are, and ranks are numbered so that those of a node follow each other. If one ends
-otherwise than well, all are ended, and the supervisor decides about another attempt. Ray ends the
-actors, and they their ranks, if this process is killed.
+The supervisor starts it, as `python -m rlx.launch.ray_ranks FOLDER RUN_ID`, in place of the ranks,
+and talks to it through its input, see `rlx.launch.processes`. What all ranks take is reserved in
+one placement group. The actors say where they are, and ranks are numbered so that those of a node
+follow each other. If one ends otherwise than well, all are ended, and the supervisor decides about
+another attempt. Ray ends the actors, and they their ranks, if this process is killed.
+
+A rank is a process of its own, so that Ray's threads and signal handlers are not its. It takes its
+actor for its supervisor, and exits without it.
 """
 
 import logging
 import os
+import select
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.failures import describe_signal, write_failure, write_failure_reason
-from rlx.launch.processes import LauncherInput, stamp_output
+from rlx.launch.processes import (
+    LauncherInput,
+    find_free_port,
+    find_network_interface,
+    open_temporary_folder,
+    stamp_output,
+)
 from rlx.launch.ray_launcher import require_cluster
-from rlx.launch.ray_rank import RankActor, RankPlace, RankState
 from rlx.launch.run_access import load_resolved_spec
-from rlx.reporting import print_to_log
+from rlx.progress_callbacks import print_to_log
 from rlx.run import ProgressFile
 from rlx.spec import ExperimentSpec, RayLauncherSpec
 
 POLL_INTERVAL = 0.25
-"""Seconds between two looks at what the supervisor says."""
+"""Seconds between two looks at what the supervisor says; longest wait for a rank's output."""
+DESCENDANTS_GRACE = 5.0
+"""Seconds that the processes which a rank started have to exit after it."""
+_CHUNK = 1 << 16
+
+
+class RankPlace(NamedTuple):
+    """Where an actor runs.
+
+    Attributes:
+        node: Ray's id of the node.
+        host: its name.
+        address: its IP address.
+        port: a free one.
+        gpus: of the actor, by the tokens of CUDA_VISIBLE_DEVICES.
+        sees_run: whether the run's folder is there.
+    """
+
+    node: str
+    host: str
+    address: str
+    port: int
+    gpus: tuple[str, ...]
+    sees_run: bool
+
+
+class RankState(NamedTuple):
+    """Whole lines that a rank has printed since the last poll, and its exit code once it ended."""
+
+    output: bytes
+    code: int | None
+
+
+class RankActor:
+    """Runs one rank of the run with this folder."""
+
+    def __init__(self, folder: str) -> None:
+        adopt_orphans()
+        self._exit = ExitStack()
+        self._folder = RunFolder(Path(folder))
+        self._temporary = self._exit.enter_context(open_temporary_folder(self._folder))
+        self._rest = b""
+        self._is_stopped = False
+        self._rank: subprocess.Popen[bytes] | None = None
+
+    def find_place(self) -> RankPlace:
+        """Where this actor runs."""
+        context = ray.get_runtime_context()
+        gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
+        address, sees_run = ray.util.get_node_ip_address(), self._folder.resolved_spec.exists()
+        node, host = context.get_node_id(), socket.gethostname()
+        return RankPlace(node, host, address, find_free_port(), gpus, sees_run)
+
+    def start(self, run_id: str, cwd: str, environment: Mapping[str, str]) -> None:
+        """Starts the rank."""
+        own = {**os.environ, **environment, **self._temporary, "RLX_SUPERVISOR": str(os.getpid())}
+        if interface := find_network_interface(own["MASTER_ADDR"]):
+            own.setdefault("GLOO_SOCKET_IFNAME", interface)
+        # Ray starts its processes with this signal blocked, which they would pass on.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self._rank = subprocess.Popen(
+            [sys.executable, "-m", "rlx.launch.rank", str(self._folder.root), run_id],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=cwd if Path(cwd).is_dir() else None,
+            env=own,
+        )
+        assert self._rank.stdout is not None
+        os.set_blocking(self._rank.stdout.fileno(), False)
+
+    def poll_rank(self, *, stop: bool) -> RankState:
+        """Waits a moment for output or the end of the rank.
+
+        Args:
+            stop: asks the rank to end after its current step.
+        """
+        assert self._rank is not None and self._rank.stdout is not None
+        if stop and not self._is_stopped:
+            self._is_stopped = True
+            self._rank.terminate()
+        select.select([self._rank.stdout], [], [], POLL_INTERVAL)
+        return self._read_output(self._rank.poll())
+
+    def end(self) -> RankState:
+        """Ends the rank, if it has not ended, with all that it started and its files."""
+        state = RankState(b"", None)
+        if self._rank is not None:  # else a peer could not start
+            code = self._rank.poll()
+            self._rank.kill()
+            self._rank.wait()
+            kill_descendants(DESCENDANTS_GRACE if code is not None else 0.0)
+            state = self._read_output(code)
+        self._exit.close()
+        return state
+
+    def _read_output(self, code: int | None) -> RankState:
+        assert self._rank is not None and self._rank.stdout is not None
+        text = self._rest
+        with suppress(BlockingIOError):  # there is no more now
+            while code is not None or len(text) < _CHUNK:
+                piece = os.read(self._rank.stdout.fileno(), _CHUNK)
+                if not piece:
+                    break
+                text += piece
+        end = len(text) if code is not None else text.rfind(b"\n") + 1
+        self._rest = text[end:]
+        return RankState(text[:end], code)
+
+
 POLLS_BEFORE_NOTICE = 20
 """Polls for room in the cluster before the log says that the run waits."""
 END_GRACE = 30.0
@@ -48,7 +171,7 @@ class _NotWantedError(Exception):
     """The ranks are not wanted any more, before all of them have started."""
 
 
-def main(folder: str, run_id: str) -> int:
+def run_ranks(folder: str, run_id: str) -> int:
     """Runs all ranks until they end; returns the exit code."""
     paths, given = RunFolder(Path(folder)), LauncherInput()
     try:
@@ -57,17 +180,14 @@ def main(folder: str, run_id: str) -> int:
         assert isinstance(launcher, RayLauncherSpec)
         require_cluster(launcher.address)
         ray.init(launcher.address, log_to_driver=False, logging_level=logging.ERROR)
-        try:
-            with _reserve_places(spec, launcher, paths, given) as (group, bundle):
-                ranks = _PlacedRanks(paths, given)
-                try:
-                    ranks.start(group, bundle, spec.runner.ranks, run_id)
-                    ranks.follow()
-                finally:
-                    ranks.end()
-            return ranks.report()
-        finally:
-            ray.shutdown()
+        with _reserve_places(spec, launcher, paths, given) as (group, bundle):
+            ranks = _PlacedRanks(paths, given)
+            try:
+                ranks.start(group, bundle, spec.runner.ranks, run_id)
+                ranks.follow()
+            finally:
+                ranks.end()
+        return ranks.report()
     except _NotWantedError:
         return 1
     except Exception as error:
@@ -75,8 +195,8 @@ def main(folder: str, run_id: str) -> int:
         raise
 
 
-def _require_wanted(given: LauncherInput, seconds: float = 0.0) -> None:
-    given.receive(seconds)
+def _require_wanted(given: LauncherInput) -> None:
+    given.receive()
     if given.stop or given.is_closed:
         raise _NotWantedError
 
@@ -139,10 +259,9 @@ class _PlacedRanks:
             EnvironmentFault: a node does not see the run's folder.
             _NotWantedError: the supervisor ends the wait.
         """
-        named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-        placed: dict[str, Any] = {named[k]: bundle.get(k, 0) for k in ("CPU", "GPU")}
-        placed |= {"memory": bundle["memory"]} if "memory" in bundle else {}
-        placed["resources"] = {k: v for k, v in bundle.items() if k not in named}
+        others = {k: v for k, v in bundle.items() if k not in ("CPU", "GPU", "memory")}
+        placed: dict[str, Any] = {"memory": bundle.get("memory"), "resources": others}
+        placed |= {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
         for number in range(count):
             there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
             remote = ray.remote(RankActor).options(scheduling_strategy=there, **placed)
@@ -248,20 +367,21 @@ def _build_rank_environments(places: Sequence[RankPlace]) -> Iterator[dict[str, 
     """The environment of torch.distributed of each rank. Ranks of a node see its GPUs, the first
     of each first."""
     for rank, place in enumerate(places):
-        beside = [other for other in places if other.node == place.node]
-        first = next(n for n, other in enumerate(places) if other.node == place.node)
-        each = zip(*(other.gpus for other in beside), strict=True)
+        beside = [n for n, other in enumerate(places) if other.node == place.node]
+        gpus = zip(*(places[n].gpus for n in beside), strict=True)
         yield {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(places)),
-            "LOCAL_RANK": str(rank - first),
+            "LOCAL_RANK": str(beside.index(rank)),
             "LOCAL_WORLD_SIZE": str(len(beside)),
             "MASTER_ADDR": places[0].address,
             "MASTER_PORT": str(places[0].port),
-            "CUDA_VISIBLE_DEVICES": ",".join(gpu for some in each for gpu in some),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpu for nth in gpus for gpu in nth),
         }
 
 
 if __name__ == "__main__":
+    from rlx.launch import ray_ranks  # where the nodes find the actors' class, not in __main__
+
     stamp_output()
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(ray_ranks.run_ranks(*sys.argv[1:]))

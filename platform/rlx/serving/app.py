@@ -1,0 +1,241 @@
+"""The HTTP side of a served model: routes, access, and OpenAI's form of errors."""
+
+import asyncio
+import hmac
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rlx.errors import RlxError, SpecError
+from rlx.serving.batcher import Outcome, QueueFullError, SampledCompletion, SamplingJob
+from rlx.serving.protocol import (
+    ChatRequest,
+    Fault,
+    FaultResponse,
+    ModelCard,
+    ModelList,
+    SamplingRequest,
+    TextRequest,
+)
+from rlx.serving.responses import ChatAnswer, TextAnswer
+from rlx.serving.served_model import InvalidRequestError, ServedModel
+
+CLIENT_GONE = 499
+"""Status of a response that nobody reads."""
+LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+NO_TOKEN = "the request has no valid token: send the header 'Authorization: Bearer TOKEN'"
+
+Submit = Callable[[SamplingJob], Outcome]
+Groups = list[tuple[SampledCompletion, ...]]
+
+
+class RefusalError(Exception):
+    """A request is answered with an error.
+
+    Args:
+        status: of the response.
+        message: what is wrong.
+        param: the field at fault.
+        code: OpenAI's code of the error.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before it had a response."""
+
+
+def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI:
+    """Returns the application that serves a model.
+
+    Args:
+        model: the model.
+        submit: queues what a request asks for; see `Batcher.submit`.
+        token: that every request needs; None lets everyone in who can connect to this machine's
+            loopback address, but no web page.
+    """
+    app = FastAPI(title="rlx", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(_AccessGuard, token=token)
+    card = ModelCard(id=model.name, created=int(time.time()), max_model_len=model.context_length)
+
+    @app.get("/v1/models")
+    def _list_models() -> Response:
+        return _build_response(ModelList(data=[card]))
+
+    @app.get("/v1/models/{name:path}")
+    def _show_model(name: str) -> Response:
+        _require_model(model, name)
+        return _build_response(card)
+
+    @app.post("/v1/completions")
+    async def _complete(body: TextRequest, request: Request) -> Response:
+        _require_model(model, body.model)
+        prompts = model.encode_prompts(body)
+        job = model.build_text_job(body, prompts)
+        groups = await _wait(submit(job), request)
+        return _send(body, TextAnswer(model, body, prompts, groups))
+
+    @app.post("/v1/chat/completions")
+    async def _chat(body: ChatRequest, request: Request) -> Response:
+        _require_model(model, body.model)
+        job = model.build_chat_job(body, model.encode_messages(body))
+        (group,) = await _wait(submit(job), request)
+        return _send(body, ChatAnswer(model, body, group))
+
+    for error in (
+        RefusalError,
+        InvalidRequestError,
+        QueueFullError,
+        ClientGoneError,
+        RequestValidationError,
+        HTTPException,
+        Exception,
+    ):
+        app.add_exception_handler(error, _answer_error)
+    return app
+
+
+def _require_model(model: ServedModel, name: str) -> None:
+    if not model.is_named(name):
+        message = f"there is no model {name!r} here, but {model.name!r}"
+        raise RefusalError(404, message, "model", "model_not_found")
+
+
+async def _wait(outcome: Outcome, request: Request) -> Groups:
+    """Waits for what was sampled, as long as the client does.
+
+    Raises:
+        ClientGoneError: it closed the connection; its place in the queue is free again.
+    """
+    sampled = asyncio.wrap_future(outcome)
+    leaving = asyncio.ensure_future(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait((sampled, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not sampled.done():
+            raise ClientGoneError
+        return sampled.result()
+    finally:
+        leaving.cancel()
+        sampled.cancel()  # without effect if it is done
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _send(body: SamplingRequest, answer: TextAnswer | ChatAnswer) -> Response:
+    if not body.stream:
+        return _build_response(answer.build_response())
+    return StreamingResponse(_format_events(answer), media_type="text/event-stream")
+
+
+def _format_events(answer: TextAnswer | ChatAnswer) -> Iterator[str]:
+    for chunk in answer.iterate_chunks():
+        yield f"data: {chunk.model_dump_json()}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _build_response(body: BaseModel) -> Response:
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Says what is wrong in OpenAI's form; the status is that of its own interface."""
+    if isinstance(error, RefusalError):
+        return build_fault(error.status, error.message, error.param, error.code)
+    if isinstance(error, ClientGoneError):
+        return Response(status_code=CLIENT_GONE)
+    if isinstance(error, InvalidRequestError):
+        return build_fault(400, str(error), error.param)
+    if isinstance(error, QueueFullError):
+        response = build_fault(429, str(error), None, "rate_limit_exceeded")
+        response.headers["Retry-After"] = "1"
+        return response
+    if isinstance(error, RequestValidationError):
+        return build_fault(400, *_describe_fault(error))
+    if isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return build_fault(error.status_code, message)
+    if isinstance(error, SpecError):  # the engine cannot do what is asked for
+        return build_fault(400, str(error))
+    known = isinstance(error, RlxError)
+    message = str(error) if known else f"{type(error).__name__}; the server's log says more"
+    return build_fault(500, message)
+
+
+def _describe_fault(error: RequestValidationError) -> tuple[str, str | None]:
+    """The first fault of a body, and the field at fault."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return f"the body is not JSON: {first['ctx']['error']}", None
+    where = [part for part in first["loc"][1:] if not _is_kind(part)]
+    param = ".".join(map(str, where)) or None
+    if first["type"] == "extra_forbidden":
+        return f"unrecognized request argument: {param}", param
+    message = first["msg"].removeprefix("Value error, ")
+    if param is None and (named := re.match(r"(\w+): ", message)):
+        return message, named[1]
+    return (f"{param}: {message}" if param else message), param
+
+
+def _is_kind(part: Any) -> bool:
+    """Whether a part of a fault's place is none of the request: pydantic names the type of a union
+    that it tried."""
+    return part == "str" or (isinstance(part, str) and not re.fullmatch(r"[A-Za-z_]+", part))
+
+
+def build_fault(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> JSONResponse:
+    """Builds a response in OpenAI's form of errors."""
+    kinds = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    fault = FaultResponse(error=Fault(message=message, type=kind, param=param, code=code))
+    return JSONResponse(fault.model_dump(), status)
+
+
+class _AccessGuard:
+    """Passes on the requests that may be served, before their bodies are read."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = None
+        if scope["type"] == "http":
+            refusal = find_refusal(Headers(scope=scope), self._token)
+        await (refusal or self._app)(scope, receive, send)
+
+
+def find_refusal(headers: Mapping[str, str], token: str | None) -> Response | None:
+    """Returns the refusal of a request by its headers, or None.
+
+    Without a token, a request must name this machine's loopback address and come from no web page:
+    a page of another site can make a browser send requests here.
+    """
+    if token is None:
+        if LOCAL_HOST.fullmatch(headers.get("host", "")) and "origin" not in headers:
+            return None
+        return build_fault(403, "without a token, only programs on this machine are served")
+    kind, _, bearer = headers.get("authorization", "").partition(" ")
+    same = hmac.compare_digest(bearer.strip().encode("utf-8", "replace"), token.encode())
+    if kind.lower() == "bearer" and same:
+        return None
+    refusal = build_fault(401, NO_TOKEN, None, "invalid_api_key")
+    refusal.headers["WWW-Authenticate"] = "Bearer"
+    return refusal

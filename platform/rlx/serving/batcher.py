@@ -1,0 +1,228 @@
+"""Samples what many requests ask for together, in a thread of its own."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Condition, Thread
+from types import TracebackType
+from typing import Self
+
+from rlx.rollout import Completion, CompletionRequest
+from rlx.sampler import SamplingEngine, SequenceLogprobs
+from rlx.spec import TurnSpec
+
+
+class QueueFullError(Exception):
+    """There is no place for a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledCompletion:
+    """A completion with what was asked for besides.
+
+    Attributes:
+        context: the tokens that it continues.
+        completion: what was sampled; no tokens where none were asked for.
+        logprobs: of the context's and the completion's tokens; None if not asked for.
+    """
+
+    context: tuple[int, ...]
+    completion: Completion
+    logprobs: SequenceLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingJob:
+    """The completions that one request asks for.
+
+    Attributes:
+        requests: contexts, each with the seeds and the maximum length of its completions; with the
+            maximum 0 nothing is sampled.
+        sampling: temperature, top_p, top_k and stop strings; its `max_new_tokens` is that of the
+            longest request.
+        likeliest: number of likeliest tokens at each place; None without log-probabilities.
+    """
+
+    requests: tuple[CompletionRequest, ...]
+    sampling: TurnSpec
+    likeliest: int | None
+
+    @property
+    def rows(self) -> int:
+        """Number of completions."""
+        return sum(len(request.seeds) for request in self.requests)
+
+    def samples_like(self, other: "SamplingJob") -> bool:
+        """Whether the engine can sample both in one call."""
+        update = {"max_new_tokens": self.sampling.max_new_tokens}
+        return self.sampling == other.sampling.model_copy(update=update)
+
+
+Outcome = Future[list[tuple[SampledCompletion, ...]]]
+
+
+class Batcher:
+    """A bounded queue of jobs, and the thread that samples them.
+
+    While jobs are sampled, others arrive: the next batch is the oldest of them with all those that
+    are sampled with the same settings. Every completion has a seed of its own, so that it does not
+    depend on the batch that it is sampled in.
+
+    Args:
+        engine: used by the thread alone while the batcher is open.
+        max_rows: completions sampled together.
+        places: maximum number of completions of all jobs that wait or are sampled.
+
+    Attributes:
+        taken: places that are taken.
+    """
+
+    def __init__(self, engine: SamplingEngine, *, max_rows: int, places: int) -> None:
+        self._engine, self._max_rows, self.places = engine, max_rows, places
+        self._waiting: deque[tuple[SamplingJob, Outcome]] = deque()
+        self.taken = 0
+        self._changed = Condition()
+        self._is_closed = False
+        self._thread = Thread(target=self._run, name="rlx-batcher", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._is_closed = True
+            left = [outcome for _, outcome in self._waiting]
+            self._changed.notify()
+        for outcome in left:
+            outcome.cancel()
+        self._thread.join()
+
+    def submit(self, job: SamplingJob) -> Outcome:
+        """Queues a job. To cancel its outcome gives its place back, unless it is being sampled.
+
+        Returns:
+            For each request one completion per seed, in order.
+
+        Raises:
+            QueueFullError: there is no place for it.
+        """
+        outcome: Outcome = Future()
+        with self._changed:
+            if self._is_closed or self.taken + job.rows > self.places:
+                raise QueueFullError(
+                    f"{self.taken} of {self.places} places are taken, and this request needs "
+                    f"{job.rows}: repeat it later"
+                )
+            self.taken += job.rows
+            self._waiting.append((job, outcome))
+            self._changed.notify()
+        outcome.add_done_callback(lambda _: self._leave(job, outcome))
+        return outcome
+
+    def _leave(self, job: SamplingJob, outcome: Outcome) -> None:
+        """Gives the places of a job back that has an outcome, or none that anybody waits for."""
+        with self._changed:
+            self.taken -= job.rows
+            if outcome.cancelled():
+                self._waiting = deque(pair for pair in self._waiting if pair[1] is not outcome)
+
+    def _run(self) -> None:
+        while batch := self._take_batch():
+            self._answer(batch)
+
+    def _answer(self, batch: Sequence[tuple[SamplingJob, Outcome]]) -> None:
+        """Samples a batch; if that fails, its jobs one by one, so that one fails no others."""
+        try:
+            sampled = self._sample([job for job, _ in batch])
+        except Exception as error:  # noqa: BLE001  (the request is answered with it)
+            if len(batch) == 1:
+                batch[0][1].set_exception(error)
+                return
+            for one in batch:
+                self._answer([one])
+        else:
+            for (_, outcome), found in zip(batch, sampled, strict=True):
+                outcome.set_result(found)
+
+    def _take_batch(self) -> list[tuple[SamplingJob, Outcome]]:
+        """Waits for jobs, and takes those of the next batch; empty once the batcher is closed."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if self._is_closed:
+                    return []
+                chosen: list[tuple[SamplingJob, Outcome]] = []
+                waiting: deque[tuple[SamplingJob, Outcome]] = deque()
+                rows = 0
+                oldest = self._waiting[0][0]
+                for job, outcome in self._waiting:
+                    fits = not chosen or rows + job.rows <= self._max_rows
+                    if not (fits and job.samples_like(oldest)):
+                        waiting.append((job, outcome))
+                    elif outcome.set_running_or_notify_cancel():
+                        chosen.append((job, outcome))
+                        rows += job.rows
+                self._waiting = waiting
+                if chosen:
+                    return chosen
+
+    def _sample(self, jobs: Sequence[SamplingJob]) -> list[list[tuple[SampledCompletion, ...]]]:
+        """Samples jobs of the same settings; returns the completions of each request of each."""
+        requests = [request for job in jobs for request in job.requests]
+        completions = self._generate(requests, jobs[0].sampling)
+        logprobs = iter(self._compute_logprobs(jobs, completions))
+        ready = iter(zip(requests, completions, strict=True))
+        return [
+            [
+                tuple(
+                    SampledCompletion(
+                        request.context, one, None if job.likeliest is None else next(logprobs)
+                    )
+                    for one in group
+                )
+                for request, group in (next(ready) for _ in job.requests)
+            ]
+            for job in jobs
+        ]
+
+    def _generate(
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        wanted = [request for request in requests if request.max_new_tokens != 0]
+        if not wanted:
+            return [(Completion((), (), "length"),) * len(request.seeds) for request in requests]
+        longest = max(request.max_new_tokens or 0 for request in wanted)
+        with self._engine.session() as session:
+            groups = iter(
+                session.generate(wanted, sampling.model_copy(update={"max_new_tokens": longest}))
+            )
+        empty = Completion((), (), "length")
+        return [
+            next(groups) if request.max_new_tokens != 0 else (empty,) * len(request.seeds)
+            for request in requests
+        ]
+
+    def _compute_logprobs(
+        self, jobs: Sequence[SamplingJob], completions: Sequence[tuple[Completion, ...]]
+    ) -> Iterator[SequenceLogprobs]:
+        """Yields those of every completion of the jobs that ask for them."""
+        asked: list[tuple[int, tuple[int, ...]]] = []
+        groups = iter(completions)
+        for job in jobs:
+            for request in job.requests:
+                for one in next(groups):
+                    if job.likeliest is not None:
+                        asked.append((job.likeliest, request.context + one.token_ids))
+        if not asked:
+            return
+        most = max(likeliest for likeliest, _ in asked)
+        found = self._engine.compute_logprobs([ids for _, ids in asked], most)
+        for (likeliest, _), each in zip(asked, found, strict=True):
+            yield SequenceLogprobs(each.logprobs, tuple(at[:likeliest] for at in each.likeliest))

@@ -1,0 +1,378 @@
+"""Requests as tokens, and samples as texts and messages. Nothing here knows HTTP or an engine."""
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlx.errors import SpecError
+from rlx.model import PlainDialogue, Policy, TokenBytes
+from rlx.rollout import CompletionRequest
+from rlx.seeding import derive_seed
+from rlx.serving.batcher import SampledCompletion, SamplingJob
+from rlx.serving.protocol import (
+    DEFAULT_TEXT_TOKENS,
+    CalledFunction,
+    ChatRequest,
+    ReplyMessage,
+    SamplingRequest,
+    TextRequest,
+    ToolCall,
+)
+from rlx.spec import TurnSpec
+
+LEAST_LOGPROB = -9999.0
+"""What is reported instead of -∞, which JSON has not."""
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+"""How a call is written where the tokenizer does not say it: as JSON between these, which is how
+Qwen, Hermes and others write calls."""
+
+
+class InvalidRequestError(Exception):
+    """A request that the model cannot serve.
+
+    Attributes:
+        param: the field at fault; None if there are several.
+    """
+
+    def __init__(self, message: str, param: str | None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyToken:
+    """A token of a text with its log-probability.
+
+    Attributes:
+        token_id: the token.
+        start: characters of the text before it.
+        logprob: nats; None for the first token of all, and if not asked for.
+        likeliest: the likeliest tokens at its place.
+    """
+
+    token_id: int
+    start: int
+    logprob: float | None
+    likeliest: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What was sampled, as text.
+
+    Attributes:
+        text: ends before a stop string.
+        finish_reason: "length" if the token limit ended it.
+        tokens: those of the text, and an end token; those of a stop string are left out.
+        token_ids: all that were sampled.
+        prompt_ids: all that they continue.
+    """
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    tokens: tuple[ReplyToken, ...]
+    token_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
+
+    def split_pieces(self) -> Iterator[tuple[str, tuple[ReplyToken, ...]]]:
+        """Splits the text into what its tokens complete, with these tokens."""
+        ends = [*(token.start for token in self.tokens[1:]), len(self.text)]
+        first = 0
+        for number, end in enumerate(ends[: len(self.tokens)], start=1):
+            start = self.tokens[first].start
+            if end > start or number == len(self.tokens):
+                yield self.text[start:end], self.tokens[first:number]
+                first = number
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """The prompt of a completion.
+
+    Attributes:
+        text: as it is repeated.
+        token_ids: what the model reads.
+        starts: characters of the text before each token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model as requests see it.
+
+    Attributes:
+        name: name in requests and responses.
+        policy: tokenizer, dialogue format and limits; its weights are not used.
+        context_length: the engine's maximum length of a dialogue, in tokens.
+        aliases: other names in requests.
+        min_temperature: lowest temperature of the engine; 0 is always the likeliest tokens.
+        max_tokens: maximum length of a message whose request does not say it, in tokens.
+    """
+
+    name: str
+    policy: Policy
+    context_length: int
+    aliases: frozenset[str] = frozenset()
+    min_temperature: float = 0.0
+    max_tokens: int = 1024
+    _bytes: TokenBytes = field(init=False, repr=False)
+    _vocabulary: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_bytes", TokenBytes(self.policy.tokenizer))
+        rows = self.policy.model.get_input_embeddings().num_embeddings
+        object.__setattr__(self, "_vocabulary", int(rows))
+
+    def is_named(self, name: str) -> bool:
+        """Whether a request's `model` is this one."""
+        return name == self.name or name in self.aliases
+
+    def encode_prompts(self, request: TextRequest) -> list[TokenizedPrompt]:
+        """Tokenizes the prompts of a completion request.
+
+        Raises:
+            InvalidRequestError: a prompt has no tokens, or some that the model lacks.
+        """
+        return [self._encode_prompt(prompt) for prompt in request.prompts]
+
+    def _encode_prompt(self, prompt: str | list[int]) -> TokenizedPrompt:
+        if isinstance(prompt, str):
+            try:
+                plain = PlainDialogue(self.policy.tokenizer, self.policy.end_ids)
+                ids, begin = plain.open_text(prompt)
+            except SpecError as error:
+                raise InvalidRequestError(str(error), "prompt") from error
+        else:
+            ids, begin = tuple(prompt), 0
+            if (unknown := max(ids)) >= self._vocabulary:
+                raise InvalidRequestError(f"the model has no token {unknown}", "prompt")
+        if not ids:
+            raise InvalidRequestError("the prompt has no tokens", "prompt")
+        text, ends = self.policy.dialogue.read(ids[begin:])
+        starts = (*[0] * begin, *_list_starts(ends))
+        return TokenizedPrompt(prompt if isinstance(prompt, str) else text, ids, starts)
+
+    def encode_messages(self, request: ChatRequest) -> tuple[int, ...]:
+        """Writes messages and tools as the model reads them, up to the start of its own message.
+
+        Names of control tokens in what users and tools say are broken up, as in rollouts.
+
+        Raises:
+            InvalidRequestError: the model's chat template refuses them.
+        """
+        dialogue, messages = self.policy.dialogue, []
+        for message in request.messages:
+            written = message.to_template()
+            if message.role in ("user", "tool"):
+                written["content"] = dialogue.break_control_tokens(written["content"])
+            messages.append(written)
+        try:
+            return dialogue.open_chat(messages, request.offered_tools)
+        except SpecError as error:
+            raise InvalidRequestError(str(error), "messages") from error
+
+    def build_text_job(
+        self, request: TextRequest, prompts: Sequence[TokenizedPrompt]
+    ) -> SamplingJob:
+        """Builds what a completion request asks to be sampled.
+
+        Raises:
+            InvalidRequestError: the engine cannot sample it.
+        """
+        limit = DEFAULT_TEXT_TOKENS if request.max_tokens is None else request.max_tokens
+        limits = [self._limit_tokens(len(p.token_ids), limit, "max_tokens") for p in prompts]
+        return self._build_job(request, [p.token_ids for p in prompts], limits, request.likeliest)
+
+    def build_chat_job(self, request: ChatRequest, context: tuple[int, ...]) -> SamplingJob:
+        """Builds what a chat request asks to be sampled after `context`.
+
+        Raises:
+            InvalidRequestError: the engine cannot sample it.
+        """
+        name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        asked = getattr(request, name)
+        room = max(1, self.context_length - len(context))
+        limit = min(self.max_tokens, room) if asked is None else asked
+        limit = self._limit_tokens(len(context), limit, name if asked else "messages")
+        return self._build_job(request, [context], [limit], request.likeliest)
+
+    def _limit_tokens(self, length: int, limit: int, name: str) -> int:
+        if length + limit > self.context_length:
+            raise InvalidRequestError(
+                f"this model's maximum context length is {self.context_length} tokens, but the "
+                f"prompt has {length} and the completion may have {limit}",
+                name,
+            )
+        return limit
+
+    def _build_job(
+        self,
+        request: SamplingRequest,
+        contexts: Sequence[tuple[int, ...]],
+        limits: Sequence[int],
+        likeliest: int | None,
+    ) -> SamplingJob:
+        base = secrets.randbits(63) if request.seed is None else request.seed
+        numbers = iter(range(len(contexts) * request.choices))
+        requests = tuple(
+            CompletionRequest(
+                context,
+                None,
+                tuple(derive_seed(base, "choice", next(numbers)) for _ in range(request.choices)),
+                is_last=True,
+                max_new_tokens=limit,
+            )
+            for context, limit in zip(contexts, limits, strict=True)
+        )
+        return SamplingJob(requests, self._build_sampling(request, max(1, *limits)), likeliest)
+
+    def _build_sampling(self, request: SamplingRequest, limit: int) -> TurnSpec:
+        temperature = 1.0 if request.temperature is None else request.temperature
+        if 0 < temperature < self.min_temperature:
+            raise InvalidRequestError(
+                f"the lowest temperature above 0 is {self.min_temperature:g}", "temperature"
+            )
+        if temperature == 0:
+            return TurnSpec(max_new_tokens=limit, top_k=1, stop=request.stop)
+        return TurnSpec(
+            max_new_tokens=limit,
+            temperature=temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            top_k=max(0, request.top_k or 0),
+            stop=request.stop,
+        )
+
+    def read_completion(self, sampled: SampledCompletion, stop: Sequence[str]) -> Reply:
+        """Reads what was sampled, up to the first of its stop strings."""
+        ids = sampled.completion.token_ids
+        text, ends = self.policy.dialogue.read(ids)
+        found = [at for string in stop if (at := text.find(string)) >= 0]
+        cut = min(found, default=None)
+        starts = _list_starts(ends)
+        count = len(ids) if cut is None else sum(start < cut for start in starts)
+        tokens = self._list_tokens(sampled, len(sampled.context), starts[:count])
+        return Reply(text[:cut], sampled.completion.finish_reason, tokens, ids, sampled.context)
+
+    def list_prompt_tokens(
+        self, sampled: SampledCompletion, prompt: TokenizedPrompt
+    ) -> tuple[ReplyToken, ...]:
+        """Lists the tokens of a prompt, with what was computed of them."""
+        return self._list_tokens(sampled, 0, prompt.starts)
+
+    def _list_tokens(
+        self, sampled: SampledCompletion, first: int, starts: Sequence[int]
+    ) -> tuple[ReplyToken, ...]:
+        """The tokens from place `first` on, one for each of `starts`."""
+        ids = sampled.context + sampled.completion.token_ids
+        logprobs: Mapping[int, float] = {}
+        likeliest: Mapping[int, tuple[tuple[int, float], ...]] = {}
+        if sampled.logprobs is not None:
+            logprobs = dict(enumerate(sampled.logprobs.logprobs, start=1))
+            likeliest = dict(enumerate(sampled.logprobs.likeliest, start=1))
+        return tuple(
+            ReplyToken(ids[at], start, _limit(logprobs.get(at)), likeliest.get(at, ()))
+            for at, start in enumerate(starts, start=first)
+        )
+
+    def get_bytes(self, token: int) -> bytes | None:
+        """The bytes of a token; None for a control token, and for one that ends a message."""
+        return None if token in self.policy.end_ids else self._bytes(token)
+
+    def format_token(self, token: int) -> str:
+        """A token's text, the bytes of one that holds part of a character, or a control token's
+        name."""
+        content = self.get_bytes(token)
+        if content is None:
+            return self.policy.dialogue.piece(token)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def parse_message(self, reply: Reply, tools: Sequence[Mapping[str, Any]]) -> ReplyMessage:
+        """Reads the calls in a reply, if the model was shown tools.
+
+        Calls are read as the tokenizer says how (`parse_response`), or else as JSON between
+        `<tool_call>` and `</tool_call>`. What cannot be read as a call stays in the content.
+        """
+        if not tools:
+            return ReplyMessage(content=reply.text)
+        if getattr(self.policy.tokenizer, "response_template", None) is not None:
+            return self._parse_by_tokenizer(reply, tools)
+        content, calls = _split_calls(reply.text)
+        return _build_message(content, calls)
+
+    def _parse_by_tokenizer(self, reply: Reply, tools: Sequence[Mapping[str, Any]]) -> ReplyMessage:
+        try:
+            found = self.policy.tokenizer.parse_response(
+                reply.text,
+                prefix=self.policy.dialogue.decode_tokens(reply.prompt_ids),
+                tools=list(tools),
+            )
+        except ValueError:  # the model did not keep to its own form
+            return ReplyMessage(content=reply.text)
+        calls = [
+            (call["function"]["name"], call["function"].get("arguments", {}))
+            for call in found.get("tool_calls") or ()
+        ]
+        reasoning = found.get("reasoning_content") or found.get("thinking")
+        return _build_message(found.get("content") or "", calls, reasoning)
+
+
+def _build_message(
+    content: str, calls: Sequence[tuple[str, Any]], reasoning: str | None = None
+) -> ReplyMessage:
+    written = [
+        ToolCall(
+            id=f"call_{secrets.token_hex(12)}",
+            function=CalledFunction(name=name, arguments=json.dumps(arguments)),
+        )
+        for name, arguments in calls
+    ]
+    content = content.strip() if written else content
+    return ReplyMessage(
+        content=(content or None) if written else content,
+        reasoning_content=reasoning,
+        tool_calls=written or None,
+    )
+
+
+def _split_calls(text: str) -> tuple[str, list[tuple[str, Any]]]:
+    """Splits a text into what is no call, and the names and arguments of its calls."""
+    content, calls = [], []
+    before, *parts = text.split(CALL)
+    content.append(before)
+    for part in parts:
+        written, _, after = part.partition(CALL_END)
+        call = _read_call(written)
+        if call is None:
+            content.append(CALL + part)
+        else:
+            calls.append(call)
+            content.append(after)
+    return "".join(content), calls
+
+
+def _read_call(text: str) -> tuple[str, Any] | None:
+    try:
+        call = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    return call["name"], call.get("arguments", call.get("parameters", {}))
+
+
+def _list_starts(ends: Sequence[int]) -> list[int]:
+    """Characters before each token, from those up to its end."""
+    return [0, *ends][: len(ends)]
+
+
+def _limit(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LEAST_LOGPROB)
