@@ -36,8 +36,8 @@ from rlx.launch.processes import SigtermListener, stamp_output, this_machine
 from rlx.launch.run_access import is_spec_of_run, load_resolved_spec, locate_run_folder, put_spec
 from rlx.launch.start_stop import attempts_used
 from rlx.launch.submission import fail_unless_started
-from rlx.record import TrackerThreads, list_tracker_settings, retry_registry_call
 from rlx.progress_callbacks import print_to_log
+from rlx.record import TrackerThreads, list_tracker_settings, retry_registry_call
 from rlx.spec import ExperimentSpec, LocalLauncherSpec
 from rlx.text import redact_passwords
 from rlx_registry import (

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.plugin import Tracker
+from rlx.progress_callbacks import Report, log_report, print_to_log
 from rlx.record.retry import retry_registry_call
 from rlx.record.tracker import (
     TrackerUnavailableError,
@@ -24,7 +25,6 @@ from rlx.record.tracker import (
     open_trackers,
     read_tracked_run,
 )
-from rlx.progress_callbacks import Report, log_report, print_to_log
 from rlx.stopwatch import CLOCK, Clock
 from rlx.text import escape_unprintable
 from rlx_registry import (
