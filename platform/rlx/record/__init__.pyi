@@ -18,14 +18,13 @@ from .rollouts import (
     read_step,
 )
 from .tracker import TrackerUnavailableError, list_tracker_pages, list_tracker_settings
-from .tracker_thread import RunSender, TrackerThreads, open_senders, update_trackers
+from .tracker_thread import TrackerThreads, open_senders, update_trackers
 
 __all__ = [
     "MLFLOW_ENVIRONMENT",
     "MLFLOW_START_PAGE",
     "Recorder",
     "Role",
-    "RunSender",
     "StoredPoint",
     "StoredStep",
     "TrackerThreads",
