@@ -1,27 +1,44 @@
 """The way in from Python: experiments, runs as pandas frames, and results over runs."""
 
 import json
-from collections.abc import Iterable, Mapping
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.discovery import ExperimentPlugins
+from rlx.discovery import (
+    ExperimentPlugins,
+    describe_plugin_changes,
+    resolve_plugins,
+)
 from rlx.errors import EnvironmentFault, PluginError, RegistryError, RlxError, SpecError
 from rlx.launch import (
+    BROKEN_OFF,
+    continue_run,
     find_finished_runs,
     get_registry_url,
     get_run_exit_code,
+    is_abandoned,
+    is_half_made,
+    is_spec_of_run,
+    locate_run_folder,
     open_registry,
     reconcile_job,
     registry_url,
+    require_same_data,
+    require_same_past,
     start_experiment,
     stop_run,
     watch_run,
 )
 from rlx.launch import run_queue as work_off
 from rlx.plan import check_file, run_preflight_checks
-from rlx.progress_callbacks import log_report
+from rlx.plugin_files import keep_plugin_source
+from rlx.progress_callbacks import Report, log_report
+from rlx.record import update_trackers
 from rlx.results import (
     Comparison,
     compare_recipes,
@@ -31,14 +48,17 @@ from rlx.results import (
     select_rollout_steps,
 )
 from rlx.reward import build_reward, open_response_lines, score_lines
+from rlx.run import Progress
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, label_refusal
+from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from rlx.plan import PlanReport, RowAccount
+    from rlx.results import AuditReport
 
 
 def _spread_fields(record: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -95,18 +115,22 @@ class Run:
         """`queued`, `submitted`, `running`, `finished`, `failed`, `stopped` or `lost`."""
         return self.record.effective_status
 
-    def wait(self, timeout: float | None = None) -> "Run":
+    def wait(self, timeout: float | None = None, *, quiet: bool = False) -> "Run":
         """Waits until the run has finished, and returns it.
+
+        A notebook or a terminal shows a bar with the newest metrics.
 
         Args:
             timeout: longest wait, in seconds; None waits as long as the run takes.
+            quiet: show nothing.
 
         Raises:
             RlxError: the run failed, was stopped or is lost; the kind of error is the one that
                 the run ended with.
             TimeoutError: the run has not ended in time; it goes on.
         """
-        record = watch_run(self.id, self.registry, timeout=timeout)
+        with _open_bar(quiet=quiet) as show:
+            record = watch_run(self.id, self.registry, timeout=timeout, show=show)
         with open_registry(self.registry) as registry:
             code = get_run_exit_code(registry, record) or 0
         if code:
@@ -122,6 +146,79 @@ class Run:
         """
         with open_registry(self.registry, read_only=False) as registry:
             stop_run(registry, self.id, report=log_report)
+
+    @label_refusal("resumed")
+    def resume(self, *overrides: str, report: Report = log_report) -> "Run":
+        """Continues the run in the background from its newest checkpoint, and returns it.
+
+        Args:
+            overrides: `path.to.key=value` of `runner`, `tracking` and
+                `rollout.max_prompt_tokens`.
+            report: called with what has become of the run's plugins since.
+
+        Raises:
+            SpecError: the run has not ended early, its data have changed, or the overrides would
+                make it another experiment.
+        """
+        found = self.record
+        if is_half_made(found) or found.directory is None:
+            raise SpecError(f"{self.id} never began: {BROKEN_OFF}; submit its experiment again")
+        resumable = found.effective_status in ("failed", "stopped", "lost", "queued")
+        if not resumable and not is_abandoned(found):
+            raise SpecError(_describe_resume_refusal(found))
+        spec = _build_resumed_spec(found, overrides)
+        require_same_data(found)
+        _report_changed_plugins(found, report)
+        with open_registry(self.registry, read_only=False) as registry:
+            if not continue_run(registry, found, self.registry, spec):
+                raise RlxError(f"{self.id} has just changed: try again")
+        return self
+
+    def export(
+        self, folder: Path | str, *, step: int | None = None, report: Report = log_report
+    ) -> Path:
+        """Writes the run's model to a new folder, in the Hugging Face layout, and returns it.
+
+        Args:
+            folder: the new folder.
+            step: of the checkpoint; None takes the newest that is sound, or the trained model.
+            report: called with the checkpoints that are not sound.
+
+        Raises:
+            SpecError: the folder exists, or no checkpoint can be exported.
+        """
+        from rlx.results import export_model  # imports torch
+
+        at = None if step is None else str(step)
+        with open_registry(self.registry) as registry:
+            export_model(registry, registry.run(self.id), Path(folder), at, report)
+        return Path(folder)
+
+    def check(self, step: int | None = None) -> "AuditReport":
+        """Computes the run's scores, masks, rewards, advantages and probes again from its records.
+
+        Args:
+            step: only this one; None checks all that are stored.
+        """
+        from rlx.results import check_run  # imports torch
+
+        with open_registry(self.registry) as registry:
+            return check_run(registry, registry.run(self.id), step)
+
+    def plot(self) -> "Pictures":
+        """Draws what is recorded so far: calibration, curves, distributions, probes.
+
+        The files are in the run's folder, and replace earlier ones; trackers have those of a run
+        that has ended.
+        """
+        from rlx.run import draw_run_pictures  # imports scipy
+
+        folder = locate_run_folder(self.record)
+        with open_registry(self.registry, read_only=False) as registry:
+            drawn = draw_run_pictures(registry, self.id, folder)
+            if drawn:
+                update_trackers(registry, registry.run(self.id))
+        return Pictures(tuple(drawn))
 
     def metrics(self, *names: str) -> "pd.DataFrame":
         """One row per step, one column per metric, such as `train/kl`.
@@ -222,6 +319,98 @@ class Run:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Files of pictures, each as PNG and SVG; a notebook shows them.
+
+    Attributes:
+        files: the files; none if there is nothing to draw yet.
+    """
+
+    files: tuple[Path, ...]
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f'<img alt="{escape(file.stem)}" src="data:image/svg+xml;base64,'
+            f'{b64encode(file.read_bytes()).decode()}"/>'
+            for file in self.files
+            if file.suffix == ".svg"
+        )
+
+
+@contextmanager
+def _open_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Shows the progress of a run in a notebook or on a terminal; elsewhere nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True, quiet=quiet)
+    if Console().is_jupyter and not quiet:
+        from IPython.display import HTML, display
+
+        shown = display(HTML(""), display_id=True)
+        yield lambda progress: shown.update(HTML(_format_bar(progress)))
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    note = TextColumn("{task.fields[note]}", markup=False)
+    with Bars(*columns, note, console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task("starting", total=1, note="")
+
+        def show(progress: Progress) -> None:
+            note, stage = (escape_unprintable(t) for t in (progress.note, progress.stage))
+            bars.update(
+                task, description=stage, completed=progress.done, total=progress.total, note=note
+            )
+
+        yield show
+
+
+def _format_bar(progress: Progress) -> str:
+    """The progress of a run as HTML."""
+    stage, note = escape(progress.stage), escape(progress.note or progress.doing)
+    bar = f'<progress value="{progress.done}" max="{progress.total}"></progress>'
+    return f"{bar} {stage} {progress.done}/{progress.total} <code>{note}</code>"
+
+
+def _describe_resume_refusal(run: RunRecord) -> str:
+    if run.status in ("submitted", "running"):
+        where = "" if run.host is None else f" on {run.host}"
+        return f"{run.id} still has a supervisor, process {run.pid}{where}: rlx stop {run.id}"
+    return f"{run.id} is {run.effective_status}: nothing to resume"
+
+
+def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | None:
+    """Returns the run's experiment with the overrides; None without overrides.
+
+    Raises:
+        SpecError: the overrides would make it another experiment.
+    """
+    if not overrides:
+        return None
+    read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
+    if not is_spec_of_run(read.spec, run):
+        raise SpecError(
+            f"{run.id} would be another experiment: only `runner`, `tracking` and "
+            "`rollout.max_prompt_tokens.on_longer` can change; "
+            f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"
+        )
+    require_same_past(read.spec, run)
+    run_preflight_checks(read, plugins)
+    return read.spec
+
+
+def _report_changed_plugins(run: RunRecord, report: Report) -> None:
+    """Reports what has become of a run's plugins; what keeps them from working is the run's to
+    say."""
+    try:
+        plugins = resolve_plugins(ExperimentSpec.from_record(run.spec))
+    except (RlxError, ValueError):
+        return
+    for note in dict.fromkeys(describe_plugin_changes(plugins.provenance, run.plugins)):
+        report(f"warning: {escape_unprintable(note)}", err=True)
+
+
 def open_run(name: str = "latest", *, registry: str | None = None) -> Run:
     """Opens a recorded run.
 
@@ -258,7 +447,7 @@ class Experiment:
     """A valid experiment.
 
     Attributes:
-        path: its file.
+        path: its file; `<python>` for one that was given as a mapping.
         loaded: its spec, with the place of every value.
         plugins: its plugins.
     """
@@ -345,11 +534,17 @@ class ExperimentPlan:
         )
 
 
-def read(path: Path | str, *overrides: str) -> Experiment:
+Source = Path | str | Mapping[str, Any] | ExperimentSpec
+"""A YAML file, or what it would hold; there, a plugin may be a function or a class."""
+
+
+def read(source: Source, *overrides: str) -> Experiment:
     """Reads an experiment and checks it with its plugins.
 
     Args:
-        path: a YAML file.
+        source: a YAML file, or what it would hold; paths are then relative to the current folder.
+            A function or class that stands for a plugin is kept by its source, with what it uses
+            of its module.
         overrides: `path.to.key=value`, as of `--set`.
 
     Raises:
@@ -357,32 +552,35 @@ def read(path: Path | str, *overrides: str) -> Experiment:
         PluginError: a plugin is missing or broken.
         EnvironmentFault: this machine lacks files or packages that a plugin reads.
     """
-    return Experiment(Path(path), *check_file(Path(path), overrides))
+    if isinstance(source, ExperimentSpec):
+        source = source.dump_resolved()
+    loaded, plugins = check_file(source if isinstance(source, Mapping) else Path(source), overrides)
+    return Experiment(loaded.path, loaded, plugins)
 
 
-def validate(path: Path | str, *overrides: str) -> tuple[Diagnostic, ...]:
-    """Returns every error and warning of an experiment's file; empty if it is flawless.
+def validate(source: Source, *overrides: str) -> tuple[Diagnostic, ...]:
+    """Returns every error and warning of an experiment; empty if it is flawless.
 
     Args:
-        path: a YAML file.
+        source: a YAML file, or what it would hold, as in `read`.
         overrides: `path.to.key=value`, as of `--set`.
 
     Raises:
         SpecError: the file cannot be read.
     """
     try:
-        return read(path, *overrides).plugins.warnings
+        return read(source, *overrides).plugins.warnings
     except InvalidSpec as error:
         return error.diagnostics
 
 
-def plan_experiment(path: Path | str, *overrides: str) -> ExperimentPlan:
+def plan_experiment(source: Source, *overrides: str) -> ExperimentPlan:
     """Reads an experiment and returns its plan; see `read` and `Experiment.plan`."""
-    return read(path, *overrides).plan()
+    return read(source, *overrides).plan()
 
 
 def submit(
-    path: Path | str,
+    source: Source,
     *overrides: str,
     again: bool = False,
     queue: bool = False,
@@ -390,7 +588,9 @@ def submit(
     anyway: bool = False,
 ) -> Run:
     """Reads an experiment and starts it; see `read` and `Experiment.submit`."""
-    return read(path, *overrides).submit(again=again, queue=queue, rehearse=rehearse, anyway=anyway)
+    return read(source, *overrides).submit(
+        again=again, queue=queue, rehearse=rehearse, anyway=anyway
+    )
 
 
 def compare(*names: str, registry: str | None = None) -> Comparison:
@@ -429,7 +629,7 @@ def diff(
 
 def score(
     responses: Path | str | Iterable[Mapping[str, Any]],
-    reward: str,
+    reward: str | Callable[..., Any],
     *overrides: str,
     workers: int = 1,
     deadline: float = 5.0,
@@ -439,7 +639,7 @@ def score(
     Args:
         responses: a file of JSON Lines, or one mapping per response: `response`, and the fields of
             its task.
-        reward: name of the plugin.
+        reward: name of the plugin; or a function or class, as in `read`.
         overrides: `option=value` of the plugin.
         workers: number of worker processes.
         deadline: time limit of one call, in seconds.
@@ -453,7 +653,8 @@ def score(
         PluginError: the plugin is missing or broken.
         EnvironmentFault: the file cannot be read.
     """
-    plugin = build_reward(reward, overrides)
+    name = reward if isinstance(reward, str) else keep_plugin_source(reward)
+    plugin = build_reward(name, overrides)
     if isinstance(responses, Path | str):
         with open_response_lines(str(responses)) as lines:
             scored = [*score_lines(plugin, lines, workers=workers, deadline=deadline)]

@@ -8,9 +8,17 @@ from torch import Tensor
 from rlx.batch import TokenBatch
 from rlx.discovery import bind_implementation, list_needed_streams, resolve_plugins
 from rlx.errors import PluginError
-from rlx.plugin import Environment, Estimator, Plugin, RewardPlugin, Task, get_confidence_values
+from rlx.plugin import (
+    FAILED,
+    Environment,
+    Estimator,
+    Plugin,
+    RewardPlugin,
+    Task,
+    get_confidence_values,
+)
 from rlx.reward import NamedReward, PooledHost, RewardPool
-from rlx.rollout import FAILED, RolloutPlan, build_rollout_plan
+from rlx.rollout import RolloutPlan, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 from rlx.train_batch import CreditRules, Estimate
 

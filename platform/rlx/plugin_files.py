@@ -1,5 +1,7 @@
 """Plugins in a Python file beside an experiment: `plugin: rewards.py:brevity`.
 
+The source of a function that Python gives as a plugin is kept like such a file.
+
 Once an experiment has been read, it names the file by its digest:
 `rewards.py@0123456789abcdef:brevity`. An edited file is therefore another plugin, hence another
 run. The text is kept under that digest: in this machine's cache when an experiment is read, and
@@ -23,6 +25,7 @@ from rlx import plugin as api
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path, get_rlx_home, locate_cache
 from rlx.plugin import Plugin, Reward, Sample, Score
+from rlx.plugin_source import collect_source
 from rlx.text import escape_unprintable
 
 _WRITTEN = re.compile(r"(?P<path>[^:]+\.py):(?P<name>[A-Za-z_]\w*)")
@@ -142,6 +145,20 @@ def keep_plugin_file(written: str) -> str:
         raise SpecError(f"the plugin's file {name} cannot be read: {why}") from error
     digest = _hash_text(text.encode())
     kept = KeptPlugin(path.name, digest, found["name"])
+    _write_text(_list_folders()[1] / kept.stored_name, text)
+    return str(kept)
+
+
+def keep_plugin_source(plugin: Callable[..., Any]) -> str:
+    """Keeps the source of a function or class as a file, with all that it uses and no installed
+    module has; returns the name by which it is kept.
+
+    Raises:
+        SpecError: it has no source of its own, or uses what cannot be written as source.
+        EnvironmentFault: it cannot be kept.
+    """
+    text = collect_source(plugin)
+    kept = KeptPlugin(f"{plugin.__name__}.py", _hash_text(text.encode()), plugin.__name__)
     _write_text(_list_folders()[1] / kept.stored_name, text)
     return str(kept)
 

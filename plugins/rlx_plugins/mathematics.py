@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import traceback
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -207,6 +208,9 @@ class _Value:
 _LATEX = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty "}
 )
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_superscript = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_root_sign = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[a-z]))")
 _spaces = re.compile(r"\\[,;:!]|\\ |~|\\quad|\\qquad|\\left(?![a-z])|\\right(?![a-z])")
 _degrees = re.compile(r"\s*(?:\^\{?\\circ\}?|°|\\degree|\bdegrees?\b)\s*$")
 _exponent = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,4})")
@@ -215,7 +219,8 @@ _repeating = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
 _mixed = re.compile(r"([+-]?)(\d+)\s+(?:(\d+)/(\d+)|\\[dt]?frac\{(\d+)\}\{(\d+)\})")
 _grouped = re.compile(r"\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _apart = re.compile(r"\d\s+\d")
-_bare_fraction = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")
+_bare_fraction = re.compile(r"\\[dt]?frac\s*(\d|(?<=\s)[a-z])\s*(\d|[a-z](?![a-z]))")
+_dots = re.compile(r"[^,\s]\s*\\[lc]?dots[bcio]?$")
 _bare_root = re.compile(r"\\sqrt\s*(\d)")
 _plain_root = re.compile(r"(?<![\\A-Za-z])sqrt\(([^()]*)\)")
 _plain_word = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|log|ln|pi)(?![A-Za-z])")
@@ -242,7 +247,7 @@ mol MB GB kB ms rad sr
 def _read_values(formula: str) -> Iterator[_Value]:
     """Every way to read a formula as a whole; nothing if it cannot be read to its end."""
     text = _degrees.sub("", _clean_formula(formula))
-    if not text:
+    if not text or _dots.search(text):
         return
     if "=" in text and not re.search(r"[<>]=|\\[lg]eq?|!=", text):
         yield from _read_equation(text)
@@ -267,7 +272,7 @@ def _read_values(formula: str) -> Iterator[_Value]:
 
 def _clean_formula(formula: str) -> str:
     """A formula without delimiters, marks of space, currency signs and a full stop at its end."""
-    text = formula.translate(_LATEX).strip()
+    text = _write_latex(formula).strip()
     for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         if text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening):
             text = text[len(opening) : -len(closing)].strip()
@@ -275,7 +280,23 @@ def _clean_formula(formula: str) -> str:
     text = _bare_fraction.sub(r"\\frac{\1}{\2}", _bare_root.sub(r"\\sqrt{\1}", text))
     text = _long_exponent.sub(r"^{\1}", _write_powers(text))
     text = _plain_word.sub(r"\\\1", _plain_root.sub(r"\\sqrt{\1}", text))
-    return " ".join(text.rstrip(".,; ").split())
+    text = " ".join(text.rstrip(".,; ").split())
+    return text.removeprefix("=").lstrip() if text.count("=") == 1 else text
+
+
+def _write_latex(formula: str) -> str:
+    """A formula with LaTeX in place of the signs that Unicode has: `½`, `x²`, `√2`, `×`."""
+    text = "".join(map(_write_fraction, formula)).translate(_LATEX)
+    text = _superscript.sub(lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
+    return _root_sign.sub(lambda found: rf"\sqrt{{{next(filter(None, found.groups()), '')}}}", text)
+
+
+def _write_fraction(character: str) -> str:
+    kind, *codes = unicodedata.decomposition(character).split() or [""]
+    if kind != "<fraction>":
+        return character
+    above, _, below = "".join(chr(int(code, 16)) for code in codes).partition("⁄")
+    return rf"\frac{{{above}}}{{{below}}}" if below else character
 
 
 def _write_powers(text: str) -> str:
@@ -407,7 +428,10 @@ def _relative_distance(right: Any, value: Any) -> float | None:
     return abs(a - b) / largest if largest else 0.0
 
 
-_operators = re.compile(r"(?<=[\w)}!])\s*(?:\*\*|[-+*/^]|\\times|\\cdot|\\div)|\\[dt]?frac")
+_operators = re.compile(
+    r"(?<=[\w)}!])\s*(?:\*\*|[-+*/^]|\\times|\\cdot|\\div)|\\[dt]?frac|(?<=[-+])\s*[-+]|!(?!=)|\|"
+    r"|\\(?:sqrt|log|ln|exp|sin|cos|tan|max|min|gcd|[dt]?binom|l(?:floor|ceil)|sum|prod|int|lim)"
+)
 _scientific = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?[-+]?\d+\}?")
 
 

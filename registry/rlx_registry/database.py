@@ -7,10 +7,10 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from importlib import import_module
 from typing import Any, Literal, Protocol, Self
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Table, func, literal, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -25,7 +25,6 @@ from rlx_registry.postgres import Postgres
 from rlx_registry.sqlite import Sqlite
 
 RUN_REFERENCE = re.compile(r"(?:r-)?([0-9]{1,15})")
-_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 class Backend(Protocol):
@@ -67,7 +66,11 @@ def select_backend(url: str) -> Backend:
 
 def build_insert_if_absent(connection: Connection, table: Table) -> Any:
     """Returns an INSERT that skips rows already present."""
-    return _INSERTS[connection.dialect.name](table).on_conflict_do_nothing()
+    return _start_insert(connection.dialect.name, table).on_conflict_do_nothing()
+
+
+def _start_insert(dialect: str, table: Table) -> Any:
+    return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
 
 
 def build_upsert(connection: Connection, table: Table) -> Any:
@@ -77,7 +80,7 @@ def build_upsert(connection: Connection, table: Table) -> Any:
 
 @cache  # making it costs more than running it
 def _build_upsert(dialect: str, table: Table) -> Any:
-    statement = _INSERTS[dialect](table)
+    statement = _start_insert(dialect, table)
     fresh = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=fresh)
 

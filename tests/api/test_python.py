@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+from rows import each_row
 from stored_home import unpack_home
 
 import rlx
@@ -13,6 +14,7 @@ from rlx_registry import Registry
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 RLCR = EXPERIMENTS / "rlcr.yaml"
+QUICK = EXPERIMENTS / "quick.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,53 @@ def test_what_is_wrong_is_returned_or_raised():
         rlx.validate("nowhere.yaml")
 
 
+def brevity(sample, *, longest: int = 40) -> float:
+    """1 for short answers."""
+    return float(len(sample.response) <= longest)
+
+
+def test_an_experiment_is_given_as_a_mapping_or_as_an_object():
+    told = rlx.read(RLCR)
+    mapping = told.loaded.document.tree
+    for source in (mapping, told.spec, {"extends": str(RLCR)}):
+        experiment = rlx.read(source, "seed=7")
+        assert experiment.spec.digest == told.spec.digest and experiment.spec.seed == 7
+    model = type(told.spec.model)(**told.spec.model.model_dump())
+    assert rlx.read({**mapping, "model": model}).spec == told.spec
+
+
+@each_row(
+    "changes, message",
+    [
+        ({"sed": 7}, r"unknown key 'sed'.*<python>:\d+:3.*did you mean 'seed'"),
+        ({"seed": "7"}, r"<python>:.*seed"),
+        ({"task": {"plugin": "dataset", "path": object()}}, "'task.path': a value of type object"),
+        (
+            {"rewards": {"turn": {"a": {"plugin": lambda sample: 1.0}}}},
+            "rewards.*: a lambda has no",
+        ),
+        ({"name": brevity}, "'name': a value of type function cannot be written"),
+    ],
+)
+def test_faults_of_a_mapping_are_named(changes, message):
+    with pytest.raises(rlx.SpecError, match=f"(?s){message}"):
+        rlx.read({**rlx.read(RLCR).loaded.document.tree, **changes})
+
+
+def test_a_function_is_a_reward_kept_with_its_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    short = {"plugin": brevity, "longest": 10, "turn": "answer"}
+    run = rlx.submit({"extends": str(QUICK), "rewards": {"turn": {"short": short}}}, queue=True)
+    named = run.record.spec["rewards"]["turn"]["short"]
+    assert named["longest"] == 10 and named["plugin"].startswith("brevity.py@")
+    (kept,) = (tmp_path / "home" / "plugins").glob("*.py")
+    assert "def brevity(sample" in kept.read_text()
+    assert run.status == "queued"
+    scores = rlx.score([{"response": "a" * n} for n in (10, 50)], brevity, "longest=20").score
+    assert scores.tolist() == [1.0, 0.0]
+
+
 def test_a_plan_has_a_row_per_token(printed):
     plan = rlx.plan_experiment(RLCR)
     tokens = plan.tokens()
@@ -92,6 +141,8 @@ def test_a_finished_run_is_not_waited_for(run, printed):
     assert run.record.steps_total == 16
     with pytest.raises(rlx.SpecError, match="is not running"):
         run.stop()
+    with pytest.raises(rlx.SpecError, match="r-0001 is finished: nothing to resume"):
+        run.resume()
 
 
 @pytest.mark.parametrize(
@@ -164,6 +215,25 @@ def test_trajectories_are_the_credit_of_tokens(run, printed):
         assert frame[name].tolist() == [token[name] for _, token in flat], name
     assert frame.row.tolist() == [number for number, _ in flat]
     assert frame[~frame.learns].advantage.eq(0).all()
+
+
+def test_what_is_drawn_is_shown_by_a_notebook(run):
+    drawn = run.plot()
+    stems = {file.stem for file in drawn.files}
+    assert {"reliability", "curves", "distributions"} <= stems
+    assert {file.suffix for file in drawn.files} == {".png", ".svg"}
+    shown = drawn._repr_html_()
+    assert all(f'alt="{stem}"' in shown for stem in stems)
+    assert shown.count("data:image/svg+xml;base64,") == len(stems)
+
+
+def test_a_run_is_checked_and_its_model_is_exported(run, tmp_path):
+    report = run.check(step=16)
+    assert report.holds and report.steps == (16,)
+    folder = run.export(tmp_path / "model")
+    assert (folder / "config.json").is_file()
+    with pytest.raises(rlx.SpecError, match="already exists"):
+        run.export(folder)
 
 
 # Results -----------------------------------------------------------------------------------------

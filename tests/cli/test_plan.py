@@ -20,14 +20,26 @@ RLCR = next(path for path in EXPERIMENTS if path.stem == "rlcr")
 KG = next(path for path in EXPERIMENTS if path.stem == "kg")
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 PLANS = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, socket, sys
+from functools import partial
 from rlx.cli import main
 
+asked = []
+
+def refuse(who, address, *_, **__):
+    if getattr(who, "family", None) != socket.AF_UNIX:
+        asked.append(str(address))
+        raise OSError("no network here")
+
+socket.socket.connect = refuse
+socket.getaddrinfo = partial(refuse, None)
+os.environ.pop("HF_HUB_OFFLINE")  # which `rlx plan` sets by itself
 for path, page in zip(sys.argv[1::2], sys.argv[2::2]):
+    asked.clear()
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(["plan", path, "--json", "--html", page])
-    print(json.dumps([path, code, out.getvalue(), err.getvalue()]), flush=True)
+    print(json.dumps([path, code, out.getvalue(), err.getvalue(), asked]), flush=True)
 """
 """One process for all experiments, since the imports cost more than most plans."""
 
@@ -66,8 +78,9 @@ def planned(tmp_path_factory):
 def test_every_experiment_is_planned(planned, subtests):
     for path in EXPERIMENTS:
         with subtests.test(path=path):
-            code, out, err, page = planned[path]
+            code, out, err, asked, page = planned[path]
             assert code == 0, err
+            assert asked == [], "a plan asks nobody"
             said = json.loads(out)
             assert said["ok"] and said["exit_code"] == 0
             assert [f for f in said["findings"] if f["severity"] == "error"] == []

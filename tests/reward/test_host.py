@@ -13,9 +13,9 @@ from speech import Characters, Hashing
 
 from rlx.batch import list_batch_rows
 from rlx.errors import RewardError
-from rlx.plugin import Action, Problem
+from rlx.plugin import FAILED, Action, Problem
 from rlx.reward import NamedReward, PooledHost, RewardPool, score_rollouts
-from rlx.rollout import FAILED, HostFault, LocalHost, build_rollout_plan, sample_rollout_trees
+from rlx.rollout import HostFault, LocalHost, build_rollout_plan, sample_rollout_trees
 from rlx.spec import EnvironmentRolloutSpec, GlobalReward, TurnReward
 
 DEADLINE = 2.0

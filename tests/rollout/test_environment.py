@@ -12,9 +12,8 @@ from speech import END, Characters, Hashing
 
 from rlx.batch import build_token_batch
 from rlx.errors import SpecError
-from rlx.plugin import Environment, Problem, Step
+from rlx.plugin import FAILED, Environment, Problem, Step
 from rlx.rollout import (
-    FAILED,
     NO_PARENT,
     HostFault,
     LocalHost,

@@ -4,30 +4,10 @@ import click
 
 from rlx.cli.options import complete_run, overrides_option, registry_option
 from rlx.cli.output import print_text
-from rlx.discovery import describe_plugin_changes, resolve_plugins
-from rlx.errors import RlxError, SpecError
+from rlx.errors import SpecError
 from rlx.home import tracking_url
-from rlx.launch import (
-    BROKEN_OFF,
-    continue_run,
-    is_abandoned,
-    is_half_made,
-    is_spec_of_run,
-    locate_run_folder,
-    open_registry,
-    reconcile_job,
-    require_same_data,
-    require_same_past,
-    run_queue,
-    stop_run,
-)
-from rlx.plan import check_file, run_preflight_checks
-from rlx.spec import ExperimentSpec
+from rlx.launch import open_registry, run_queue, stop_run
 from rlx.spec.reading import label_refusal
-from rlx.text import escape_unprintable
-from rlx_registry import RunRecord
-
-RESUMABLE = ("failed", "stopped", "lost", "queued")
 
 
 @click.command()
@@ -70,62 +50,15 @@ def resume(
         return 0
     if run is None:
         raise SpecError("name the run, or use --queued for all that wait")
-    with open_registry(url) as reading:
-        found = reconcile_job(reading, reading.run(run))
-    if is_half_made(found) or found.directory is None:
-        raise SpecError(f"{found.id} never began: {BROKEN_OFF}; submit its experiment again")
-    if found.effective_status not in RESUMABLE and not is_abandoned(found):
-        raise SpecError(_describe_resume_refusal(found))
-    spec = _build_resumed_spec(found, overrides)
-    require_same_data(found)
-    for note in _list_plugin_notes(found):
-        print_text(f"warning: {escape_unprintable(note)}", err=True)
-    with open_registry(url, read_only=False) as registry:
-        if not continue_run(registry, found, url, spec):
-            raise RlxError(f"{found.id} has just changed: try again")
+    from rlx.api import open_run
+
+    found = open_run(run, registry=url).resume(*overrides, report=print_text)
     print_text(found.id if quiet else f"✓ {found.id} resumed")
     if detach:
         return 0
     from rlx.cli.follow import follow_run
 
     return follow_run(found.id, url, quiet=quiet)
-
-
-def _describe_resume_refusal(run: RunRecord) -> str:
-    if run.status in ("submitted", "running"):
-        where = "" if run.host is None else f" on {run.host}"
-        return f"{run.id} still has a supervisor, process {run.pid}{where}: rlx stop {run.id}"
-    return f"{run.id} is {run.effective_status}: nothing to resume"
-
-
-def _list_plugin_notes(run: RunRecord) -> list[str]:
-    """What has become of the run's plugins; what keeps them from working is the run's to say."""
-    try:
-        spec = ExperimentSpec.from_record(run.spec)
-        plugins = resolve_plugins(spec)
-    except (RlxError, ValueError):
-        return []
-    return list(dict.fromkeys(describe_plugin_changes(plugins.provenance, run.plugins)))
-
-
-def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | None:
-    """Returns the run's experiment with the overrides; None without overrides.
-
-    Raises:
-        SpecError: the overrides would make it another experiment.
-    """
-    if not overrides:
-        return None
-    read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
-    if not is_spec_of_run(read.spec, run):
-        raise SpecError(
-            f"{run.id} would be another experiment: only `runner`, `tracking` and "
-            "`rollout.max_prompt_tokens.on_longer` can change; "
-            f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"
-        )
-    require_same_past(read.spec, run)
-    run_preflight_checks(read, plugins)
-    return read.spec
 
 
 @click.command()

@@ -302,21 +302,15 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
 
 def _draw_pictures(ref: str, url: str) -> int:
     """Draws the plots of a run; returns 1 if it has nothing to draw yet."""
-    from rlx.launch import locate_run_folder
-    from rlx.record import update_trackers
-    from rlx.run import draw_run_pictures
+    from rlx.api import open_run
 
-    with open_registry(url) as reading:  # read-only: creates no registry
-        run = reading.run(ref)
-    with open_registry(url, read_only=False) as registry:
-        drawn = draw_run_pictures(registry, run.id, locate_run_folder(run))
-        for path in drawn:
-            print_text(escape_unprintable(os.path.relpath(path)))
-        if not drawn:
-            print_text(f"{run.id} has no records to draw yet", err=True)
-            return 1
-        update_trackers(registry, registry.run(run.id))
-    return 0
+    run = open_run(ref, registry=url)
+    drawn = run.plot().files
+    for path in drawn:
+        print_text(escape_unprintable(os.path.relpath(path)))
+    if not drawn:
+        print_text(f"{run.id} has no records to draw yet", err=True)
+    return 0 if drawn else 1
 
 
 @click.command()

@@ -28,6 +28,7 @@ from rlx.model.dialogue import ModelDialogue
 from rlx.model.files import first_line, model_folder, share_weights
 from rlx.model.tokenizer import (
     build_dialogue,
+    build_vocabulary_dialogue,
     end_ids,
     find_context_length,
     load_vocabulary,
@@ -117,7 +118,8 @@ def build_policy(
 
 
 def _build_tiny_policy(spec: TinyModelSpec, seed: int, folder: Path | None) -> Policy:
-    tokenizer = tiny_tokenizer(load_vocabulary(spec, folder))
+    vocabulary = load_vocabulary(spec, folder)
+    tokenizer = tiny_tokenizer(vocabulary)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden_size,
@@ -137,7 +139,8 @@ def _build_tiny_policy(spec: TinyModelSpec, seed: int, folder: Path | None) -> P
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "weights"))
         model = Qwen3ForCausalLM(config)
-    return _assemble_policy(model, tokenizer, chat_template=False)
+    dialogue = build_vocabulary_dialogue(vocabulary)
+    return Policy(model, tokenizer, dialogue, dialogue.end_ids)
 
 
 def _load_pretrained_policy(spec: PretrainedModelSpec, dtype: torch.dtype) -> Policy:
@@ -156,7 +159,9 @@ def _load_pretrained_policy(spec: PretrainedModelSpec, dtype: torch.dtype) -> Po
             f"model.path: the weights of {spec.path!r} lack {len(missing)} of the model's "
             f"parameters, such as {missing[0]}; save or fetch it again"
         )
-    return _assemble_policy(model, tokenizer, chat_template=spec.chat_template)
+    ends = end_ids(tokenizer, model.generation_config, model.config)
+    dialogue = build_dialogue(tokenizer, ends, chat_template=spec.chat_template)
+    return Policy(model, tokenizer, dialogue, dialogue.end_ids)
 
 
 def _load_weights(
@@ -214,11 +219,3 @@ def _choose_attention(config: PreTrainedConfig) -> str:
     it has sinks, biases of its own, or no attention at all."""
     has_fast_one = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
     return "sdpa" if has_fast_one else "eager"
-
-
-def _assemble_policy(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
-) -> Policy:
-    ends = end_ids(tokenizer, model.generation_config, model.config)
-    dialogue = build_dialogue(tokenizer, ends, chat_template=chat_template)
-    return Policy(model, tokenizer, dialogue, dialogue.end_ids)

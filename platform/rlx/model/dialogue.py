@@ -423,8 +423,10 @@ class DemonstrationPlayer:
     def _iterate_turns(self, dialogue: ModelDialogue, index: int) -> Iterator[_TurnTokens]:
         seed = derive_seed(self.spec.seed, "demonstration", index)
         start = derive_seed(self.spec.seed, "warm start")
-        rollout, rehearsed = self.spec.rollout, isinstance(self.task, Rehearsed)
-        if isinstance(rollout, EnvironmentRolloutSpec) and (rehearsed or not rollout.has_one_turn):
+        rollout = self.spec.rollout
+        if isinstance(rollout, EnvironmentRolloutSpec) and (
+            isinstance(self.task, Rehearsed) or not rollout.has_one_turn
+        ):
             if self.environment is None or not isinstance(self.task, Rehearsed):
                 raise ValueError(
                     "a warm start with an environment needs the environment and a task with lessons"

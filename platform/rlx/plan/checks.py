@@ -84,20 +84,27 @@ def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
     return replace(plugins.to_experiment(), warnings=warnings)
 
 
-def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[LoadedSpec, ExperimentPlugins]:
+def check_file(
+    source: Path | Mapping[str, Any], overrides: Sequence[str] = ()
+) -> tuple[LoadedSpec, ExperimentPlugins]:
     """Reads and checks one experiment with its plugins, and reports all errors at once.
+
+    Args:
+        source: a file, or its content.
+        overrides: `path.to.key=value`.
 
     Raises:
         InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
         SpecError: the file cannot be opened.
     """
     try:
-        document = read_document(path, overrides)
+        document = read_document(source, overrides)
     except InvalidSpec as error:
-        faults = [*error.diagnostics, *_check_without_base(path)]
-        raise build_refusal(faults, error.file) from None
+        others = _check_without_base(source) if isinstance(source, Path) else ()
+        raise build_refusal([*error.diagnostics, *others], error.file) from None
     spec, faults = check_spec_tree(document.tree)
     if spec is not None and not faults:
+        path = source if isinstance(source, Path) else Path(document.file)
         read = LoadedSpec.from_document(path, document, spec)
         return read, check_read_spec(read)
     if spec is not None:

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Literal, Protocol
 
 from rlx.errors import SpecError
-from rlx.plugin import Corrupts, Problem, Task
+from rlx.plugin import Corrupts, Problem, Task, TurnLevel
 from rlx.rollout import (
     NO_PARENT,
     Completion,
@@ -19,7 +19,6 @@ from rlx.rollout import (
     RolloutTree,
     Sampler,
     Segment,
-    TurnLevel,
     find_spans,
 )
 from rlx.seeding import derive_seed

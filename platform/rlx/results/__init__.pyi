@@ -19,6 +19,7 @@ from .evaluating import (
     build_set_spec,
     evaluate,
 )
+from .export import export_model
 from .identities import Violation
 from .models import TrainedModel, try_model
 from .probing import ModelProbe, probe_model
@@ -50,6 +51,7 @@ __all__ = [
     "check_run",
     "compare_recipes",
     "evaluate",
+    "export_model",
     "find_named_runs",
     "find_side_differences",
     "format_comparison_markdown",

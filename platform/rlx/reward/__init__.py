@@ -1,39 +1,5 @@
 """Scoring: computes the named rewards of a step by plugins in killable worker processes."""
 
-from rlx.reward.lines import (
-    ScoredLine,
-    build_reward,
-    open_response_lines,
-    score_lines,
-)
-from rlx.reward.plugin_process import ChunkReport, JobOutcome, RewardJob
-from rlx.reward.pool import ChunkWorkers, PooledHost, RewardPool, describe_worker_error
-from rlx.reward.scoring import (
-    NamedReward,
-    compute_mean_value,
-    rescore_rollouts,
-    score_rollouts,
-)
-from rlx.reward.table import Place, RewardEntry, RewardTable, sum_named_rewards
+import lazy_loader
 
-__all__ = [
-    "ChunkReport",
-    "ChunkWorkers",
-    "JobOutcome",
-    "NamedReward",
-    "Place",
-    "PooledHost",
-    "RewardEntry",
-    "RewardJob",
-    "RewardPool",
-    "RewardTable",
-    "ScoredLine",
-    "build_reward",
-    "compute_mean_value",
-    "describe_worker_error",
-    "open_response_lines",
-    "rescore_rollouts",
-    "score_lines",
-    "score_rollouts",
-    "sum_named_rewards",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,11 +7,11 @@ from statistics import fmean
 from typing import Literal
 
 from rlx.errors import RewardError
-from rlx.plugin import RewardPlugin, Sample, Score
+from rlx.plugin import FAILED, RewardPlugin, Sample, Score
 from rlx.reward.plugin_process import JobOutcome, RewardJob
 from rlx.reward.pool import RewardPool
 from rlx.reward.table import Entries, Place, RewardEntry, RewardTable
-from rlx.rollout import FAILED, NO_PARENT, RolloutTree, is_fault_segment
+from rlx.rollout import NO_PARENT, RolloutTree, is_fault_segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 
 

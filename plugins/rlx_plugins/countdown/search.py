@@ -1,8 +1,10 @@
 """Generates and solves Countdown problems with whole intermediate results within bounds."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
 _LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2}
@@ -126,6 +128,18 @@ def find_solutions(
         if found.value == target and found.text not in seen:
             seen.add(found.text)
             yield found
+
+
+@lru_cache(maxsize=1024)  # of two small numbers there are few pairs
+def count_solutions(numbers: tuple[int, ...], rules: Rules) -> Counter[float]:
+    """Counts, for every value that is reached, the expressions that `find_solutions` yields.
+
+    Args:
+        numbers: in ascending order.
+    """
+    items = [WorkedExpression.from_number(number) for number in numbers]
+    values = {found.text: found.value for found in _search_expressions(items, rules, None)}
+    return Counter(values.values())
 
 
 def _search_expressions(

@@ -15,7 +15,13 @@ from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_plugins.countdown.expression import evaluate_expression
 from rlx_plugins.countdown.files import CountdownFiles, FileProblems, is_held_out, read_files
 from rlx_plugins.countdown.scorer import compute_score
-from rlx_plugins.countdown.search import Rules, WorkedExpression, find_solutions, random_expression
+from rlx_plugins.countdown.search import (
+    Rules,
+    WorkedExpression,
+    count_solutions,
+    find_solutions,
+    random_expression,
+)
 
 _MAX_NUMBERS = 100
 _MAX_DRAWS = 100_000
@@ -289,7 +295,7 @@ class CountdownTask(Plugin):
         if worked:
             fields |= {"solution": worked.text, "steps": list(worked.steps)}
         if len(numbers) <= _MAX_SOLVED:
-            fields["solutions"] = sum(1 for _ in find_solutions(numbers, target, self._rules()))
+            fields["solutions"] = count_solutions(tuple(sorted(numbers)), self._rules())[target]
         listed = " ".join(map(str, numbers))
         return Problem(
             id=f"countdown/{'-'.join(map(str, sorted(numbers)))}={target}",

@@ -6,19 +6,25 @@ options would not fit it. Each value keeps its place in the file that it comes f
 and `rlx validate --values` can name it.
 """
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.plugin_files import anchor_file, keep_plugin_file, map_plugin_names
+from rlx.plugin_files import (
+    anchor_file,
+    keep_plugin_file,
+    keep_plugin_source,
+    map_plugin_names,
+)
 from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.evaluation import SuiteSpec
 from rlx.spec.experiment import ExperimentSpec
@@ -40,6 +46,8 @@ from rlx.spec.reading.yaml_source import (
 from rlx.text import escape_unprintable
 
 EXTENDS = "extends"
+IN_PYTHON = "<python>"
+"""Name of an experiment that was given as a mapping."""
 _SELECTORS = ("plugin", "kind", "strategy", "engine")
 """Keys that select what the other keys of their section mean; in `estimator`, `name` does."""
 
@@ -64,6 +72,46 @@ def read_mapping(path: Path, name: str | None = None) -> YamlDocument:
     return document
 
 
+def write_document(content: Mapping[str, Any]) -> YamlDocument:
+    """Writes the content of an experiment that was given in Python, as JSON, which is YAML.
+
+    Values are what YAML has, paths, and Pydantic objects. A plugin may be a function or a class,
+    whose source is kept.
+
+    Raises:
+        InvalidSpec: a value cannot be written, or the source of a plugin cannot be kept.
+    """
+    faults: list[Diagnostic] = []
+    tree = _write_value(content, (), faults)
+    if faults:
+        raise build_refusal(faults, IN_PYTHON)
+    return parse_yaml_document(json.dumps(tree, indent=2, ensure_ascii=False), IN_PYTHON)
+
+
+def _write_value(value: Any, path: KeyPath, faults: list[Diagnostic]) -> Any:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+        return {
+            str(key): _write_value(each, (*path, str(key)), faults) for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_write_value(each, (*path, n), faults) for n, each in enumerate(value)]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    message = f"a value of type {type(value).__name__} cannot be written as YAML"
+    try:
+        if path[-1:] == ("plugin",) and callable(value):
+            return keep_plugin_source(value)
+    except (SpecError, EnvironmentFault) as error:
+        message = str(error)
+    message = f"'{format_key_path(path)}': {message}"
+    faults.append(Diagnostic(kind="value", message=message, path=path))
+    return None
+
+
 def read_own_values(path: Path) -> YamlDocument | None:
     """Parses what a file changes of the file that it extends; None if it extends none.
 
@@ -76,24 +124,25 @@ def read_own_values(path: Path) -> YamlDocument | None:
     return replace(document, tree={k: v for k, v in document.tree.items() if k != EXTENDS})
 
 
-def _extend(document: YamlDocument, chain: Sequence[Path]) -> YamlDocument:
+def _extend(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> YamlDocument:
     """Merges a document onto its base.
 
     Args:
-        chain: the files from the first to the document's own, each extended by the one before it.
+        folder: what the document's paths are relative to.
+        chain: the files from the first to the document's own, each extended by the one before it;
+            a document that was given in Python has none.
     """
-    folder = chain[-1].parent
     document = replace(
         document, tree=map_plugin_names(document.tree, lambda name, _: anchor_file(name, folder))
     )
     if EXTENDS not in document.tree:
         return document
-    path, name = _find_base(document, chain[-1])
+    path, name = _find_base(document, folder, chain)
     if any(path.samefile(one) for one in chain):
         circle = " → ".join(escape_unprintable(str(one)) for one in (*chain, path))
         raise _refuse_base(document, f"files extend each other in a circle: {circle}")
     try:
-        base = _extend(read_mapping(path, name), [*chain, path])
+        base = _extend(read_mapping(path, name), path.parent, [*chain, path])
     except InvalidSpec as error:
         # The file that the user named is the one that cannot be run.
         faults = [_locate_in_base(fault, name) for fault in error.diagnostics]
@@ -110,7 +159,7 @@ def _locate_in_base(fault: Diagnostic, name: str) -> Diagnostic:
     return replace(fault, message=f"{fault.message} ({escape_unprintable(name)})")
 
 
-def _find_base(document: YamlDocument, path: Path) -> tuple[Path, str]:
+def _find_base(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> tuple[Path, str]:
     """Returns the file that a document extends, and its name in messages.
 
     Raises:
@@ -119,13 +168,13 @@ def _find_base(document: YamlDocument, path: Path) -> tuple[Path, str]:
     named = document.tree[EXTENDS]
     if not isinstance(named, str) or not named or "\0" in named:
         raise _refuse_base(document, "'extends' must be the path of one file", kind="value")
-    there = path.parent / named
+    there = folder / named
     if os.path.isfile(there):  # noqa: PTH113  (false also for names that are no file's)
         return there, os.path.normpath(there)
     examples = find_examples()
     if named in examples:
         return examples[named], f"example {named}"
-    siblings = [one.name for one in path.parent.glob("*.y*ml") if one != path]
+    siblings = [one.name for one in folder.glob("*.y*ml") if one not in chain[-1:]]
     raise _refuse_base(
         document,
         f"'extends': there is no file and no example {escape_unprintable(named)!r}",
@@ -222,7 +271,7 @@ class LoadedSpec:
     """An experiment with the origin of each value.
 
     Attributes:
-        path: the file.
+        path: the file, or `<python>`.
         yaml: text of the file and of those that it extends, without the overrides.
         spec: the spec, with the overrides.
         origins: maps the dotted path of every value to `default`, `FILE:line` or `--set`;
@@ -246,15 +295,22 @@ class LoadedSpec:
         return cls(path, document.whole_text, spec, origins, document)
 
 
-def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
-    """Parses a file and those that it extends, and applies the overrides, without validation.
+def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> YamlDocument:
+    """Reads an experiment and those that it extends, and applies the overrides, without validation.
+
+    Args:
+        source: a file, or its content; paths in the latter are relative to the current folder.
+        overrides: `path.to.key=value`.
 
     Raises:
-        InvalidSpec: a file is not YAML that rlx accepts, or is a suite, or an override cannot be
-            applied.
+        InvalidSpec: a file is not YAML that rlx accepts, or is a suite, a value cannot be written
+            as YAML, or an override cannot be applied.
         SpecError: the file cannot be opened.
     """
-    document = _extend(read_mapping(path), [path])
+    if isinstance(source, Path):
+        document = _extend(read_mapping(source), source.parent, [source])
+    else:
+        document = _extend(write_document(source), Path(), [])
     keys = document.tree.keys() if isinstance(document.tree, dict) else set()
     if "sets" in keys and not {"task", "rollout", "rewards"} & keys:
         raise build_refusal([_build_suite_fault(document)], document.file)

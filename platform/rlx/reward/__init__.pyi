@@ -1,0 +1,37 @@
+from .lines import (
+    ScoredLine,
+    build_reward,
+    open_response_lines,
+    score_lines,
+)
+from .plugin_process import ChunkReport, JobOutcome, RewardJob
+from .pool import ChunkWorkers, PooledHost, RewardPool, describe_worker_error
+from .scoring import (
+    NamedReward,
+    compute_mean_value,
+    rescore_rollouts,
+    score_rollouts,
+)
+from .table import Place, RewardEntry, RewardTable, sum_named_rewards
+
+__all__ = [
+    "ChunkReport",
+    "ChunkWorkers",
+    "JobOutcome",
+    "NamedReward",
+    "Place",
+    "PooledHost",
+    "RewardEntry",
+    "RewardJob",
+    "RewardPool",
+    "RewardTable",
+    "ScoredLine",
+    "build_reward",
+    "compute_mean_value",
+    "describe_worker_error",
+    "open_response_lines",
+    "rescore_rollouts",
+    "score_lines",
+    "score_rollouts",
+    "sum_named_rewards",
+]
