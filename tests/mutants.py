@@ -51,7 +51,7 @@ ROOMS = {
         ("tests/golden", *JOINTS, *(f"tests/credit/test_{name}.py" for name in ESTIMATES)),
     ),
     "mask": Room(("platform/rlx/mask.py",), ("tests/mask", *JOINTS)),
-    "loss": Room(("platform/rlx/loss/*.py",), ("tests/loss", "tests/golden", *JOINTS)),
+    "loss": Room(("platform/rlx/loss.py",), ("tests/loss", "tests/golden", *JOINTS)),
     "kl": Room(("platform/rlx/kl.py",), ("tests/kl", *JOINTS)),
     "assignment": Room(
         ("platform/rlx/assignment.py", "platform/rlx/train_batch.py"), (*JOINTS, "tests/golden")

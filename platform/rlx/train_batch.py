@@ -40,8 +40,6 @@ class CreditRules:
     @property
     def counts_empty_rows(self) -> bool:
         """Whether rows without a learning token count in averages over rows."""
-        if self.loss.count_empty_rows is not None:
-            return self.loss.count_empty_rows
         return bool(PROFILES[self.credit.profile].get("count_empty_rows"))
 
     @cached_property

@@ -70,11 +70,11 @@ def test_rows_without_a_learning_token_count_under_the_profile_of_trl():
         "global_rewards": torch.zeros(4),
     }
 
-    def weigh(profile, aggregate, parts=1, **loss):
+    def weigh(profile, aggregate, parts=1):
         rules = CreditRules(
             estimator=give_ones,
             credit=CreditSpec(profile=profile),
-            loss=LossSpec(aggregate=aggregate, **loss),
+            loss=LossSpec(aggregate=aggregate),
             max_tokens=MAX_TOKENS,
         )
         streams = TokenStreams(old_logprobs=batch.behaviour_logprobs)
@@ -88,8 +88,6 @@ def test_rows_without_a_learning_token_count_under_the_profile_of_trl():
     assert weigh("trl", "constant") == [[3 / 4 / limit, 0, 2 / 4 / limit, 0]]
     assert weigh("trl", "token_mean") == [[3 / 5, 0, 2 / 5, 0]]
     assert weigh("verl", "sequence_mean") == [[1 / 2, 0, 1 / 2, 0]]
-    assert weigh("trl", "sequence_mean", count_empty_rows=False) == [[1 / 2, 0, 1 / 2, 0]]
-    assert weigh("rlx", "sequence_mean", count_empty_rows=True) == [[1 / 4, 0, 1 / 4, 0]]
 
 
 def test_a_correction_reads_no_ratio_of_tokens_that_nobody_sampled():

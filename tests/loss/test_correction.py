@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from rows import each_row
 
-from rlx.loss.token_losses import compute_correction_weights, compute_sampler_mismatch
+from rlx.loss import compute_correction_weights, compute_sampler_mismatch
 from rlx.spec.loss import MaskedCorrection, TruncatedCorrection
 
 RATIOS = torch.tensor([[1.0, 4.0, 0.5, 9.0], [1.0, 0.25, 9.0, 9.0]])

@@ -102,10 +102,9 @@ def broken(evidence):
 def test_a_sound_record_holds_under_every_estimator_of_turns(estimator, pool):
     results = found(recorded(pool, *POLICY_ONLY["mask"], estimator=estimator))
     assert [result.first for result in results.values() if result.violated] == []
-    assert results["turns"].checked == results["turn_advantages"].checked == 2 * (3 + 2 + 1)
+    assert results["turns"].checked == 2 * (3 + 2 + 1)
     assert results["rewarded"].checked == 2 * (3 + 2 + 1) + 2 * 3
     assert results["observations"].checked == 2 * (4 + 5 + 4)
-    assert results["attention"].checked == 0
 
 
 @each_row("mask", [*POLICY_ONLY, *WHOLE])
@@ -114,11 +113,9 @@ def test_observations_stay_out_or_follow_the_attention_mask(mask, pool):
     results = found(evidence)
     assert [result.first for result in results.values() if result.violated] == []
     assert (results["observations"].checked > 0) == (mask in POLICY_ONLY)
-    assert (results["attention"].checked > 0) == (mask in WHOLE)
     observed = evidence.batch.is_environment
     for name in ("weights", "advantages", "kl"):
         assert evidence.get_token_stream(name)[observed].any() == (mask in WHOLE)
-    assert results["turn_advantages"].checked == 0, "grpo compares whole rollouts"
 
 
 # Records that were changed ------------------------------------------------------------------------
@@ -149,7 +146,7 @@ def test_an_observation_that_carries_anything_is_found(name, pool):
 def test_an_observation_left_out_where_all_learns_is_found(pool):
     sound = recorded(pool, *WHOLE["off"], estimator="grpo")
     at = observation(sound)
-    first = broken(with_token(sound, "mask", at, False))["attention"]
+    first = broken(with_token(sound, "mask", at, False))["masks"]
     assert (first.row, first.token, first.stored, first.expected) == (*at, False, True)
 
 
@@ -160,7 +157,7 @@ def test_an_answer_turn_without_an_advantage_of_its_own_is_found(pool):
     last = sound.batch.turn_ids[row] == 3
     where = torch.zeros_like(sound.mask)
     where[row] = last
-    first = broken(with_token(sound, "advantages", where, 0.0))["turn_advantages"]
+    first = broken(with_token(sound, "advantages", where, 0.0))["advantages"]
     assert (first.row, first.turn, first.stored) == (row, 3, 0.0)
     assert first.expected != 0.0
 

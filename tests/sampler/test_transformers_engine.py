@@ -12,7 +12,7 @@ from rlx.errors import DivergedModelError, SpecError
 from rlx.model import Policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
-from rlx.sampler.transformers_engine import _DecodingLoop
+from rlx.sampler.transformers_engine import LOOK_EVERY, _DecodingLoop
 from rlx.spec import TurnSpec
 
 DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
@@ -123,7 +123,54 @@ def test_the_most_likely_tokens_are_those_of_generate(policy, contexts):
         assert completion.token_ids == tuple(theirs[0, len(context) :].tolist())
 
 
+def test_log_probabilities_of_given_tokens_are_those_of_a_plain_forward(monkeypatch):
+    policy = babbler(0)
+    vocabulary = policy.model.get_input_embeddings().num_embeddings
+    monkeypatch.setattr("rlx.sampler.transformers_engine.MOST_LOGITS", 30 * vocabulary)
+    draw = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(60, (n,), generator=draw).tolist() for n in (9, 1, 31, 4, 12, 12)]
+    engine = sampler(policy)
+    for ids, found in zip(sequences, engine.compute_logprobs(sequences, 3), strict=True):
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor([ids], device=DEVICE)).logits[0, :-1]
+        plain = logits.log_softmax(-1)
+        expected = [float(row[token]) for row, token in zip(plain, ids[1:], strict=True)]
+        assert found.logprobs == pytest.approx(expected, abs=5e-5)
+        best = [value for at in found.likeliest for _, value in at]
+        assert best == pytest.approx(plain.topk(3).values.flatten().tolist(), abs=5e-5)
+        assert len(found.likeliest) == len(ids) - 1
+    with pytest.raises(SpecError, match="do not fit into this engine's limit"):
+        engine.compute_logprobs([[5] * (policy.context_length + 1)], 0)
+
+
 # Against itself ----------------------------------------------------------------------------------
+
+
+def test_what_nobody_waits_for_ends(policy, requests, two_turns):
+    """At the next look for finished rows: the others are sampled on."""
+    asked = [replace(r, is_abandoned=lambda n=n: n == 1) for n, r in enumerate(requests[:3])]
+    ends = [*map(len, (c.token_ids for c in two_turns[0][1]))]
+    first, gone, third = sample(policy, asked)
+    assert_agrees([first, third], [two_turns[0][0], two_turns[0][2]])
+    for one, other, end in zip(gone, two_turns[0][1], ends, strict=True):
+        assert one.token_ids == other.token_ids[: min(end, LOOK_EVERY)]
+
+
+def test_a_limit_of_its_own_ends_a_completion(policy, requests, two_turns):
+    limits = [1, 5, 40]
+    own = [replace(r, max_new_tokens=n) for r, n in zip(requests[:3], limits, strict=True)]
+    with sampler(policy).session() as session:
+        limited = session.generate(own, ANSWER)
+        below = second_turns(policy, own, limited)
+        seconds = session.generate(below, CONFIDENCE)
+        anew = session.generate([replace(r, extends=None) for r in below], CONFIDENCE)
+    for short, long, limit in zip(limited, two_turns[0][:3], limits, strict=True):
+        for one, other in zip(short, long, strict=True):
+            assert one.token_ids == other.token_ids[:limit]
+            assert one.logprobs == pytest.approx(other.logprobs[:limit], abs=1e-5)
+            cut = len(other.token_ids) > limit
+            assert one.finish_reason == ("length" if cut else other.finish_reason)
+    assert_agrees(seconds, anew)
 
 
 def test_the_order_of_requests_does_not_matter(policy, requests, two_turns):

@@ -330,8 +330,7 @@ def test_a_run_that_finished_holds(copy, finished, capsys):
     assert found["bodies"]["checked"] == 4
     assert found["kl"]["checked"] == 0, "there is no reference"
     assert found["probe_scores"]["checked"] == 0, "nothing was probed"
-    of_environments = {"attention", "observations", "turn_advantages"}
-    nothing = {"kl", "probe_scores", *of_environments}
+    nothing = {"kl", "probe_scores", "observations"}
     assert {name for name, i in found.items() if not i["checked"]} == nothing
     assert main(["check", run.id]) == 0
     shown = capsys.readouterr().out

@@ -14,7 +14,7 @@ from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RlxError, summarize_error
 from rlx.phase_setup import build_setup
 from rlx.plan.memory import token_budget
-from rlx.plan.stopping_bias import find_stopping_bias
+from rlx.plan.plugin_checks import find_stopping_bias
 from rlx.plan.synthetic_responses import PlanSpeech, load_plan_problems, load_speech
 from rlx.plan.synthetic_step import Place, PlanTrial, describe_row_kind, run_trial
 from rlx.plugin import TurnLevel

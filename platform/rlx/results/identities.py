@@ -28,15 +28,10 @@ from rlx.results.rescoring import credit_stored_rows, flatten_stored_rows
 from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
 from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import (
-    AllResponse,
     DrGrpo,
-    Effective,
     EnvironmentRolloutSpec,
-    Gigpo,
     Gpg,
     Grpo,
-    MtGrpo,
-    MultiturnGrpo,
     Opo,
     PassAtK,
     Rloo,
@@ -289,19 +284,6 @@ def _check_masks(e: StepEvidence) -> IdentityResult:
     return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(e.rows.own.sum()))
 
 
-def _check_response_mask(e: StepEvidence) -> IdentityResult:
-    """A mask that reaches beyond the policy's tokens covers the response, observations included.
-
-    Reference:
-        KG-R1, arXiv 2509.26383 (without state masking).
-    """
-    whole = isinstance(e.strategy, AllResponse | Effective) and e.strategy.reaches_beyond()
-    if not whole:
-        return IdentityResult(0)
-    expected = e.batch.is_response
-    return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(expected.sum()))
-
-
 def _check_reward_mass(e: StepEvidence) -> IdentityResult:
     rewards = e.rewards
     reduce = e.setup.spec.credit.turn_reduce or e.setup.rules.placement.turn_reduce
@@ -316,24 +298,6 @@ def _check_reward_mass(e: StepEvidence) -> IdentityResult:
     scale = turns.abs().sum(dim=1) + rewards.global_rewards.double().abs()
     wrong = ~((found - expected).abs() <= RTOL * scale)
     return e.collect_violations("placed and lost reward", found, expected, wrong, len(expected))
-
-
-def _check_turn_advantages(e: StepEvidence) -> IdentityResult:
-    """Under turn-level estimators, all tokens of a turn share that turn's advantage."""
-    if isinstance(e.estimator, Grpo):
-        looks = e.estimator.enable_multiturn_advantage
-    else:
-        looks = isinstance(e.estimator, MultiturnGrpo | MtGrpo | Gigpo)
-    if not looks:
-        return IdentityResult(0)
-    stored = e.get_token_stream("advantages")
-    expected, checked = _spread_turn_values(
-        e.recomputed_batch.advantages, e.batch.turn_ids, e.credited
-    )
-    learns = e.credited & (e.batch.turn_ids > 0)
-    slack = 1e-6 * expected.abs().max()
-    wrong = learns & ~((stored - expected).abs() <= slack)
-    return e.collect_violations("advantages", stored, expected, wrong, checked)
 
 
 def _check_equal_scores(e: StepEvidence) -> IdentityResult:
@@ -459,19 +423,6 @@ def _list_stored_rewards(e: StepEvidence) -> Iterator[tuple[Place, str, str | No
                 yield (tree, segment), name, "for turns"
             elif name in spec.global_:
                 yield (tree, segment), name, None if whole else "for whole rollouts"
-
-
-def _spread_turn_values(values: Tensor, turn_ids: Tensor, mask: Tensor) -> tuple[Tensor, int]:
-    """`[B, T]` the value of each turn's first masked-in token, spread over its masked-in tokens;
-    and the number of turns that have one."""
-    spread, count = torch.zeros_like(values), 0
-    for turn in turn_ids[mask & (turn_ids > 0)].unique().tolist():
-        here = mask & (turn_ids == turn)
-        has = here.any(dim=1)
-        first = values.gather(1, here.int().argmax(dim=1, keepdim=True))
-        spread = torch.where(here, first, spread)
-        count += int(has.sum())
-    return spread, count
 
 
 def check_probe_scores(
@@ -613,8 +564,6 @@ IDENTITIES = (
              _check_reward_places),
     Identity("turns", "every turn has its own id, including the last", "turns", _check_turn_ids),
     Identity("masks", "the mask matches the strategy's", "tokens", _check_masks),
-    Identity("attention", "without state_masking the whole response is trained", "tokens",
-             _check_response_mask),
     Identity("mass", "placed plus lost reward equals the reward given", "rows", _check_reward_mass),
     Identity("placement", "rewards are where the placement puts them", "tokens",
              partial(_compare_token_stream, "placed")),
@@ -624,8 +573,6 @@ IDENTITIES = (
              partial(_compare_token_stream, "token_rewards")),
     Identity("advantages", "advantages match the estimator's", "tokens",
              partial(_compare_token_stream, "advantages")),
-    Identity("turn_advantages", "all tokens of a turn have its advantage", "turns",
-             _check_turn_advantages),
     Identity("returns", "returns match the estimator's", "tokens",
              partial(_compare_token_stream, "returns")),
     Identity("weights", "weights match the loss's aggregation", "tokens",

@@ -202,6 +202,8 @@ class CompletionRequest:
         seeds: one per continuation.
         is_last: no later request extends the continuations, so an engine need not keep its cache.
         max_new_tokens: limit of each continuation, if it is below that of the sampling settings.
+        is_abandoned: says that nobody waits for the continuations any more; an engine may then end
+            them where they are. Called from the thread that samples.
     """
 
     context: tuple[int, ...]
@@ -209,6 +211,7 @@ class CompletionRequest:
     seeds: tuple[int, ...]
     is_last: bool = False
     max_new_tokens: int | None = None
+    is_abandoned: Callable[[], bool] | None = None
 
     def limit_tokens(self, sampling: TurnSpec) -> int:
         """Maximum number of tokens of a continuation."""

@@ -188,12 +188,14 @@ class _CompletionBatch:
         copies: index of each completion's context.
         seeds: one per completion.
         limits: of tokens, one per completion.
+        abandoned: says of each completion whether it is still waited for; None if it always is.
     """
 
     contexts: list[tuple[int | None, tuple[int, ...]]]
     copies: list[int]
     seeds: list[int]
     limits: list[int]
+    abandoned: list[Callable[[], bool] | None]
 
     @staticmethod
     def from_requests(
@@ -204,12 +206,14 @@ class _CompletionBatch:
         copies: list[int] = []
         seeds: list[int] = []
         limits: list[int] = []
+        abandoned: list[Callable[[], bool] | None] = []
         for request in requests:
             context = (request.extends if extends else None, request.context)
             copies += [numbers.setdefault(context, len(numbers))] * len(request.seeds)
             seeds += request.seeds
             limits += [request.limit_tokens(sampling)] * len(request.seeds)
-        return _CompletionBatch(list(numbers), copies, seeds, limits)
+            abandoned += [request.is_abandoned] * len(request.seeds)
+        return _CompletionBatch(list(numbers), copies, seeds, limits, abandoned)
 
     @property
     def extended(self) -> list[int]:
@@ -293,7 +297,7 @@ class _TransformersSession:
         rows, logits = self._read_contexts(batch, forks, longest)
         self._kept.retain(later)
         noise = sample_uniforms(batch.seeds, longest).to(logits.device)
-        decoding = _DecodingLoop(self._policy, sampling, rows, noise, batch.limits, keeps=keeps)
+        decoding = _DecodingLoop(self._policy, sampling, rows, noise, batch, keeps=keeps)
         del rows  # so that rows that leave the batch free their memory
         sampled = decoding.run(logits)
         return sampled, [decoding.places[number] for number in range(len(sampled) * keeps)]
@@ -342,7 +346,7 @@ class _DecodingLoop:
         sampling: the turn's settings.
         rows: `R` dialogues.
         noise: `[R, L]` in [0, 1), for at most L tokens per row.
-        limits: maximum number of tokens of each row.
+        batch: limits of the rows, and whether they are still waited for.
         keeps: whether the KV caches of finished rows are kept.
 
     Attributes:
@@ -355,7 +359,7 @@ class _DecodingLoop:
         sampling: TurnSpec,
         rows: DialogueRows,
         noise: Tensor,
-        limits: Sequence[int],
+        batch: _CompletionBatch,
         *,
         keeps: bool = True,
     ) -> None:
@@ -367,8 +371,9 @@ class _DecodingLoop:
         self._live = list(range(count))
         self._runs = torch.ones(count, dtype=torch.bool, device=device)
         self._counts = torch.zeros(count, dtype=torch.int64, device=device)
-        self._limits = torch.tensor(limits, dtype=torch.int64, device=device)
-        self._longest = max(limits)
+        self._limits = torch.tensor(batch.limits, dtype=torch.int64, device=device)
+        self._longest = max(batch.limits)
+        self._abandoned = batch.abandoned
         self._drawn: list[tuple[Tensor, Tensor]] = []  # tokens of the current rows, log-probs
         self._tokens: list[list[int]] = [[] for _ in range(count)]
         self._logprobs: list[list[float]] = [[] for _ in range(count)]
@@ -389,6 +394,7 @@ class _DecodingLoop:
             if step == limit - 1 or step % looks == looks - 1:
                 if self._stop:
                     self._end_at_stop_strings(self._stop, (step % looks) + 1)
+                self._end_abandoned_rows()
                 runs = (self._runs & (self._counts < self._limits)).tolist()
                 if not any(runs) or step == limit - 1:
                     break
@@ -429,6 +435,12 @@ class _DecodingLoop:
                     break
         self._counts.copy_(torch.tensor(lengths))
         self._runs.copy_(torch.tensor(runs))
+
+    def _end_abandoned_rows(self) -> None:
+        """Ends the rows that nobody waits for any more, where they are."""
+        for row, number in enumerate(self._live):
+            if (is_abandoned := self._abandoned[number]) is not None and is_abandoned():
+                self._limits[row] = self._counts[row]
 
     def _drop(self, runs: list[bool], token: Tensor, step: int) -> Tensor:
         """Drops finished rows; returns the tokens of the remaining rows."""

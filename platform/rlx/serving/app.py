@@ -130,7 +130,8 @@ async def _wait(outcome: Outcome, request: Request) -> Groups:
         return sampled.result()
     finally:
         leaving.cancel()
-        sampled.cancel()  # without effect if it is done
+        outcome.abandon()  # without effect if it is done
+        sampled.cancel()
 
 
 async def _wait_for_disconnect(request: Request) -> None:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Condition, Thread
 from types import TracebackType
 from typing import Self
@@ -59,7 +59,19 @@ class SamplingJob:
         return self.sampling == other.sampling.model_copy(update=update)
 
 
-Outcome = Future[list[tuple[SampledCompletion, ...]]]
+class Outcome(Future[list[tuple[SampledCompletion, ...]]]):
+    """What becomes of a job: for each of its requests one completion per seed, in order."""
+
+    _abandoned = False
+
+    def abandon(self) -> None:
+        """Takes the job from the queue, or ends its completions where they are."""
+        self._abandoned = True
+        self.cancel()
+
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._abandoned
 
 
 class Batcher:
@@ -81,6 +93,7 @@ class Batcher:
     def __init__(self, engine: SamplingEngine, *, max_rows: int, places: int) -> None:
         self._engine, self._max_rows, self.places = engine, max_rows, places
         self._waiting: deque[tuple[SamplingJob, Outcome]] = deque()
+        self._sampled: list[tuple[SamplingJob, Outcome]] = []
         self.taken = 0
         self._changed = Condition()
         self._is_closed = False
@@ -98,22 +111,19 @@ class Batcher:
     ) -> None:
         with self._changed:
             self._is_closed = True
-            left = [outcome for _, outcome in self._waiting]
+            left = [outcome for _, outcome in (*self._waiting, *self._sampled)]
             self._changed.notify()
         for outcome in left:
-            outcome.cancel()
+            outcome.abandon()
         self._thread.join()
 
     def submit(self, job: SamplingJob) -> Outcome:
-        """Queues a job. To cancel its outcome gives its place back, unless it is being sampled.
-
-        Returns:
-            For each request one completion per seed, in order.
+        """Queues a job; to abandon its outcome gives its place back.
 
         Raises:
             QueueFullError: there is no place for it.
         """
-        outcome: Outcome = Future()
+        outcome = Outcome()
         with self._changed:
             if self._is_closed or self.taken + job.rows > self.places:
                 raise QueueFullError(
@@ -140,7 +150,7 @@ class Batcher:
     def _answer(self, batch: Sequence[tuple[SamplingJob, Outcome]]) -> None:
         """Samples a batch; if that fails, its jobs one by one, so that one fails no others."""
         try:
-            sampled = self._sample([job for job, _ in batch])
+            sampled = self._sample(batch)
         except Exception as error:  # noqa: BLE001  (the request is answered with it)
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
@@ -169,14 +179,21 @@ class Batcher:
                     elif outcome.set_running_or_notify_cancel():
                         chosen.append((job, outcome))
                         rows += job.rows
-                self._waiting = waiting
+                self._waiting, self._sampled = waiting, chosen
                 if chosen:
                     return chosen
 
-    def _sample(self, jobs: Sequence[SamplingJob]) -> list[list[tuple[SampledCompletion, ...]]]:
+    def _sample(
+        self, batch: Sequence[tuple[SamplingJob, Outcome]]
+    ) -> list[list[tuple[SampledCompletion, ...]]]:
         """Samples jobs of the same settings; returns the completions of each request of each."""
-        requests = [request for job in jobs for request in job.requests]
-        completions = self._generate(requests, jobs[0].sampling)
+        requests = [
+            replace(request, is_abandoned=outcome.is_abandoned)
+            for job, outcome in batch
+            for request in job.requests
+        ]
+        completions = self._generate(requests, batch[0][0].sampling)
+        jobs = [replace(job, likeliest=None) if o.is_abandoned() else job for job, o in batch]
         logprobs = iter(self._compute_logprobs(jobs, completions))
         ready = iter(zip(requests, completions, strict=True))
         return [

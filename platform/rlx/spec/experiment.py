@@ -46,7 +46,6 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("rollout",), "examples", []),
     (("rollout", "*"), "prefix", ""),
     (("rollout", "levels", "*"), "prefix", ""),
-    (("loss",), "count_empty_rows", None),
     (("loss",), "expected", None),
     (("loss",), "temperatures", [1.0, 1.05]),
     (("loss",), "ratio_cap", 20.0),
@@ -61,6 +60,7 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
 they are not part of the digest, so that an experiment keeps its own. "*" is every key."""
 _FORMER_SETTINGS: Final = (
     ("evaluation", "distinct", False),
+    ("loss", "count_empty_rows", None),
     ("probe", "max_tokens", None),
     ("rollout", "curriculum", None),
     ("rollout", "off_policy_steps", 0),

@@ -146,9 +146,6 @@ class LossSpec(StrictModel):
     constant: as sequence_sum, divided by `constant_length` (Dr. GRPO)."""
     constant_length: Count | None = Field(None, ge=1)
     """Divisor of `aggregate: constant`, in tokens; null uses the turn's max_new_tokens."""
-    count_empty_rows: bool | None = None
-    """Whether a row without a learning token counts where losses are averaged over rows; null uses
-    the profile's: only TRL counts them."""
     per_turn: bool = False
     """Aggregate within each kind of turn, then add, so that long answers do not outweigh short
     confidences."""

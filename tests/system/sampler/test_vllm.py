@@ -141,6 +141,31 @@ def test_the_most_likely_tokens_are_those_of_generate(policy, sampler, requests)
         assert set(completion.logprobs) == {0.0}
 
 
+def test_log_probabilities_of_given_tokens_are_those_of_a_plain_forward(policy, sampler, requests):
+    sequences = [request.context for request in requests] + [(5,)]
+    for ids, found in zip(sequences, sampler.compute_logprobs(sequences, 3), strict=True):
+        with torch.no_grad():
+            plain = policy.model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        expected = [float(row[token]) for row, token in zip(plain, ids[1:], strict=True)]
+        assert found.logprobs == pytest.approx(expected, abs=5e-5)
+        best = [value for at in found.likeliest for _, value in at]
+        assert best == pytest.approx(plain.topk(3).values.flatten().tolist(), abs=5e-5)
+        assert len(found.likeliest) == len(ids) - 1
+    with pytest.raises(SpecError, match="do not fit into this engine's limit"):
+        sampler.compute_logprobs([(5,) * sampler.context_length], 0)
+
+
+def test_a_completion_has_a_limit_of_its_own(sampler, requests):
+    limits = [1 + number for number in range(len(requests))]
+    own = [replace(r, max_new_tokens=n) for r, n in zip(requests, limits, strict=True)]
+    pairs = zip(sample(sampler, own), sample(sampler, requests), limits, strict=True)
+    for short, long, limit in pairs:
+        for one, other in zip(short, long, strict=True):
+            assert one.token_ids == other.token_ids[:limit]
+            cut = len(other.token_ids) > limit
+            assert one.finish_reason == ("length" if cut else other.finish_reason)
+
+
 def test_logprobs_are_those_of_the_cut_distribution(policy, sampler, requests):
     sampling = TurnSpec(max_new_tokens=6, top_k=4, top_p=0.9, temperature=0.7)
     from rlx.sampler.draw import compute_sampling_logprobs

@@ -1,0 +1,137 @@
+"""`rlx serve` as its users meet it: a server process, and OpenAI's own client."""
+
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import openai
+import pytest
+from patience import wait_until
+from real_models import make_real_checkpoint
+
+TOKEN = "a-token-of-the-tests"
+START = "import sys; from rlx.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def find_free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def start_server(*arguments):
+    """Yields the process, once it listens, and its port."""
+    port = find_free_port()
+    command = [sys.executable, "-c", START, "serve", *map(str, arguments), "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+
+        def listens():
+            assert process.poll() is None, process.communicate()[1]
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        try:
+            wait_until("rlx serve to listen", listens)
+            yield process, port
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random body with SmolLM2's tokenizer and chat template."""
+    return make_real_checkpoint(tmp_path_factory.mktemp("served") / "model")
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    with start_server(folder, "--token", TOKEN) as (process, port):
+        yield (
+            process,
+            openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=TOKEN, max_retries=0),
+        )
+
+
+def test_the_client_of_openai_works_unchanged(served, folder):
+    _, client = served
+    (model,) = client.models.list().data
+    assert model.id == str(folder)
+    messages = [{"role": "user", "content": "Spell é."}]
+    asked = {"model": model.id, "messages": messages, "seed": 3, "max_tokens": 12}
+    reply = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2, n=2)
+    texts = [choice.message.content for choice in reply.choices]
+    assert texts[0] != texts[1]
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    for choice in reply.choices:
+        shown = b"".join(bytes(token.bytes or ()) for token in choice.logprobs.content)
+        assert shown.decode(errors="replace") == choice.message.content
+    chunks = [*client.chat.completions.create(**asked, stream=True)]
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert (said, chunks[-1].choices[0].finish_reason) == (texts[0], reply.choices[0].finish_reason)
+    text = client.completions.create(
+        model=folder.name, prompt="One two", max_tokens=1, echo=True, logprobs=1, temperature=0
+    )
+    assert text.choices[0].text.startswith("One two")
+    assert text.choices[0].logprobs.token_logprobs[0] is None
+
+
+def test_errors_are_those_of_its_own_kinds(served):
+    _, client = served
+    messages = [{"role": "user", "content": "x"}]
+    create = client.chat.completions.create
+    with pytest.raises(openai.NotFoundError) as missing:
+        create(model="gpt", messages=messages)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        create(model="model", messages=messages, temperature=9)
+    assert wrong.value.param == "temperature"
+    stranger = client.with_options(api_key="another")
+    with pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_many_clients_at_once_and_some_that_leave(served, folder):
+    """Then the server ends on an interrupt, although somebody still waits."""
+    process, client = served
+
+    def ask(number):
+        prompt, patience = f"Number {number}:", 0.01 if number % 4 == 1 else 60
+        try:
+            reply = client.completions.create(
+                model=folder.name, prompt=prompt, seed=number, max_tokens=20, timeout=patience
+            )
+        except openai.APITimeoutError:
+            return None
+        return reply.choices[0].text
+
+    with ThreadPoolExecutor(16) as pool:
+        together = [*pool.map(ask, range(64))]
+    stayed = [number for number in range(64) if number % 4 != 1]
+    assert None not in [together[number] for number in stayed]
+    assert [ask(number) for number in stayed[::8]] == [together[n] for n in stayed[::8]]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(
+            client.completions.create,
+            model=folder.name,
+            prompt="On and on",
+            max_tokens=900,
+            n=100,
+        )
+        wait_until("the long request to be sampled", lambda: waiting.running())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        with pytest.raises(openai.APIError):
+            waiting.result()
+
+
+def test_only_programs_of_this_machine_are_served_without_a_token(folder):
+    command = [sys.executable, "-c", START, "serve", str(folder)]
+    refused = subprocess.run(
+        [*command, "--no-token", "--host", "0.0.0.0"], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "only on this machine's own address" in refused.stderr
