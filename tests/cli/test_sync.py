@@ -78,7 +78,7 @@ def test_every_run_that_is_behind_is_told_once(registry, client, capsys):
     assert [shown(registry, client, run_id) for run_id in ids] == ["FINISHED", "FAILED"]
     assert registry.run(going_on).mlflow_run_id is None
     assert main(["check", "--repair"]) == 0
-    assert capsys.readouterr().out == "MLflow is up to date\n"
+    assert capsys.readouterr().out == "trackers are up to date\n"
 
 
 def test_a_store_that_is_lost_is_made_again_with_every_run(registry, client, folder, capsys):
@@ -89,7 +89,7 @@ def test_a_store_that_is_lost_is_made_again_with_every_run(registry, client, fol
     assert main(["check", "--repair"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{i}: 6 points sent to MLflow" for i in ids]
     assert main(["check", "--repair"]) == 0
-    assert capsys.readouterr().out == "MLflow is up to date\n"
+    assert capsys.readouterr().out == "trackers are up to date\n"
 
 
 def test_a_run_by_name_is_told_what_is_left_whether_it_goes_on_or_not(registry, client, capsys):

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlx.record import find_mlflow_link, prepare_store
-from rlx.record.mlflow_tracker import MlflowTracker, flatten_params, make_legal_key
-from rlx.record.tracker import TrackerUnavailableError
+from rlx.record.mlflow_tracker import MlflowTracker, flatten_params
+from rlx.record.tracker import TrackerUnavailableError, make_legal_key
 from rlx.record.tracker_thread import RunSender
+from rlx.spec import MlflowTrackerSpec
 from rlx_registry import Registry
 
 # MLflow's own, under SQLAlchemy 2.1.
@@ -38,6 +39,12 @@ def empty_store(tmp_path_factory):
 def registry(tmp_path):
     with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
         yield registry
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLX_HOME", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture
@@ -70,12 +77,14 @@ def run_id(registry, tmp_path):
     return submit(registry, tmp_path)
 
 
+def send_to(uri, registry, run_id):
+    """Makes a sender, as in another process."""
+    return RunSender(registry, run_id, "mlflow", MlflowTracker(MlflowTrackerSpec(url=uri)))
+
+
 @pytest.fixture
-def begin(registry, uri, tmp_path):
-    """Makes senders, each as in another process."""
-    return lambda run_id: RunSender(
-        registry, run_id, MlflowTracker(registry, uri, tmp_path / "artifacts")
-    )
+def begin(registry, uri):
+    return lambda run_id: send_to(uri, registry, run_id)
 
 
 def history(mlflow, registry, run_id, key):
@@ -131,7 +140,7 @@ def test_a_run_has_parameters_tags_metrics_spec_and_pictures(
     stored = Path(mlflow.download_artifacts(run.info.run_id, "plots/curve.svg", str(tmp_path)))
     assert stored.read_text() == "<svg/>"
     folder = Path(run.info.artifact_uri.removeprefix("file://"))
-    assert folder.is_relative_to(tmp_path / "artifacts" / "rlcr")
+    assert folder.is_relative_to(tmp_path / "mlartifacts" / "rlcr")
     assert {file.name for file in folder.glob("spec*")} == {"spec.yaml", "spec.resolved.json"}
     assert not any("s3cret" in file.read_text() for file in folder.rglob("spec*"))
 
@@ -141,7 +150,7 @@ def test_a_crash_before_the_registry_heard_of_the_run_leaves_one_run(
 ):
     with monkeypatch.context() as patched:
         patched.setattr(Registry, "update_run", lambda *_, **__: 1 / 0)
-        with pytest.raises(TrackerUnavailableError):
+        with pytest.raises(ZeroDivisionError):
             begin(run_id).send()
     begin(run_id).send()
     assert registry.run(run_id).mlflow_run_id == only_run(mlflow).info.run_id
@@ -184,13 +193,13 @@ def test_a_store_that_was_lost_is_sent_everything_again(registry, run_id, tmp_pa
     for name in ("one", "other"):
         shutil.copy(empty_store, tmp_path / f"{name}.db")
         uri = f"sqlite:///{tmp_path}/{name}.db"
-        tracker = MlflowTracker(registry, uri, tmp_path / "artifacts")
-        assert tracker.has_run(registry.run(run_id)) is False
-        assert RunSender(registry, run_id, tracker).send() == 1
-        assert tracker.has_run(registry.run(run_id))
+        sender = send_to(uri, registry, run_id)
+        assert sender.has_run() is False
+        assert sender.send() == 1
+        assert sender.has_run()
     assert history(MlflowClient(uri), registry, run_id, "train/loss") == [(1, 1.0)]
-    tracker.discard(registry.run(run_id))
-    tracker.discard(registry.run(run_id))
+    sender.discard()
+    sender.discard()
     assert MlflowClient(uri).get_run(registry.run(run_id).mlflow_run_id).info.lifecycle_stage == (
         "deleted"
     )
@@ -202,23 +211,25 @@ def test_the_same_run_id_of_another_registry_is_another_run(begin, run_id, uri, 
     other.mkdir()
     with Registry.open(f"sqlite:///{other}/registry.db") as registry:
         assert submit(registry, other) == run_id
-        RunSender(registry, run_id, MlflowTracker(registry, uri, other / "artifacts")).send()
+        send_to(uri, registry, run_id).send()
     experiment = mlflow.get_experiment_by_name("rlcr")
     assert len(mlflow.search_runs([experiment.experiment_id])) == 2
 
 
 def test_what_cannot_be_reached_is_said_without_passwords(registry, run_id, tmp_path, begin):
-    away = MlflowTracker(registry, "http://ann:s3cret@127.0.0.1:1", tmp_path)
+    away = send_to("http://ann:s3cret@127.0.0.1:1", registry, run_id)
     with pytest.raises(TrackerUnavailableError, match=r"ann:\*\*\*@127.0.0.1:1: ") as down:
-        RunSender(registry, run_id, away).send()
-    assert "s3cret" not in str(down.value) + away.label
+        away.send()
+    assert "s3cret" not in str(down.value) + away.tracker.label
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as store, store:
         store.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
     with pytest.raises(TrackerUnavailableError, match=r"mlflow\.db"):
         begin(run_id).send()
 
 
-def test_a_copied_store_leaves_the_other_homes_artifacts_alone(registry, tmp_path, empty_store):
+def test_a_copied_store_leaves_the_other_homes_artifacts_alone(
+    registry, tmp_path, empty_store, monkeypatch
+):
     from mlflow import MlflowClient
 
     home, copy = tmp_path / "home", tmp_path / "copy"
@@ -226,7 +237,8 @@ def test_a_copied_store_leaves_the_other_homes_artifacts_alone(registry, tmp_pat
     shutil.copy(empty_store, home / "mlflow.db")
     run_id = submit(registry, tmp_path)
     uri = f"sqlite:///{home}/mlflow.db"
-    RunSender(registry, run_id, MlflowTracker(registry, uri, home / "mlartifacts")).send()
+    monkeypatch.setenv("RLX_HOME", str(home))
+    send_to(uri, registry, run_id).send()
     shutil.copytree(home, copy)
     for folder in (home, copy):
         uri = f"sqlite:///{folder}/mlflow.db"

@@ -5,54 +5,53 @@ import threading
 import pytest
 from submissions import submit
 
+from rlx.plugin import Tracker
 from rlx.record import tracker_thread
 from rlx.record.tracker import TrackerUnavailableError
-from rlx.record.tracker_thread import RunSender, TrackerThread, update_trackers
+from rlx.record.tracker_thread import RunSender, TrackerThreads, update_trackers
 from rlx.stopwatch import Clock
 from rlx_registry import Registry
 from rlx_registry.results import RunResults
 
+MEMORY = {"memory": {}}
+"""Settings of the trackers of a run."""
 
-class Remembering:
+
+class Remembering(Tracker):
     """A tracker in memory that, like MLflow, cannot change a value; it can be away."""
 
-    name, label = "memory", "a tracker in memory"
+    title = "Memory"
 
     def __init__(self):
+        super().__init__(None)
         self.points, self.calls, self.files, self.status = None, [], [], None
         self.is_away = False
         self.made = 0
 
     def _answer(self):
         if self.is_away:
-            raise TrackerUnavailableError("the tracker is away")
+            raise OSError("it is away")
 
     def start(self, run):
         self._answer()
         if self.points is None:
             self.points, self.made = {}, self.made + 1
-        self.status = run.record.effective_status
-        return not self.points
+        self.status = run.status
+        return None if self.points else 0
 
-    def add_metrics(self, rows):
+    def add_metrics(self, points):
         self._answer()
-        if any(self.points.get((r.name, r.step), r.value) != r.value for r in rows):
+        if any(self.points.get((p.name, p.step), p.value) != p.value for p in points):
             self.points = None
             return False
-        self.calls.append([r.seq for r in rows])
-        self.points |= {(r.name, r.step): r.value for r in rows}
+        self.calls.append([p.seq for p in points])
+        self.points |= {(p.name, p.step): p.value for p in points}
         return True
 
     def finish(self, run, files):
         self._answer()
         self.files += [path for _, path in files]
-        self.status = run.record.effective_status
-
-    def has_run(self, run):
-        return self.points is not None
-
-    def discard(self, run):
-        self.points = None
+        self.status = run.status
 
 
 @pytest.fixture
@@ -77,15 +76,16 @@ def run_id(registry, tmp_path):
 
 @pytest.fixture
 def tracker(monkeypatch):
-    """The one tracker that every run has."""
+    """The tracker of kind `memory`, which is the one that every run has."""
     found = Remembering()
-    monkeypatch.setattr(tracker_thread, "open_trackers", lambda registry, run: [found])
+    monkeypatch.setattr(tracker_thread, "open_tracker", lambda settings: settings.get("is", found))
+    monkeypatch.setattr(tracker_thread, "open_trackers", lambda run: {"memory": found})
     return found
 
 
 @pytest.fixture
 def sender(registry, run_id, tracker):
-    return RunSender(registry, run_id, tracker)
+    return RunSender(registry, run_id, "memory", tracker)
 
 
 def add(registry, run_id, steps, factor=1.0):
@@ -120,7 +120,7 @@ def test_what_was_sent_before_a_crash_is_sent_again_and_kept_once(
         with pytest.raises(ZeroDivisionError):
             sender.send()
     assert registry.results.mirror_cursor(run_id, "memory") == 3
-    assert RunSender(registry, run_id, tracker).send() == 2
+    assert RunSender(registry, run_id, "memory", tracker).send() == 2
     assert tracker.points == losses(range(5))
 
 
@@ -197,7 +197,7 @@ def test_what_is_added_to_an_ended_run_is_sent_or_a_warning(registry, run_id, tr
     registry.transition(run_id, ["running"], "finished")
     tracker.is_away = True
     update_trackers(registry, registry.run(run_id), report)
-    assert said == ["warning: memory was not updated: the tracker is away; the registry has it"]
+    assert said == ["warning: memory was not updated: Memory: it is away; the registry has it"]
     tracker.is_away = False
     update_trackers(registry, registry.run(run_id), report)
     assert (tracker.points, len(said)) == (losses([1]), 1)
@@ -218,7 +218,7 @@ def test_the_thread_sends_while_the_run_goes_on_and_its_end(url, registry, run_i
     add_metrics = tracker.add_metrics
     tracker.add_metrics = lambda rows: (add_metrics(rows), sent.set())[0]
     add(registry, run_id, [1])
-    thread = TrackerThread(url, run_id, lambda: True)
+    thread = TrackerThreads(url, run_id, MEMORY, lambda: True)
     assert sent.wait(60)
     add(registry, run_id, [2])
     registry.transition(run_id, ["running"], "finished")
@@ -232,22 +232,27 @@ def test_a_tracker_that_stays_away_is_said_at_the_end(
     clock, pauses = unhurried
     tracker.is_away = True
     add(registry, run_id, [1])
-    thread = TrackerThread(url, run_id, lambda: True, clock)
+    thread = TrackerThreads(url, run_id, MEMORY, lambda: True, clock)
     registry.transition(run_id, ["running"], "finished")
     assert thread.end() == (
         "memory could not be reached; the registry is complete, and `rlx check --repair` sends the "
         "rest"
     )
-    assert "tracker: the tracker is away" in capsys.readouterr().out
+    assert "tracker: Memory: it is away" in capsys.readouterr().out
     assert pauses == [1, 2, 4]
 
 
 @pytest.mark.usefixtures("unhurried")
 def test_a_tracker_that_hangs_keeps_nobody(url, registry, run_id, tracker):
-    let_go = threading.Event()
-    tracker.start = lambda run: let_go.wait(60)
-    thread = TrackerThread(url, run_id, lambda: True)
-    assert "did not answer in 0 s" in thread.end(seconds=0)
+    let_go, sent = threading.Event(), threading.Event()
+    stuck = Remembering()
+    stuck.start = lambda run: let_go.wait(60)
+    add_metrics = tracker.add_metrics
+    tracker.add_metrics = lambda points: (add_metrics(points), sent.set())[0]
+    add(registry, run_id, [1])
+    thread = TrackerThreads(url, run_id, {"stuck": {"is": stuck}, **MEMORY}, lambda: True)
+    assert sent.wait(60), "the other one does not wait for it"
+    assert "stuck did not answer in 0 s" in thread.end(seconds=0)
     let_go.set()
     thread.leave()
 
@@ -255,6 +260,6 @@ def test_a_tracker_that_hangs_keeps_nobody(url, registry, run_id, tracker):
 @pytest.mark.usefixtures("unhurried")
 def test_nothing_is_sent_once_the_disk_is_full(url, registry, run_id, tracker):
     add(registry, run_id, [1])
-    thread = TrackerThread(url, run_id, lambda: False)
+    thread = TrackerThreads(url, run_id, MEMORY, lambda: False)
     assert "memory is out of date: the disk is full" in thread.end()
     assert tracker.points is None

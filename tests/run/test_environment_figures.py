@@ -11,7 +11,7 @@ from trees import conversation
 from rlx.assignment import join_row_rewards
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
-from rlx.record.mlflow_tracker import make_legal_key
+from rlx.record.tracker import make_legal_key
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.run.metrics import MOST_KEYS, MOST_VALUES, environment_figures, step_figures

@@ -134,7 +134,7 @@ def test_kills_at_random_moments(home, monkeypatch):
     done = home.rlx(*trial, sets={**home.mirrored, **LONGER}, seconds=3400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 of 2 killed runs have the same numbers as the uninterrupted run" in done.stdout
-    equal = re.search(r"MLflow has all records of (\d+) of (\d+) runs", done.stdout)
+    equal = re.search(r"trackers have all records of (\d+) of (\d+) runs", done.stdout)
     assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 4, done.stdout
     assert "killed during" in done.stdout
     assert re.search(r"(uninterrupted run|killed runs)\W.*\d/3 runs", done.stderr), done.stderr

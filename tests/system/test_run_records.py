@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlx.record.mlflow_tracker import flatten_params, make_legal_key
+from rlx.record.mlflow_tracker import flatten_params
+from rlx.record.tracker import make_legal_key
 
 pytestmark = [
     # MLflow's own, under SQLAlchemy 2.1.

@@ -89,5 +89,5 @@ def test_kills_at_random_moments_on_postgresql(home, team):
     done = home.rlx(*trial, sets=sets, seconds=3400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 killed runs have the same numbers as the uninterrupted run" in done.stdout
-    equal = re.search(r"MLflow has all records of (\d+) of (\d+) runs", done.stdout)
+    equal = re.search(r"trackers have all records of (\d+) of (\d+) runs", done.stdout)
     assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 2, done.stdout

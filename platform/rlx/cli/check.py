@@ -44,7 +44,7 @@ MACHINE_SIGNS = {"ok": "✓", "broken": "✗", "absent": "–"}
 @click.option("--seed", default=0, type=int, help="Seed of the times of the kills.")
 @click.option("--keep", is_flag=True, help="Keep the folder with the killed runs.")
 @overrides_option()
-@click.option("--repair", is_flag=True, help="Send MLflow what it missed.")
+@click.option("--repair", is_flag=True, help="Send trackers what they missed.")
 @json_option
 @registry_option
 @click.pass_context
@@ -75,8 +75,8 @@ def check(
     uninterrupted run. The runs are in a new registry, or in that of --registry. The exit code is 1
     if a number differs or a run does not finish.
 
-    With --repair: sends MLflow the records that it missed of each RUN, or of every run that has
-    ended; a missing store is created first. The exit code is 4 if MLflow cannot be reached; the
+    With --repair: sends trackers the records that they missed of each RUN, or of every run that
+    has ended; a missing store is created first. The exit code is 4 if one cannot be reached; the
     registry keeps all records until then.
     """
     if repair:
@@ -256,7 +256,7 @@ def _show_kill_table(done: Sequence[KillResult]) -> None:
 
 def _repair_records(runs: Sequence[str], url: str) -> int:
     """Sends trackers what they lack; one that is unreachable holds up no other."""
-    from rlx.record import RunSender, TrackerUnavailableError, open_trackers
+    from rlx.record import TrackerUnavailableError, list_tracker_settings, open_senders
 
     with open_registry(url) as reading:  # read-only: creates no registry
         named = list({run.id: run for run in map(reading.run, runs)}.values())
@@ -264,25 +264,27 @@ def _repair_records(runs: Sequence[str], url: str) -> int:
     sent = 0
     with open_registry(url, read_only=False) as registry, open_progress("sending", "runs") as show:
         for run in named:
-            if not open_trackers(registry, run):
-                raise SpecError(f"{run.id} has no tracker: its spec says `tracking.mlflow: null`")
+            if not list_tracker_settings(run):
+                raise SpecError(
+                    f"{run.id} has no tracker: its spec says `tracking.mlflow: null`, and no "
+                    "`tracking.trackers`"
+                )
         found = named or [r for r in reversed(registry.runs()) if r.effective_status in ENDED]
-        pairs = [(run, tracker) for run in found for tracker in open_trackers(registry, run)]
-        for number, (run, tracker) in enumerate(pairs):
-            show(number, len(pairs))
-            if tracker.label in failures:  # it is not asked again
+        senders = [(run, sender) for run in found for sender in open_senders(registry, run)]
+        for number, (run, sender) in enumerate(senders):
+            show(number, len(senders))
+            if sender.tracker.label in failures:  # it is not asked again
                 continue
-            sender = RunSender(registry, run.id, tracker)
             try:
-                if named or sender.is_behind or not tracker.has_run(run):
+                if named or sender.is_behind or not sender.has_run():
                     points = sender.catch_up()
                     plural = "" if points == 1 else "s"
-                    print_text(f"{run.id}: {points} point{plural} sent to MLflow")
+                    print_text(f"{run.id}: {points} point{plural} sent to {sender.tracker.title}")
                     sent += 1
             except TrackerUnavailableError as error:
-                failures[tracker.label] = error
+                failures[sender.tracker.label] = error
     if failures:
         raise next(iter(failures.values()))
     if not sent:
-        print_text("MLflow is up to date")
+        print_text("trackers are up to date")
     return 0

@@ -248,7 +248,7 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
     """Show how RUN is doing, or how it went; RUN is an id, a number or `latest`.
 
     The plots of --pictures show calibration, curves, distributions and probes. They replace
-    earlier ones, and those of a run that has ended are sent to MLflow too.
+    earlier ones, and those of a run that has ended are sent to its trackers too.
     """
     if pictures:
         return _draw_pictures(run, url)
@@ -454,7 +454,7 @@ def remove(
     url: str,
     **filters: Any,
 ) -> None:
-    """Remove each RUN, or all ended runs that the filters select: files, records, MLflow run.
+    """Remove each RUN, or all ended runs that the filters select: files, records, trackers' copies.
 
     Everything that will be removed is listed first, with its size. MLflow runs go to MLflow's
     trash; `mlflow gc` empties it. A run that has not ended is refused.
@@ -508,6 +508,7 @@ def _show_plans(plans: Sequence[Removal]) -> None:
     for plan in plans:
         parts = [escape_unprintable(format_path(path)) for path in plan.files]
         parts += [f"MLflow run {plan.mlflow}"] if plan.mlflow else []
+        parts += [escape_unprintable(f"in {kind}") for kind in plan.trackers if kind != "mlflow"]
         head = (plan.run.id, escape_unprintable(plan.run.name), plan.run.effective_status)
         rows.append((*head, format_disk_space(plan.bytes), "\n".join(parts or ["records"])))
     run = Column("RUN", no_wrap=True)

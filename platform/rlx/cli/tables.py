@@ -191,6 +191,8 @@ def _format_change_cells(values: Sequence[float | None]) -> tuple[str, ...]:
 def _show_run_locations(
     run: RunRecord, cpu_seconds: float | None, parts: Mapping[str, float], console: Console
 ) -> None:
+    from rlx.record import list_tracker_pages
+
     root = locate_run_folder(run).root
     seconds = (run.ended or 0) - (run.started or 0)
     used = "" if cpu_seconds is None else f", {cpu_seconds:.0f} CPU-s"
@@ -205,6 +207,8 @@ def _show_run_locations(
     ]
     if mlflow := describe_mlflow_page([run], [run.id]):
         lines.append(f"mlflow    {mlflow}   (curves, compare view)")
+    for kind, page in list_tracker_pages(run).items():
+        lines.append(escape_unprintable(f"{kind:<9} {page}"))
     console.print("\n".join(lines))
 
 

@@ -29,6 +29,7 @@ from rlx.plugin import (
     SamplerPlugin,
     Schedule,
     Task,
+    TrackerPlugin,
 )
 from rlx.plugin_files import KeptPlugin
 from rlx.plugin_output import show_plugin_output
@@ -55,6 +56,7 @@ Kind = Literal[
     "schedule",
     "sampler",
     "launcher",
+    "tracker",
 ]
 
 GROUPS: Mapping[Kind, str] = {
@@ -67,6 +69,7 @@ GROUPS: Mapping[Kind, str] = {
     "schedule": "rlx.schedules",
     "sampler": "rlx.samplers",
     "launcher": "rlx.launchers",
+    "tracker": "rlx.trackers",
 }
 
 
@@ -268,10 +271,11 @@ _KEPT: Mapping[Kind, frozenset[str]] = {
     "sampler": frozenset(),
     "schedule": frozenset(),
     "launcher": frozenset(),
+    "tracker": frozenset(),
 }
 """YAML keys that rlx reads itself, beside a plugin's own options."""
 
-_NAME_CODE: Set[Kind] = {"estimator", "mask", "placement", "sampler", "launcher"}
+_NAME_CODE: Set[Kind] = {"estimator", "mask", "placement", "sampler", "launcher", "tracker"}
 """Kinds whose `implementation` names what a run imports."""
 
 
@@ -290,6 +294,7 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
         "schedule": Schedule,
         "sampler": SamplerPlugin,
         "launcher": LauncherPlugin,
+        "tracker": TrackerPlugin,
         "task": Task,
     }
     if kind in bases and not issubclass(offered, bases[kind]):

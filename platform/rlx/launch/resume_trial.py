@@ -21,7 +21,7 @@ from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
 from rlx.launch.start_stop import watch_run
 from rlx.progress_callbacks import Report, ShowProgress, ignore_progress, log_report
-from rlx.record import RunSender, find_run_differences, open_trackers
+from rlx.record import find_run_differences, open_senders
 from rlx.run import read_progress
 from rlx_registry import ENDED, Registry, RunRecord
 
@@ -215,7 +215,7 @@ class _KillTrial:
         return KillResult(run_id, kill, work, found)
 
     def count_untracked_runs(self, report: Report) -> int:
-        """Sends MLflow what it missed; returns of how many runs it still lacks records."""
+        """Sends trackers what they missed; returns how many runs of trackers still lack records."""
         with Registry.open(self.url, read_only=True) as registry:
             runs = registry.runs()
             for pid in filter(None, map(_find_supervisor, runs)):  # they send the ends of runs
@@ -225,14 +225,10 @@ class _KillTrial:
                     continue
                 except psutil.TimeoutExpired as error:
                     raise RlxError(f"a supervisor does not end: {error}") from None
-            senders = [
-                RunSender(registry, run.id, one)
-                for run in runs
-                for one in open_trackers(registry, run)
-            ]
+            senders = [sender for run in runs for sender in open_senders(registry, run)]
             self.call_rlx("check", "--repair")
             unequal = sum(sender.is_behind for sender in senders)
-        report(f"MLflow has all records of {len(senders) - unequal} of {len(senders)} runs")
+        report(f"trackers have all records of {len(senders) - unequal} of {len(senders)} runs")
         return unequal
 
     def kill_supervisors(self) -> None:

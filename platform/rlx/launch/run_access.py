@@ -18,7 +18,6 @@ from rlx.errors import RlxError, SpecError
 from rlx.home import DEFAULT_REGISTRY, RunFolder, format_path, get_rlx_home, tracking_url
 from rlx.launch.failures import convert_to_rlx_error
 from rlx.launch.processes import list_live_ranks
-from rlx.record import get_mlflow_uri, open_trackers
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED, NotFoundError, Registry, RunRecord, Status
 
@@ -245,11 +244,12 @@ class Removal:
     """What is to be removed of one run.
 
     Attributes:
-        whole: the whole run, with its records and its MLflow run.
+        whole: the whole run, with its records and its copies in trackers.
         rollouts: its stored rollouts and their index.
         files: files and folders of this machine, none inside another.
         bytes: their size.
         mlflow: id of the MLflow run that is moved to MLflow's trash; None if there is none.
+        trackers: kinds of the trackers that delete what they have of it, MLflow among them.
     """
 
     run: RunRecord
@@ -258,6 +258,7 @@ class Removal:
     files: tuple[Path, ...]
     bytes: int
     mlflow: str | None
+    trackers: tuple[str, ...]
 
 
 def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = False) -> Removal:
@@ -274,10 +275,13 @@ def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = 
     Raises:
         SpecError: the run has not ended.
     """
+    from rlx.record import list_tracker_settings
+
     if run.effective_status not in ENDED:
         raise SpecError(f"{run.id} is {run.effective_status}: stop it first, rlx stop {run.id}")
     whole = not (rollouts or checkpoints)
-    mlflow = run.mlflow_run_id if whole and get_mlflow_uri(run) is not None else None
+    trackers = list_tracker_settings(run) if whole else {}
+    mlflow = run.mlflow_run_id if "mlflow" in trackers else None
     root = RunFolder(Path(run.directory or ""))
     parts = [root.rollouts(0).parent.name] * rollouts
     parts += [root.checkpoints.name, root.origin.name] * checkpoints
@@ -292,25 +296,28 @@ def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = 
         files=files,
         bytes=sum(map(_measure_size, files)),
         mlflow=mlflow,
+        trackers=tuple(kind for kind in trackers if kind != "mlflow" or mlflow is not None),
     )
 
 
 def remove_run_data(registry: Registry, removal: Removal) -> None:
-    """Removes what `plan_removal` listed: first from MLflow, then from the registry, then files.
+    """Removes what `plan_removal` listed: first from trackers, then from the registry, then files.
 
     Raises:
-        TrackerUnavailableError: MLflow cannot be reached; nothing has been removed.
+        TrackerUnavailableError: a tracker cannot be reached; the registry has the run still.
         SpecError: the run has been started again.
         OSError: a file cannot be removed.
     """
+    from rlx.record import open_senders
+
     run = registry.run(removal.run.id)
     if run.attempt != removal.run.attempt or run.effective_status not in ENDED:
         raise SpecError(f"{run.id} has been started again: nothing of it was removed")
     if run.status not in ENDED and not _record_loss(registry, run):
         raise SpecError(f"{run.id} has been started again: nothing of it was removed")
-    if removal.mlflow is not None:
-        for tracker in open_trackers(registry, run):
-            tracker.discard(run)
+    for sender in open_senders(registry, run):
+        if sender.kind in removal.trackers:
+            sender.discard()
     if removal.whole:
         registry.delete_run(run.id)
     elif removal.rollouts:

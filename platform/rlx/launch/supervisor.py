@@ -1,7 +1,7 @@
 """Supervises one run: `python -m rlx.launch.supervisor RUN_ID`, with RLX_RUN_REGISTRY set.
 
-The supervisor waits for devices, starts the ranks, sends the run's heartbeat, runs the MLflow
-mirror and records how the run ended. The registry decides that, not an exit code: a run has
+The supervisor waits for devices, starts the ranks, sends the run's heartbeat, sends its records to
+trackers and records how the run ended. The registry decides that, not an exit code: a run has
 finished only if its first rank recorded "completed". Ranks that are killed or hang are restarted
 from the newest checkpoint.
 
@@ -9,7 +9,7 @@ The number of an attempt is its fencing token. Once a later attempt has started,
 rejects what this supervisor and its ranks write, and they exit.
 
 A run must be able to record that its disk is full. Its folder therefore holds a reserve, which the
-first process that meets the full disk deletes. After that the mirror writes no more, because its
+first process that meets the full disk deletes. After that trackers are sent no more, because their
 store may be on the same disk.
 """
 
@@ -37,7 +37,7 @@ from rlx.launch.run_access import is_spec_of_run, load_resolved_spec, locate_run
 from rlx.launch.start_stop import attempts_used
 from rlx.launch.submission import fail_unless_started
 from rlx.progress_callbacks import print_to_log
-from rlx.record import TrackerThread, retry_registry_call
+from rlx.record import TrackerThreads, list_tracker_settings, retry_registry_call
 from rlx.spec import ExperimentSpec, LocalLauncherSpec
 from rlx.text import redact_passwords
 from rlx_registry import (
@@ -163,9 +163,11 @@ class _Supervisor:
         self._write(lambda: writer.update_run(self._run_id, pid=os.getpid(), host=this_machine()))
         if not self._spec.runner.launcher.submits_jobs:
             record_supervisor(self._folder.root, os.getpid())
-        trackers = TrackerThread(
+        run = retry_registry_call(lambda: self._registry.run(self._run_id))
+        trackers = TrackerThreads(
             self._registry.url,
             self._run_id,
+            list_tracker_settings(run),
             lambda: self._folder.has_room,
         )
         try:

@@ -297,6 +297,8 @@ def _list_plugin_paths(
     yield ("rollout",), spec.rollout
     yield ("runner", "launcher"), spec.runner.launcher
     yield ("sampler",), spec.sampler
+    for number, tracker in enumerate(spec.tracking.trackers):
+        yield ("tracking", "trackers", number), tracker
 
 
 def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:

@@ -12,6 +12,7 @@ the first line of its docstring. A distribution registers it under an entry-poin
     rlx.schedules    Schedule    which turns a rollout has, and how they are sampled
     rlx.samplers     SamplerPlugin   the settings of an engine that samples
     rlx.launchers    LauncherPlugin  the settings of what starts the ranks of a run
+    rlx.trackers     TrackerPlugin   the settings of what shows runs beside the registry
 
 The built-in plugins are registered the same way.
 """
@@ -53,6 +54,7 @@ from rlx.plugin.task import (
     Task,
     get_confidence_values,
 )
+from rlx.plugin.tracker import TrackedPoint, TrackedRun, Tracker, TrackerPlugin
 from rlx.text import find_last_block, get_last_block
 
 __all__ = [
@@ -96,6 +98,10 @@ __all__ = [
     "Step",
     "StrictModel",
     "Task",
+    "TrackedPoint",
+    "TrackedRun",
+    "Tracker",
+    "TrackerPlugin",
     "TurnLevel",
     "TurnSpec",
     "Use",

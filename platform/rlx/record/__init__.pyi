@@ -1,12 +1,11 @@
 from .differences import find_run_differences
-from .mlflow_tracker import (
-    MLFLOW_ENVIRONMENT,
+from .mlflow_pages import (
     MLFLOW_START_PAGE,
     find_mlflow_charts,
     find_mlflow_link,
     get_mlflow_uri,
-    prepare_store,
 )
+from .mlflow_tracker import MLFLOW_ENVIRONMENT, prepare_store
 from .probes import StoredPoint, probe_table, read_probe, recorded_probes
 from .recorder import Recorder
 from .retry import retry_registry_call
@@ -18,24 +17,17 @@ from .rollouts import (
     read_pieces,
     read_step,
 )
-from .tracker import Tracker, TrackerUnavailableError
-from .tracker_thread import (
-    RunSender,
-    TrackerThread,
-    open_trackers,
-    update_trackers,
-)
+from .tracker import TrackerUnavailableError, list_tracker_pages, list_tracker_settings
+from .tracker_thread import TrackerThreads, open_senders, update_trackers
 
 __all__ = [
     "MLFLOW_ENVIRONMENT",
     "MLFLOW_START_PAGE",
     "Recorder",
     "Role",
-    "RunSender",
     "StoredPoint",
     "StoredStep",
-    "Tracker",
-    "TrackerThread",
+    "TrackerThreads",
     "TrackerUnavailableError",
     "TrainedRows",
     "find_mlflow_charts",
@@ -43,7 +35,9 @@ __all__ = [
     "find_run_differences",
     "get_mlflow_uri",
     "get_stored_score_name",
-    "open_trackers",
+    "list_tracker_pages",
+    "list_tracker_settings",
+    "open_senders",
     "prepare_store",
     "probe_table",
     "read_pieces",

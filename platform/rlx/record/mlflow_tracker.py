@@ -1,4 +1,4 @@
-"""MLflow as a tracker: one MLflow run for each run of the registry, the links to it, and its UI.
+"""MLflow as a tracker: one MLflow run for each run of the registry.
 
 * A value that is sent twice is stored once: its time comes from the registry, and MLflow drops a
   metric whose key, step, time and value it already has.
@@ -13,7 +13,6 @@ MLflow itself is imported only when something is sent, because that takes second
 import json
 import logging
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,19 +20,22 @@ from contextlib import closing, contextmanager
 from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Any
 
-from rlx.record.tracker import TrackedRun, TrackerUnavailableError
-from rlx.text import escape_unprintable, redact_passwords, redact_values
-from rlx_registry import (
-    EvaluationRecord,
-    MetricRow,
-    Registry,
-    RegistryDatabaseError,
-    RunRecord,
-    wait_for_lock,
+from rlx.home import get_rlx_home, tracking_url
+from rlx.plugin import TrackedPoint, TrackedRun, Tracker
+from rlx.record.tracker import (
+    KEY_LIMIT,
+    TAG_LIMIT,
+    TrackerUnavailableError,
+    describe_error,
+    make_legal_key,
 )
+from rlx.text import redact_passwords
+from rlx_registry import wait_for_lock
+
+if TYPE_CHECKING:
+    from rlx.spec import MlflowTrackerSpec
 
 STATUSES = {"queued": "SCHEDULED", "submitted": "RUNNING", "running": "RUNNING"}
 STATUSES |= {"finished": "FINISHED", "failed": "FAILED", "lost": "FAILED", "stopped": "KILLED"}
@@ -47,80 +49,65 @@ MLFLOW_ENVIRONMENT = {
 """Keeps MLflow quiet and quick to give up; the user's own values win."""
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """Has MLflow show the runs of an experiment first, not traces."""
-PARAM_LIMIT, KEY_LIMIT, TAG_LIMIT = 6000, 250, 5000
-"""Maximum characters of a parameter, a key and a tag, all within MLflow's limits."""
-NOT_VARIED = ("name", "seed", "tracking")
-"""Sections that have tags of their own, or do not affect results."""
+PARAM_LIMIT = 6000
+"""Maximum characters of a parameter, as MLflow has it."""
 ARTIFACTS = "mlartifacts"
 """Folder of the artifacts, beside an SQLite store."""
-MODE = {"workflowType": "machine_learning"}
-"""MLflow's UI starts in the mode for traces, which shows no training runs; links name the other."""
-MLFLOW_START_PAGE = f"#/experiments?{urlencode(MODE)}"
-"""The list of MLflow's experiments."""
-LOCAL_SERVER = "http://127.0.0.1:5000"
-"""Where `rlx web --mlflow` serves a store by default."""
-COMPARED_RUNS = 24
-"""Maximum number of runs that one page compares."""
 
 
 _HELD = "other processes hold it; find them with `fuser` on that file, and try again"
 
 
-class MlflowTracker:
-    """One run in MLflow; see `rlx.record.tracker.Tracker`.
+class MlflowTracker(Tracker):
+    """One run in MLflow.
 
-    Args:
-        registry: open for writing; it keeps the ids of MLflow's run and experiment.
-        uri: MLflow's tracking URI: `sqlite:///path`, or `http://host:port`.
-        artifacts: folder with one subfolder of artifacts for each experiment of an SQLite store.
+    The tracking URI is `sqlite:///path` or `http://host:port`; the artifacts of an SQLite store are
+    below RLX_HOME, in one folder per experiment. MLflow numbers runs itself, so that the registry
+    keeps the ids of the run and its experiment.
     """
 
-    name = "mlflow"
+    title = "MLflow"
 
-    def __init__(self, registry: Registry, uri: str, artifacts: Path) -> None:
-        self.label = f"MLflow at {redact_passwords(uri)}"
-        self._registry, self._uri, self._artifacts = registry, uri, artifacts
-        self._run_id, self._id = "", ""
+    def __init__(self, settings: "MlflowTrackerSpec") -> None:
+        super().__init__(settings)
+        self._uri = tracking_url(settings.url)
+        self.label = f"MLflow at {redact_passwords(self._uri)}"
+        self._id = ""
         for name, value in MLFLOW_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._keys: frozenset[str] = frozenset()
         self._points: dict[str, dict[int, set[tuple[int, float]]]] = {}
 
-    def start(self, run: TrackedRun) -> bool:
+    def start(self, run: TrackedRun) -> int | None:
         """Finds or creates the run; sends parameters, tags, status and the experiment."""
         from mlflow.entities import Param
 
-        record = run.record
         with self._convert_errors():
-            experiment, found = self._find_or_create(record)
-            self._run_id, self._id = record.id, str(found.info.run_id)
+            experiment, found = self._find_or_create(run)
+            self._id = str(found.info.run_id)
+            self.ids = {"mlflow_run_id": self._id, "mlflow_experiment_id": experiment}
             self._keys, self._points = frozenset(found.data.metrics), {}
-            if (self._id, experiment) != (record.mlflow_run_id, record.mlflow_experiment_id):
-                self._registry.update_run(
-                    record.id, mlflow_run_id=self._id, mlflow_experiment_id=experiment
-                )
-            params = [Param(k, v[:PARAM_LIMIT]) for k, v in flatten_params(record.settings).items()]
+            params = [Param(k, v[:PARAM_LIMIT]) for k, v in flatten_params(run.settings).items()]
             self._client.log_batch(self._id, params=params, synchronous=True)
             self._write_tags(build_tags(run))
-            self._client.log_text(self._id, redact_passwords(record.yaml), "spec.yaml")
-            resolved = json.dumps(redact_values(record.settings), indent=2)
+            self._client.log_text(self._id, run.yaml, "spec.yaml")
+            resolved = json.dumps(run.settings, indent=2)
             self._client.log_text(self._id, resolved, "spec.resolved.json")
-            self._set_status(record)
-        return not self._keys
+            self._set_status(run)
+        return None if self._keys else 0
 
-    def add_metrics(self, rows: Sequence[MetricRow]) -> bool:
+    def add_metrics(self, points: Sequence[TrackedPoint]) -> bool:
         """Adds values; False if MLflow has others at the same steps."""
         from mlflow.entities import Metric
 
-        points = [(make_legal_key(r.name), round(r.at * 1000), r) for r in rows]
         with self._convert_errors():
-            for key, at, row in points:
-                there = self._read_points(key).get(row.step)
-                if there and (at, row.value) not in there:
+            for point in points:
+                there = self._read_points(point.name).get(point.step)
+                if there and (_to_milliseconds(point.at), point.value) not in there:
                     self._client.delete_run(self._id)
-                    self._registry.update_run(self._run_id, mlflow_run_id=None)
+                    self.ids = {"mlflow_run_id": None}
                     return False
-            metrics = [Metric(key, row.value, at, row.step) for key, at, row in points]
+            metrics = [Metric(p.name, p.value, _to_milliseconds(p.at), p.step) for p in points]
             self._client.log_batch(self._id, metrics=metrics, synchronous=True)
         return True
 
@@ -135,19 +122,20 @@ class MlflowTracker:
                     self._client.log_artifact(self._id, str(file), place)
             more = {"rlx.missing_artifacts": missing[:TAG_LIMIT]} if missing else {}
             self._write_tags(build_tags(run) | more)
-            self._set_status(run.record)
+            self._set_status(run)
 
-    def has_run(self, run: RunRecord) -> bool:
+    def has_run(self, run: TrackedRun) -> bool:
         """Whether MLflow has the run, in its trash too."""
         with self._convert_errors():
-            return self._get_run(run.mlflow_run_id) is not None
+            return self._get_run(run.ids["mlflow_run_id"]) is not None
 
-    def discard(self, run: RunRecord) -> None:
+    def discard(self, run: TrackedRun) -> None:
         """Moves the run to MLflow's trash."""
+        mlflow_run_id = run.ids["mlflow_run_id"]
         with self._convert_errors():
-            found = self._get_run(run.mlflow_run_id)
+            found = self._get_run(mlflow_run_id)
             if found is not None and found.info.lifecycle_stage != "deleted":
-                self._client.delete_run(run.mlflow_run_id)
+                self._client.delete_run(mlflow_run_id)
 
     @cached_property
     def _client(self) -> Any:
@@ -158,37 +146,38 @@ class MlflowTracker:
         prepare_store(self._uri)
         return MlflowClient(tracking_uri=self._uri)
 
-    def _find_or_create(self, record: RunRecord) -> tuple[str, Any]:
+    def _find_or_create(self, run: TrackedRun) -> tuple[str, Any]:
         """Returns the id of the run's experiment, and the run, whose duplicates are deleted."""
-        known = self._get_run(record.mlflow_run_id)
+        known = self._get_run(run.ids["mlflow_run_id"])
         if known is not None and known.info.lifecycle_stage == "deleted":
             experiment = self._client.get_experiment(known.info.experiment_id)
             if experiment.lifecycle_stage == "deleted":
                 self._client.restore_experiment(experiment.experiment_id)
-            self._client.restore_run(record.mlflow_run_id)
-        place = self._find_experiment(record) if known is None else str(known.info.experiment_id)
-        tags = build_identity_tags(record)
+            self._client.restore_run(known.info.run_id)
+        place = (
+            self._find_experiment(run.project) if known is None else str(known.info.experiment_id)
+        )
+        tags = dict(run.identity)
         wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         if known is None and not self._client.search_runs([place], wanted):
-            name = f"{record.name} seed {record.seed} ({record.id})"
-            began = round((record.started or record.created) * 1000)
+            name = f"{run.name} seed {run.seed} ({run.id})"
+            began = _to_milliseconds(run.began or run.created)
             self._client.create_run(place, began, tags, name)
         # Search even after creating: a request whose response was lost was sent twice.
-        same = sorted(self._client.search_runs([place], wanted), key=lambda run: run.info.run_id)
+        same = sorted(self._client.search_runs([place], wanted), key=lambda one: one.info.run_id)
         kept = same[0] if known is None else known
         for other in same:
             if other.info.run_id != kept.info.run_id:
                 self._client.delete_run(other.info.run_id)
         return place, kept
 
-    def _find_experiment(self, record: RunRecord) -> str:
+    def _find_experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
 
-        name = (record.spec.get("tracking") or {}).get("experiment") or record.name
         found = self._client.get_experiment_by_name(name)
         if found is None:
             is_file = self._uri.startswith("sqlite:")
-            place = (self._artifacts.absolute() / name).as_uri() if is_file else None
+            place = (get_rlx_home() / ARTIFACTS / name).as_uri() if is_file else None
             try:
                 return str(self._client.create_experiment(name, place, EXPERIMENT_TAGS))
             except MlflowException:  # another run may just have created it
@@ -229,32 +218,44 @@ class MlflowTracker:
         pairs = [RunTag(name, value) for name, value in tags.items()]
         self._client.log_batch(self._id, tags=pairs, synchronous=True)
 
-    def _set_status(self, record: RunRecord) -> None:
+    def _set_status(self, run: TrackedRun) -> None:
         """Sets the status explicitly; MLflow alone would show a killed run as running forever."""
-        status = STATUSES[record.effective_status]
+        status = STATUSES[run.status]
         if status in ("SCHEDULED", "RUNNING"):
             self._client.update_run(self._id, status=status)
         else:
-            ended = record.ended or record.heartbeat or time.time()
-            self._client.set_terminated(self._id, status, round(ended * 1000))
+            ended = _to_milliseconds(run.ended or time.time())
+            self._client.set_terminated(self._id, status, ended)
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:
+        """Takes passwords out of errors, which MLflow passes on from any library."""
         try:
             yield
-        except RegistryDatabaseError:
+        except TrackerUnavailableError:
             raise
-        # MLflow passes on any exception of its server, its database and their libraries.
         except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            message = redact_passwords(f"MLflow at {self._uri}: {first}", self._uri)
-            raise TrackerUnavailableError(escape_unprintable(message)) from error
+            message = redact_passwords(describe_error(self, error), self._uri)
+            raise TrackerUnavailableError(message) from error
 
 
-def get_mlflow_uri(run: RunRecord) -> str | None:
-    """Returns the URI of MLflow in a run's experiment, in which `{home}` is not filled in."""
-    uri: str | None = (run.spec.get("tracking") or {}).get("mlflow")
-    return uri
+def _to_milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def build_tags(run: TrackedRun) -> dict[str, str]:
+    """All tags of a run, with those that MLflow itself shows."""
+    params = flatten_params(run.settings)
+    cut = ", ".join(key for key, value in params.items() if len(value) > PARAM_LIMIT)
+    tags = {
+        **run.tags,
+        "mlflow.source.name": "rlx",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": run.tags.get("rlx.commit", ""),
+        "mlflow.note.content": run.description,
+        "rlx.cut_params": cut[:TAG_LIMIT],
+    }
+    return {name: value for name, value in tags.items() if value and name != "rlx.commit"}
 
 
 def flatten_params(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -268,7 +269,7 @@ def flatten_params(spec: Mapping[str, Any]) -> dict[str, str]:
         key = make_legal_key(path)
         numbered = (f"{key[: KEY_LIMIT - 8]}:{number}" for number in count(2))
         name = next(name for name in chain([key], numbered) if name not in found)
-        found[name] = redact_passwords(value)
+        found[name] = value
     return found
 
 
@@ -279,70 +280,6 @@ def _iterate_leaves(path: str, node: Any) -> Iterator[tuple[str, str]]:
             yield from _iterate_leaves(f"{path}.{key}" if path else str(key), value)
     else:
         yield path, node if isinstance(node, str) else json.dumps(node)
-
-
-def make_legal_key(name: str) -> str:
-    """Converts a metric or parameter name to one that MLflow accepts: `pass@8` to `pass_at_8`."""
-    plain = re.sub(r"[^A-Za-z0-9_\-./ :]", "_", name.replace("@", "_at_"))
-    parts = [part for part in plain.split("/") if part not in ("", ".", "..")]
-    return "/".join(parts)[:KEY_LIMIT] or "_"
-
-
-def build_identity_tags(run: RunRecord) -> dict[str, str]:
-    """Tags that identify a run, even if several registries share one MLflow server."""
-    one = {"rlx.run_id": run.id, "rlx.spec_digest": run.digest}
-    return one | {"rlx.seed": str(run.seed), "rlx.created": repr(run.created)}
-
-
-def build_tags(run: TrackedRun) -> dict[str, str]:
-    """All tags of a run, its description and the values that the command line set among them."""
-    from rlx.spec.reading import list_leaf_values
-
-    record, origins = run.record, run.record.origins or {}
-    varied = {
-        make_legal_key(f"rlx.varied.{path}"): redact_passwords(
-            value if isinstance(value, str) else json.dumps(value)
-        )
-        for path, value in list_leaf_values(record.settings)
-        if origins.get(path) in ("--set", "--set (auto)")
-        and path.partition(".")[0] not in NOT_VARIED
-    }
-    params = flatten_params(record.settings)
-    tags = {
-        **build_identity_tags(record),
-        **varied,
-        "rlx.recipe": record.name,
-        "rlx.status": record.effective_status,
-        "rlx.attempt": str(record.attempt),
-        "mlflow.source.name": "rlx",
-        "mlflow.source.type": "LOCAL",
-        "mlflow.source.git.commit": str(record.code.get("commit") or ""),
-        "mlflow.note.content": _describe_run(record, run.evaluations),
-        "rlx.group": ", ".join(run.groups),
-        "rlx.version": str(record.code.get("version") or ""),
-        "rlx.cut_params": ", ".join(k for k, v in params.items() if len(v) > PARAM_LIMIT),
-        "rlx.reason": record.reason or "",
-    }
-    return {name: value[:TAG_LIMIT] for name, value in tags.items() if value}
-
-
-def _describe_run(run: RunRecord, evaluations: Sequence[EvaluationRecord]) -> str:
-    """The run's description in Markdown, with a before/after table of each suite that fits."""
-    lines = [
-        f"**{run.name}**, seed {run.seed}: rlx run `{run.id}`, spec `{run.digest}`.",
-        f"The registry holds the full record: `rlx status {run.id}`, `rlx samples {run.id}`.",
-    ]
-    for suite in dict.fromkeys(e.suite for e in evaluations):
-        named = {e.label: e.metrics for e in evaluations if e.suite == suite}
-        ends = [named.get("before", {}), named.get("after", {})]
-        table = ["", f"| {suite} | before | after |", "| --- | ---: | ---: |"]
-        for name in dict.fromkeys(chain(*ends)):
-            values = [end.get(name) for end in ends]
-            if any(isinstance(value, int | float) for value in values):
-                cells = [f"{v:.4g}" if isinstance(v, int | float) else "" for v in values]
-                table.append(f"| {name} | {' | '.join(cells)} |")
-        lines += table if len("\n".join([*lines, *table])) <= TAG_LIMIT else ()
-    return "\n".join(lines)
 
 
 def prepare_store(uri: str) -> None:
@@ -397,47 +334,3 @@ def _correct_locations(path: Path) -> None:
                 f"WHERE {column} LIKE 'file:///%/{ARTIFACTS}/%' AND instr({column}, ?) != 1",
                 (root, f"{root}/"),
             )
-
-
-class MlflowLink(NamedTuple):
-    """A page of MLflow's UI, its fragment, and the store to serve first unless it is None."""
-
-    url: str
-    page: str
-    store: str | None
-
-
-def find_mlflow_link(runs: Sequence[RunRecord]) -> MlflowLink | None:
-    """Returns the page that shows these runs; None if MLflow has none of them.
-
-    One run has a page of its own, several are compared, and more than `COMPARED_RUNS` are among the
-    charts of their experiment. Runs of another MLflow than the first one's are left out.
-    """
-    sent = [run for run in runs if run.mlflow_run_id is not None and get_mlflow_uri(run)]
-    if not sent:
-        return None
-    uri = str(get_mlflow_uri(sent[0]))
-    page = _find_page([run for run in sent if get_mlflow_uri(run) == uri])
-    if uri.startswith(("http://", "https://")):
-        return MlflowLink(f"{uri.rstrip('/')}/{page}", page, None)
-    return MlflowLink(f"{LOCAL_SERVER}/{page}", page, uri)
-
-
-def find_mlflow_charts(run: RunRecord) -> str:
-    """Returns the page with the charts of all runs of a run's MLflow experiment."""
-    query = urlencode({**MODE, "compareRunsMode": "CHART"})
-    return f"#/experiments/{run.mlflow_experiment_id}/runs?{query}"
-
-
-def _find_page(runs: Sequence[RunRecord]) -> str:
-    if len(runs) > COMPARED_RUNS:
-        return find_mlflow_charts(runs[-1])
-    if len(runs) == 1:
-        path = f"experiments/{runs[0].mlflow_experiment_id}/runs/{runs[0].mlflow_run_id}"
-        return f"#/{path}?{urlencode(MODE)}"
-    lists = {
-        "runs": [run.mlflow_run_id for run in runs],
-        "experiments": list(dict.fromkeys(run.mlflow_experiment_id for run in runs)),
-    }
-    query = {name: json.dumps(some, separators=(",", ":")) for name, some in lists.items()}
-    return f"#/compare-runs?{urlencode({**query, **MODE})}"

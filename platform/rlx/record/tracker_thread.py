@@ -8,15 +8,23 @@ Every call can be repeated after a crash at any point.
 
 import fcntl
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from rlx.home import get_rlx_home, tracking_url
+from rlx.plugin import Tracker
 from rlx.progress_callbacks import Report, log_report, print_to_log
-from rlx.record.mlflow_tracker import MlflowTracker, get_mlflow_uri
 from rlx.record.retry import retry_registry_call
-from rlx.record.tracker import TrackedRun, Tracker, TrackerUnavailableError
+from rlx.record.tracker import (
+    TrackerUnavailableError,
+    build_point,
+    build_tracked_run,
+    describe_error,
+    open_tracker,
+    open_trackers,
+    read_tracked_run,
+)
 from rlx.stopwatch import CLOCK, Clock
 from rlx.text import escape_unprintable
 from rlx_registry import (
@@ -38,44 +46,39 @@ ROWS_AT_ONCE = 1000
 """Metric values of one call, which is MLflow's limit for a request."""
 
 
-def open_trackers(registry: Registry, run: RunRecord) -> list[Tracker]:
-    """Returns the trackers that a run's experiment names, without connecting to them."""
-    uri = get_mlflow_uri(run)
-    if uri is None:
-        return []
-    return [MlflowTracker(registry, tracking_url(uri), get_rlx_home() / "mlartifacts")]
-
-
 class RunSender:
     """Sends one run to one tracker. Not thread-safe; any number of processes may send at once.
 
-    Methods raise `TrackerUnavailableError` if the tracker fails, and
+    Methods raise `TrackerUnavailableError` if the tracker fails, whatever it raises, and
     `rlx_registry.RegistryDatabaseError` if the registry does.
 
     Args:
         registry: open for writing.
         run_id: id of the run.
+        kind: of the tracker, which names its cursor in the registry.
         tracker: where it is sent.
     """
 
-    def __init__(self, registry: Registry, run_id: str, tracker: Tracker) -> None:
-        self._registry, self._tracker = registry, tracker
+    def __init__(self, registry: Registry, run_id: str, kind: str, tracker: Tracker) -> None:
+        self._registry, self.kind, self.tracker = registry, kind, tracker
         self._run_id = registry.run(run_id).id
         self._started: int | None = None  # the attempt that the tracker was told of
 
     def send(self) -> int:
         """Sends all metrics after the cursor, in order; returns the number of values sent."""
         with self._lock():
-            return self._send(self._start())
+            self._start()
+            return self._send()
 
     def finish(self) -> int:
         """Sends the remaining metrics, the files and the end of the run; returns as `send`."""
         with self._lock():
-            run = self._start(again=True)
-            changes, more = self._count_changes(), self._list_unreported_metrics(run)
-            sent = self._send(run, more)
+            self._start(again=True)
+            changes, more = self._count_changes(), self._list_unreported_metrics()
+            sent = self._send(more)
             files = self._list_new_files()
-            self._tracker.finish(TrackedRun.read(self._registry, self._run_id), files)
+            with self._call_tracker():
+                self.tracker.finish(read_tracked_run(self._registry, self._run_id), files)
             self._set_cursor("files", self._count_files())
             self._set_cursor("end", changes)
             return sent
@@ -98,37 +101,67 @@ class RunSender:
             return True
         return bool(self._read_rows(1))
 
-    def _start(self, *, again: bool = False) -> TrackedRun:
-        run = TrackedRun.read(self._registry, self._run_id)
-        if again or self._started != run.record.attempt:
-            self._started = None
-            if self._tracker.start(run):
-                for cursor in ("", "files", "end"):
-                    self._set_cursor(cursor, 0)
-            self._started = run.record.attempt
-        return run
+    def has_run(self) -> bool:
+        """Whether the tracker still has the run, which has ended."""
+        with self._call_tracker():
+            return self.tracker.has_run(build_tracked_run(self._registry.run(self._run_id)))
 
-    def _send(self, run: TrackedRun, more: Sequence[MetricRow] = ()) -> int:
+    def discard(self) -> None:
+        """Deletes the run, as far as the tracker deletes."""
+        with self._call_tracker():
+            self.tracker.discard(build_tracked_run(self._registry.run(self._run_id)))
+
+    def _start(self, *, again: bool = False) -> None:
+        run = read_tracked_run(self._registry, self._run_id)
+        if again or self._started != run.attempt:
+            self._started = None
+            with self._call_tracker():
+                has = self.tracker.start(run)
+            if has is not None:
+                for of, seq in (("", has), ("files", 0), ("end", 0)):
+                    self._set_cursor(of, seq)
+            self._started = run.attempt
+
+    def _send(self, more: Sequence[MetricRow] = ()) -> int:
         """Sends the rows after the cursor, and `more`, which has no cursor."""
-        try:
-            sent = 0
-            while rows := self._read_rows(ROWS_AT_ONCE):
-                if not self._tracker.add_metrics(rows):
-                    return self._send(self._start(again=True), more)
-                self._set_cursor("", rows[-1].seq)
-                sent += len(rows)
-            if more and not self._tracker.add_metrics(more):
-                return self._send(self._start(again=True), more)
-        except TrackerUnavailableError:
-            self._started = None  # the tracker may have lost the run
-            raise
+        sent = 0
+        while rows := self._read_rows(ROWS_AT_ONCE):
+            if not self._add_metrics(rows):
+                self._start(again=True)
+                return self._send(more)
+            self._set_cursor("", rows[-1].seq)
+            sent += len(rows)
+        if more and not self._add_metrics(more):
+            self._start(again=True)
+            return self._send(more)
         return sent
 
-    def _list_unreported_metrics(self, run: TrackedRun) -> list[MetricRow]:
+    def _add_metrics(self, rows: Sequence[MetricRow]) -> bool:
+        with self._call_tracker():
+            return self.tracker.add_metrics([build_point(row) for row in rows])
+
+    @contextmanager
+    def _call_tracker(self) -> Iterator[None]:
+        """Keeps the tracker's ids. Any error means that it may have lost the run."""
+        try:
+            yield
+        except Exception as error:
+            self._started = None
+            if isinstance(error, TrackerUnavailableError):
+                raise
+            raise TrackerUnavailableError(describe_error(self.tracker, error)) from error
+        finally:
+            if ids := self.tracker.ids:
+                record = self._registry.run(self._run_id)
+                if any(getattr(record, name) != value for name, value in ids.items()):
+                    self._registry.update_run(self._run_id, **ids)
+
+    def _list_unreported_metrics(self) -> list[MetricRow]:
         """Figures of evaluations that are not among the run's own metrics."""
         rows = [
             (e.suite, MetricRow(0, f"eval/{e.suite}/{name}", e.step, float(value), e.at))
-            for e in run.evaluations
+            for e in self._registry.queries.evaluation_figures(self._run_id)
+            if not e.suite.startswith("probe/")
             for name, value in e.metrics.items()
             if isinstance(value, int | float)
         ]
@@ -160,7 +193,7 @@ class RunSender:
         self._registry.results.set_mirror_cursor(self._run_id, self._name_cursor(of), seq)
 
     def _name_cursor(self, of: str) -> str:
-        return f"{self._tracker.name}-{of}" if of else self._tracker.name
+        return f"{self.kind}-{of}" if of else self.kind
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -171,71 +204,80 @@ class RunSender:
             return
         with ExitStack() as stack:
             try:
-                file = stack.enter_context(Path(folder, ".tracker.lock").open("w"))
+                file = stack.enter_context(Path(folder, f".{self.kind}.lock").open("w"))
             except OSError as error:
                 raise TrackerUnavailableError(
-                    f"cannot lock {folder} to send it to {self._tracker.name}: {error.strerror}"
+                    f"cannot lock {folder} to send it to {self.tracker.title}: {error.strerror}"
                 ) from error
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
-class TrackerThread:
-    """Sends a run's records until it has ended and its trackers have all, or stay unreachable.
+class TrackerThreads:
+    """Send a run's records until it has ended and its trackers have all, or stay unreachable.
 
-    A daemon thread, so a server that hangs does not keep the supervisor. Ending it at any moment is
-    safe, like a kill: the cursor in the registry follows what a tracker has confirmed.
+    One for each tracker, so that one that is away or slow holds up no other. They are daemons, so a
+    server that hangs does not keep the supervisor. Ending them at any moment is safe, like a kill:
+    the cursor in the registry follows what a tracker has confirmed.
 
     Args:
-        url: of the registry, without a fencing token: the thread sends whatever is recorded.
+        url: of the registry, without a fencing token: the threads send whatever is recorded.
         run_id: id of the run.
+        trackers: settings of the run's trackers, by kind.
         has_room: false once the disk has been full, on which a tracker's store may be too.
-        clock: by which it waits between two tries of the end.
+        clock: by which they wait between two tries of the end.
     """
 
     def __init__(
-        self, url: str, run_id: str, has_room: Callable[[], bool], clock: Clock = CLOCK
+        self,
+        url: str,
+        run_id: str,
+        trackers: Mapping[str, Mapping[str, Any]],
+        has_room: Callable[[], bool],
+        clock: Clock = CLOCK,
     ) -> None:
         self._url, self._run_id, self._has_room, self._clock = url, run_id, has_room, clock
         self._ended = threading.Event()
         self._left = False
         self._behind: list[str] = []
-        self._thread = threading.Thread(target=self._run, name="trackers", daemon=True)
-        self._thread.start()
+        self._threads = {
+            kind: threading.Thread(target=self._run, args=(kind, settings), name=kind, daemon=True)
+            for kind, settings in trackers.items()
+        }
+        for thread in self._threads.values():
+            thread.start()
 
     def end(self, seconds: float = FINAL_SECONDS) -> str | None:
         """Sends the remaining records, for at most `seconds`; returns what trackers lack."""
         self._ended.set()
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            self._left = True
-            self._behind.append(_describe_missing("A tracker", f"did not answer in {seconds:g} s"))
-            print_to_log(self._behind[-1])
+        deadline = CLOCK.now() + seconds
+        for kind, thread in self._threads.items():
+            thread.join(max(0.0, deadline - CLOCK.now()))
+            if thread.is_alive():
+                self._left = True
+                self._behind.append(_describe_missing(kind, f"did not answer in {seconds:g} s"))
+                print_to_log(self._behind[-1])
         return "; ".join(self._behind) or None
 
     def leave(self) -> None:
         """Stops sending: another supervisor has taken over."""
         self._left = True
-        self._ended.set()
-        self._thread.join(FINAL_SECONDS)
+        self.end()
 
-    def _run(self) -> None:
+    def _run(self, kind: str, settings: Mapping[str, Any]) -> None:
         try:
             with retry_registry_call(lambda: Registry.open(self._url)) as registry:
                 run = retry_registry_call(lambda: registry.run(self._run_id))
-                trackers = open_trackers(registry, run)
-                senders = {one.name: RunSender(registry, run.id, one) for one in trackers}
-                if senders:
-                    self._await_step(registry, run.step)
-                while senders and not self._ended.wait(SEND_EVERY) and self._has_room():
-                    for sender in senders.values():
-                        self._try(sender.send)
+                self._await_step(registry, run.step)
+                sender = RunSender(registry, run.id, kind, open_tracker(settings))
+                while not self._ended.wait(SEND_EVERY) and self._has_room():
+                    self._try(sender.send)
                 self._ended.wait()
-                for name, sender in senders.items():
-                    self._finish(name, sender)
+                self._finish(kind, sender)
         except Exception as error:  # noqa: BLE001  (reported: a tracker must not end a run)
-            self._behind.append(f"sending to trackers stopped: {type(error).__name__}: {error}")
-            print_to_log(self._behind[-1])
+            why = f"sending to {kind} stopped: {type(error).__name__}: {error}"
+            self._behind.append(why)
+            print_to_log(why)
 
     def _await_step(self, registry: Registry, first: int) -> None:
         """Waits until the ranks train, or the run has ended, but at most `STEP_WAIT`."""
@@ -252,17 +294,22 @@ class TrackerThread:
             return False
         return True
 
-    def _finish(self, name: str, sender: RunSender) -> None:
+    def _finish(self, kind: str, sender: RunSender) -> None:
         for attempt in range(FINAL_TRIES if self._has_room() else 0):
             if self._left or self._try(sender.catch_up):
                 return
             self._clock.pause(2**attempt)
         why = "could not be reached" if self._has_room() else "is out of date: the disk is full"
-        self._behind.append(_describe_missing(name, why))
+        self._behind.append(_describe_missing(kind, why))
 
 
-def _describe_missing(name: str, why: str) -> str:
-    return f"{name} {why}; the registry is complete, and `rlx check --repair` sends the rest"
+def _describe_missing(kind: str, why: str) -> str:
+    return f"{kind} {why}; the registry is complete, and `rlx check --repair` sends the rest"
+
+
+def open_senders(registry: Registry, run: RunRecord) -> list[RunSender]:
+    """Returns what sends a run to each of its trackers, without connecting to them."""
+    return [RunSender(registry, run.id, *tracker) for tracker in open_trackers(run).items()]
 
 
 def update_trackers(registry: Registry, run: RunRecord, report: Report = log_report) -> None:
@@ -273,9 +320,9 @@ def update_trackers(registry: Registry, run: RunRecord, report: Report = log_rep
     """
     if run.status not in ENDED:
         return
-    for tracker in open_trackers(registry, run):
+    for sender in open_senders(registry, run):
         try:
-            RunSender(registry, run.id, tracker).finish()
+            sender.finish()
         except TrackerUnavailableError as error:
             why = escape_unprintable(str(error))
-            report(f"warning: {tracker.name} was not updated: {why}; the registry has it", err=True)
+            report(f"warning: {sender.kind} was not updated: {why}; the registry has it", err=True)

@@ -1,11 +1,19 @@
 """Sections for the optimizer, critic, phases, runner, evaluation and tracking."""
 
 import re
+from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rlx.plugin import Count, LauncherPlugin, PluginSection, SamplerPlugin, StrictModel
+from rlx.plugin import (
+    Count,
+    LauncherPlugin,
+    PluginSection,
+    SamplerPlugin,
+    StrictModel,
+    TrackerPlugin,
+)
 from rlx.spec.base import Betas
 from rlx.text import list_url_secrets
 
@@ -233,7 +241,72 @@ class EvaluationSpec(StrictModel):
 REGISTRY_URL = re.compile(r"sqlite:///.+|postgresql(\+\w+)?://.+")
 
 
-MLFLOW_URL = re.compile(r"(https?|file|(sqlite|postgresql|mysql|mssql)(\+\w+)?)://.+|databricks")
+MLFLOW_URL = "sqlite:///{home}/mlflow.db"
+
+
+MLFLOW_URLS = re.compile(r"(https?|file|(sqlite|postgresql|mysql|mssql)(\+\w+)?)://.+|databricks")
+
+
+class MlflowTrackerSpec(TrackerPlugin):
+    """Shows runs in MLflow. An experiment sets its address, `tracking.mlflow`, and nothing else."""
+
+    implementation: ClassVar[str] = "rlx.record.mlflow_tracker:MlflowTracker"
+
+    kind: Literal["mlflow"] = "mlflow"
+    url: str = MLFLOW_URL
+    """As `tracking.mlflow`."""
+
+
+class TensorboardTrackerSpec(TrackerPlugin):
+    """Writes event files for TensorBoard, which `tensorboard --logdir FOLDER` shows."""
+
+    implementation: ClassVar[str] = "rlx.record.tensorboard_tracker:TensorboardTracker"
+
+    kind: Literal["tensorboard"] = "tensorboard"
+    folder: str = Field("{home}/tensorboard", min_length=1)
+    """Folder with one folder per experiment, and in it one per run."""
+
+    def check(self) -> None:
+        _require_library("tensorboard")
+
+
+class WandbTrackerSpec(TrackerPlugin):
+    """Sends runs to Weights & Biases, or keeps them in the run's folder for `wandb sync`."""
+
+    implementation: ClassVar[str] = "rlx.record.wandb_tracker:WandbTracker"
+
+    kind: Literal["wandb"] = "wandb"
+    mode: Literal["online", "offline"] = "online"
+    """online: to the server and account that WANDB_BASE_URL and WANDB_API_KEY, or `wandb login`,
+    name."""
+    entity: str | None = Field(None, min_length=1)
+    """User or team that owns the project `tracking.experiment`; null: the account's default."""
+
+    def check(self) -> None:
+        _require_library("wandb")
+
+
+def _require_library(name: str) -> None:
+    if find_spec(name) is None:
+        raise ImportError(f"{name} is not installed: pip install 'rlx[{name}]'")
+
+
+TRACKERS: Final = PluginSection(
+    base=TrackerPlugin,
+    group="rlx.trackers",
+    kind="tracker",
+    key="kind",
+    shipped={
+        "mlflow": MlflowTrackerSpec,
+        "tensorboard": TensorboardTrackerSpec,
+        "wandb": WandbTrackerSpec,
+    },
+    allows_name=True,
+)
+
+
+TrackerSpec = Annotated[TrackerPlugin, TRACKERS]
+"""A bare kind stands for its defaults."""
 
 
 class StoredRollouts(StrictModel):
@@ -247,10 +320,12 @@ class TrackingSpec(StrictModel):
     """Where results are stored. Paths and URLs; `{home}` is replaced by RLX_HOME."""
 
     registry: str = "sqlite:///{home}/registry.db"
-    mlflow: str | None = "sqlite:///{home}/mlflow.db"
+    mlflow: str | None = MLFLOW_URL
     """null disables the MLflow mirror."""
+    trackers: tuple[TrackerSpec, ...] = ()
+    """What else is sent every run: `[tensorboard, {kind: wandb, mode: offline}]`."""
     experiment: str = Field("rlx", max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """MLflow experiment that the run belongs to: one per project."""
+    """Project of the run: MLflow's experiment, the project in Weights & Biases."""
     rollouts: Literal["all", "none"] | StoredRollouts = "all"
     """Which rollouts are stored with their full content: of all steps, none, or every N-th."""
     pictures: bool = False
@@ -282,11 +357,21 @@ class TrackingSpec(StrictModel):
     @field_validator("mlflow")
     @classmethod
     def _mlflow_url(cls, url: str | None) -> str | None:
-        if url is not None and not MLFLOW_URL.fullmatch(url):
+        if url is not None and not MLFLOW_URLS.fullmatch(url):
             raise ValueError(
                 "must be null or a URL, such as sqlite:///mlflow.db or http://localhost:5000"
             )
         return url
+
+    @field_validator("trackers")
+    @classmethod
+    def _each_once(cls, trackers: tuple[TrackerPlugin, ...]) -> tuple[TrackerPlugin, ...]:
+        kinds = [tracker.kind for tracker in trackers]
+        if "mlflow" in kinds:
+            raise ValueError("MLflow is not one of these: set its address, `tracking.mlflow`")
+        if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
+            raise ValueError(f"{twice} is named twice: a run is sent to a tracker once")
+        return trackers
 
 
 class TransformersSamplerSpec(SamplerPlugin):

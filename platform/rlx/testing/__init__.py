@@ -1,9 +1,9 @@
 """Conformance checks for plugins, to run standalone or as part of a plugin's own tests.
 
 `check_reward`, `check_task`, `check_environment`, `check_mask`, `check_placement`,
-`check_estimator`, `check_schedule`, `check_sampler` and `check_launcher` raise AssertionError at
-the first promise that is broken. `reward_checks()` and its counterparts return the checks one by
-one, by name:
+`check_estimator`, `check_schedule`, `check_sampler`, `check_launcher` and `check_tracker` raise
+AssertionError at the first promise that is broken. `reward_checks()` and its counterparts return
+the checks one by one, by name:
 
     @pytest.mark.parametrize("check", reward_checks(), ids=str)
     def test_keeps_every_promise(check):
@@ -22,10 +22,12 @@ from rlx.testing.promise import (
     PromiseCheck,
     check_launcher,
     check_sampler,
+    check_tracker,
     first_import,
     launcher_checks,
     required_options,
     sampler_checks,
+    tracker_checks,
 )
 from rlx.testing.rewards import check_reward, reward_checks
 from rlx.testing.schedules import check_schedule, schedule_checks
@@ -43,6 +45,7 @@ __all__ = [
     "check_sampler",
     "check_schedule",
     "check_task",
+    "check_tracker",
     "environment_checks",
     "estimator_checks",
     "example_batch",
@@ -57,6 +60,7 @@ __all__ = [
     "sampler_checks",
     "schedule_checks",
     "task_checks",
+    "tracker_checks",
 ]
 
 _WITH_TORCH = {

@@ -388,3 +388,13 @@ def check_launcher(plugin: Any) -> None:
 def launcher_checks() -> tuple[PromiseCheck, ...]:
     """Returns the checks for the settings of launchers."""
     return (*common_checks(), implementation_check("module:Class"))
+
+
+def check_tracker(plugin: Any) -> None:
+    """Raises AssertionError, naming the broken promise, unless a `TrackerPlugin` keeps them all."""
+    run_checks(tracker_checks(), plugin)
+
+
+def tracker_checks() -> tuple[PromiseCheck, ...]:
+    """Returns the checks for the settings of trackers."""
+    return (*common_checks(), implementation_check("module:Class"))
