@@ -47,6 +47,7 @@ class _Requests(BaseHTTPRequestHandler):
             files = [
                 {
                     "path": file["path"],
+                    "shouldIgnore": False,
                     "uploadMode": "lfs" if file["path"].endswith("safetensors") else "regular",
                 }
                 for file in json.loads(content)["files"]

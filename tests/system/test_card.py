@@ -39,7 +39,7 @@ def test_another_home_has_the_figures(own_home, run, card, tmp_path):
     (figures,) = json.loads(done.stdout)["sets"].values()
     for name in ("n", "accuracy", "brier", "ece_debiased", "readable_share"):
         assert figures[name] == pytest.approx(after["metrics"][name], abs=1e-9), name
-    read = other.rlx("validate", "experiment.yaml", "--json")
+    read = other.rlx("validate", "experiment.yaml")
     assert read.returncode == 0, read.stderr
     text = (card / "README.md").read_text()
     assert f"digest `{run.digest}`" in text and "## What it must not be used for" in text
