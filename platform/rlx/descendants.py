@@ -10,7 +10,7 @@ import os
 import signal
 from contextlib import suppress
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ROUNDS = 50
 """A killed process may have started another one just before; a process that waits for a device
 ends later, and is not waited for."""
@@ -32,11 +32,6 @@ def adopt_orphans() -> None:
 def die_with_parent() -> None:
     """Has the kernel kill this process when the thread that started it ends."""
     _set_process_option(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-
-
-def name_process(name: str) -> None:
-    """Sets what the kernel calls this process, up to 15 characters; its children inherit it."""
-    _set_process_option(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
 
 
 def kill_descendants(patience: float = 0.0, spare: int | None = None) -> None:
@@ -87,7 +82,7 @@ def _has_children() -> bool:
     return True
 
 
-def _set_process_option(option: int, value: ctypes.c_ulong | ctypes.c_char_p) -> None:
+def _set_process_option(option: int, value: ctypes.c_ulong) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0):
         number = ctypes.get_errno()

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from rows import each_row
 
 from rlx.credit import compute_gae_advantages, estimate_vineppo, whiten_values
-from rlx.credit.kernels import map_row_blocks, select_masked
 from rlx.errors import ShapeError
 from rlx.spec import VinePpo
 
@@ -204,36 +203,6 @@ def test_vine_agrees_with_a_plain_loop_and_adds_up(sizes, seed, steps):
     one_token_each = torch.arange(steps).expand(sizes[0], -1)
     telescoped = scores + values[:, -1] - values[:, 0]
     assert_close(vine(one_token_each, values, scores).sum(dim=1), telescoped)
-
-
-# Kernels ------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(sizes, seeds, st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool]))
-def test_selecting_by_bits_is_selecting(sizes, seed, dtype):
-    rewards, _, mask, turns = batch(sizes, seed)
-    x = turns if dtype is torch.int64 else rewards.to(dtype)
-    for stream in (x, x[:, :1]):
-        actual, expected = (
-            select_masked(mask, stream),
-            torch.where(mask, stream, stream.new_zeros(())),
-        )
-        assert actual.dtype == dtype
-        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
-
-
-def test_blocks_of_rows_are_the_rows():
-    x, y = torch.randn(5, 2**17), torch.randn(5, 2**17)
-    seen = []
-
-    def double(x, y):
-        seen.append(len(x))
-        return 2 * x, x + y
-
-    doubled, summed = map_row_blocks(double, x, y)
-    assert seen == [2, 2, 1]
-    assert torch.equal(doubled, 2 * x) and torch.equal(summed, x + y)
 
 
 # How they relate ----------------------------------------------------------------------------------

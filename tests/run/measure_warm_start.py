@@ -18,6 +18,7 @@ with speed_up_imports():
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
 
+    from rlx import learner
     from rlx.learner import join_ranks
     from rlx.learner.engine import TrainingEngine
     from rlx.model import build_policy, warm_start_policy
@@ -103,7 +104,7 @@ def compare(spec, ranks, folder, alone):
     with watched:
         before, trained, recorder = start(spec, ranks)
     gc.collect()
-    with patch.object(before_training, "train_on_demonstrations", None):  # it is not called again
+    with patch.object(learner, "train_on_demonstrations", None):  # it is not called again
         _, again, reused = start(spec, ranks)
     everywhere = ranks.gather({name: weight.numpy() for name, weight in trained.items()})
     weights, losses = alone

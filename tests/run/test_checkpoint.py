@@ -11,7 +11,7 @@ import pytest
 import torch
 from rows import each_row
 
-from rlx.checkpoint.store import (
+from rlx.checkpoint import (
     LATEST,
     STATE,
     RunState,
@@ -223,7 +223,7 @@ def test_a_refused_one_of_a_later_step_makes_room_for_the_new_one(root, keep):
 
 def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     synced = []
-    for module in ("sealed_folder", "checkpoint.store"):
+    for module in ("sealed_folder", "checkpoint"):
         monkeypatch.setattr(
             f"rlx.{module}.sync_to_disk", lambda path: synced.append(Path(path).name)
         )

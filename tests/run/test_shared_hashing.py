@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from gloo_ranks import WEIGHTS, find, on_ranks, write
 
-from rlx import sealed_folder
-from rlx.checkpoint import store
+from rlx import checkpoint, sealed_folder
 from rlx.sealed_folder import (
     MANIFEST,
     CheckpointError,
@@ -97,7 +96,7 @@ def refuse(folder, ranks):
         compute([folder / "step_000010" / "policy" / WEIGHTS])
         raise CheckpointError("it is damaged")
 
-    return store.find_by_shared_hashing(find_nothing, ranks)
+    return checkpoint.find_by_shared_hashing(find_nothing, ranks)
 
 
 def test_what_the_first_rank_refuses_ends_all(root):
@@ -139,13 +138,13 @@ def test_a_file_that_rank_0_does_not_have_is_no_part_of_a_checkpoint(root):
 
 def break_reading(folder, ranks):
     if ranks.rank == 1:
-        plain = store.compute_digests
+        plain = checkpoint.compute_digests
 
         def compute(files):
             list(map(Path.unlink, files))
             return plain(files)
 
-        store.compute_digests = compute
+        checkpoint.compute_digests = compute
     return write(folder, 15, ranks)
 
 
@@ -160,7 +159,7 @@ def die(folder, ranks, mortal):
         os.kill(os.getpid(), signal.SIGKILL)
 
     if ranks.rank == mortal:
-        store.compute_digests = kill
+        checkpoint.compute_digests = kill
     return write(folder, 15, ranks)
 
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlx.checkpoint.fork import pin_checkpoint
+from rlx.checkpoint import pin_checkpoint
 from rlx.plan import read_spec
 from rlx.record import find_run_differences
 from rlx.spec.reading.diagnostics import InvalidSpec

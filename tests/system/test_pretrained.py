@@ -10,7 +10,7 @@ import torch
 from checkpoints import STYLES, make_checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from rlx.checkpoint.store import write_weights
+from rlx.checkpoint import write_weights
 from rlx.spec import ExperimentSpec
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

@@ -54,7 +54,6 @@ def serve(
         raise SpecError(f"--no-token: only on this machine's own address, not on {host}")
     require_free_port(address.host, address.port)
     os.environ.update(child_environment())  # before transformers is imported
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed is not used, but looks for devices
     import uvicorn
 
     from rlx.results import open_served_model

@@ -7,7 +7,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rlx.credit.kernels import select_masked
 from rlx.errors import ShapeError
 from rlx.spec import ScoreSource
 from rlx_registry import STREAMS
@@ -171,7 +170,7 @@ def sum_token_rewards(token_rewards: Tensor, mask: Tensor) -> Tensor:
     Reference:
         KG-R1, arXiv 2509.26383.
     """
-    return select_masked(mask, token_rewards).sum(dim=1)
+    return torch.where(mask, token_rewards, 0.0).sum(dim=1)
 
 
 def structured_scores(turn_rewards: Tensor, turn_present: Tensor, global_rewards: Tensor) -> Tensor:
@@ -206,7 +205,7 @@ def total_scores(inputs: CreditInputs) -> Tensor:
 
 def spread_over_mask(per_row: Tensor, mask: Tensor) -> Tensor:
     """`[B]` to `[B, T]`, by selection instead of multiplication: NaN cannot leak past the mask."""
-    return select_masked(mask, per_row[:, None])
+    return torch.where(mask, per_row[:, None], 0.0)
 
 
 def spread_over_turns(per_turn: Tensor, per_row: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from rlx.credit.grpo import compute_present_advantages, group_advantages, pair_ids
 from rlx.credit.inputs import CreditInputs, spread_over_mask, total_scores
-from rlx.credit.kernels import compute_decayed_sums, select_masked
-from rlx.credit.returns import whiten_values
+from rlx.credit.returns import compute_decayed_sums, whiten_values
 from rlx.spec import Gdpo, Gpg, MaxRl, Opo, PassAtK, Remax, Rloo
 
 
@@ -154,5 +153,5 @@ def estimate_remax(inputs: CreditInputs, options: Remax) -> Tensor:
     greedy = inputs.stream("greedy_scores")
     if options.returns == "score":
         return spread_over_mask(total_scores(inputs) - greedy, inputs.mask)
-    returns = compute_decayed_sums(select_masked(inputs.mask, inputs.token_rewards), 1.0)
+    returns = compute_decayed_sums(torch.where(inputs.mask, inputs.token_rewards, 0.0), 1.0)
     return torch.where(inputs.mask, returns - greedy[:, None], 0.0)

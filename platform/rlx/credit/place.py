@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from rlx.credit.inputs import CreditInputs
-from rlx.credit.kernels import select_masked
 from rlx.discovery import bind_implementation
 from rlx.errors import RlxError, ShapeError
 from rlx.plugin import Placement
@@ -104,9 +103,9 @@ def place_in_shares(inputs: CreditInputs) -> Tensor:
     """
     overall = inputs.global_rewards / inputs.row_sizes.clamp(min=1)
     shares = inputs.turn_rewards / inputs.turn_sizes.clamp(min=1)
-    token_rewards = select_masked(inputs.mask, overall[:, None])
+    token_rewards = torch.where(inputs.mask, overall[:, None], 0.0)
     for tokens, share in zip(inputs.turn_masks, shares.unbind(1), strict=True):
-        token_rewards += select_masked(tokens, share[:, None])
+        token_rewards += torch.where(tokens, share[:, None], 0.0)
     return token_rewards
 
 
@@ -143,7 +142,7 @@ def sum_masked_returns(returns: Tensor, mask: Tensor) -> Tensor:
     Reference:
         KG-R1, arXiv 2509.26383.
     """
-    return select_masked(mask, returns).sum(dim=1)
+    return torch.where(mask, returns, 0.0).sum(dim=1)
 
 
 def _add_to_last_token(token_rewards: Tensor, tokens: Tensor, rewards: Tensor) -> None:

@@ -4,27 +4,16 @@ Time is counted in learning tokens. Tokens of an environment between them take n
 the literal recursion of KG-R1 (arXiv 2509.26383).
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlx.credit.grpo import (
-    compute_group_extremes,
-    group_advantages,
-    has_score_spread,
-    pair_ids,
-)
+from rlx.credit.grpo import compute_group_extremes, group_advantages, has_score_spread, pair_ids
 from rlx.credit.inputs import Credit, CreditInputs, spread_over_mask, total_scores
-from rlx.credit.kernels import (
-    apply_on_steps,
-    compute_chained_sums,
-    compute_decayed_sums,
-    map_row_blocks,
-    select_masked,
-    shift_left,
-)
 from rlx.errors import ShapeError
 from rlx.spec import (
     EnvironmentTokens,
@@ -36,8 +25,82 @@ from rlx.spec import (
     VinePpo,
 )
 
-_DEFAULTS = Gae()
+_BLOCK = 32
+"""Tokens of a row per matrix product."""
 
+
+# Recursions along rows --------------------------------------------------------------------------
+# Aₜ = xₜ + c·Aₜ₊₁ is computed block by block, as a product with the triangle of powers of c. It
+# never divides by a power, so any c in [0, 1] and any length are safe.
+
+
+def compute_decayed_sums(x: Tensor, factor: float) -> Tensor:
+    """`[B, T]` Aₜ = xₜ + factor · Aₜ₊₁.
+
+    A matrix product computes each block. The first A of each block then obeys the same recursion
+    with factor^block, and later blocks reach into a block through the first A after it.
+    """
+    width, short = x.shape[1], -x.shape[1] % _BLOCK
+    within, beyond = _compute_decay_powers(factor, x.dtype, x.device)
+    sums = (pad(x, (0, short)) if short else x).unflatten(1, (-1, _BLOCK)) @ within
+    if width > _BLOCK:
+        behind = shift_left(compute_decayed_sums(sums[:, :, 0], factor**_BLOCK))
+        sums.addcmul_(behind[:, :, None], beyond)
+    inner: Tensor = sums.flatten(1)[:, :width]
+    return inner
+
+
+@lru_cache(maxsize=64)
+def _compute_decay_powers(
+    factor: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """`[block, block]` weight of token j in token i ≤ j, and `[block]` that of the next block."""
+    at = torch.arange(_BLOCK, dtype=torch.float64, device=device)
+    ahead = at[:, None] - at[None, :]
+    within = torch.where(ahead >= 0, factor ** ahead.clamp(min=0), 0.0)
+    return within.to(dtype), (factor ** (_BLOCK - at)).to(dtype)
+
+
+def compute_chained_sums(x: Tensor, factors: Tensor) -> Tensor:
+    """`[B, T]` Aₜ = xₜ + factorsₜ · Aₜ₊₁, by doubling the distance that each token covers."""
+    reach = 1
+    while reach < x.shape[1]:
+        x = torch.addcmul(x, factors, shift_left(x, reach))
+        factors = factors * shift_left(factors, reach)
+        reach *= 2
+    return x
+
+
+def shift_left(x: Tensor, by: int = 1) -> Tensor:
+    """The column `by` places to the right; 0 past the end."""
+    return pad(x[:, by:], (0, by))
+
+
+def apply_on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: Tensor) -> Tensor:
+    """Applies a recursion to the steps of each row, as if nothing stood between them.
+
+    Args:
+        recursion: from streams whose first columns are the steps of each row to `[B, T']`.
+        steps: `[B, T]` bool.
+        streams: `[B, T]`; 0 outside the steps.
+
+    Returns:
+        `[B, T]`; positions outside the steps are undefined.
+    """
+    ones = steps.view(torch.int8)
+    begins = (ones[:, 1:] > ones[:, :-1]).sum(dim=1, dtype=torch.int32) + ones[:, :1].sum(dim=1)
+    if (begins <= 1).all():  # nothing stands between the steps
+        return recursion(*streams)
+    # A step goes to the column of its number among the steps, from 1. Everything else goes to
+    # column 0, which is never read.
+    counts = steps.cumsum(dim=1)
+    width = int(counts[:, -1].max()) + 1
+    numbers = torch.where(steps, counts, 0)
+    packed = (x.new_zeros(len(x), width).scatter_(1, numbers, x)[:, 1:] for x in streams)
+    return pad(recursion(*packed), (1, 0)).gather(1, numbers)
+
+
+_DEFAULTS = Gae()
 LEAST_VARIANCE = 1e-8
 """Added to the path variance of a step."""
 
@@ -100,13 +163,12 @@ def compute_gae_advantages(
         deltas[:, :-1].add_(values[:, 1:], alpha=gamma)
         return compute_decayed_sums(deltas, gamma * lam)
 
-    def estimate_rows(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        steps = mask if environment == "skip" else fill_between_ends(mask)
-        rewards, values = select_masked(steps, rewards), select_masked(steps, values)
-        advantages = apply_on_steps(estimate_on_steps, steps, rewards, values)
-        return select_masked(mask, advantages), select_masked(mask, advantages + values)
-
-    return TokenAdvantages(*map_row_blocks(estimate_rows, token_rewards, values, mask))
+    steps = mask if environment == "skip" else fill_between_ends(mask)
+    rewards, values = torch.where(steps, token_rewards, 0.0), torch.where(steps, values, 0.0)
+    advantages = apply_on_steps(estimate_on_steps, steps, rewards, values)
+    return TokenAdvantages(
+        torch.where(mask, advantages, 0.0), torch.where(mask, advantages + values, 0.0)
+    )
 
 
 def estimate_turn_level_gae(inputs: CreditInputs, options: TurnLevelGae) -> Credit:
@@ -147,17 +209,12 @@ def estimate_turn_level_gae(inputs: CreditInputs, options: TurnLevelGae) -> Cred
         decay = torch.where(ends, zero, zero + options.gamma * options.lam)
         return compute_chained_sums(onward - values, decay)
 
-    def estimate_rows(
-        rewards: Tensor, values: Tensor, mask: Tensor, turns: Tensor
-    ) -> tuple[Tensor, ...]:
-        rewards, values, turns = (select_masked(mask, x) for x in (rewards, values, turns))
-        advantages = apply_on_steps(estimate_on_steps, mask, rewards, values, turns, mask)
-        return select_masked(mask, advantages), select_masked(mask, advantages + values)
-
-    mask = inputs.mask
-    advantages, returns = map_row_blocks(
-        estimate_rows, inputs.token_rewards, inputs.stream("values"), mask, inputs.turn_ids
-    )
+    mask, turns = inputs.mask, torch.where(inputs.mask, inputs.turn_ids, 0)
+    rewards = torch.where(mask, inputs.token_rewards, 0.0)
+    values = torch.where(mask, inputs.stream("values"), 0.0)
+    found = apply_on_steps(estimate_on_steps, mask, rewards, values, turns, mask)
+    advantages = torch.where(mask, found, 0.0)
+    returns = torch.where(mask, found + values, 0.0)
     if options.whiten:
         advantages = whiten_values(advantages, mask)
     return Credit(advantages=advantages, returns=returns)
@@ -171,15 +228,11 @@ def estimate_reinforce_plus_plus(inputs: CreditInputs, options: ReinforcePlusPlu
     Reference:
         REINFORCE++, arXiv 2501.03262.
     """
-
-    def estimate_rows(rewards: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        sums = apply_on_steps(
-            lambda x: compute_decayed_sums(x, options.gamma), mask, select_masked(mask, rewards)
-        )
-        return (select_masked(mask, sums),)
-
-    (returns,) = map_row_blocks(estimate_rows, inputs.token_rewards, inputs.mask)
-    return whiten_values(returns, inputs.mask) if options.whiten else returns
+    mask = inputs.mask
+    rewards = torch.where(mask, inputs.token_rewards, 0.0)
+    sums = apply_on_steps(lambda x: compute_decayed_sums(x, options.gamma), mask, rewards)
+    returns = torch.where(mask, sums, 0.0)
+    return whiten_values(returns, mask) if options.whiten else returns
 
 
 def estimate_reinforce_plus_plus_baseline(
@@ -237,7 +290,7 @@ def estimate_optimal_token_baseline(inputs: CreditInputs, options: OptimalTokenB
         The Optimal Token Baseline, arXiv 2602.07078; for several turns, as published in verl.
     """
     mask = inputs.mask
-    rewards = select_masked(mask, inputs.token_rewards)
+    rewards = torch.where(mask, inputs.token_rewards, 0.0)
     collisions = torch.where(mask, inputs.stream("collision_probs"), 0.0)
     chosen = torch.where(mask, inputs.stream("old_logprobs"), 0.0).exp()
     energies = (1 - 2 * chosen + collisions).clamp(min=0)  # never below (1 - π)²

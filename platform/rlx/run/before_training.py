@@ -12,11 +12,11 @@ In a first contact, a pretrained model answers a few problems before it is train
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlx.errors import EnvironmentFault, RewardError
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.home import WARM_STARTS, get_rlx_home
-from rlx.learner import Ranks, train_on_demonstrations
 from rlx.model import (
     DemonstrationBatches,
     Policy,
@@ -39,6 +39,9 @@ from rlx.sealed_folder import compute_manifest_digest
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
 
+if TYPE_CHECKING:  # it imports DeepSpeed, which a first contact outside of a run has no use for
+    from rlx.learner import Ranks
+
 POINTS = 100
 """Points of the curve of a warm start's loss, about."""
 LINES = 10
@@ -49,7 +52,7 @@ def start_warm(
     spec: ExperimentSpec,
     setup: PhaseSetup,
     policy: Policy,
-    ranks: Ranks,
+    ranks: "Ranks",
     progress: ProgressFile,
     recorder: Recorder | None,
 ) -> None:
@@ -93,7 +96,7 @@ def start_warm(
         _record_start(recorder, started, ranks.count if is_shared else 1, reused=not trained)
 
 
-def _is_shared(policy: Policy, spec: ExperimentSpec, ranks: Ranks) -> bool:
+def _is_shared(policy: Policy, spec: ExperimentSpec, ranks: "Ranks") -> bool:
     """Whether all ranks train together, since rank 0 alone cannot."""
     wanted = spec.model.warm_start is not None and spec.runner.zero_stage == 3 and ranks.count > 1
     return (
@@ -109,7 +112,7 @@ def _start_together(
     spec: ExperimentSpec,
     setup: PhaseSetup,
     policy: Policy,
-    ranks: Ranks,
+    ranks: "Ranks",
     start: Callable[..., Path | None],
 ) -> tuple[Path | None, Callable[[], Path | None]]:
     """Rank 0 looks into the cache. If it has to train, the others help it.
@@ -117,6 +120,8 @@ def _start_together(
     Returns:
         What rank 0 has started from; how the others load it.
     """
+    from rlx.learner import train_on_demonstrations
+
     runner = spec.runner
     keys = ("micro_batch_tokens", "offload_optimizer")
     identity = {"ranks": ranks.count, **runner.model_dump(include=set(keys))}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchrun import start_ranks
 
-from rlx.checkpoint.store import convert_checkpoint
+from rlx.checkpoint import convert_checkpoint
 from rlx.errors import RlxError
 from rlx.learner.universal import convert_checkpoints, load_consolidated_weights
 from rlx.sealed_folder import MANIFEST, check_sealed_folder
