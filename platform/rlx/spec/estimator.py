@@ -295,9 +295,9 @@ class TwoLevel(_NormalizingEstimator):
     over the whole run."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of the running scale."""
-    lambda_ans: float = 1.0
+    lambda_ans: float = Field(1.0, ge=0)
     """Multiplies the answer advantages."""
-    lambda_conf: float = 1.0
+    lambda_conf: float = Field(1.0, ge=0)
     """Multiplies the confidence advantages; about 4 compensates for centering without σ."""
 
     @model_validator(mode="after")
