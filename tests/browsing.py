@@ -84,6 +84,7 @@ def served(url: str) -> Iterator[str]:
 
 DRAW = """async () => {
   for (const section of document.querySelectorAll("[data-section]")) {
+    section.open = true;
     section.scrollIntoView();
     while (!section.hasAttribute("data-ready")) await new Promise(requestAnimationFrame);
   }

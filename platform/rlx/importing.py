@@ -1,5 +1,6 @@
 """Faster imports of large libraries, and a time limit for imports of plugins."""
 
+import atexit
 import gc
 import hashlib
 import importlib.metadata
@@ -54,8 +55,16 @@ def speed_up_imports() -> Iterator[None]:
     finally:
         importlib.metadata.packages_distributions = look_up
         gc.freeze()
+        atexit.unregister(_unfreeze)
+        atexit.register(_unfreeze)
         if collecting:
             gc.enable()
+
+
+def _unfreeze() -> None:
+    """Lets the last collection of a process find what Triton's library would report as leaked."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
 
 
 class ImportAbortedError(BaseException):

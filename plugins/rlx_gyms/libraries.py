@@ -1,6 +1,9 @@
 """Imports libraries of the extra `gyms` where they are needed."""
 
+from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -29,6 +32,19 @@ class NeedsLibrary(Plugin):
             ImportError: it is missing.
         """
         _require_library(self.library)
+
+    def data(self) -> Mapping[str, str]:
+        """Returns the library's version: its problems and worlds are part of it.
+
+        Raises:
+            PackageNotFoundError: it is missing.
+        """
+        return {self.library: _find_version(self.library)}
+
+
+@cache
+def _find_version(module: str) -> str:
+    return version(packages_distributions().get(module, [module])[0])
 
 
 def is_installed(module: str) -> bool:

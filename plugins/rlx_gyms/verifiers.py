@@ -1,5 +1,6 @@
 """Tasksets of verifiers, in an interpreter of their own: its pins conflict with those of rlx."""
 
+import hashlib
 import json
 import math
 import os
@@ -19,7 +20,16 @@ from typing import IO, Any, ClassVar, NoReturn, Protocol
 
 from pydantic import Field
 
-from rlx.plugin import Action, Demonstration, Plugin, Problem, Reply, Split, StatefulEnvironment
+from rlx.plugin import (
+    Action,
+    Demonstration,
+    Plugin,
+    Problem,
+    Reply,
+    Split,
+    StatefulEnvironment,
+    expand_path,
+)
 
 LONGEST_MESSAGE = 1_000_000
 """Longest message in bytes that is read from the other side."""
@@ -404,6 +414,22 @@ class VerifiersTask(Plugin):
                 _list_rows(self._source, self.held_out, split)
         except RemoteFault as fault:
             raise ValueError(str(fault)) from None
+
+    def data(self) -> Mapping[str, str]:
+        """Returns a digest of the taskset's files, if it is a folder.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        folder = expand_path(self.taskset)
+        if not folder.is_dir():
+            return {}
+        digest = hashlib.sha256()
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(f"{file.relative_to(folder)} {file.stat().st_size}\n".encode())
+                digest.update(file.read_bytes())
+        return {f"taskset {self.taskset}": digest.hexdigest()[:16]}
 
     @property
     def _source(self) -> TasksetSource:

@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from rows import each_row
@@ -14,6 +15,8 @@ from rlx.home import RunFolder
 from rlx.launch import is_spec_of_run, locate_run_folder, rank
 from rlx.launch.rank import KERNELS
 from rlx.launch.run_access import load_resolved_spec
+from rlx_gyms.libraries import NeedsLibrary
+from rlx_gyms.verifiers import VerifiersTask
 from rlx_plugins.dataset import Dataset
 from rlx_registry import Registry, find_changed_plugins
 
@@ -167,6 +170,28 @@ def test_a_digest_is_that_of_the_records_however_they_are_written(folder):
         "train a.jsonl": digest,
         "test b.jsonl.gz": digest,
     }
+
+
+def test_worlds_of_other_libraries_have_digests_too(folder):
+    """A library's problems are its version's; those of a folder are its files."""
+    assert NeedsPytest().data() == {"pytest": pytest.__version__}
+    with pytest.raises(ImportError):
+        NeedsNothing().data()
+    (folder / "sums").mkdir()
+    digests = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        (folder / "sums" / "rows.py").write_text(text)
+        digests.append(VerifiersTask(taskset="sums", python="python").data()["taskset sums"])
+    assert digests[0] == digests[2] != digests[1]
+    assert VerifiersTask(taskset="a_package", python="python").data() == {}
+
+
+class NeedsPytest(NeedsLibrary):
+    library: ClassVar[str] = "pytest"
+
+
+class NeedsNothing(NeedsLibrary):
+    library: ClassVar[str] = "no_such_library"
 
 
 CODE = {"kind": "task", "name": "dataset", "distribution": "rlx", "version": "1", "sha256": "a"}

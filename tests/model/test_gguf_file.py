@@ -1,9 +1,12 @@
 """A GGUF file becomes a folder that reads texts as the file's own tokenizer does."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter
+from rows import each_row
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,12 +29,12 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "rlx" / "gguf"
 
 
-def write_gguf(file, pre="smollm"):
-    """Writes a llama of one layer with a vocabulary of bytes."""
+def write_gguf(file, pre="smollm", *, hidden=HIDDEN, layers=1, tokens=TOKENS, merges=MERGES, eos=0):
+    """Writes a llama of one layer with a vocabulary of bytes; what it states may be otherwise."""
     writer = GGUFWriter(file, "llama")
     writer.add_context_length(64)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(1)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(2)
     writer.add_head_count_kv(2)
@@ -40,10 +43,12 @@ def write_gguf(file, pre="smollm"):
     writer.add_vocab_size(len(TOKENS))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] + [1] * (len(TOKENS) - 1))
-    writer.add_token_merges(MERGES)
-    writer.add_eos_token_id(0)
+    if tokens:
+        writer.add_token_list(tokens)
+        writer.add_token_types([3] + [1] * (len(tokens) - 1))
+    if merges:
+        writer.add_token_merges(merges)
+    writer.add_eos_token_id(eos)
     writer.add_bos_token_id(0)
     writer.add_chat_template(TEMPLATE)
     draw = np.random.default_rng(0)
@@ -105,6 +110,25 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path, cache):
     spec, _ = write_gguf(tmp_path / "model.gguf", "tekken")
     for refuse in (check_model_files, model_folder):
         with pytest.raises(SpecError, match="the pre-tokenizer 'tekken', and rlx knows gpt-2"):
+            refuse(spec)
+    assert not cache.exists()
+
+
+@each_row(
+    ("stated", "said"),
+    [
+        ({"hidden": 64}, f"has the shape ({len(TOKENS)}, {HIDDEN}), and tokens and llama.embedd"),
+        ({"layers": 2}, "it has the tensors of 1 layers, and the block_count 2"),
+        ({"tokens": TOKENS[:-1]}, f"make ({len(TOKENS) - 1}, {HIDDEN})"),
+        ({"tokens": None}, "it has no tokenizer"),
+        ({"merges": None}, "its tokenizer of byte pairs has no merges"),
+        ({"eos": 999}, f"eos_token_id is 999, and it has {len(TOKENS)} tokens"),
+    ],
+)
+def test_dimensions_and_tokenizer_are_checked_before_the_import(tmp_path, cache, stated, said):
+    spec, _ = write_gguf(tmp_path / "model.gguf", **stated)
+    for refuse in (check_model_files, model_folder):
+        with pytest.raises(SpecError, match=re.escape(said)):
             refuse(spec)
     assert not cache.exists()
 

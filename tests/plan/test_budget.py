@@ -1,15 +1,18 @@
 """Tokens and memory of a step."""
 
 import json
+from pathlib import Path
 
 import pytest
 from rows import each_row
 
 from rlx.model import build_policy
-from rlx.plan.memory import load_model_shape
+from rlx.plan import read_spec
+from rlx.plan.memory import estimate_disk, load_model_shape
 from rlx.spec import Lora, PretrainedModelSpec, TinyModelSpec
 
 PROMPTS = 3
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 @each_row("sizes", [{}, {"heads": 2, "kv_heads": 1, "layers": 2, "head_dim": 64}])
@@ -35,6 +38,25 @@ def test_adapters():
     (one,) = {shape.adapters(Lora(rank=2, targets=(name,))) for name in ("gate_proj", "up_proj")}
     assert one == TinyModelSpec().layers * 2 * (96 + 256)
     assert every > 4 * one
+
+
+@each_row(
+    ("sets", "checkpoints", "kept"),
+    [
+        ([], 3, 0),
+        (["runner.checkpoint={every: 1, keep: 1}"], 2, 0),
+        (["runner.checkpoint={every: 0}"], 0, 0),
+        (["runner.checkpoint={every: 1, keep: 1, keep_finished: true}"], 2, 1),
+    ],
+)
+def test_a_run_takes_its_checkpoints_and_its_model_on_disk(sets, checkpoints, kept):
+    """A checkpoint of float32 weights with both moments is three times the model."""
+    spec = read_spec(EXPERIMENTS / "smollm2_grpo.yaml", sets).spec
+    shape = load_model_shape(TinyModelSpec())
+    disk, model = estimate_disk(spec, shape), 4 * shape.parameters
+    assert disk.checkpoint == 4 * model and disk.checkpoints == checkpoints
+    assert disk.training == checkpoints * disk.checkpoint + model
+    assert disk.finished == kept * disk.checkpoint + model
 
 
 def test_tokens_of_a_step_are_those_of_its_trees(plan):

@@ -114,6 +114,12 @@ def test_the_nearest_value_and_of_two_as_near_the_earlier():
 
 
 @needs_node
+def test_the_axis_of_a_constant_curve_is_around_it():
+    found = node("chart.js", "given.map(m.around)", [0, 0.5, -3, 20])
+    assert found == [[-1, 1], [0.45, 0.55], [-3.3, -2.7], [18, 22]]
+
+
+@needs_node
 def test_news_go_behind_and_a_step_again_replaces_itself():
     given_ = [[old, new] for old, new in zip(curves(9), reversed(curves(9)), strict=True)]
     found = node("chart.js", "given.map(([a, b]) => m.merged(a, b))", given_)

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +46,15 @@ def check_gguf_file(file: Path) -> None:
 
     Raises:
         EnvironmentFault: it is damaged, or the package `gguf` is missing.
-        SpecError: its tokenizer has a pre-tokenizer that rlx does not know.
+        SpecError: its tokenizer has a pre-tokenizer that rlx does not know, or its tensors do not
+            have the dimensions that it states.
     """
-    header = _read_header(file)
+    header, shapes = _read_header(file)
+    if wrong := _describe_misfit(header, shapes):
+        raise SpecError(
+            f"model.path: {str(file)!r} cannot be imported: {wrong}; fetch another file, or give a "
+            "folder in the Hugging Face layout"
+        )
     pre = header.get("tokenizer.ggml.pre")
     if header.get("tokenizer.ggml.model") == "gpt2" and pre not in PRE_TOKENIZERS:
         raise SpecError(
@@ -99,8 +105,33 @@ def _locate_import(file: Path) -> Path:
     return locate_cache() / "gguf" / hashlib.sha256(known.encode()).hexdigest()[:16]
 
 
-def _read_header(file: Path) -> dict[str, Any]:
-    """Returns the fields of a file, by their names.
+def _describe_misfit(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Says where the dimensions or the tokenizer of a file contradict each other; "" if nowhere."""
+    architecture = header.get("general.architecture")
+    tokens = header.get("tokenizer.ggml.tokens") or ()
+    if not tokens:
+        return "it has no tokenizer"
+    if header.get("tokenizer.ggml.model") == "gpt2" and not header.get("tokenizer.ggml.merges"):
+        return "its tokenizer of byte pairs has no merges"
+    for role in ("bos", "eos"):
+        number = header.get(f"tokenizer.ggml.{role}_token_id", 0)
+        if not 0 <= number < len(tokens):
+            return f"{role}_token_id is {number}, and it has {len(tokens)} tokens"
+    embedding = shapes.get("token_embd.weight")
+    stated = (len(tokens), header.get(f"{architecture}.embedding_length"))
+    if embedding != stated:
+        return (
+            f"token_embd.weight has the shape {embedding}, and tokens and {architecture}."
+            f"embedding_length make {stated}"
+        )
+    blocks = {name.split(".")[1] for name in shapes if name.startswith("blk.")}
+    if len(blocks) != (layers := header.get(f"{architecture}.block_count")):
+        return f"it has the tensors of {len(blocks)} layers, and the block_count {layers}"
+    return ""
+
+
+def _read_header(file: Path) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Returns the fields of a file and the shapes of its tensors, rows first, by their names.
 
     Raises:
         EnvironmentFault: as `check_gguf_file`.
@@ -117,7 +148,8 @@ def _read_header(file: Path) -> dict[str, Any]:
             if opened.read(len(MAGIC)) != MAGIC:
                 raise ValueError("it does not begin with GGUF")
         reader = GGUFReader(os.fspath(file))
-        return {name: field.contents() for name, field in reader.fields.items()}
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        return fields, {one.name: tuple(map(int, reversed(one.shape))) for one in reader.tensors}
     except (OSError, ValueError, IndexError, KeyError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise EnvironmentFault(
@@ -129,7 +161,7 @@ def _convert(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    header = _read_header(file)
+    header, _ = _read_header(file)
     place: dict[str, Any] = {"gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **place)
     if header.get("tokenizer.ggml.model") == "gpt2":

@@ -133,21 +133,18 @@ def _little_room(folder: Path) -> Iterator[Diagnostic]:
 
 def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]:
     """Warns if the run's checkpoints and its exported model will not fit."""
-    from rlx.plan.memory import estimate_checkpoint_bytes, load_model_shape
+    from rlx.plan.memory import estimate_disk, load_model_shape
 
     shape = load_model_shape(spec.model) if isinstance(spec.model, PretrainedModelSpec) else None
     if shape is None:  # tiny models need little
         return
-    each, rule = estimate_checkpoint_bytes(spec, shape), spec.runner.checkpoint
-    # One is written before the oldest is removed.
-    most = min(rule.keep + 1, -(-spec.steps // rule.every)) if rule.every else 0
-    need = most * each + 4 * shape.parameters
-    if (free := free_bytes(folder)) < need:
+    disk = estimate_disk(spec, shape)
+    if (free := free_bytes(folder)) < disk.training:
         yield Diagnostic(
             kind="machine",
-            message=f"{most} checkpoints of {format_disk_space(each)} and the trained model need "
-            f"about {format_disk_space(need)}, but {format_path(folder)} has "
-            f"{format_disk_space(free)} free",
+            message=f"{disk.checkpoints} checkpoints of {format_disk_space(disk.checkpoint)} and "
+            f"the trained model need about {format_disk_space(disk.training)}, but "
+            f"{format_path(folder)} has {format_disk_space(free)} free",
             path=("runner", "checkpoint", "keep"),
             helps=("set RLX_HOME to a folder on a larger disk, or keep fewer checkpoints",),
             severity="warning",

@@ -133,6 +133,33 @@ def estimate_checkpoint_bytes(spec: ExperimentSpec, shape: ModelShape) -> int:
     return policy + (0 if spec.critic is None else (width + 8 + copy) * shape.parameters)
 
 
+@dataclass(frozen=True, slots=True)
+class DiskEstimate:
+    """What the checkpoints and the trained model of a run take on disk, in bytes.
+
+    Attributes:
+        checkpoint: one checkpoint.
+        checkpoints: the largest number of them at a time.
+        training: the most while the run trains, and as it ends.
+        finished: what stays.
+    """
+
+    checkpoint: int
+    checkpoints: int
+    training: int
+    finished: int
+
+
+def estimate_disk(spec: ExperimentSpec, shape: ModelShape) -> DiskEstimate:
+    """Estimates what a run takes on disk, without its records."""
+    each, rule = estimate_checkpoint_bytes(spec, shape), spec.runner.checkpoint
+    written = -(-spec.steps // rule.every) if rule.every else 0
+    most = min(rule.keep + 1, written)  # one is written before the oldest is removed
+    model = 4 * shape.parameters
+    kept = min(rule.keep, written) if spec.keeps_finished_checkpoints else 0
+    return DiskEstimate(each, most, most * each + model, kept * each + model)
+
+
 def load_model_shape(spec: ModelSpec, vocabulary: int | None = None) -> ModelShape | None:
     """Reads the model's dimensions.
 

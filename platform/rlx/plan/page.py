@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlx.plan.memory import DiskEstimate
 from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.row_accounts import RewardAccount, RowAccount, TokenLine
 from rlx.plan.synthetic_step import describe_row_kind
@@ -217,7 +218,13 @@ def _describe_budget(report: PlanReport) -> str:
     )
     sizes = [phase.memory.total for phase in report.phases if phase.memory is not None]
     memory = f"about {format_memory_size(max(sizes))} per rank" if sizes else "unknown memory"
-    return f"{steps} step{'s' * (steps != 1)}, {about:,.0f} to {most:,.0f} sampled tokens; {memory}"
+    tokens = f"{steps} step{'s' * (steps != 1)}, {about:,.0f} to {most:,.0f} sampled tokens"
+    return f"{tokens}; {memory}" + ("" if report.disk is None else f"; {_format_disk(report.disk)}")
+
+
+def _format_disk(disk: DiskEstimate) -> str:
+    training, finished = map(format_memory_size, (disk.training, disk.finished))
+    return f"{training} on disk" + (f", {finished} once finished" * (training != finished))
 
 
 def _join_names(phase: PhaseReport) -> str:

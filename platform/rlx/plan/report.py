@@ -5,6 +5,7 @@
     file, name, digest, seed, ok, exit_code
     notes      placeholders for what is not on this machine, and groups smaller than those of a step
     findings   see `rlx.spec.reading.Diagnostic.to_json`
+    disk       see `DiskEstimate`; null if the model's dimensions are unknown
     phases     [{names, steps, schedule, estimator, settings, made_up, stopped, shown,
                  rows       [{row, parent, tree, group, kind, level, problem, score, advantage,
                               gradient_weight, lost, finish_reason, turns, context, rewards,
@@ -34,9 +35,11 @@ from rlx.batch import list_batch_rows
 from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.phase_setup import build_setup
 from rlx.plan.memory import (
+    DiskEstimate,
     MemoryEstimate,
     TokenBudget,
     compute_gpu_shares,
+    estimate_disk,
     estimate_step_memory,
     get_usable_share,
     token_budget,
@@ -245,7 +248,11 @@ class PhaseReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """The plan of all phases."""
+    """The plan of all phases.
+
+    Attributes:
+        disk: None if the model's dimensions are unknown on this machine.
+    """
 
     file: str
     name: str
@@ -253,6 +260,7 @@ class PlanReport:
     seed: int
     notes: tuple[str, ...]
     findings: tuple[Diagnostic, ...]
+    disk: DiskEstimate | None
     phases: tuple[PhaseReport, ...]
 
     @property
@@ -304,6 +312,7 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
         seed=read.spec.seed,
         notes=tuple(dict.fromkeys(filter(None, notes))),
         findings=tuple(sorted(findings, key=lambda f: f.severity == "warning")),
+        disk=None if trials[0].shape is None else estimate_disk(read.spec, trials[0].shape),
         phases=tuple(
             _build_phase_report(one.phases, one.trial, rehearsal.speech.dialogue)
             for one in rehearsal.trials

@@ -61,7 +61,7 @@ def test_without_scripts_every_metric_has_its_newest_value(visit, plain_site, kn
     page = visit(plain_site, java_script_enabled=False)
     page.goto(RUN)
     values = known.queries.last_values(["r-0001"], known.queries.metric_names("r-0001"))["r-0001"]
-    said = page.locator("figure.chart .legend b").all_inner_texts()
+    said = page.locator("figure.chart .legend b").all_text_contents()
     assert sorted(map(float, said)) == pytest.approx(
         sorted(v for _, v in values.values()), rel=1e-3
     )

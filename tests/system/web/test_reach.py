@@ -170,6 +170,8 @@ def test_the_page_of_a_run_goes_on_with_it(alive, visit, registry):
     page = visit(address)
     page.clock.install()
     page.goto(f"/runs/{run}")
+    for part in page.locator("details.curves, #happened").all():
+        part.locator("> summary").click()
     chart = page.locator("figure.chart", has_text="by turn")
     chart.locator("canvas").wait_for()
     assert chart.locator(".legend b").inner_text() == "0.25"
@@ -191,6 +193,7 @@ def test_the_page_of_a_run_goes_on_with_it(alive, visit, registry):
     assert page.locator(".badge").first.inner_text() == "stopped"
     assert page.get_by_text("enough").first.is_visible()
     assert page.get_by_role("button", name="Stop").count() == 0
+    assert chart.is_visible(), "what was unfolded stays so"
 
 
 def test_the_page_of_runs_goes_on_with_them(alive, visit, registry):

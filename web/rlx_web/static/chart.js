@@ -9,6 +9,12 @@ export function number(v) {
   return plain ? String(Number(v.toPrecision(4))) : v.toExponential(2);
 }
 
+/** The ends of an axis for curves that have one value: around it, not from 0 to its double. @param {number} value */
+export function around(value) {
+  const margin = Math.abs(value) / 10 || 1;
+  return [value - margin, value + margin];
+}
+
 /**
  * Exponential moving average, corrected for its beginning as Adam's is: the first value is itself.
  * @param {[number, number][]} points @param {number} weight of what came before, from 0 to below 1

@@ -1,7 +1,7 @@
 // Line charts, drawn by uPlot. The charts of a page share their pointer, zoom, scale and smoothing.
 
 import uPlot from "/static/uplot/uPlot.esm.js";
-import { columns, nearest, number, smoothed, visible } from "/static/chart.js";
+import { around, columns, nearest, number, smoothed, visible } from "/static/chart.js";
 
 const COLOURS = 6, HEIGHT = 150, FAINT = "40";
 const FONT = "10px system-ui, sans-serif";
@@ -112,7 +112,7 @@ export class Board {
     const axis = { font: FONT, stroke: () => ink("--faint"), ticks: { show: false }, values: (u, splits) => splits.map((v) => (v === null ? "" : number(v))) };
     return {
       width, height: HEIGHT, legend: { show: false }, padding: [8, 14, 0, 0],
-      scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+      scales: { x: { time: false }, y: log ? { distr: 3 } : { range: rangeOf } },
       axes: [
         { ...axis, size: 22, space: 60, grid: { show: false } },
         { ...axis, size: 48, space: 28, grid: { width: 1, stroke: () => ink("--edge") } },
@@ -137,6 +137,11 @@ export class Board {
     };
   }
 }
+
+const rangeOf = (u, min, max) => {
+  if (min === null || min === undefined) return [null, null];
+  return min === max ? around(min) : uPlot.rangeNum(min, max, 0.1, true);
+};
 
 const positive = (points) => points.filter(([, y]) => y > 0);
 

@@ -117,6 +117,26 @@ function show(data) {
   return !ENDED.includes(data.run.status);
 }
 
+/** Keeps which parts are unfolded, since the page loads itself again when its run ends. */
+function keepFolds() {
+  const key = `unfolded ${run}`, parts = [...document.querySelectorAll("details[id]")];
+  const kept = JSON.parse(sessionStorage.getItem(key) ?? "[]");
+  for (const part of parts) {
+    part.open ||= kept.includes(part.id);
+    part.addEventListener("toggle", () => {
+      sessionStorage.setItem(key, JSON.stringify(parts.filter((p) => p.open).map((p) => p.id)));
+    });
+  }
+}
+
+/** Unfolds the part of the page that the address names. */
+function unfold() {
+  const part = document.getElementById(location.hash.slice(1));
+  if (!(part instanceof HTMLDetailsElement) || part.open) return;
+  part.open = true;
+  part.scrollIntoView();
+}
+
 async function begin() {
   const data = await got(`${place}/sections.json`);
   if (!data) return;
@@ -129,4 +149,7 @@ async function begin() {
     follow(() => `${place}/live.json?after=${seen.seq}&event=${seen.event}`, show);
 }
 
+keepFolds();
+addEventListener("hashchange", unfold);
+unfold();
 begin();
