@@ -5,7 +5,12 @@ from guests import installed
 from pydantic import ValidationError
 from submissions import submit
 
-from rlx.record import TrackerUnavailableError, list_tracker_pages, open_senders
+from rlx.record import (
+    TrackerUnavailableError,
+    list_deleting_trackers,
+    list_tracker_pages,
+    open_senders,
+)
 from rlx.record.tracker import read_tracked_run
 from rlx.spec import TRACKERS, TrackingSpec
 from rlx.testing import check_tracker
@@ -76,6 +81,7 @@ def test_one_that_cannot_be_used_here_holds_up_no_other(registry, tmp_path):
     assert list_tracker_pages(run) == {
         "tensorboard": f"tensorboard --logdir {tmp_path}/home/tensorboard"
     }
+    assert list_deleting_trackers(run) == ["tensorboard"]
     assert tensorboard.has_run() is False
     tensorboard.discard()
 

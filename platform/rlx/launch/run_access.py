@@ -275,12 +275,12 @@ def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = 
     Raises:
         SpecError: the run has not ended.
     """
-    from rlx.record import list_tracker_settings
+    from rlx.record import list_deleting_trackers
 
     if run.effective_status not in ENDED:
         raise SpecError(f"{run.id} is {run.effective_status}: stop it first, rlx stop {run.id}")
     whole = not (rollouts or checkpoints)
-    trackers = list_tracker_settings(run) if whole else {}
+    trackers = list_deleting_trackers(run) if whole else []
     mlflow = run.mlflow_run_id if "mlflow" in trackers else None
     root = RunFolder(Path(run.directory or ""))
     parts = [root.rollouts(0).parent.name] * rollouts

@@ -17,7 +17,12 @@ from .rollouts import (
     read_pieces,
     read_step,
 )
-from .tracker import TrackerUnavailableError, list_tracker_pages, list_tracker_settings
+from .tracker import (
+    TrackerUnavailableError,
+    list_deleting_trackers,
+    list_tracker_pages,
+    list_tracker_settings,
+)
 from .tracker_thread import TrackerThreads, open_senders, update_trackers
 
 __all__ = [
@@ -35,6 +40,7 @@ __all__ = [
     "find_run_differences",
     "get_mlflow_uri",
     "get_stored_score_name",
+    "list_deleting_trackers",
     "list_tracker_pages",
     "list_tracker_settings",
     "open_senders",

@@ -50,6 +50,12 @@ def open_tracker(settings: Mapping[str, Any]) -> Tracker:
     return tracker
 
 
+def list_deleting_trackers(run: RunRecord) -> list[str]:
+    """Returns the kinds of the trackers that delete a run; the others leave it where it is."""
+    trackers = open_trackers(run).items()
+    return [kind for kind, one in trackers if type(one).discard is not Tracker.discard]
+
+
 class _UnusableTracker(Tracker):
     def __init__(self, kind: str, error: Exception) -> None:
         self.title = kind
