@@ -5,6 +5,7 @@ from .answers import (
     compute_answer_metrics,
     compute_held_out_metrics,
     compute_identical_share,
+    compute_recorded_intervals,
     find_correctness_reward,
     read_answers,
 )
@@ -97,6 +98,7 @@ __all__ = [
     "compute_one_bit_auroc",
     "compute_paired_difference",
     "compute_recalibrated_brier",
+    "compute_recorded_intervals",
     "compute_risk_coverage",
     "compute_seed_mean",
     "compute_wilson_interval",

@@ -6,7 +6,7 @@ wins; answers are in random order.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, Self
@@ -430,6 +430,28 @@ def _measure_answers(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
 def _has_calibration(answers: Sequence[ScoredAnswer]) -> bool:
     """Whether all answers were asked for a confidence, and enough of them state a readable one."""
     return all(a.confidences for a in answers) and is_readable([a.confidences[0] for a in answers])
+
+
+def compute_recorded_intervals(
+    payload: Mapping[str, Any], names: Collection[str], *, draws: int = DRAWS
+) -> dict[str, tuple[float, float] | None]:
+    """95 % intervals over problems of an evaluation's metrics, from its stored answers.
+
+    Args:
+        payload: `problem_ids`, `correct`, and `confidence`, where an unreadable one is null and
+            counts as the worst; without these there are no intervals.
+        names: the metrics.
+        draws: number of resamples.
+    """
+    if not payload.get("problem_ids") or not payload.get("correct"):
+        return {}
+    stated = payload.get("confidence")
+    measures = _build_interval_measures(
+        np.array(payload["correct"], dtype=np.float64),
+        None if stated is None else np.array(stated, dtype=np.float64),  # null becomes nan
+    )
+    wanted = {name: measure for name, measure in measures.items() if name in names}
+    return compute_bootstrap_intervals(payload["problem_ids"], wanted, seed=0, draws=draws)
 
 
 def _build_interval_measures(

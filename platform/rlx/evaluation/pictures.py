@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.evaluation.answers import ScoredAnswer
-from rlx.evaluation.calibration import compute_expected_calibration_error, compute_risk_coverage
-from rlx.evaluation.statistics import Index, compute_bootstrap_intervals
+from rlx.evaluation.answers import ScoredAnswer, compute_recorded_intervals
+from rlx.evaluation.calibration import compute_risk_coverage
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -431,7 +430,7 @@ class EvaluationPoint:
         values = {name: metrics.get(name) for name, _ in PANELS}
         intervals = metrics.get("intervals")
         if intervals is None:
-            intervals = _compute_moment_intervals(payload or {})
+            intervals = compute_recorded_intervals(payload or {}, values, draws=PICTURE_DRAWS)
         return cls(step, values, intervals)
 
 
@@ -491,23 +490,6 @@ def _draw_metric_line(
     for step, _, bar in known:
         if bar is not None:
             axes.vlines(step, *bar, color=colour, alpha=0.45, linewidth=2.5)
-
-
-def _compute_moment_intervals(payload: Mapping[str, Any]) -> dict[str, Interval | None]:
-    if not payload.get("problem_ids") or not payload.get("correct"):
-        return {}
-    correct = np.array(payload["correct"], dtype=np.float64)
-    measures: dict[str, Any] = {"accuracy": lambda at: float(correct[at].mean())}
-    if payload.get("confidence") is not None:
-        stated = np.array(payload["confidence"], dtype=np.float64)  # null becomes nan
-
-        def compute_ece(at: Index) -> float:
-            return compute_expected_calibration_error(correct[at], stated[at])
-
-        measures["ece"] = compute_ece
-    return compute_bootstrap_intervals(
-        payload["problem_ids"], measures, seed=0, draws=PICTURE_DRAWS
-    )
 
 
 BINS = 24

@@ -1,3 +1,4 @@
+from .card import push_model, write_card
 from .check import AuditReport, IdentityTally, check_run
 from .comparison import (
     Comparison,
@@ -61,8 +62,10 @@ __all__ = [
     "load_step_accounts",
     "open_served_model",
     "probe_model",
+    "push_model",
     "rescore",
     "select_newest_runs",
     "select_rollout_steps",
     "try_model",
+    "write_card",
 ]
