@@ -3,6 +3,7 @@
 import atexit
 import gc
 import hashlib
+import importlib.metadata
 import os
 import signal
 import sys
@@ -16,9 +17,9 @@ IMPORT_TIME_LIMIT = 20.0
 """Time limit for importing one plugin, in seconds."""
 
 
-BESIDE = ("mlflow", "pandas", "scipy", "sklearn")
+BESIDE = ("boto3", "mlflow", "pandas", "scipy", "sklearn")
 """Optional dependencies that transformers and DeepSpeed import if installed: for assisted
-generation, for losses of other models, and for an autotuner."""
+generation, for losses of other models, for an autotuner, and for jobs of a cloud."""
 
 
 @contextmanager
@@ -40,14 +41,19 @@ def speed_up_imports() -> Iterator[None]:
     Garbage collection is off inside the block. Imported objects live until the process ends, so
     are frozen and the garbage collector never scans them. Nothing is hidden once transformers has
     been imported, since it remembers which packages it has found.
+
+    transformers looks up which distribution each installed package is of, to know its version: the
+    files of all of them are read for a dozen packages, whose distributions are called like them.
     """
     beside = () if "transformers" in sys.modules else BESIDE
-    collecting = gc.isenabled()
+    collecting, look_up = gc.isenabled(), importlib.metadata.packages_distributions
     gc.disable()
+    importlib.metadata.packages_distributions = dict
     try:
         with hide_packages(*beside):
             yield
     finally:
+        importlib.metadata.packages_distributions = look_up
         gc.freeze()
         atexit.unregister(_unfreeze)
         atexit.register(_unfreeze)

@@ -53,6 +53,10 @@ def test_an_example_comes_from_the_wheel(installed, tmp_path):
     assert "rlx submit quick.yaml" in made.stdout
     checked = rlx("validate", "quick.yaml")
     assert checked.returncode == 0, checked.stderr
+    assert rlx("new", "--from", "my_data").returncode == 0
+    for name in ("fetch.py", "train.jsonl", "test.jsonl"):
+        beside = Path("experiments", "smollm2", name)
+        assert (tmp_path / beside).read_bytes() == (ROOT / beside).read_bytes()
 
 
 def test_what_cannot_be_written(tmp_path, monkeypatch, capsys):

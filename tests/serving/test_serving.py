@@ -14,7 +14,10 @@ from babblers import babbler
 from fastapi.testclient import TestClient
 from rows import each_row
 
-from rlx.model import ChatDialogue, build_policy
+from rlx.learner import PackedPolicy, Ranks
+from rlx.learner.choice import choose_form
+from rlx.learner.pack import collate_trees, pack_trees
+from rlx.model import ChatDialogue, build_policy, copy_model
 from rlx.rollout import CompletionRequest
 from rlx.sampler import SamplingEngine, TransformersSampler
 from rlx.serving import Batcher, ChatRequest, Reply, ServedModel, create_app
@@ -120,6 +123,28 @@ def test_log_likelihoods_are_those_of_a_plain_forward(words):
     assert found["usage"] == {
         "prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3
     }  # fmt: skip
+
+
+def test_log_likelihoods_are_those_of_the_learner(words):
+    ids = [[1, *words.policy.dialogue.encode(prompt)] for prompt in PROMPTS]
+    found = words.complete(ids, max_tokens=0, echo=True, logprobs=0)["choices"]
+    module = PackedPolicy(copy_model(words.policy.model))
+    choose_form(module, Ranks(0, 1, CPU))
+    width = max(map(len, ids))
+    padded = torch.tensor([own + [0] * (width - len(own)) for own in ids])
+    is_token = torch.arange(width) < torch.tensor([[len(own)] for own in ids])
+    wanted = is_token & (torch.arange(width) > 0)
+    packs = pack_trees(
+        padded, is_token, torch.zeros(len(ids)), wanted, 1000, merge=module.form.merges
+    )
+    packed = collate_trees(packs, padded)
+    with torch.no_grad():
+        logprobs, _ = module(packed, torch.ones(len(packed.targets)))
+    own = torch.zeros(padded.shape)
+    own[packed.rows, packed.columns] = logprobs
+    for choice, row, one in zip(found, own, ids, strict=True):
+        served = choice["logprobs"]["token_logprobs"][1:]
+        assert served == pytest.approx(row[1 : len(one)].tolist(), abs=1e-5)
 
 
 def test_a_seed_gives_the_same_text_in_any_company(words):

@@ -1,5 +1,6 @@
 """From Python to a run: `rlx.submit` and the documented notebook, over a run that is there."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -37,6 +38,29 @@ def test_a_notebook_runs_and_draws(path, home, finished, overrides):
     NotebookClient(notebook, timeout=LIMIT, resources={"metadata": {"path": NOTEBOOKS}}).execute()
     assert count_pictures(notebook) == drawn
     assert rlx.submit(home.yaml, *overrides).id == finished.id, "it started no run of its own"
+
+
+def test_a_cell_defines_a_reward_and_shows_a_bar_and_pictures(home, finished, overrides):
+    cells = f"""
+import rlx
+
+def brevity(sample, *, longest: int = 40) -> float:
+    return float(len(sample.response) <= longest)
+---
+short = {{"plugin": brevity, "turn": "answer"}}
+experiment = rlx.read({{"extends": {str(home.yaml)!r}, "rewards": {{"turn": {{"short": short}}}}}})
+print(experiment.spec.rewards.turn["short"].plugin)
+---
+run = rlx.open_run({finished.id!r}).wait()
+---
+run.plot()
+"""
+    made = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells.split("---"))])
+    NotebookClient(made, timeout=LIMIT, resources={"metadata": {"path": home.folder}}).execute()
+    _, named, bar, drawn = ([*cell.outputs] for cell in made.cells)
+    assert re.fullmatch(r"brevity\.py@[0-9a-f]{16}:brevity\n", named[-1].text)
+    assert "<progress value=" in bar[0].data["text/html"]
+    assert 'alt="curves"' in drawn[-1].data["text/html"]
 
 
 def count_pictures(notebook):

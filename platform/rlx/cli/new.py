@@ -1,5 +1,6 @@
 """`rlx new`: writes an experiment file from one of the shipped examples."""
 
+import re
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from rlx.text import escape_unprintable, write_text_file
 FIRST = "my_data"
 """The example that most people come for."""
 
+_SHIPPED = re.compile(r"\bexperiments/([\w./-]*\w)")
 _EXTENDING = """\
 # Write what differs from the example {0}; `rlx validate --values` prints every value.
 extends: {0}
@@ -35,8 +37,8 @@ extends: {0}
 def new(example: str | None, is_short: bool, file: Path | None) -> None:
     """Write an example experiment to FILE, by default EXAMPLE.yaml in this folder; `-` is stdout.
 
-    Everything that an example needs is installed with rlx, unless its first lines name a model or
-    data to fetch. An existing file is not overwritten.
+    Data and scripts that an example names come with it, in experiments/ of the current folder; its
+    first lines name what is to be fetched. An existing file is not overwritten.
     """
     examples = find_examples()
     if example is None and (is_short or file is not None):
@@ -64,6 +66,7 @@ def new(example: str | None, is_short: bool, file: Path | None) -> None:
     write_text_file(target, text)
     if not is_short:
         _copy_plugin_files(examples[example], target)
+    _copy_shipped_files(examples[example].parent, whole)
     path = escape_unprintable(format_path(target))
     print_text(f"wrote {path}\n  check it:  rlx validate {path}\n  run it:    rlx submit {path}")
 
@@ -76,6 +79,16 @@ def _copy_plugin_files(example: Path, target: Path) -> None:
         if not copied.exists():
             write_text_file(copied, (example.parent / name).read_text(encoding="utf-8"))
             print_text(f"wrote {escape_unprintable(format_path(copied))}")
+
+
+def _copy_shipped_files(shipped: Path, text: str) -> None:
+    """Copies data and scripts that an example names by their place in a checkout, `experiments/…`;
+    such names are relative to the current folder. Those that are there stay."""
+    for name in dict.fromkeys(_SHIPPED.findall(text)):
+        source, copied = shipped / name, Path("experiments", name)
+        if source.suffix in (".jsonl", ".py") and source.is_file() and not copied.exists():
+            write_text_file(copied, source.read_text(encoding="utf-8"))
+            print_text(f"wrote {copied}")
 
 
 def _read_summary(example: Path) -> str:

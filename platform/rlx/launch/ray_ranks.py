@@ -48,7 +48,8 @@ POLL_INTERVAL = 0.25
 """Seconds between two looks at what the supervisor says; longest wait for a rank's output."""
 DESCENDANTS_GRACE = 5.0
 """Seconds that the processes which a rank started have to exit after it."""
-_CHUNK = 1 << 16
+_PIPE = 1 << 20
+"""More bytes than a pipe holds."""
 
 
 class RankPlace(NamedTuple):
@@ -146,11 +147,7 @@ class RankActor:
         assert self._rank is not None and self._rank.stdout is not None
         text = self._rest
         with suppress(BlockingIOError):  # there is no more now
-            while code is not None or len(text) < _CHUNK:
-                piece = os.read(self._rank.stdout.fileno(), _CHUNK)
-                if not piece:
-                    break
-                text += piece
+            text += os.read(self._rank.stdout.fileno(), _PIPE)
         end = len(text) if code is not None else text.rfind(b"\n") + 1
         self._rest = text[end:]
         return RankState(text[:end], code)

@@ -177,8 +177,9 @@ def describe_error(tracker: Tracker, error: Exception) -> str:
 def list_tracker_pages(run: RunRecord) -> dict[str, str]:
     """Returns the addresses or commands that show a run, by kind of tracker; MLflow, which has
     pages of several runs too, excepted."""
-    settings = list_tracker_settings(run)
-    others = {kind: open_tracker(one) for kind, one in settings.items() if kind != "mlflow"}
+    others = {k: one for k, one in list_tracker_settings(run).items() if k != "mlflow"}
+    if not others:
+        return {}
     shown = build_tracked_run(run)
-    pages = {kind: tracker.find_page(shown) for kind, tracker in others.items()}
+    pages = {kind: open_tracker(one).find_page(shown) for kind, one in others.items()}
     return {kind: page for kind, page in pages.items() if page}

@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # it imports DeepSpeed, which a first contact outside of a ru
 POINTS = 100
 """Points of the curve of a warm start's loss, about."""
 LINES = 10
-"""Lines of the log about a warm start."""
+"""Times that a warm start's losses are recorded, about, each with a line of the log."""
 
 
 def start_warm(
@@ -62,14 +62,17 @@ def start_warm(
     Args:
         policy: in float32; its weights are replaced.
     """
-    trained: list[int] = []
+    trained, losses = 0, dict[int, float]()
 
     def report_step(done: int, total: int, loss: float) -> None:
+        nonlocal trained
+        trained = done
         progress.show(Progress("warm start", done, total, f"loss {loss:.3f}"))
-        if recorder and _is_point(done, total, POINTS):
-            recorder.warm_start({done: loss}, total)
-        trained.append(done)
+        if _is_point(done, total, POINTS):
+            losses[done] = loss
         if recorder and _is_point(done, total, LINES):
+            recorder.warm_start(losses, total)
+            losses.clear()
             print(f"warm start  step {done}/{total}  loss {loss:.3f}", flush=True)
 
     def report_damage(message: str) -> None:
