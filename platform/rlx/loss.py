@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlx.repeatable import sum_by_slot
+from rlx.ordered_sums import sum_by_slot
 from rlx.spec import (
     Aggregate,
     ClipCovariance,

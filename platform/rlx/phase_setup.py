@@ -1,4 +1,4 @@
-"""Build the setup of a run (plugins, rollout plan and functions) from its spec."""
+"""Build the setup of a phase (plugins, rollout plan and functions) from its spec."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

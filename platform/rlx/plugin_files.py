@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 
 from rlx import plugin as api
 from rlx.errors import EnvironmentFault, SpecError
+from rlx.function_source import collect_source
 from rlx.home import format_path, get_rlx_home, locate_cache
 from rlx.plugin import Plugin, Reward, Sample, Score
-from rlx.plugin_source import collect_source
 from rlx.text import escape_unprintable
 
 _WRITTEN = re.compile(r"(?P<path>[^:]+\.py):(?P<name>[A-Za-z_]\w*)")

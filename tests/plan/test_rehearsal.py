@@ -8,7 +8,7 @@ from rows import each_row
 from rlx import api
 from rlx.cli import main
 from rlx.errors import PluginError, SpecError
-from rlx.plan import synthetic_run
+from rlx.plan import rehearsal_checks
 from rlx_registry import Registry
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -98,9 +98,9 @@ def test_what_is_only_likely_is_a_warning_and_an_event_of_the_run(submit, tmp_pa
 
 def test_members_of_a_group_share_a_rehearsal(submit, monkeypatch):
     made = []
-    rehearse = synthetic_run.rehearse_experiment
+    rehearse = rehearsal_checks.rehearse_experiment
     monkeypatch.setattr(
-        synthetic_run, "rehearse_experiment", lambda *one: made.append(one[0]) or rehearse(*one)
+        rehearsal_checks, "rehearse_experiment", lambda *one: made.append(one[0]) or rehearse(*one)
     )
     grid = ["--grid", "optimizer.learning_rate=0.1,0.2", "--grid", "estimator.normalize=std,center"]
     code, report, runs = submit("urn", options=["--seeds", "0..1", *grid])

@@ -13,8 +13,8 @@ from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
+from rlx.plan.rehearsal_checks import build_stop_fault, check_trial
 from rlx.plan.synthetic_responses import load_plan_problems, load_speech
-from rlx.plan.synthetic_run import build_stop_fault, check_trial
 from rlx.plan.synthetic_step import run_trial
 from rlx.reward import RewardPool
 

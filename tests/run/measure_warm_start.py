@@ -24,7 +24,7 @@ with speed_up_imports():
     from rlx.model import build_policy, warm_start_policy
     from rlx.phase_setup import build_setup
     from rlx.plan import read_spec
-    from rlx.run import before_training
+    from rlx.run import warm_start
     from rlx.run.progress import ProgressFile
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -70,7 +70,7 @@ def start(spec, ranks):
     policy, recorder = build_policy(spec.model, spec.seed), Losses()
     before = copied(policy)
     told = recorder if ranks.is_first else None
-    before_training.start_warm(spec, build_setup(spec), policy, ranks, ProgressFile(None), told)
+    warm_start.start_warm(spec, build_setup(spec), policy, ranks, ProgressFile(None), told)
     return before, copied(policy), recorder
 
 
@@ -134,7 +134,7 @@ def main(folder):
     def fits(policy, device, parts=1):
         return parts > 1
 
-    with patch.object(before_training, "fits_warm_start", fits):
+    with patch.object(warm_start, "fits_warm_start", fits):
         for name, limit in LIMITS.items():
             found[name] = compare(read(limit), ranks, folder, alone)
     usual = start(spec, ranks)

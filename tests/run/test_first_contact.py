@@ -5,7 +5,7 @@ import yaml
 from checkpoints import make_checkpoint
 from run_homes import QUIET
 
-from rlx.run.before_training import MOST_PROMPTS, PROMPTS
+from rlx.run.first_contact import MOST_PROMPTS, PROMPTS
 
 SPEC = {
     "name": "contact",

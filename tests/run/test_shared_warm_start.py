@@ -12,7 +12,7 @@ from rows import each_row
 from torchrun import run_ranks
 
 from rlx.plan import read_spec
-from rlx.run import before_training
+from rlx.run import warm_start
 
 SCRIPT = Path(__file__).with_name("measure_warm_start.py")
 RANKS = 2
@@ -73,7 +73,7 @@ def test_the_result_of_one_process_does_not_depend_on_the_ranks(measured):
 def test_ranks_train_together_only_what_one_cannot(monkeypatch, fits, stage, count, together):
     alone, shared = fits
     monkeypatch.setattr(
-        before_training,
+        warm_start,
         "fits_warm_start",
         lambda policy, device, parts=1: alone if parts == 1 else shared,
     )
@@ -84,6 +84,6 @@ def test_ranks_train_together_only_what_one_cannot(monkeypatch, fits, stage, cou
     assert spec.model.warm_start
     runner = spec.runner.model_copy(update={"zero_stage": stage})
     spec = spec.model_copy(update={"runner": runner})
-    assert before_training._is_shared(None, spec, ranks) is together
+    assert warm_start._is_shared(None, spec, ranks) is together
     without = spec.model.model_copy(update={"warm_start": None})
-    assert not before_training._is_shared(None, spec.model_copy(update={"model": without}), ranks)
+    assert not warm_start._is_shared(None, spec.model_copy(update={"model": without}), ranks)

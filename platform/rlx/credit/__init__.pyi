@@ -29,15 +29,6 @@ from .outcome import (
     estimate_remax,
     estimate_rloo,
 )
-from .place import (
-    PlacedRewards,
-    TurnWithoutTokens,
-    place_at_row_end,
-    place_at_turn_ends,
-    place_in_shares,
-    place_rewards,
-    sum_masked_returns,
-)
 from .returns import (
     TokenAdvantages,
     compute_gae_advantages,
@@ -49,6 +40,15 @@ from .returns import (
     estimate_vineppo,
     fill_between_ends,
     whiten_values,
+)
+from .reward_placement import (
+    PlacedRewards,
+    TurnWithoutTokens,
+    place_at_row_end,
+    place_at_turn_ends,
+    place_in_shares,
+    place_rewards,
+    sum_masked_returns,
 )
 from .two_level import (
     ScaledAdvantages,

@@ -17,7 +17,7 @@ from rlx.discovery.places import (
     plugin_places,
 )
 from rlx.plugin import Environment, Estimator, Mask, Plugin, Rehearsed
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, SingleRolloutSpec
 from rlx.spec.reading import Diagnostic, build_refusal
 from rlx_registry import STREAMS

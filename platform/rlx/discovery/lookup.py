@@ -31,8 +31,8 @@ from rlx.plugin import (
     Task,
     TrackerPlugin,
 )
+from rlx.plugin_calls import show_plugin_output
 from rlx.plugin_files import KeptPlugin
-from rlx.plugin_output import show_plugin_output
 from rlx.spec import (
     EVERY_TURN,
     EnvironmentUse,

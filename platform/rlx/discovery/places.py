@@ -16,7 +16,7 @@ from rlx.discovery.lookup import (
     load_plugin,
 )
 from rlx.plugin import Placement, Plugin
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
     PLUGIN_SECTIONS,
     PROFILES,

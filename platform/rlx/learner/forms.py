@@ -21,7 +21,7 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 from rlx.learner.pack import PackedBatch
-from rlx.repeatable import take_rows
+from rlx.ordered_sums import take_rows
 
 PACKED = "rlx_packed"
 """Name under which the attention function is registered with transformers."""

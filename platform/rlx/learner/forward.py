@@ -16,7 +16,7 @@ from rlx.learner.forms import ForwardForm
 from rlx.learner.pack import PackedBatch
 from rlx.learner.terms import compute_token_logprobs
 from rlx.model import build_attention_mask
-from rlx.repeatable import take_rows
+from rlx.ordered_sums import take_rows
 
 
 class PackedModule(nn.Module, ABC):

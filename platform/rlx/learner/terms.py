@@ -13,7 +13,7 @@ from rlx.errors import SpecError
 from rlx.kl import kl_terms
 from rlx.learner.pack import Branches, PackedBatch, copy_to
 from rlx.loss import TokenLosses, compute_expected_score_loss, compute_token_losses
-from rlx.repeatable import sum_by_slot
+from rlx.ordered_sums import sum_by_slot
 from rlx.spec import LossSpec
 from rlx.train_batch import TrainBatch
 

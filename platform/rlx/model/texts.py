@@ -16,7 +16,7 @@ from rlx.model.dialogue import DemonstrationPlayer, ModelDialogue
 from rlx.model.tokenizer import build_vocabulary_dialogue, load_vocabulary
 from rlx.model.vocabulary import SPECIAL_TOKENS, Vocabulary
 from rlx.plugin import Environment, ListsProblems, Problem, Split, Task
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 from rlx.rollout import (
     Dialogue,
     PromptFit,

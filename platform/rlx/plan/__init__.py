@@ -3,7 +3,7 @@
 * `checks` reads a file and reports every error in it, without importing torch; `plugin_checks`
   and `texts` are about plugins, estimators and texts, `machine` about this machine.
 * `synthetic_step` runs synthetic rollouts (`synthetic_responses`) through the experiment's own
-  rewards, loss mask, placement, estimator and loss weights; `synthetic_run` does so for every
+  rewards, loss mask, placement, estimator and loss weights; `rehearsal_checks` does so for every
   phase, and says what that shows.
 * `memory` estimates what a step needs.
 * `row_accounts` are rows token by token, of a synthetic or a stored step; `report` and `page`

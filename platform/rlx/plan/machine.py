@@ -44,7 +44,7 @@ from rlx.launch import (
 from rlx.plan.checks import find_in_phases
 from rlx.plan.texts import check_texts
 from rlx.plugin import Plugin
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
     ExperimentSpec,
     FaultKind,

@@ -16,7 +16,7 @@ from rlx.discovery import (
     resolve_plugins,
 )
 from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin, Reward, get_confidence_values
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
     EVERY_TURN,
     PROFILES,

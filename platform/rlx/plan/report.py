@@ -44,9 +44,9 @@ from rlx.plan.memory import (
     get_usable_share,
     token_budget,
 )
+from rlx.plan.rehearsal_checks import rehearse_experiment
 from rlx.plan.row_accounts import RowAccount, TokenStretch, build_row_accounts
 from rlx.plan.synthetic_responses import EncodingDialogue
-from rlx.plan.synthetic_run import rehearse_experiment
 from rlx.plan.synthetic_step import PlanTrial, describe_row_kind
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec

@@ -25,7 +25,7 @@ from rlx.model import (
     load_vocabulary,
 )
 from rlx.plugin import Action, Problem, Rehearsed, StandsIn, Step, Task
-from rlx.plugin_output import blame_plugin, show_plugin_output
+from rlx.plugin_calls import blame_plugin, show_plugin_output
 from rlx.rollout import (
     Completion,
     CompletionRequest,

@@ -24,7 +24,7 @@ from rlx.plan.synthetic_responses import (
     fit_to_vocabulary,
 )
 from rlx.plugin import Problem
-from rlx.plugin_output import blame_plugin
+from rlx.plugin_calls import blame_plugin
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
 from rlx.seeding import derive_seed

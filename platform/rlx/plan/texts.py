@@ -18,7 +18,7 @@ from rlx.model import (
     list_text_sources,
 )
 from rlx.plugin import Demonstration, ListsProblems, Plugin, Problem, Reward, Split, Task
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec, build_refusal, did_you_mean, locate_diagnostic

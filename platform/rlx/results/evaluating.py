@@ -32,7 +32,7 @@ from rlx.launch import (
 )
 from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_environment_host, build_setup
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 from rlx.progress_callbacks import Report, ShowProgress, ignore_progress, log_report
 from rlx.record import Recorder, update_trackers
 from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target

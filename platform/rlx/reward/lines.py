@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from rlx.discovery import build_plugin
 from rlx.errors import EnvironmentFault, PluginError, SpecError
 from rlx.plugin import Plugin, RewardPlugin, Sample, Score
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 from rlx.reward.plugin_process import RewardJob
 from rlx.reward.pool import RewardPool
 from rlx.rollout import find_spans

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, reap_orphans
 from rlx.plugin import Environment, RewardPlugin, Sample, Score
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 from rlx.rollout import check_environment_step
 from rlx.stopwatch import Stopwatch
 from rlx.text import shorten_for_record

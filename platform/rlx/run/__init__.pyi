@@ -1,6 +1,6 @@
-from .before_training import draw_contact_problems
 from .collect import build_prompt_fit
 from .context import ControllerState, RunStopped, StopRequest
+from .first_contact import draw_contact_problems
 from .loop import run_experiment
 from .metrics import record_allocations, write_memory_snapshot
 from .pictures import draw_over_steps, draw_probes, draw_run_pictures

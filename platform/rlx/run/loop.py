@@ -28,18 +28,19 @@ from rlx.model import (
 )
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Task
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 from rlx.record import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
-from rlx.run.before_training import make_first_contact, start_warm
 from rlx.run.checkpoints import ResumePoint, checkpoint_run, is_checkpoint_due, resume_run
 from rlx.run.collect import build_prompt_fit, sample_and_score
 from rlx.run.context import ControllerState, CpuAccount, RunContext, RunStopped, StopRequest
+from rlx.run.first_contact import make_first_contact
 from rlx.run.metrics import AlarmWatch, environment_figures
 from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
 from rlx.run.training import train_step
+from rlx.run.warm_start import start_warm
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import (
     SamplingEngine,

@@ -6,7 +6,7 @@ import sys
 from rich.console import Console
 from rich.progress import Progress
 
-from rlx.plugin_output import show_plugin_output
+from rlx.plugin_calls import show_plugin_output
 
 
 def test_a_plugin_may_print_while_a_progress_bar_is_drawn(monkeypatch):
