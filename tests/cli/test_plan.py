@@ -139,7 +139,8 @@ def test_the_verdict_comes_first(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["plan", str(RLCR)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["rlcr", "learns", "findings", "budget", "--full"]
+    heads = ["rlcr", "learns", "findings", "budget", "disk", "--full"]
+    assert [line.split()[0] for line in lines] == heads
     assert lines[1].endswith("yes: groups with advantages: answers 3 of 3, joint 15 of 15")
     assert lines[2].split() == ["findings", "none"] and "130 steps, 730,880 to" in lines[3]
     assert max(map(len, lines)) <= 80

@@ -45,6 +45,15 @@ _COUNT = click.IntRange(min=1)
 @click.option(
     "--samples", type=_COUNT, help="Answers per problem; with --probe continuations per cut point."
 )
+@click.option(
+    "--with",
+    "tool",
+    metavar="TOOL:TASK",
+    help="Have another tool evaluate it: lm_eval:TASK, or inspect:FILE.",
+)
+@click.option(
+    "--python", metavar="PATH", help="With --with: an interpreter that has the tool, if not this."
+)
 @click.option("--greedy", is_flag=True, help="Use greedy decoding.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Seed of problems and sampling.")
 @click.option("--probe", "probes", is_flag=True, help="Probe the reasoning instead.")
@@ -77,6 +86,8 @@ def evaluate(
     pictures: Path | None,
     out: Path | None,
     record: bool,
+    tool: str | None,
+    python: str | None,
     probes: bool,
     schemes: tuple[str, ...],
     cut: str | None,
@@ -91,9 +102,18 @@ def evaluate(
     its task and `evaluation.variants`. Answers are cached: repeat an interrupted command to
     continue where it stopped.
 
+    With --with, lm-eval or Inspect evaluates it over OpenAI's interface, with --problems samples
+    per task; the figures are recorded beside rlx's own.
+
     With --probe, its reasoning is cut or altered, to measure how often the answer is still right;
     options override the experiment's `probe:` section.
     """
+    if tool is not None:
+        _check_tool_options({**options, "probe": probes, "pictures": pictures, "out": out})
+        _evaluate_with(tool, python, as_json=as_json, record=record, url=url, **options)
+        return
+    if python is not None:
+        raise SpecError("--python belongs to --with")
     _check_mode(probes, {"scheme": schemes, "cut": cut, "again": again}, options)
     if probes:
         asked = {name: options[name] for name in _SHARED}
@@ -130,6 +150,58 @@ def evaluate(
 
         show_suite(found.suite, found.figures)
         sys.stdout.flush()
+
+
+_OF_TOOLS = ("target", "step", "problems", "overrides")
+"""Options that another tool's evaluation has too."""
+
+
+def _check_tool_options(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if name not in _OF_TOOLS and value not in (None, False, ()):
+            option = {"experiment": "spec"}.get(name, name)
+            raise SpecError(f"--{option} is not for --with")
+
+
+def _evaluate_with(
+    tool: str,
+    python: str | None,
+    *,
+    target: str,
+    step: int | None,
+    problems: int | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    record: bool,
+    url: str,
+    **_: Any,
+) -> None:
+    """Has another tool evaluate a model, and shows what it found."""
+    os.environ.update(child_environment())  # before transformers is imported
+    found = results.evaluate_with(
+        tool,
+        target if step is None else f"{target}@{step}",
+        python=python or sys.executable,
+        limit=problems,
+        overrides=overrides,
+        registry=url,
+        record=record,
+        report=print_text,
+    )
+    if found.recorded is not None:
+        print_text(f"recorded for {found.recorded}", err=True)
+    if as_json:
+        print_json(found.to_json())
+        return
+    from rlx.cli.console import print_table
+
+    rows = [
+        (task, name, f"{value:.4f}" if isinstance(value, float) else str(value))
+        for task, figures in found.figures.items()
+        for name, value in figures.items()
+        if value is not None
+    ]
+    print_table("TASK", "METRIC", "VALUE", rows=rows)
 
 
 _SHARED = ("target", "experiment", "problems", "samples", "seed", "overrides")

@@ -190,6 +190,8 @@ def _build_verdict(report: PlanReport) -> Table:
     style = "bold red" if counts["error"] else "bold yellow" if found else ""
     table.add_row("findings", Text(", ".join(found) + ", below" if found else "none", style))
     table.add_row("budget", _describe_budget(report))
+    if report.disk is not None:
+        table.add_row("disk", _describe_disk(report.disk))
     return table
 
 
@@ -219,12 +221,12 @@ def _describe_budget(report: PlanReport) -> str:
     sizes = [phase.memory.total for phase in report.phases if phase.memory is not None]
     memory = f"about {format_memory_size(max(sizes))} per rank" if sizes else "unknown memory"
     tokens = f"{steps} step{'s' * (steps != 1)}, {about:,.0f} to {most:,.0f} sampled tokens"
-    return f"{tokens}; {memory}" + ("" if report.disk is None else f"; {_format_disk(report.disk)}")
+    return f"{tokens}; {memory}"
 
 
-def _format_disk(disk: DiskEstimate) -> str:
+def _describe_disk(disk: DiskEstimate) -> str:
     training, finished = map(format_memory_size, (disk.training, disk.finished))
-    return f"{training} on disk" + (f", {finished} once finished" * (training != finished))
+    return f"{training} while training, {finished} once finished"
 
 
 def _join_names(phase: PhaseReport) -> str:

@@ -23,6 +23,7 @@ from .evaluating import (
 from .export import export_model
 from .identities import Violation
 from .models import TrainedModel, try_model
+from .other_tools import ToolEvaluation, evaluate_with
 from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
 from .rescoring import ChangedRow, Rescoring, rescore
@@ -43,6 +44,7 @@ __all__ = [
     "Rescoring",
     "StepAccounts",
     "SuiteEvaluation",
+    "ToolEvaluation",
     "TrainedModel",
     "Violation",
     "build_comparison_json",
@@ -52,6 +54,7 @@ __all__ = [
     "check_run",
     "compare_recipes",
     "evaluate",
+    "evaluate_with",
     "export_model",
     "find_named_runs",
     "find_side_differences",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ from rlx.spec.reading import (
     parse_yaml_document,
 )
 from rlx.text import escape_unprintable
+from rlx_registry import RunRecord
 
 STEP = re.compile(r"latest|[0-9]{1,10}")
 FREE = ("runner", "sampler")
@@ -48,11 +49,17 @@ class OpenModel:
         model: turns requests into tokens, and samples into texts.
         engine: samples with its weights.
         max_rows: completions that the engine decodes together.
+        folder: the model's folder, GGUF file, or name on the hub.
+        run: the run that trained it, if one was named.
+        step: of its checkpoint; None for the trained model.
     """
 
     model: ServedModel
     engine: SamplingEngine
     max_rows: int
+    folder: str
+    run: RunRecord | None = None
+    step: int | None = None
 
 
 @contextmanager
@@ -91,7 +98,7 @@ def open_served_model(
         source = PretrainedModelSpec(path=found.model, chat_template=chat)
         settings = _read_settings(found.document, overrides)
         with _open(found.name, name, source, settings, max_tokens) as opened:
-            yield opened
+            yield replace(opened, run=found.run, step=found.step)
 
 
 def _read_settings(document: YamlDocument, overrides: Sequence[str]) -> EngineSettings:
@@ -124,4 +131,4 @@ def _open(
             min_temperature=sampler.min_temperature,
             max_tokens=max_tokens,
         )
-        yield OpenModel(model, engine, sampler.max_rows)
+        yield OpenModel(model, engine, sampler.max_rows, source.path)

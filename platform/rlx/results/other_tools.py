@@ -1,0 +1,249 @@
+"""Evaluates a model with lm-eval or Inspect, over its OpenAI interface.
+
+The tool is a process of its own, in an interpreter that has it, since its packages need not fit
+those of rlx. What it finds is recorded beside rlx's own evaluations.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal
+
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.launch import get_registry_url, open_registry
+from rlx.progress_callbacks import Report, log_report
+from rlx.record import Recorder, update_trackers
+from rlx.results.serving import OpenModel, open_served_model
+from rlx.text import escape_unprintable
+
+Tool = Literal["lm_eval", "inspect"]
+TOOLS: Mapping[Tool, tuple[str, str]] = {
+    "lm_eval": ("lm_eval", "'lm_eval[api]' transformers"),
+    "inspect": ("inspect_ai", "inspect-ai openai scipy"),
+}
+"""Of each tool, its module and what to install."""
+PLACES = 1024
+"""Completions that a tool may ask for at a time."""
+MAX_TOKENS = 1024
+"""Length of a message whose request does not limit it, in tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEvaluation:
+    """What a tool found.
+
+    Attributes:
+        model: name of the model.
+        tool: the tool.
+        figures: of each task, by name: `n` samples, `accuracy` (None if it has none), and each
+            metric of the tool.
+        recorded: id of the run among whose records the figures are; None if there is none.
+    """
+
+    model: str
+    tool: Tool
+    figures: Mapping[str, Mapping[str, Any]]
+    recorded: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as plain JSON values."""
+        return {"model": self.model, "tool": self.tool, "tasks": dict(self.figures)}
+
+
+def evaluate_with(
+    tool_and_task: str,
+    target: str,
+    *,
+    python: str = sys.executable,
+    limit: int | None = None,
+    overrides: Sequence[str] = (),
+    registry: str | None = None,
+    record: bool = True,
+    report: Report = log_report,
+) -> ToolEvaluation:
+    """Serves a model to a tool that evaluates it.
+
+    Args:
+        tool_and_task: `lm_eval:TASK`, a name or a YAML file; or `inspect:FILE`, a Python file.
+        target: as for `rlx serve`.
+        python: an interpreter that has the tool.
+        limit: number of samples per task; None takes all.
+        overrides: `key=value` of the sections `runner` and `sampler`.
+        registry: URL of the registry of runs; None takes that of the command line.
+        record: add the figures to the records of the run that trained the model.
+        report: called with what is done.
+
+    Raises:
+        SpecError: there is no such tool, run, model or checkpoint.
+        EnvironmentFault: the interpreter has no such tool, or the tool failed.
+    """
+    tool, task = _parse_tool(tool_and_task)
+    module, packages = TOOLS[tool]
+    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    try:
+        lacks = subprocess.run([python, "-c", find, module], check=False).returncode
+    except OSError as error:
+        raise EnvironmentFault(f"{python} cannot be started: {error.strerror}") from error
+    if lacks:
+        raise EnvironmentFault(
+            f"{python} has no {module}. Install it there, or in an interpreter of its own that "
+            f"--python names: pip install {packages}"
+        )
+    url = get_registry_url(registry)
+    with (
+        tempfile.TemporaryDirectory(prefix="rlx-eval-") as folder,
+        open_served_model(target, overrides, url, MAX_TOKENS) as opened,
+        _serve(opened) as (address, token),
+    ):
+        name = opened.model.name
+        report(f"{tool} evaluates {escape_unprintable(name)}", err=True)
+        run = _run_lm_eval if tool == "lm_eval" else _run_inspect
+        figures = run(python, task, opened, address, token, Path(folder), limit)
+        recorded = _record(opened, tool, figures, url, report) if record else None
+    return ToolEvaluation(name, tool, figures, recorded)
+
+
+def _parse_tool(text: str) -> tuple[Tool, str]:
+    tool, _, task = text.partition(":")
+    for known in TOOLS:
+        if tool == known and task:
+            return known, task
+    raise SpecError(f"{escape_unprintable(text)}: write lm_eval:TASK or inspect:FILE")
+
+
+@contextmanager
+def _serve(opened: OpenModel) -> Iterator[tuple[str, str]]:
+    """Serves a model on this machine until the block ends; yields the address and the token."""
+    import uvicorn
+
+    from rlx.serving import Batcher, create_app
+
+    token = secrets.token_urlsafe(16)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        Batcher(opened.engine, max_rows=opened.max_rows, places=PLACES) as batcher,
+    ):
+        app = create_app(opened.model, batcher.submit, token)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        thread = Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1", token
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _run(tool: Tool, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Runs a tool; what it prints goes to stderr, since results are printed to stdout."""
+    code = subprocess.run(
+        command, env={**os.environ, **environment}, stdout=sys.stderr, check=False
+    ).returncode
+    if code:
+        raise EnvironmentFault(f"{tool} ended with exit code {code}; it says why, above")
+
+
+def _run_lm_eval(
+    python: str,
+    task: str,
+    opened: OpenModel,
+    address: str,
+    token: str,
+    folder: Path,
+    limit: int | None,
+) -> dict[str, dict[str, Any]]:
+    settings = {
+        "model": opened.model.name,
+        "base_url": f"{address}/completions",
+        "tokenizer": opened.folder,
+        "num_concurrent": 16,
+    }
+    command = [python, "-m", "lm_eval", "--model", "local-completions", "--tasks", task]
+    command += ["--model_args", ",".join(f"{key}={value}" for key, value in settings.items())]
+    command += ["--output_path", str(folder)]
+    command += ["--limit", str(limit)] if limit is not None else []
+    _run("lm_eval", command, {"OPENAI_API_KEY": token})
+    figures: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.rglob("results_*.json")):
+        found = json.loads(path.read_text())
+        for name, metrics in found["results"].items():
+            named = {_name_metric(key): value for key, value in metrics.items()}
+            plain = {key: value for key, value in named.items() if isinstance(value, int | float)}
+            count = (found.get("n-samples") or {}).get(name) or {}
+            length = plain.pop("sample_len", 0)
+            n = int(count.get("effective") or length)
+            figures[name] = {"n": n, "accuracy": plain.get("acc"), **plain}
+    return figures
+
+
+def _name_metric(key: str) -> str:
+    """`acc` for lm-eval's `acc,none`; with a filter that chose the answers, `acc/FILTER`."""
+    metric, _, chosen = key.partition(",")
+    return metric if chosen in ("", "none") else f"{metric}/{chosen}"
+
+
+def _run_inspect(
+    python: str,
+    task: str,
+    opened: OpenModel,
+    address: str,
+    token: str,
+    folder: Path,
+    limit: int | None,
+) -> dict[str, dict[str, Any]]:
+    import rlx.evaluation
+
+    offered, logs = folder / "offered", folder / "logs"
+    offered.mkdir()
+    figures_of_rlx = Path(rlx.evaluation.__file__).parent
+    shutil.copy(figures_of_rlx / "inspect_metric.py", offered / "rlx_inspect.py")
+    shutil.copy(figures_of_rlx / "calibration.py", offered / "calibration_of_rlx.py")
+    command = [python, "-m", "inspect_ai", "eval", task]
+    command += ["--model", f"openai-api/rlx/{opened.model.name}", "--display", "plain"]
+    command += ["--log-dir", str(logs), "--log-format", "json"]
+    command += ["--limit", str(limit)] if limit is not None else []
+    paths = [str(offered), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"RLX_BASE_URL": address, "RLX_API_KEY": token}
+    _run("inspect", command, {**environment, "PYTHONPATH": os.pathsep.join(paths)})
+    figures: dict[str, dict[str, Any]] = {}
+    for path in sorted(logs.glob("*.json")):
+        log = json.loads(path.read_text())
+        name = str(log["eval"]["task"])
+        if log["status"] != "success":
+            why = (log.get("error") or {}).get("message", log["status"])
+            raise EnvironmentFault(f"inspect: {name}: {escape_unprintable(str(why))}")
+        results = log["results"]
+        values = {
+            metric: value["value"]
+            for score in results["scores"]
+            for metric, value in score["metrics"].items()
+        }
+        accuracy = values.get("accuracy")
+        figures[name] = {"n": results["completed_samples"], **values, "accuracy": accuracy}
+    return figures
+
+
+def _record(
+    opened: OpenModel, tool: Tool, figures: Mapping[str, Any], url: str, report: Report
+) -> str | None:
+    """Adds figures to the records of the run that trained the model; returns its id, if any."""
+    run = opened.run
+    if run is None:
+        return None
+    with open_registry(url, read_only=False) as registry:
+        recorder = Recorder(registry, run.id, keep_bodies=True)
+        at, label = (run.step, "after") if opened.step is None else (opened.step, "step")
+        for name, own in figures.items():
+            recorder.evaluation(at, label, own, {"tool": tool}, f"{tool}/{name}")
+        update_trackers(registry, run, report)
+    return run.id
