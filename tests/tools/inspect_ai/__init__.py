@@ -1,1 +1,0 @@
-"""Stands in for Inspect: what rlx's metric imports, and `python -m inspect_ai eval`."""
