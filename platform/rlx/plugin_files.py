@@ -16,6 +16,7 @@ import importlib
 import inspect
 import os
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,16 @@ class KeptPlugin:
 def _is_of(value: Any, module: str) -> bool:
     """Whether a module itself defines this function or class."""
     return callable(value) and getattr(value, "__module__", None) == module
+
+
+def find_failed_line(error: BaseException) -> int | None:
+    """The line of a kept file in which an exception was raised, or passed last; None if in none."""
+    lines = [
+        line
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").startswith(f"{__name__}.")
+    ]
+    return lines[-1] if lines else None
 
 
 def anchor_file(written: str, folder: Path) -> str:

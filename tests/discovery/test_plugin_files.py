@@ -12,6 +12,7 @@ from rlx.discovery.lookup import PluginFault
 from rlx.errors import SpecError
 from rlx.plugin import Sample, Score
 from rlx.plugin_files import keep_plugin_file
+from rlx.reward.plugin_process import describe_error
 
 SOURCE = '''
 from rlx.plugin import Reward, reward
@@ -89,6 +90,13 @@ def test_functions_are_called_by_the_signature_that_they_have(folder):
     for problem in (nested, {"ground_truth": "7"}):
         scored = [verl.score(sample(text, **problem)) for text in ("7", "12")]
         assert scored == [Score(1.0, parts={"length": 1}), Score(0.0, parts={"length": 2})]
+
+
+def test_the_line_that_failed_is_named(folder):
+    line = SOURCE.splitlines().index('    assert extra_info.get("index", 0) == 0') + 1
+    with pytest.raises(AssertionError) as raised:
+        load("as_verl").score(sample("7", ground_truth="7", extra_info={"index": 1}))
+    assert describe_error(raised.value) == f"line {line} of its file: AssertionError: "
 
 
 def test_problems_that_a_function_cannot_use_are_refused(folder):

@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, reap_orphans
 from rlx.plugin import Environment, RewardPlugin, Sample, Score
 from rlx.plugin_calls import show_plugin_output
+from rlx.plugin_files import find_failed_line
 from rlx.rollout import check_environment_step
 from rlx.stopwatch import Stopwatch
 from rlx.text import shorten_for_record
@@ -268,7 +269,9 @@ def describe_error(error: BaseException) -> str:
         text = str(error)
     except Exception as second:  # noqa: BLE001  an exception that cannot even be printed
         text = f"(and {type(second).__name__} when asked why)"
-    return shorten_for_record(f"{type(error).__name__}: {text}", LONGEST_REASON)
+    line = find_failed_line(error)
+    where = "" if line is None else f"line {line} of its file: "
+    return shorten_for_record(f"{where}{type(error).__name__}: {text}", LONGEST_REASON)
 
 
 def _limit_memory(extra_mb: int | None) -> None:
