@@ -422,6 +422,8 @@ def open_run(name: str = "latest", *, registry: str | None = None) -> Run:
     Raises:
         SpecError: there is no such run.
     """
+    if not isinstance(name, str):
+        raise SpecError(f"a run is named by text, such as 'latest', not by a {type(name).__name__}")
     url = get_registry_url(registry)
     with open_registry(url) as opened:
         return Run(opened.run(name).id, url)
@@ -554,6 +556,11 @@ def read(source: Source, *overrides: str) -> Experiment:
     """
     if isinstance(source, ExperimentSpec):
         source = source.dump_resolved()
+    if not isinstance(source, Mapping | Path | str):
+        kind = type(source).__name__
+        raise SpecError(f"an experiment is a file, a mapping or an ExperimentSpec, not a {kind}")
+    if wrong := [one for one in overrides if not isinstance(one, str)]:
+        raise SpecError(f"an override is text, path.to.key=value, not a {type(wrong[0]).__name__}")
     loaded, plugins = check_file(source if isinstance(source, Mapping) else Path(source), overrides)
     return Experiment(loaded.path, loaded, plugins)
 
@@ -659,7 +666,10 @@ def score(
         with open_response_lines(str(responses)) as lines:
             scored = [*score_lines(plugin, lines, workers=workers, deadline=deadline)]
     else:
-        encoded = (json.dumps(dict(one)).encode() for one in responses)
+        given = [] if isinstance(responses, Mapping) else list(responses)
+        if isinstance(responses, Mapping) or not all(isinstance(one, Mapping) for one in given):
+            raise SpecError("responses are a file, or a list with a mapping for each response")
+        encoded = (json.dumps(dict(one)).encode() for one in given)
         scored = [*score_lines(plugin, encoded, workers=workers, deadline=deadline)]
     import pandas as pd
 

@@ -57,18 +57,25 @@ class _Collector:
     def add_definition(self, name: str, value: Any) -> None:
         """Adds a function or class after what it uses."""
         self._known[name] = value
+        defined = _get_definition(value)
         try:
-            source = textwrap.dedent(inspect.getsource(value))
+            source = textwrap.dedent(inspect.getsource(defined))
         except (OSError, TypeError):
             whose = "" if name == self._plugin else f"uses {name}, which "
             raise self._refuse(f"{whose}has no source that Python could read") from None
-        there, flags = _get_names(value), 0
+        there, flags = _get_names(defined), 0
         if there.get("annotations") is __future__.annotations:  # they are not evaluated
             self.imports.add(f"{_FUTURE} import annotations\n")
             flags = __future__.annotations.compiler_flag
-        code = compile(source, name, "exec", flags, dont_inherit=True)
+        try:
+            code = compile(source, name, "exec", flags, dont_inherit=True)
+        except SyntaxError:  # a lambda, or its file was edited since it was imported
+            raise self._refuse(f"has no definition of its own: {source.splitlines()[0]}") from None
+        for module in sorted(set(_list_imported_modules(code))):
+            if not _is_installed(module):
+                raise self._refuse(f"imports {module}, which is not installed")
         for used in dict.fromkeys(_list_global_names(code)):
-            if used in there:
+            if used in there and not used.startswith("__"):
                 self._add(used, there[used])
         if value.__name__ != name:
             source += f"\n\n{name} = {value.__name__}\n"
@@ -86,6 +93,8 @@ class _Collector:
             self.imports.add(f"import {value.__name__} as {name}\n")
         elif found := _find_import(name, value):
             self.imports.add(f"from {found[0]} import {found[1]} as {name}\n")
+        elif getattr(value, "__name__", "") == "<lambda>":
+            raise self._refuse(f"uses {name}, a lambda: define it by def")
         elif inspect.isclass(value) or inspect.isfunction(inspect.unwrap(value)):
             self.add_definition(name, value)
         elif isinstance(value, re.Pattern):
@@ -106,6 +115,21 @@ def _find_import(name: str, value: Any) -> tuple[str, str] | None:
     names = (getattr(value, "__name__", None), getattr(value, "_name", None), name)
     held = vars(sys.modules.get(module, object))
     return next(((module, one) for one in names if one in held and held[one] is value), None)
+
+
+def _get_definition(value: Any) -> Any:
+    """A function or class; for a class that `rlx.plugin.reward` has made, its function."""
+    return vars(value).get("reward_function", value) if inspect.isclass(value) else value
+
+
+def _list_imported_modules(code: CodeType) -> Iterator[str]:
+    """Modules that a definition itself imports, when it is called."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _list_imported_modules(constant)
 
 
 def _get_names(value: Any) -> Mapping[str, Any]:

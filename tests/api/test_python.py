@@ -95,6 +95,22 @@ def test_faults_of_a_mapping_are_named(changes, message):
         rlx.read({**rlx.read(RLCR).loaded.document.tree, **changes})
 
 
+@each_row(
+    "call, message",
+    [
+        (lambda: rlx.read(3), "an experiment is a file, a mapping or an ExperimentSpec, not a int"),
+        (lambda: rlx.read(RLCR, ["seed=7"]), "an override is text, path.to.key=value, not a list"),
+        (lambda: rlx.open_run(1), "a run is named by text, such as 'latest', not by a int"),
+        (lambda: rlx.score({"response": "a"}, brevity), "a list with a mapping for each response"),
+        (lambda: rlx.score(["a"], brevity), "a list with a mapping for each response"),
+        (lambda: rlx.EvaluationRequest(target="r-0001", samples=0), "samples is 0: it must be"),
+    ],
+)
+def test_what_is_of_another_type_is_named(call, message):
+    with pytest.raises(rlx.SpecError, match=message):
+        call()
+
+
 def test_a_function_is_a_reward_kept_with_its_run(tmp_path, monkeypatch):
     monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

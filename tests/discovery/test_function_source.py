@@ -1,6 +1,7 @@
 """The source of functions that Python gives as plugins."""
 
 import math
+import pickle
 import re
 from collections.abc import Sequence
 from functools import cache, partial
@@ -12,7 +13,7 @@ import rows
 
 from rlx.errors import SpecError
 from rlx.function_source import collect_source
-from rlx.plugin import Reward, Sample
+from rlx.plugin import Reward, Sample, reward
 from rlx.plugin_files import KeptPlugin, keep_plugin_source
 
 LIMIT = 3
@@ -56,6 +57,25 @@ def build_closure(limit):
     return closure
 
 
+@reward(scope="sample")
+def decorated(sample, *, least: int = LIMIT) -> float:
+    """At least so many digits."""
+    return float(count_digits(sample.response) >= least)
+
+
+shorten = lambda text: text[:2]  # noqa: E731
+
+
+def of_lambda(sample):
+    return float(len(shorten(sample.response)))
+
+
+def of_import(sample):
+    import trees
+
+    return float(trees is not None)
+
+
 class Base(Reward):
     least: int = LIMIT
 
@@ -92,6 +112,7 @@ def score_with(plugin, response):
         (imported, "abcd", 3.0),
         (build_closure(2), "abc", 1.0),
         (Inherited, "a12", 0.0),
+        (decorated, "a123", 1.0),
     ],
 )
 def test_source_is_complete(plugin, response, score):
@@ -106,6 +127,8 @@ def test_source_is_complete(plugin, response, score):
         (of_array, "of_array uses TABLE, a value of type ndarray"),
         (build_closure(object()), "closure uses limit, a value of type object"),
         (of_other_module, "of_other_module uses the module rows, which is not installed"),
+        (of_lambda, "of_lambda uses shorten, a lambda"),
+        (of_import, "of_import imports trees, which is not installed"),
         (type("Made", (), {}), "Made has no source"),
     ],
 )
@@ -114,12 +137,14 @@ def test_what_cannot_be_kept(plugin, message):
         collect_source(plugin)
 
 
-def test_a_kept_function_is_loaded_by_its_digest(tmp_path, monkeypatch):
+@rows.each_row("plugin", [digits, decorated, Inherited])
+def test_what_is_kept_is_loaded_by_its_digest_in_any_process(plugin, tmp_path, monkeypatch):
     monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    name = keep_plugin_source(digits)
-    assert re.fullmatch(r"digits\.py@[0-9a-f]{16}:digits", name)
-    assert name == keep_plugin_source(digits)
-    made = KeptPlugin.parse(name).load()
+    name = keep_plugin_source(plugin)
+    called = plugin.__name__
+    assert re.fullmatch(rf"{called}\.py@[0-9a-f]{{16}}:{called}", name)
+    assert name == keep_plugin_source(plugin)
+    made = pickle.loads(pickle.dumps(KeptPlugin.parse(name).load()(least=2)))
     sample = Sample(id="a", problem={}, turn="answer", number=1, response="12")
-    assert made(least=2).score(sample) == 1.0
+    assert type(made).__module__.startswith("rlx.plugin_files.") and made.score(sample) == 1.0

@@ -319,6 +319,7 @@ def test_calls_are_read_from_a_reply(caller, text, content, calls):
         ("completions", {"prompt": []}, 400, "prompt", "prompt"),
         ("completions", {"prompt": ""}, 200, None, None),  # begins with a token of its own
         ("completions", {"prompt": [99999]}, 400, "prompt", "no token 99999"),
+        ("completions", {"prompt": "\ud800"}, 400, None, "half of a surrogate pair"),
         ("completions", {"prompt": "1", "temperature": 3}, 400, "temperature", "less than"),
         ("completions", {"prompt": "1", "n": 0}, 400, "n", "greater than"),
         ("completions", {"prompt": "1", "colour": 0}, 400, "colour", "unrecognized"),

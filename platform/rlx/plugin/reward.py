@@ -219,6 +219,7 @@ def reward(
         model: Any = create_model(f.__name__, __base__=base, __module__=f.__module__, **fields)
         model.__doc__ = f.__doc__
         model.__qualname__ = f.__qualname__
+        type.__setattr__(model, "reward_function", staticmethod(f))  # its source is the class's
         return cast(type[Reward], model)
 
     return build_reward_class if function is None else build_reward_class(function)

@@ -1,6 +1,7 @@
 """The card of an exported model: what trained it, how well it does, and how to get there again."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,11 @@ def write_card(
     Raises:
         EnvironmentFault: the folder cannot be written, or a kept plugin or a data file is gone.
     """
-    evaluations = registry.results.evaluations(run.id)
+    evaluations = [
+        found
+        for found in registry.results.evaluations(run.id)
+        if found.label == "before" or found.step == step  # of this model, not of a later one
+    ]
     with explain_write_errors(folder):
         spec = _write_experiment(run, folder, with_data=with_data)
         names = [name for name in PICTURES if _copy_picture(run, name, folder)]
@@ -87,17 +92,19 @@ def _write_experiment(run: RunRecord, folder: Path, *, with_data: bool) -> dict[
     written: dict[str, Any] = map_plugin_names(spec, place)
     if with_data:
         written["task"] = _copy_data(written["task"], folder)
+        written["evaluation"] = _copy_data(written["evaluation"], folder)
+        written["model"]["warm_start"] = _copy_data(written["model"].get("warm_start"), folder)
     (folder / EXPERIMENT).write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
     return written
 
 
 def _copy_data(node: Any, folder: Path) -> Any:
-    """Copies the files that a task's options name; returns the options with the copies' names."""
+    """Copies the files that options name; returns the options with the copies' names."""
     if isinstance(node, dict):
         return {key: _copy_data(value, folder) for key, value in node.items()}
     if isinstance(node, list):
         return [_copy_data(value, folder) for value in node]
-    if not isinstance(node, str) or "\n" in node or not Path(node).is_file():
+    if not isinstance(node, str) or not os.path.isfile(node):  # noqa: PTH113  (any text at all)
         return node
     target = folder / "data" / Path(node).name
     target.parent.mkdir(exist_ok=True)
@@ -142,7 +149,7 @@ def _build_metadata(
             metric_value=found.metrics[name],
         )
         for found in evaluations
-        if found.label == "after"
+        if found.label != "before"
         for name, label in COLUMNS.items()
         if found.metrics.get(name) is not None
     ]
@@ -168,7 +175,8 @@ def _write_text(
     rewards = [name for scope in ("turn", "global") for name in spec["rewards"][scope]]
     base = spec["model"].get("path") or "A tiny model of random weights"
     yield f"# {run.name}\n"
-    yield f"{base}, trained for {step} steps by [rlx](https://pypi.org/project/rlx/) {__version__}:"
+    whole = "" if step == run.steps_total else f" of {run.steps_total}"
+    yield f"{base}, trained for {step}{whole} steps by rlx {__version__}:"
     yield (
         f"schedule `{spec['rollout']['schedule']}`, task `{spec['task']['plugin']}`, rewards "
         f"{', '.join(f'`{name}`' for name in rewards) or 'none'}, estimator "
@@ -179,18 +187,20 @@ def _write_text(
     for name in pictures:
         yield f"![{PICTURES[name]}]({name}.png)\n"
     yield "## Again\n"
-    yield "In this folder, with the same versions (`figures.json` has them):\n"
-    yield "```bash"
-    yield f"rlx eval . --spec {EXPERIMENT}    # the figures after training"
-    yield f"rlx submit {EXPERIMENT}           # the training itself"
-    yield "```\n"
-    if spec.get("from_checkpoint"):
-        yield f"The training began with a checkpoint of another run, {spec['from_checkpoint']}.\n"
-    if data := [
+    data = dict.fromkeys(
         f"- `{record['name']}`, {name}: `{digest}`"
         for record in run.plugins
         for name, digest in (record.get("data") or {}).items()
-    ]:
+    )
+    needs = " and its data files, where the experiment names them" if data else ""
+    yield f"In this folder, with the same versions (`{FIGURES}` has them){needs}:\n"
+    yield "```bash"
+    yield f"rlx eval . --spec {EXPERIMENT}    # the figures of this model"
+    yield f"rlx submit {EXPERIMENT}           # the whole training"
+    yield "```\n"
+    if spec.get("from_checkpoint"):
+        yield f"The training began with a checkpoint of another run, {spec['from_checkpoint']}.\n"
+    if data:
         yield "Digests of the records that it read:\n"
         yield from data
         yield ""

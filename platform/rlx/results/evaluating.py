@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.discovery import resolve_plugins
-from rlx.errors import RewardError, SpecError
+from rlx.errors import EnvironmentFault, RewardError, SpecError, summarize_error
 from rlx.evaluation import (
     ScoredAnswer,
     build_pairs,
@@ -317,6 +317,8 @@ def _answer_batch(
             )
     except ValueError as error:  # no problem matches the task's options
         raise SpecError(str(error)) from error
+    except OSError as error:
+        raise EnvironmentFault(f"the task's data: {summarize_error(error)}") from error
     sampling = {"top_k": 1} if suite.greedy else {}
     plan = setup.plan.copy_with_sampling(suite.samples, **sampling)
     seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]

@@ -37,6 +37,11 @@ class EvaluationRequest:
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.target, str):
+            raise SpecError("the target is a run's name, or a model's folder or name, as text")
+        for name in ("problems", "samples"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise SpecError(f"{name} is {value}: it must be at least 1")
         if self.step is not None and self.experiment is not None:
             raise SpecError("--at is for a run, which has its own experiment: drop --spec")
 

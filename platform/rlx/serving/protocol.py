@@ -85,6 +85,15 @@ class SamplingRequest(_Body):
     store: JsonValue = None
     user: JsonValue = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_text(cls, body: Any) -> Any:
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("half of a surrogate pair is no text") from error
+        return body
+
     @property
     def choices(self) -> int:
         """Number of choices per prompt."""

@@ -101,6 +101,8 @@ def _write_value(value: Any, path: KeyPath, faults: list[Diagnostic]) -> Any:
         return value
     if isinstance(value, PurePath):
         return str(value)
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # of NumPy or PyTorch
+        return value.item()
     message = f"a value of type {type(value).__name__} cannot be written as YAML"
     try:
         if path[-1:] == ("plugin",) and callable(value):
