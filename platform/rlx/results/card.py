@@ -56,7 +56,8 @@ def write_card(
     ]
     with explain_write_errors(folder):
         spec = _write_experiment(run, folder, with_data=with_data)
-        names = [name for name in PICTURES if _copy_picture(run, name, folder)]
+        shown = PICTURES if step == run.step else ()  # they show the whole run
+        names = [name for name in shown if _copy_picture(run, name, folder)]
         about = {
             "run": run.id,
             "digest": run.digest,
@@ -252,7 +253,7 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
 
     Raises:
         SpecError: the name is none, or the hub refuses the upload, for instance without a token.
-        EnvironmentFault: the hub cannot be reached.
+        EnvironmentFault: the hub cannot be reached, or a file cannot be read.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -266,6 +267,6 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
     except (HfHubHTTPError, HFValidationError) as error:
         raise SpecError(f"{name} was not pushed: {summarize_error(error)}") from error
     except Exception as error:  # of the library below, whose name differs between versions
-        why = summarize_error(error)
-        raise EnvironmentFault(f"{name} was not pushed, {hub.endpoint} is away: {why}") from error
+        why = f"{type(error).__name__}: {summarize_error(error)}"
+        raise EnvironmentFault(f"{name} was not pushed to {hub.endpoint}: {why}") from error
     return str(uploaded.commit_url)
