@@ -62,7 +62,7 @@ test-crowded: install  ## make test, three times beside a load generator: an hou
 
 check: $(VENV)/.installed-lint  ## formatting, lint, imports, types
 	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 	$(BIN)/mypy -p rlx_registry -p rlx_web -p rlx_plugins -p rlx_gyms

@@ -7,9 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import Request, urlopen
 
-from rlx_inspect import calibration
-
 from inspect_ai.scorer import SampleScore
+from rlx_inspect import calibration
 
 parser = argparse.ArgumentParser()
 parser.add_argument("verb", choices=["eval"])
