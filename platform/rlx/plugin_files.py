@@ -32,6 +32,8 @@ from rlx.text import escape_unprintable
 _WRITTEN = re.compile(r"(?P<path>[^:]+\.py):(?P<name>[A-Za-z_]\w*)")
 _KEPT = re.compile(r"(?P<file>[^/:@]+\.py)@(?P<digest>[0-9a-f]{16}):(?P<name>[A-Za-z_]\w*)")
 _MODULE = "of_{digest}"
+_NAMING_KEYS = ("plugin", "function")
+"""Keys of an experiment whose values may name Python files."""
 
 __path__: list[str] = []
 """Folders of the modules of this one."""
@@ -206,14 +208,15 @@ def list_plugin_files(tree: Any) -> list[str]:
 def map_plugin_names(
     node: Any, rename: Callable[[str, tuple[str | int, ...]], str], path: tuple[str | int, ...] = ()
 ) -> Any:
-    """Returns the values of an experiment, in which every plugin's name is what `rename` makes of
-    it and of the path of its key. Dotted keys, as in `phases[].set`, count by their last part."""
+    """Returns the values of an experiment, in which the name of every plugin, and of an agent's
+    function, is what `rename` makes of it and of the path of its key. Dotted keys, as in
+    `phases[].set`, count by their last part."""
     if isinstance(node, list):
         return [map_plugin_names(each, rename, (*path, n)) for n, each in enumerate(node)]
     if isinstance(node, dict):
         return {key: map_plugin_names(each, rename, (*path, key)) for key, each in node.items()}
-    is_name = isinstance(node, str) and path and str(path[-1]).rpartition(".")[2] == "plugin"
-    return rename(node, path) if is_name else node
+    key = str(path[-1]).rpartition(".")[2] if path else ""
+    return rename(node, path) if isinstance(node, str) and key in _NAMING_KEYS else node
 
 
 def _hash_text(text: bytes) -> str:

@@ -18,7 +18,7 @@ from rlx.discovery.places import (
 )
 from rlx.plugin import Environment, Estimator, Mask, Plugin, Rehearsed
 from rlx.plugin_calls import show_plugin_output
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, SingleRolloutSpec
+from rlx.spec import ExperimentSpec, KeyPath, MultiTurnRolloutSpec, SingleRolloutSpec
 from rlx.spec.reading import Diagnostic, build_refusal
 from rlx_registry import STREAMS
 
@@ -199,9 +199,9 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
             implementation="rlx.run.streams:compute_greedy_scores",
         ),
         "environment": Provider(
-            "a schedule with an environment",
-            lambda spec, task: isinstance(spec.rollout, EnvironmentRolloutSpec),
-            "use `rollout.schedule: environment`",
+            "a schedule with an environment or an agent",
+            lambda spec, task: isinstance(spec.rollout, MultiTurnRolloutSpec),
+            "use `rollout.schedule: environment` or `agent`",
         ),
         "demonstrations": Provider(
             "the task",

@@ -32,6 +32,7 @@ from rlx.spec import (
     MaxRl,
     MtGrpo,
     MultiturnGrpo,
+    MultiTurnRolloutSpec,
     Opo,
     OptimalTokenBaseline,
     PassAtK,
@@ -310,7 +311,7 @@ def _environment_name(spec: ExperimentSpec) -> str:
 
 def _check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
     """Reports a mask that includes environment tokens if their log-probabilities are unknown."""
-    learns = isinstance(spec.rollout, EnvironmentRolloutSpec) and mask.reaches_beyond()
+    learns = isinstance(spec.rollout, MultiTurnRolloutSpec) and mask.reaches_beyond()
     if learns and spec.loss.old_logprobs != "learner":
         yield build_error(
             ("mask",),
@@ -591,7 +592,7 @@ def list_bias_reasons(options: Estimator | LossSpec, placement: str) -> list[str
 def find_stopping_bias(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields a warning if the policy may end its rollouts and estimator or loss are biased."""
     rollout = spec.rollout
-    if not isinstance(rollout, EnvironmentRolloutSpec) or rollout.has_one_turn:
+    if not isinstance(rollout, MultiTurnRolloutSpec) or rollout.has_one_turn:
         return
     placement = spec.credit.resolved_placement.plugin
     estimator = list_bias_reasons(resolve_plugins(spec).estimator, placement)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
+from rlx.agents import build_rollout_host
 from rlx.checkpoint import copy_checkpoint, read_state, write_weights
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
 from rlx.model import Policy, build_policy, check_model_files
-from rlx.phase_setup import build_environment_host, build_setup
+from rlx.phase_setup import build_setup
 from rlx.plan import check_read_spec, validate_document
 from rlx.plugin import expand_path
 from rlx.reward import RewardPool, score_rollouts
@@ -262,7 +263,8 @@ def try_model(spec: ExperimentSpec, prompts: int) -> FirstContact:
     setup = build_setup(spec.resolve_phase_spec(spec.phases[0]))
     with load_model(spec) as model:
         problems, seeds = draw_contact_problems(model.policy, setup, prompts)
-        host, dialogue = build_environment_host(setup, model.pool), model.policy.dialogue
+        dialogue = model.policy.dialogue
+        host = build_rollout_host(setup, model.pool, model.policy)
         with model.sampler.session() as session:
             trees = sample_rollout_trees(setup.plan, problems, seeds, session, dialogue, host)
         table = score_rollouts(trees, setup.rewards, model.pool)
