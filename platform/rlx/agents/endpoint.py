@@ -18,6 +18,7 @@ from rlx.agents.requests import AgentRequests, Continuation
 from rlx.rollout import RecordedTurn, RolloutOverError, TurnRequest
 from rlx.serving import (
     ChatRequest,
+    ClientGoneError,
     InvalidRequestError,
     ModelCard,
     ModelList,
@@ -61,6 +62,11 @@ class TurnOutcome(Outcome[list[RecordedTurn]]):
                 self._queue.waiting.remove(self)
                 self.agent.recorder.withdraw(self.request)
             self._queue.changed.notify()
+
+    def forget(self) -> None:
+        """Forgets the turns that it has brought."""
+        with self._queue.changed:
+            self.agent.recorder.forget(self.request)
 
 
 class TurnQueue:
@@ -145,7 +151,7 @@ def create_agent_app(queue: TurnQueue) -> FastAPI:
             outcome = _refuse(agent, lambda: queue.submit(
                 agent, body, agent.read_chat(body), is_repeated=_is_repeated(request)
             ))  # fmt: skip
-        turns = await wait_for_outcome(outcome, request)
+        turns = await _wait_for_turns(outcome, request)
         with queue.changed:
             answer = agent.answer_chat(body, turns)
         return send_answer(body, answer)
@@ -157,7 +163,7 @@ def create_agent_app(queue: TurnQueue) -> FastAPI:
             outcome = _refuse(agent, lambda: queue.submit(
                 agent, body, agent.read_text(body), is_repeated=_is_repeated(request)
             ))  # fmt: skip
-        turns = await wait_for_outcome(outcome, request)
+        turns = await _wait_for_turns(outcome, request)
         with queue.changed:
             answer = agent.answer_text(body, turns)
         return send_answer(body, answer)
@@ -175,6 +181,21 @@ def create_agent_app(queue: TurnQueue) -> FastAPI:
 
     answer_errors(app)
     return app
+
+
+async def _wait_for_turns(
+    outcome: Outcome[list[RecordedTurn]], request: Request
+) -> list[RecordedTurn]:
+    """Waits for turns as long as the client does; forgets those that it has not waited for.
+
+    Raises:
+        ClientGoneError: it closed the connection.
+    """
+    turns = await wait_for_outcome(outcome, request)
+    if isinstance(outcome, TurnOutcome) and await request.is_disconnected():
+        outcome.forget()
+        raise ClientGoneError
+    return turns
 
 
 def _is_repeated(request: Request) -> bool:
@@ -205,7 +226,8 @@ class _AgentGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        _, _, key, *_ = [*scope["path"].split("/"), "", ""]
+        parts: list[str] = scope["path"].split("/")
+        key = parts[2] if len(parts) > 2 else ""
         if key not in self._queue.agents:
             await build_fault(404, "there is no rollout at this address")(scope, receive, send)
             return

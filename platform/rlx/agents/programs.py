@@ -86,11 +86,12 @@ class ProgramRunner:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._starter.stdin is not None
+        assert self._starter.stdin is not None and self._starter.stdout is not None
         with suppress(BrokenPipeError):
             self._starter.stdin.close()
         self._starter.wait()
         self._reader.join()
+        self._starter.stdout.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self, program: AgentProgram) -> None:

@@ -98,7 +98,8 @@ class _Starter:
         for pid, number in list(self._running.items()):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
-            _kill_program(pid)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             del self._running[pid]
             self._write_report(number=number, code=os.waitstatus_to_exitcode(status))

@@ -47,6 +47,11 @@ class _DialogueBase(ABC):
         self._control = [token.content for token in named if token.special]
         self.end_ids = tuple(end_ids)
 
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._tokenizer
+
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """Returns the text without the end token, and the characters decoded after every token."""
         content = list(token_ids)

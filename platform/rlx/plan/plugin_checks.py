@@ -1,9 +1,11 @@
 """Checks that plugins fit the spec and each other, and that no setting is silently ignored."""
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from rlx.agents import load_agent
 from rlx.discovery import (
     DEMONSTRATIONS,
     NEEDS,
@@ -20,6 +22,7 @@ from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
     EVERY_TURN,
     PROFILES,
+    AgentRolloutSpec,
     EnvironmentRolloutSpec,
     ExperimentSpec,
     Gae,
@@ -127,6 +130,8 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
     if environment := built.get(("rollout", "environment")):
         yield from _check_reward_turns(spec, cast(Environment, environment))
         yield from _check_self_play(spec, cast(Environment, environment))
+    if isinstance(spec.rollout, AgentRolloutSpec):
+        yield from _check_agent(spec.rollout)
 
 
 def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
@@ -300,6 +305,26 @@ def _check_self_play(spec: ExperimentSpec, environment: Environment) -> Iterator
             f"environment '{_environment_name(spec)}' takes the turns of one player alone",
             "drop `self_play`; your own environment declares `self_play = True` and reads "
             "`Action.player`",
+        )
+
+
+def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
+    """Reports a program that cannot be started."""
+    if rollout.function is not None:
+        try:
+            with show_plugin_output(rollout.function):
+                load_agent(rollout.function)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the code of others)
+            why = f"{type(error).__name__}: {error}"
+            yield build_error(
+                ("rollout", "function"),
+                f"rollout.function {rollout.function!r} cannot be imported: {why}",
+            )
+    elif rollout.command is not None and shutil.which(rollout.command[0]) is None:
+        yield build_error(
+            ("rollout", "command", 0),
+            f"rollout.command: there is no program {rollout.command[0]!r}",
+            "name a program on PATH, or the path of one",
         )
 
 

@@ -191,7 +191,8 @@ class RolloutRecorder:
             dialogue: converts tokens to text.
             first: number of the sampling call, and of the first completion in it.
         """
-        context, made = request.context, []
+        context = request.context
+        made: list[RecordedTurn] = []
         self._asked -= len(request.numbers)
         context.taken -= {*request.numbers}
         for number, seed, completion in zip(
@@ -216,6 +217,14 @@ class RolloutRecorder:
             made.append(turn)
         self.turns += made
         return made
+
+    def forget(self, request: TurnRequest) -> None:
+        """Forgets the turns of a request that nobody was given; the next request for them gets the
+        same ones."""
+        gone = [request.context.turns.pop(number) for number in request.numbers]
+        self.turns = [turn for turn in self.turns if turn not in gone]
+        self._asked += len(gone)
+        self.withdraw(request)
 
     def find_repeated(
         self, after: RecordedTurn | None, prompt: TurnPrompt, count: int

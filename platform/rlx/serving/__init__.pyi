@@ -1,4 +1,5 @@
 from .app import (
+    ClientGoneError,
     RefusalError,
     answer_errors,
     build_fault,
@@ -24,6 +25,7 @@ __all__ = [
     "ChatAnswer",
     "ChatMessage",
     "ChatRequest",
+    "ClientGoneError",
     "InvalidRequestError",
     "ModelCard",
     "ModelList",
