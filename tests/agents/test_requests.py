@@ -352,6 +352,7 @@ def test_a_program_that_asked_for_nothing_has_a_fault_and_no_turn():
     assert fault.info == {
         "fault": "it made no request that could be answered",
         "on_error": "drop_sample",
+        "by": "agent",
     }
 
 

@@ -4,6 +4,7 @@ The thread that opened the sampling session is the only one that uses it. It sta
 until those that run wait for the model, and samples their turns together.
 """
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from rlx.seeding import derive_seed
 from rlx.serving import ServedModel, ServedPolicy
 from rlx.spec import AgentRolloutSpec
 from rlx.stopwatch import Stopwatch
+from rlx.text import escape_unprintable
 
 MODEL = "policy"
 """Name of the model in responses; requests may name any."""
@@ -102,10 +104,18 @@ class AgentHost:
         with AgentEndpoint(queue) as endpoint, ProgramRunner(self._spec, note_end) as runner:
             loop = _SamplingLoop(self._spec, plan, queue, endpoint, runner, session, dialogue)
             loop.run(rollouts, problems, ended)
+        _note_faults([rollout.recorder.fault for rollout in rollouts])
         return [
             build_agent_tree(problem, [r.recorder for r in rollouts if r.tree == tree])
             for tree, problem in enumerate(problems)
         ]
+
+
+def _note_faults(faults: Sequence[str | None]) -> None:
+    """Says how many programs failed, and why the first did."""
+    if found := [fault for fault in faults if fault is not None]:
+        first = escape_unprintable(found[0])
+        sys.stderr.write(f"{len(found)} of {len(faults)} agents failed, the first: {first}\n")
 
 
 @dataclass(slots=True)

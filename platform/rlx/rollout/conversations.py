@@ -330,6 +330,7 @@ class EnvironmentPlan:
         examples: messages before those of every problem.
         players: how many players the policy is: 2 in self-play.
         learn: in self-play, whose turns learn.
+        by: who takes turns with the policy.
     """
 
     count: int
@@ -342,6 +343,7 @@ class EnvironmentPlan:
     examples: tuple[Message, ...] = ()
     players: int = 1
     learn: Literal["both", "first"] = "both"
+    by: Literal["environment", "agent"] = "environment"
 
     @property
     def last(self) -> int:
@@ -406,6 +408,7 @@ def build_talk(spec: MultiTurnRolloutSpec) -> EnvironmentPlan:
             on_error=spec.on_error,
             system=spec.system,
             examples=list_example_messages(spec),
+            by="agent",
         )
     if not isinstance(spec, EnvironmentRolloutSpec):
         raise TypeError(f"schedule {spec.schedule!r} has no plan of its turns")
@@ -625,11 +628,12 @@ def _build_observation_segment(prompt: TurnPrompt, step: Step) -> Segment:
 
 def build_fault_segment(fault: HostFault, plan: EnvironmentPlan) -> Segment:
     """A segment in place of an environment's answer; scoring drops the rollout."""
+    by = {} if plan.by == "environment" else {"by": plan.by}
     return Segment(
         parent=NO_PARENT,
         author="environment",
         token_ids=(),
-        info={"fault": fault.reason, "on_error": plan.on_error},
+        info={"fault": fault.reason, "on_error": plan.on_error, **by},
     )
 
 
