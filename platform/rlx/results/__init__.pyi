@@ -22,7 +22,7 @@ from .evaluating import (
 )
 from .export import export_model
 from .identities import Violation
-from .models import TrainedModel, try_model
+from .models import ModelTrial, TrainedModel, try_model
 from .other_tools import ToolEvaluation, evaluate_with
 from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
@@ -38,6 +38,7 @@ __all__ = [
     "EvaluationRequest",
     "IdentityTally",
     "ModelProbe",
+    "ModelTrial",
     "OpenModel",
     "ProbeRequest",
     "RescoreRequest",
