@@ -27,7 +27,15 @@ from rlx.rollout import RolloutTree, sample_rollout_trees
 from rlx.run import draw_contact_problems
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.sealed_folder import CheckpointError, compute_manifest_digest
-from rlx.spec import ExperimentSpec, ModelSpec, PretrainedModelSpec, RunnerSpec, SamplerSpec
+from rlx.spec import (
+    CriticSpec,
+    ExperimentSpec,
+    ModelSpec,
+    OptimizerSpec,
+    PretrainedModelSpec,
+    RunnerSpec,
+    SamplerSpec,
+)
 from rlx.spec.reading import (
     YamlDocument,
     apply_overrides,
@@ -390,7 +398,7 @@ def _time_updates(
         model.policy, rows.batch, rows.mask, spec.runner, spec.optimizer, model.device
     )
     forward = [spec.loss.old_logprobs == "learner", *(name in needs for name in FORWARD_STREAMS)]
-    updates = [spec.optimizer]
+    updates: list[OptimizerSpec | CriticSpec] = [spec.optimizer]
     if spec.critic is not None and "values" in needs:
         updates.append(spec.critic)
     passes = sum(forward) * one.forward
