@@ -281,7 +281,8 @@ class _KeptReward(Reward):
 
 
 class _TrlReward(_KeptReward):
-    """Called with lists, one entry per completion of a prompt: `completions` and the columns."""
+    """Called with lists, one entry per completion of a prompt: `completions`, the columns, and
+    `prompts`, which is TRL's name of the column `prompt`."""
 
     scope = "group"
 
@@ -293,8 +294,9 @@ class _TrlReward(_KeptReward):
         for name, parameter in inspect.signature(self.function).parameters.items():
             is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             is_needed = parameter.default is parameter.empty and not is_variadic
-            if is_needed and name != "completions" and name not in problem:
-                raise ValueError(f"{self.kept.name} asks for the column {name!r}")
+            if is_needed and name not in ("completions", *_name_columns(problem)):
+                of = ", TRL's name of the column 'prompt'" if name == "prompts" else ""
+                raise ValueError(f"{self.kept.name} asks for the column {name!r}{of}")
 
     def score(self, samples: Sequence[Sample]) -> Sequence[float | None]:
         """The list that the function returns."""
@@ -303,13 +305,20 @@ class _TrlReward(_KeptReward):
         if self.messages:
             texts = [[{"role": "assistant", "content": text}] for text in texts]
         columns = {
-            name: [sample.problem[name] for sample in samples] for name in samples[0].problem
+            name: [sample.problem[column] for sample in samples]
+            for name, column in _name_columns(samples[0].problem).items()
         }
         asked = inspect.signature(self.function).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in asked.values()):
             columns = {name: column for name, column in columns.items() if name in asked}
         scores = self.function(**{**columns, "completions": texts})
         return [None if score is None else float(score) for score in scores]
+
+
+def _name_columns(problem: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of a problem by the names under which TRL gives them."""
+    names = {name: name for name in problem}
+    return names if "prompts" in names or "prompt" not in names else names | {"prompts": "prompt"}
 
 
 class _VerlReward(_KeptReward):
