@@ -120,7 +120,10 @@ def _check_trial_reward(trial: PlanTrial, reward: NamedReward) -> Iterator[Diagn
             f"reward that no synthetic {where} produces",
             f"check that {reward.use.plugin!r} fits the task's records and this turn, or drop it",
         )
-    elif reason := _find_common_fault(reward, [e for _, e in entries if e.raw is not None]):
+        return
+    acts = trial.setup.plan.talk is None or trial.is_scripted  # else no environment understands
+    scored = [] if trial.note or not acts else [e for _, e in entries if e.raw is not None]
+    if reason := _find_common_fault(reward, scored):
         yield build_warning(
             path,
             f"rewards.{reward.scope}.{reward.name} is 0 for every synthetic {where}: "
@@ -132,8 +135,10 @@ def _check_trial_reward(trial: PlanTrial, reward: NamedReward) -> Iterator[Diagn
 
 def _find_common_fault(reward: NamedReward, scored: Sequence[RewardEntry]) -> str:
     """The commonest reason of a reward that is 0 everywhere and always says why; "" for others."""
+    if any(entry.raw for entry in scored):
+        return ""
     reasons = Counter(entry.reason or "" for entry in scored)
-    if any(entry.raw for entry in scored) or "" in reasons:
+    if "" in reasons:
         return ""
     of_another = f"{reward.use.requires} failed"
     return next((reason for reason, _ in reasons.most_common() if reason != of_another), "")
@@ -272,8 +277,8 @@ def _check_template_tags(
     last = _TRAILING_TAG.search(template)
     for name in dict.fromkeys((*spans, *((last[1],) if last else ()))):
         opened, closed = template.count(f"<{name}>"), template.count(f"</{name}>")
-        if opened > closed and not (is_first and name == "think"):
-            ends_so = template.rstrip().endswith(f"<{name}>")
+        ends_so = template.rstrip().endswith(f"<{name}>")
+        if opened > closed and not (name == "think" and (is_first or ends_so)):
             what = "ends with" if ends_so else "opens"
             yield (build_error if ends_so else build_warning)(
                 path,
