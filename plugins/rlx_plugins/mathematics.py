@@ -84,8 +84,8 @@ class MathVerify(AnswerReward):
             raise ImportError(_MISSING)
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Requires a right answer, and reads one that does not look like mathematics: to read all of
-        them would take minutes."""
+        """Requires a right answer. Reads one that does not look like mathematics: to read all would
+        take minutes."""
         for one in self._find_right_answers(problem):
             if isinstance(one, str) and _foreign.search(_command.sub("", one)) and _is_installed():
                 _read_right_answer(one)
