@@ -1,4 +1,4 @@
-"""Programs of a model in the sandbox of `python_tests`: none reaches anything, each has a reason."""
+"""Programs of a model in the sandbox: none reaches anything outside, and each has its reason."""
 
 import os
 import re
@@ -11,10 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hostile_programs import list_hostile_programs
+from hostile_programs import ENDED, OUTPUT, TIME, list_hostile_programs
 
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
+from rlx.testing import reward_checks
+from rlx.testing.promise import run_checks
+from rlx_plugins.code.command import Command
 from rlx_plugins.code.python_tests import PythonTests
 
 SECRET = "canary of the world outside"
@@ -34,7 +37,11 @@ class Doors:
 
     def __init__(self, folder):
         self.knocks = []
-        self._sockets = [socket.socket(), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
+        self._sockets = [
+            socket.socket(),
+            socket.socket(socket.AF_UNIX),
+            socket.socket(socket.AF_UNIX),
+        ]
         for each, address in zip(
             self._sockets, (("127.0.0.1", 0), f"{folder}/door", f"\0{folder}/door"), strict=True
         ):
@@ -100,3 +107,38 @@ def test_no_program_reaches_anything_outside_and_each_has_its_reason(tmp_path, m
     finally:
         bystander.communicate(b"\n")
         doors.close()
+
+
+@pytest.mark.parametrize("kind", [Command, PythonTests])
+def test_rewards_that_run_code_keep_the_promises_of_rewards(kind):
+    kind.model_validate(dict(kind.examples[0].options)).check()
+    checks = [check for check in reward_checks() if str(check) != "pays only for solutions"]
+    run_checks(checks, kind)
+
+
+def test_programs_that_read_stdin_cannot_reach_their_outputs(tmp_path):
+    canary = tmp_path / "secret"
+    canary.write_text(SECRET)
+    rows = [
+        (f"print(open({str(canary)!r}).read())", r"test 1 of 1: ended: exit code 1"),
+        ("import os\nos.kill(os.getppid(), 9)", ENDED),
+        ("import os\nos.kill(-1, 9)", rf"{ENDED}|test 1 of 1: .*"),
+        ("import os\nos._exit(0)", "test 1 of 1: wrong output"),
+        ("import sys\nsys.exit(0)", "test 1 of 1: wrong output"),
+        ("while True: print('x' * 999)", r"test 1 of 1: output: more than 64 KiB"),
+        ("while True: pass", rf"test 1 of 1: time|{TIME}"),
+        ("import os\nwhile True: os.fork()", rf"test 1 of 1: .*|{TIME}"),
+        ("import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\0' * 8)\n"
+         "    except OSError: pass", r"unreadable value|test 1 of 1: .*"),
+        ("import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\xff' * 8)\n"
+         "    except OSError: pass", OUTPUT),
+        ("x = bytearray(1 << 40)", r"test 1 of 1: memory: more than 128 MiB"),
+        ("import __main__\nraise SystemExit", "test 1 of 1: wrong output"),
+    ]  # fmt: skip
+    tests = [{"input": "", "output": SECRET}]
+    with RewardPool(2, 1024) as pool:
+        outcomes = pool.score([build_job(code, tests) for code, _ in rows])
+    for (code, reason), outcome in zip(rows, outcomes, strict=True):
+        (score,) = outcome.verdicts or (None,)
+        assert score is not None, (code, outcome.fault)
+        assert score.value == 0.0 and re.match(reason, score.reason or ""), (code, score)

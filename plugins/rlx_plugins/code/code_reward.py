@@ -1,4 +1,4 @@
-"""What rewards have in common that run code of an answer: which code, and the limits of a sandbox."""
+"""What rewards that run code of an answer have in common: which code, and limits of a sandbox."""
 
 import signal
 from pathlib import Path
@@ -37,7 +37,9 @@ class CodeReward(Reward):
         """Warns of code that runs without a sandbox."""
         if not self.unsafe:
             return ()
-        return ("`unsafe: true` runs code of the model with your permissions, outside of a sandbox",)
+        return (
+            "`unsafe: true` runs code of the model with your permissions, outside of a sandbox",
+        )
 
     def check(self) -> None:
         """Tries the sandbox.
@@ -92,7 +94,7 @@ class CodeReward(Reward):
 
 
 def find_last_fenced_block(text: str) -> str | None:
-    """Returns the content of the last closed block between lines that begin with three backticks."""
+    """Returns the last closed block between lines that begin with three backticks, or None."""
     last: str | None = None
     lines: list[str] | None = None
     for line in text.split("\n"):

@@ -1,6 +1,5 @@
 """The reward `command`: runs a command on an answer."""
 
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -50,7 +49,7 @@ class Command(CodeReward):
     @field_validator("file")
     @classmethod
     def _check_file(cls, value: str | None) -> str | None:
-        if value is not None and (PurePath(value).name != value or value in (".", "..")):
+        if value is not None and (PurePath(value).name != value or value in ("", "..")):
             raise ValueError("must be the name of a file, without folders")
         return value
 

@@ -16,6 +16,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 Message = Any
@@ -265,7 +266,7 @@ class Peer:
             self._channel.send(reply)
         except Stopped:
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  whatever the answer raises
             text = str(error)[:500] if isinstance(error, Exception) else ""
             self._channel.send({"error": [type(error).__name__, text]})
 
@@ -320,7 +321,7 @@ def serve_answer(channel: Channel) -> None:
 
     try:
         exec(compile(code, "answer.py", "exec"), module.__dict__)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  whatever the answer raises
         channel.send([type(error).__name__, str(error)[:500]])
         return
     channel.send(None)
@@ -354,14 +355,15 @@ def _run_once(code: str, text: str) -> Message:
 
 def _open_unnamed_file(name: str) -> int:
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    os.unlink(name)
+    os.unlink(name)  # noqa: PTH108
     return descriptor
 
 
 def _run_program(code: str) -> NoReturn:
     status = 1
     try:
-        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         sys.argv = ["answer.py"]
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module
@@ -403,8 +405,8 @@ def run_tests(channel: Channel, to_answer: Channel) -> None:
         return
     if error is not None:
         known = isinstance(error, list) and len(error) == 2
-        why = _describe(*map(str, error)) if known else "unreadable value"
-        channel.send({"passed": passed, "why": why})
+        fault = _describe(*map(str, error)) if known else "unreadable value"
+        channel.send({"passed": passed, "why": fault})
         return
     peer, first = Peer(to_answer, None), None
     for number, test in enumerate(request["tests"], 1):
@@ -423,17 +425,15 @@ def _run_test(test: Message, peer: Peer) -> str | None:
         for name in test["modules"]:
             space[name] = __import__(name)
         for name in test["names"]:
-            try:
+            with suppress(KeyError):  # the test says that it is not defined
                 space[name] = peer.ask("name", name)
-            except KeyError:
-                pass  # the test says that it is not defined
         exec(compile(test["code"], "tests.py", "exec"), space)
         if test["entry_point"] is not None:
             space["check"](space[test["entry_point"]])
         for name, function in list(space.items()):
             if name.startswith("test_") and isinstance(function, types.FunctionType):
                 function()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  whatever the test raises
         if "MemoryError" in peer.errors:
             return "MemoryError"
         return _describe(type(error).__name__, str(error))
@@ -453,10 +453,8 @@ def main() -> None:
         "run": run_answer,
         "tests": run_tests,
     }
-    try:
+    with suppress(Stopped):
         sides[side](*channels)
-    except Stopped:
-        pass
 
 
 if __name__ == "__main__":

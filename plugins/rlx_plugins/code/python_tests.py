@@ -72,7 +72,7 @@ def _build_example(name: str, code: str, value: float, reason: str | None = None
 
 
 class PythonTests(CodeReward):
-    """1 if Python code of the answer passes all tests of its problem, which run in a sandbox, else 0.
+    """1 if Python code of the answer passes the tests of its problem in a sandbox, else 0.
 
     Tests are Python code that uses the answer's names (`assert add(1, 2) == 3`, functions `test_*`,
     or `check(candidate)` with `entry_point`), a list of such code, or a list of `{input, output}`

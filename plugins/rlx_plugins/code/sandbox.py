@@ -255,7 +255,9 @@ class SandboxProcess:
             if (found := _child_pid.search(self._reported)) is None:
                 raise SandboxError(self._describe_failure(self._process.wait(30.0)))
             for kind in ("uid_map", "gid_map"):
-                Path(f"/proc/{int(found[1])}/{kind}").write_text(f"0 0 1\n1 {_STRANGER} 1\n", "ascii")
+                Path(f"/proc/{int(found[1])}/{kind}").write_text(
+                    f"0 0 1\n1 {_STRANGER} 1\n", "ascii"
+                )
             os.write(unblock, b"\n")
         except OSError as error:
             raise SandboxError(f"bubblewrap: {error}") from error
