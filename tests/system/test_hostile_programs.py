@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hostile_programs import ENDED, OUTPUT, TIME, list_hostile_programs
+from patience import wait_until
 
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
@@ -71,6 +72,13 @@ def build_job(code, test, **options):
     return RewardJob(reward, (sample,), deadline=120.0)
 
 
+def is_alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE  # which nobody has collected yet
+    except psutil.NoSuchProcess:
+        return False
+
+
 def list_files(folder):
     return sorted((str(p), p.lstat().st_mode) for p in Path(folder).rglob("*"))
 
@@ -88,9 +96,8 @@ def test_no_program_reaches_anything_outside_and_each_has_its_reason(tmp_path, m
         )
         with RewardPool(2, 1024) as pool:
             outcomes = pool.score([build_job(p.code, p.test) for p in programs])
-            _, left = psutil.wait_procs(
-                [p for p in psutil.Process().children(recursive=True) if p.name() == "bwrap"], 30
-            )
+            left = [p for p in psutil.Process().children(recursive=True) if p.name() == "bwrap"]
+            wait_until(lambda: not any(map(is_alive, left)))
         wrong = []
         for program, outcome in zip(programs, outcomes, strict=True):
             (score,) = outcome.verdicts or (None,)
@@ -100,7 +107,6 @@ def test_no_program_reaches_anything_outside_and_each_has_its_reason(tmp_path, m
                 wrong.append(f"{program.name}: {score.value:g}, {score.reason!r}")
         assert not wrong, "\n".join(wrong)
         assert len(programs) >= 200
-        assert not left
         assert not doors.knocks
         assert bystander.poll() is None
         assert list_files(tmp_path) == before and canary.read_text() == SECRET
