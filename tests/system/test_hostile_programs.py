@@ -97,7 +97,7 @@ def test_no_program_reaches_anything_outside_and_each_has_its_reason(tmp_path, m
         with RewardPool(2, 1024) as pool:
             outcomes = pool.score([build_job(p.code, p.test) for p in programs])
             left = [p for p in psutil.Process().children(recursive=True) if p.name() == "bwrap"]
-            wait_until(lambda: not any(map(is_alive, left)))
+            wait_until("the sandboxes to end", lambda: not any(map(is_alive, left)))
         wrong = []
         for program, outcome in zip(programs, outcomes, strict=True):
             (score,) = outcome.verdicts or (None,)
