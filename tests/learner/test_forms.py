@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
-from rlx.learner.choice import FORMS, choose_form
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import (
+    FORMS,
     AttentionBlocks,
     CachedForm,
     FlexForm,
     GroupedForm,
     PlainForm,
+    choose_form,
 )
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.pack import collate_trees, pack_trees

@@ -7,8 +7,7 @@ from submissions import submit
 
 from rlx.plugin import Tracker
 from rlx.record import tracker_thread
-from rlx.record.tracker import TrackerUnavailableError
-from rlx.record.tracker_thread import RunSender, TrackerThreads, update_trackers
+from rlx.record.tracker import RunSender, TrackerThreads, TrackerUnavailableError, update_trackers
 from rlx.stopwatch import Clock
 from rlx_registry import Registry
 from rlx_registry.results import RunResults
