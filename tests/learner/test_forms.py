@@ -10,15 +10,13 @@ from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import (
-    FORMS,
     AttentionBlocks,
     CachedForm,
     FlexForm,
     GroupedForm,
     PlainForm,
-    choose_form,
 )
-from rlx.learner.forward import PackedPolicy
+from rlx.learner.forward import FORMS, PackedPolicy, choose_form
 from rlx.learner.pack import collate_trees, pack_trees
 from rlx.model.lora import adapt_model
 from rlx.spec import Lora

@@ -9,7 +9,7 @@ from rows import each_row
 
 from rlx.kl import kl_terms
 from rlx.learner import PackedPolicy, Ranks, choice
-from rlx.learner.forms import choose_form, choose_logits
+from rlx.learner.forward import choose_form, choose_logits
 from rlx.learner.pack import Branches, collate_trees, pack_trees
 from rlx.learner.terms import compute_token_logprobs
 from rlx.spec import RunnerSpec
