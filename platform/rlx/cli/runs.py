@@ -1,4 +1,4 @@
-"""The commands about recorded runs: `rlx runs`, `status`, `logs`, `stop`, `resume` and `rm`."""
+"""The commands about recorded runs: `rlx runs`, `status`, `logs` and `rm`."""
 
 import os
 import re
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.options import Command, complete_run, json_option, overrides_option, registry_option
+from rlx.cli.options import Command, complete_run, json_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.home import RunFolder, format_path, tracking_url
+from rlx.home import RunFolder, format_path
 from rlx.launch import (
     Removal,
     choose_run_exit_code,
@@ -23,25 +23,25 @@ from rlx.launch import (
     open_registry,
     plan_removal,
     remove_run_data,
-    run_queue,
-    stop_run,
 )
-from rlx.spec.reading import label_refusal
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, STATUSES, EvaluationFigures, Registry, RunFilter, RunRecord, is_idle
+from rlx_registry import (
+    ENDED,
+    STATUSES,
+    EvaluationFigures,
+    Registry,
+    RunFilter,
+    RunRecord,
+    is_idle,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+
 SCORE = "score/total_score"
-
-
 """The mean total score of the latest step's rows, which every run records."""
-
-
 RUNS_LISTED = 50
-
-
 """Runs that a table lists by default."""
 
 
@@ -362,8 +362,6 @@ def _print_lines(text: str) -> None:
 
 
 _MAIN = ("accuracy", "brier", "ece", "auroc", "n", "problems")
-
-
 _METRICS = (
     *_MAIN,
     "brier_recalibrated",
@@ -515,68 +513,3 @@ def _show_plans(plans: Sequence[Removal]) -> None:
         rows.append((*head, format_disk_space(plan.bytes), "\n".join(parts or ["records"])))
     run = Column("RUN", no_wrap=True)
     print_table(run, "NAME", "STATUS", "SIZE", "WHAT", rows=rows)
-
-
-@click.command()
-@click.argument("run", required=False, shell_complete=complete_run)
-@registry_option
-@overrides_option("PATH=VALUE", "Override a value that `rlx resume` may change; can be repeated.")
-@click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
-@click.option("--queued", is_flag=True, help="Run queued runs, and take over lost ones.")
-@click.option("--at-once", default=1, type=click.IntRange(1), help="With --queued: runs at a time.")
-@click.option("--once", is_flag=True, help="With --queued: exit when nothing is left to do.")
-@label_refusal("resumed")
-def resume(
-    run: str | None,
-    url: str,
-    overrides: tuple[str, ...],
-    detach: bool,
-    quiet: bool,
-    queued: bool,
-    at_once: int,
-    once: bool,
-) -> int:
-    """Resume RUN, which failed, was stopped or is lost, from its newest checkpoint.
-
-    Without a checkpoint, RUN starts over and records the same results again. Settings that affect
-    results cannot be changed; the number of ranks, their devices and their engine can. A run that
-    ended at a prompt that is too long goes on with
-    `--set rollout.max_prompt_tokens='{on_longer: drop}'`.
-
-    With --queued, run what `rlx submit --queue` left, oldest first, and take over lost runs. Any
-    number of such processes may share a registry, on any number of machines that share the run
-    folders. Runs survive them, since each has its own supervisor.
-    """
-    url = tracking_url(url)
-    if queued:
-        if run is not None or overrides or detach or quiet:
-            raise SpecError("--queued takes every run that waits: only --at-once and --once fit")
-        with open_registry(url, read_only=False) as registry:
-            run_queue(registry, url, at_once, once=once, report=print_text)
-        return 0
-    if run is None:
-        raise SpecError("name the run, or use --queued for all that wait")
-    from rlx.api import open_run
-
-    found = open_run(run, registry=url).resume(*overrides, report=print_text)
-    print_text(found.id if quiet else f"✓ {found.id} resumed")
-    if detach:
-        return 0
-    from rlx.cli.follow import follow_run
-
-    return follow_run(found.id, url, quiet=quiet)
-
-
-@click.command()
-@click.argument("run", shell_complete=complete_run)
-@registry_option
-def stop(run: str, url: str) -> None:
-    """Stop RUN between two steps, with a checkpoint; repeat the command to stop it immediately.
-
-    Its records stay, and `rlx resume` continues from its newest checkpoint.
-    """
-    with open_registry(url) as reading:  # read-only: creates no registry
-        run_id = reading.run(run).id
-    with open_registry(url, read_only=False) as registry:
-        stop_run(registry, run_id, report=print_text)

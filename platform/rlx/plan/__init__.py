@@ -1,7 +1,7 @@
 """One look at an experiment before it runs: what is wrong with it, what it learns, what it costs.
 
 * `checks` reads a file and reports every error in it, without importing torch; `plugin_checks`
-  is about plugins and estimators, `machine` about this machine and texts for the model.
+  and `texts` are about plugins, estimators and texts, `machine` about this machine.
 * `synthetic_step` runs synthetic rollouts (`synthetic_responses`) through the experiment's own
   rewards, loss mask, placement, estimator and loss weights; `rehearsal_checks` does so for every
   phase, and says what that shows.

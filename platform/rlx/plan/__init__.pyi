@@ -1,11 +1,12 @@
 from .checks import check_file, check_read_spec, read_spec, validate_document
-from .machine import inspect_machine, require_showable_texts, run_preflight_checks
+from .machine import inspect_machine, run_preflight_checks
 from .memory import estimate_update_bytes, get_usable_share, load_model_shape
 from .page import render_plan_page, show_plan, show_rows
 from .plugin_checks import BIASES, find_stopping_bias, list_bias_reasons
 from .rehearsal_checks import run_rehearsal_checks
 from .report import PhaseReport, PlanReport, build_plan, convert_to_json, select_example_rows
 from .row_accounts import RowAccount, load_phase_spec, load_run_speech, stored_accounts
+from .texts import require_showable_texts
 
 __all__ = [
     "BIASES",

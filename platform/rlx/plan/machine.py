@@ -1,5 +1,4 @@
-"""Checks that this machine can run an experiment and show its model every text, before anything is
-recorded.
+"""Checks that this machine can run an experiment, before anything is recorded.
 
 The checks run in the submitting process and never import torch. They report each fault at the line
 of the experiment that causes it. Ranks check again, because they may run later and elsewhere.
@@ -7,14 +6,12 @@ of the experiment that causes it. Ranks check again, because they may run later 
 
 import os
 import platform
-import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 
@@ -44,25 +41,16 @@ from rlx.launch import (
     query_nvidia_driver,
     torch_build,
 )
-from rlx.model import (
-    TextFault,
-    build_vocabulary_dialogue,
-    choose_vocabulary,
-    find_text_faults,
-    list_text_sources,
-)
 from rlx.plan.checks import find_in_phases
-from rlx.plugin import Demonstration, ListsProblems, Plugin, Problem, Reward, Split, Task
+from rlx.plan.texts import check_texts
+from rlx.plugin import Plugin
 from rlx.plugin_calls import show_plugin_output
-from rlx.seeding import derive_seed
 from rlx.spec import (
-    EnvironmentRolloutSpec,
     ExperimentSpec,
     FaultKind,
     KeyPath,
     PhaseSpec,
     PretrainedModelSpec,
-    TinyModelSpec,
     VllmSamplerSpec,
 )
 from rlx.spec.reading import (
@@ -71,7 +59,6 @@ from rlx.spec.reading import (
     build_error,
     build_refusal,
     build_warning,
-    did_you_mean,
     format_key_path,
     locate_diagnostic,
 )
@@ -165,6 +152,8 @@ def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]
 
 
 # Requirements of the spec ---------------------------------------------------------------------
+
+
 def find_cuda_lack(wanted: int) -> DeviceShortage | None:
     """Why a run here would not find `wanted` CUDA devices; None if it would.
 
@@ -324,12 +313,9 @@ def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
 
 
 # What this machine has (`rlx doctor`) -----------------------------------------------------------
+
 State = Literal["ok", "broken", "absent"]
-
-
 _NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "datasets")
-
-
 """Packages that have their own line; the others share one."""
 
 
@@ -488,178 +474,3 @@ def _describe_plugins() -> Iterator[MachinePart]:
             broken.append(MachinePart(name, "broken", error.diagnostic.message, fix, own))
     yield MachinePart("plugins", "ok", f"{len(offered) - len(broken)} installed and working")
     yield from broken
-
-
-_CHECKED_BY_VALIDATE, _CHECKED_BY_SUBMIT = 16, 256
-
-
-"""Problems of each set that `rlx validate` checks, and of generated ones that `rlx submit` does."""
-
-
-_OF_ENVIRONMENT = "rollout.environment: "
-
-
-_TAG = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>")
-
-
-def check_texts(
-    spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
-) -> Iterator[Diagnostic]:
-    """Yields what keeps problems and demonstrations from being shown to the model.
-
-    A run that starts from a checkpoint is not checked: it has the tokenizer of that run.
-
-    Args:
-        thorough: check many problems and pretrained models too; every exception is a fault.
-            Otherwise a task that fails is skipped: its data may be elsewhere.
-    """
-    if spec.from_checkpoint is not None:
-        return
-    try:
-        yield from map(_build_diagnostic, _find_faults(spec, plugins, thorough=thorough))
-    except Exception as error:  # noqa: BLE001  (third-party code)
-        if isinstance(error, RlxError) and not isinstance(spec.model, TinyModelSpec):
-            return  # the check of the model's files reports it
-        if thorough or isinstance(error, RlxError):
-            yield _build_task_fault(error)
-
-
-def require_showable_texts(read: LoadedSpec, plugins: ExperimentPlugins) -> None:
-    """Refuses an experiment whose first problems its tiny model cannot be shown.
-
-    Raises:
-        InvalidSpec: lists what cannot be shown.
-    """
-    found = check_texts(read.spec, plugins, thorough=False)
-    faults = [locate_diagnostic(f, read.document) for f in found if f.kind != "machine"]
-    if faults:
-        raise build_refusal(faults, read.document.file)
-
-
-def _find_faults(
-    spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
-) -> Iterator[TextFault]:
-    yield from _check_span_names(spec, plugins.task)
-    most = _CHECKED_BY_SUBMIT if thorough else _CHECKED_BY_VALIDATE
-    yield from _check_right_answers(spec, plugins, most)
-    if isinstance(spec.model, TinyModelSpec):
-        sources = list_text_sources(spec, plugins)
-        # A tokenizer that was chosen by few texts may be another.
-        for sample in (most, _CHECKED_BY_SUBMIT):
-            dialogue = build_vocabulary_dialogue(choose_vocabulary(spec, plugins, sample))
-            longest = spec.model.max_position
-            found = list(find_text_faults(sources, dialogue, longest, None if thorough else most))
-            if not found or sample == _CHECKED_BY_SUBMIT:
-                yield from found
-                return
-    elif thorough:
-        from rlx.model import find_local_context_length, load_local_dialogue
-
-        pretrained = load_local_dialogue(spec.model)
-        if pretrained is not None:
-            longest = find_local_context_length(spec.model)
-            yield from find_text_faults(list_text_sources(spec, plugins), pretrained, longest, None)
-
-
-def _check_right_answers(
-    spec: ExperimentSpec, plugins: ExperimentPlugins, most: int
-) -> Iterator[TextFault]:
-    """Yields rewards that cannot use one of the problems: of all that tasks can list, held-out ones
-    too, else of the first."""
-    rewards = [
-        (path, reward)
-        for path, reward in plugins.rewards.items()
-        if isinstance(reward, Reward) and type(reward).check_problem is not Reward.check_problem
-    ]
-    if not rewards or not isinstance(plugins.task, Task):
-        return
-    problems: list[tuple[str, Problem]] = []
-    with suppress(OSError, ImportError, ValueError), show_plugin_output(spec.task.plugin):
-        for task in (plugins.task, *plugins.variants.values()):  # `check` reports what is missing
-            problems += _list_problems(cast(Task, task), spec.seed, most)
-    for path, reward in rewards:
-        faults = [
-            (where, problem, why)
-            for where, problem in problems
-            if (why := _find_problem_fault(reward, problem))
-        ]
-        if faults:
-            where, problem, why = faults[0]
-            text = problem.prompt if len(problem.prompt) < 60 else f"{problem.prompt[:60]}…"
-            more = f"; so are {len(faults)} of {len(problems)} problems" if len(faults) > 1 else ""
-            yield TextFault(
-                ("rewards", *path),
-                f"the reward cannot use {where}, {text!r}: {why}{more}",
-                "correct the record, or leave it out",
-            )
-
-
-def _list_problems(task: Task, seed: int, most: int) -> Iterator[tuple[str, Problem]]:
-    if isinstance(task, ListsProblems):
-        yield from task.list_problems()
-        return
-    splits: tuple[tuple[Split, str], ...] = (("train", "train"), ("test", "held out"))
-    for split, name in splits:
-        for number in range(most):
-            problem = task.problem(split, number, derive_seed(seed, name))
-            yield f"problem {problem.id}", problem
-
-
-def _find_problem_fault(reward: Reward, problem: Problem) -> str:
-    """Why a reward cannot use a problem; "" if it can."""
-    try:
-        with show_plugin_output(type(reward).__name__):
-            reward.check_problem(problem.fields)
-    except ValueError as error:
-        return str(error)
-    except Exception as error:  # noqa: BLE001  (the code of others)
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]:
-    """Yields spans that no turn of the task's demonstrations has, and that resemble one it has."""
-    if isinstance(spec.rollout, EnvironmentRolloutSpec):
-        return
-    worked = list(_list_demonstrations(task, spec.seed))
-    arranged = [spec.rollout.arrange_demonstration(demo.turns) for demo in worked]
-    for number, level in enumerate(spec.rollout.list_levels()):
-        spans = level.turn.spans
-        texts = [turns[number] for turns in arranged if number < len(turns)]
-        tags = {name for text in (*texts, *level.turn.stop) for name in _TAG.findall(text)}
-        for place, span in enumerate(spans):
-            if span not in tags and (near := did_you_mean(span, tags.difference(spans))):
-                path = ("rollout", *level.at, "spans", place)
-                message = f"{level.key}.spans names {span!r}, a tag that no worked {level.kind} has"
-                yield TextFault(path, message, f"did you mean '{near}'?")
-
-
-def _list_demonstrations(task: Plugin, seed: int) -> Iterator[Demonstration]:
-    """Yields the first demonstrations of a task, as many as it can make."""
-    if not isinstance(task, Task) or not getattr(task, "demonstrates", True):
-        return
-    with suppress(Exception):  # the experiment may need none; those that it needs are checked below
-        for number in range(_CHECKED_BY_VALIDATE):
-            with show_plugin_output(type(task).__name__):
-                found = task.demonstration(task.problem("train", number, seed), seed)
-            if isinstance(found, Demonstration):
-                yield found
-
-
-def _build_diagnostic(fault: TextFault) -> Diagnostic:
-    return Diagnostic(kind="value", message=fault.message, path=fault.path, helps=(fault.help,))
-
-
-def _build_task_fault(error: Exception) -> Diagnostic:
-    why = summarize_error(error)
-    if why.startswith(_OF_ENVIRONMENT):
-        message = why.removeprefix(_OF_ENVIRONMENT)
-        return Diagnostic(kind="plugin", message=message, path=("rollout", "environment"))
-    if isinstance(error, RlxError):
-        path: KeyPath = ("model", "tokenizer") if "tokenizer" in why else ("task",)
-        message = why.removeprefix("model.tokenizer: ")
-        return Diagnostic(kind="machine", message=message, path=path)
-    if isinstance(error, ValueError):
-        return Diagnostic(kind="value", message=why, path=("task",))
-    message = f"task: its first problems cannot be made: {type(error).__name__}: {why}"
-    return Diagnostic(kind="plugin", message=message, path=("task",))
