@@ -669,9 +669,10 @@ def _check_optimizer_values(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields calls of plugins that may take longer than a run may be without progress."""
     most, named = spec.runner.hang_after, "hang_after" in spec.runner.model_fields_set
+    rewards: dict[str, _AnyReward] = {**spec.rewards.global_, **spec.rewards.turn}
     limits: dict[KeyPath, float] = {
         (*_get_reward_path(name, reward), "deadline"): reward.deadline
-        for name, reward in (*spec.rewards.turn.items(), *spec.rewards.global_.items())
+        for name, reward in rewards.items()
     }
     if isinstance(spec.rollout, EnvironmentRolloutSpec):
         limits["rollout", "environment", "deadline"] = spec.rollout.environment.deadline
@@ -689,7 +690,8 @@ def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 def _check_judge_weight(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields a negative weight of the reward that tells right from wrong."""
     judge = spec.evaluation.correct
-    reward = {**spec.rewards.global_, **spec.rewards.turn}.get(judge)
+    rewards: dict[str, _AnyReward] = {**spec.rewards.global_, **spec.rewards.turn}
+    reward = rewards.get(judge)
     if reward is not None and reward.weight < 0 and not judge.startswith("_"):
         path = (*_get_reward_path(judge, reward), "weight")
         yield build_warning(
