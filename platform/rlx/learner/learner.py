@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.learner.choice import choose_form, choose_logits
 from rlx.learner.distributed import Ranks
 from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw, shard_frozen_module
-from rlx.learner.forward import PackedPolicy
+from rlx.learner.forward import PackedPolicy, choose_form, choose_logits
 from rlx.learner.pack import Branches, PackedBatch, RankMicroBatches
 from rlx.learner.terms import (
     ConfidenceBranches,
