@@ -20,7 +20,7 @@ from rlx.credit import (
 )
 from rlx.discovery import list_installed_plugins
 from rlx.errors import RlxError, ShapeError
-from rlx.spec.credit import OnMissingTurn, TurnReduce
+from rlx.spec.estimator import OnMissingTurn, TurnReduce
 from rlx.testing import example_inputs
 
 PLACEMENTS = [found.name for found in list_installed_plugins("placement")]

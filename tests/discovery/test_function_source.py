@@ -12,9 +12,8 @@ import pytest
 import rows
 
 from rlx.errors import SpecError
-from rlx.function_source import collect_source
 from rlx.plugin import Reward, Sample, reward
-from rlx.plugin_files import KeptPlugin, keep_plugin_source
+from rlx.plugin_files import KeptPlugin, collect_source, keep_plugin_source
 
 LIMIT = 3
 WORDS = {"yes": 1.0}

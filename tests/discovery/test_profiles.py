@@ -7,7 +7,7 @@ import pytest
 from rows import each_row
 
 from rlx.discovery import describe_plugin_changes, load_plugin
-from rlx.discovery.places import fill_profile_options
+from rlx.discovery.experiment_plugins import fill_profile_options
 from rlx.plan import check_file
 from rlx.spec import PROFILES, CreditSpec
 

@@ -24,7 +24,7 @@ from figures import print_figure
 from random_model import SHAPES, build_qwen
 from shapes import Shape, train_batch
 
-from rlx.learner import PackedPolicy, choice
+from rlx.learner import PackedPolicy, forward
 from rlx.learner.pack import collate_trees, pack_trees
 from rlx.sampler.gpu_steps import can_use_flash
 from rlx.sampler.plain_decoder import PlainDecoder
@@ -91,10 +91,10 @@ def check_learner(device: str) -> None:
     train = train_batch(TREES[device], shape.vocabulary)
     limit = train.batch.token_ids.numel()
     reference = PackedPolicy(build_qwen(shape, device, torch.float32))
-    reference.use(choice.FORMS["cpu"][-1])
+    reference.use(forward.FORMS["cpu"][-1])
     expected = compute_update(reference, train, limit)
     del reference
-    forms, distances = choice.FORMS[device], {}
+    forms, distances = forward.FORMS[device], {}
     for form in reversed(forms):  # the last one is plain rows
         for chunks in (False, True):
             module = PackedPolicy(build_qwen(shape, device, torch.bfloat16))

@@ -23,8 +23,7 @@ from profiles import EXPERIMENTS, open_profile
 
 import rlx
 from rlx.api import Experiment, Run
-from rlx.launch import list_live_ranks, open_registry
-from rlx.record import find_run_differences
+from rlx.launch import find_run_differences, list_live_ranks, open_registry
 
 SMALL = {
     "runner.checkpoint.every": "1",

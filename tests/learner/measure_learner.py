@@ -24,7 +24,7 @@ with speed_up_imports():
 
     from rlx.batch import TokenBatch, build_token_batch
     from rlx.credit import Credit
-    from rlx.learner import Critic, Learner, build_learner_with_reference, choice, join_ranks
+    from rlx.learner import Critic, Learner, build_learner_with_reference, forward, join_ranks
     from rlx.learner.engine import build_adamw
     from rlx.learner.forms import CachedForm, PlainForm
     from rlx.learner.pack import distribute_trees, pack_trees
@@ -630,9 +630,9 @@ def logits(model):
 def in_form(bench, form):
     """A first step in another form than the one that is chosen here."""
     kind = bench.ranks.device.type
-    usual, choice.FORMS[kind] = choice.FORMS[kind], (form, PlainForm())
+    usual, forward.FORMS[kind] = forward.FORMS[kind], (form, PlainForm())
     figures = bench.first_step("several")
-    choice.FORMS[kind] = usual
+    forward.FORMS[kind] = usual
     return figures
 
 

@@ -17,9 +17,8 @@ from transformers import (
 
 from rlx.errors import SpecError
 from rlx.learner import Critic, Ranks, critic_rate
-from rlx.learner.choice import choose_form
 from rlx.learner.critic import _compute_hidden_size, _share_decoder
-from rlx.learner.forward import PackedValues
+from rlx.learner.forward import PackedValues, choose_form
 from rlx.learner.pack import collate_trees, pack_trees
 from rlx.model import build_policy
 from rlx.model.lora import adapt_model

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
-from rlx.learner.choice import FORMS, choose_form
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import (
     AttentionBlocks,
@@ -17,7 +16,7 @@ from rlx.learner.forms import (
     GroupedForm,
     PlainForm,
 )
-from rlx.learner.forward import PackedPolicy
+from rlx.learner.forward import FORMS, PackedPolicy, choose_form
 from rlx.learner.pack import collate_trees, pack_trees
 from rlx.model.lora import adapt_model
 from rlx.spec import Lora

@@ -8,8 +8,8 @@ import transformers
 from rows import each_row
 
 from rlx.kl import kl_terms
-from rlx.learner import PackedPolicy, Ranks, choice
-from rlx.learner.choice import choose_form, choose_logits
+from rlx.learner import PackedPolicy, Ranks, forward
+from rlx.learner.forward import choose_form, choose_logits
 from rlx.learner.pack import Branches, collate_trees, pack_trees
 from rlx.learner.terms import compute_token_logprobs
 from rlx.spec import RunnerSpec
@@ -68,7 +68,7 @@ def module_of(kind, **options):
 
 @pytest.fixture
 def small_limit(monkeypatch):
-    monkeypatch.setattr(choice, "WHOLE_LOGITS", 0)
+    monkeypatch.setattr(forward, "WHOLE_LOGITS", 0)
 
 
 def test_small_logits_stay_whole():
@@ -82,7 +82,7 @@ def test_large_logits_are_chunked(small_limit, tied):
     module = module_of("Qwen2", tie_word_embeddings=tied)
     whole = copy.deepcopy(module)
     assert choose_logits(module, RunnerSpec(), HERE) == "logits by chunks of 8192 tokens"
-    packed = choice._pack_trial_trees(module)
+    packed = forward._pack_trial_trees(module)
     temperatures = torch.ones(len(packed.targets))
     results = []
     for each in (whole, module):
@@ -113,7 +113,7 @@ def test_models_that_need_whole_logits_say_why(small_limit, kind, options, stage
 
 def test_branches_are_those_of_whole_logits(small_limit):
     module = module_of("Qwen2")
-    ids, is_token, trees, want = choice._build_trial_rows(module)
+    ids, is_token, trees, want = forward._build_trial_rows(module)
     branches = Branches(
         rows=torch.tensor([0, 1, 1]),
         starts=torch.tensor([33, 36, 36]),

@@ -9,7 +9,7 @@ import pytest
 from fake_memory import measure_update
 from rows import each_row
 
-from rlx.learner import choice, terms
+from rlx.learner import forward, terms
 from rlx.plan import estimate_update_bytes, get_usable_share, load_model_shape, memory, read_spec
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -25,7 +25,7 @@ SHARES = (0.6, 0.95)
 
 
 def test_the_learners_limits_are_those_of_the_plan():
-    assert (memory.WHOLE_LOGITS, memory.CHUNK) == (choice.WHOLE_LOGITS, terms.CHUNK)
+    assert (memory.WHOLE_LOGITS, memory.CHUNK) == (forward.WHOLE_LOGITS, terms.CHUNK)
 
 
 def list_updates():

@@ -27,8 +27,12 @@ GUESTS = {
     "guess.sensible": "rlx_guess.rewards:score_sensible_guess",
 }
 """Rewards of the example packages, which need not be installed."""
+SANDBOXED = {"command", "python_tests"}
+"""Run programs: theirs is `hostile_programs`, for tests/system."""
 SHIPPED = {
-    f.name for f in list_installed_plugins() if (f.kind, f.distribution) == ("reward", "rlx")
+    f.name
+    for f in list_installed_plugins()
+    if (f.kind, f.distribution) == ("reward", "rlx") and f.name not in SANDBOXED
 }
 
 

@@ -14,7 +14,7 @@ from speech import END, Characters
 from rlx.plugin import Demonstration, Problem, Score
 from rlx.probe import ProbeContext, probe_model
 from rlx.probe.questions import AssembledResponse, build_response_tree
-from rlx.record.probes import probe_table, read_probe
+from rlx.record.rollouts import probe_table, read_probe
 from rlx.reward import NamedReward, RewardPool, score_rollouts
 from rlx.rollout import Completion, build_rollout_plan, sample_rollout_trees
 from rlx.seeding import derive_seed

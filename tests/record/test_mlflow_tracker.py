@@ -9,8 +9,7 @@ import pytest
 
 from rlx.record import find_mlflow_link, prepare_store
 from rlx.record.mlflow_tracker import MlflowTracker, flatten_params
-from rlx.record.tracker import TrackerUnavailableError, make_legal_key
-from rlx.record.tracker_thread import RunSender
+from rlx.record.tracker import RunSender, TrackerUnavailableError, make_legal_key
 from rlx.spec import MlflowTrackerSpec
 from rlx_registry import Registry
 

@@ -6,9 +6,7 @@ import pytest
 from submissions import submit
 
 from rlx.plugin import Tracker
-from rlx.record import tracker_thread
-from rlx.record.tracker import TrackerUnavailableError
-from rlx.record.tracker_thread import RunSender, TrackerThreads, update_trackers
+from rlx.record.tracker import RunSender, TrackerThreads, TrackerUnavailableError, update_trackers
 from rlx.stopwatch import Clock
 from rlx_registry import Registry
 from rlx_registry.results import RunResults
@@ -78,8 +76,10 @@ def run_id(registry, tmp_path):
 def tracker(monkeypatch):
     """The tracker of kind `memory`, which is the one that every run has."""
     found = Remembering()
-    monkeypatch.setattr(tracker_thread, "open_tracker", lambda settings: settings.get("is", found))
-    monkeypatch.setattr(tracker_thread, "open_trackers", lambda run: {"memory": found})
+    monkeypatch.setattr(
+        "rlx.record.tracker.open_tracker", lambda settings: settings.get("is", found)
+    )
+    monkeypatch.setattr("rlx.record.tracker.open_trackers", lambda run: {"memory": found})
     return found
 
 
@@ -100,7 +100,7 @@ def losses(steps, factor=1.0):
 def test_a_backlog_goes_in_few_calls_in_the_order_of_writing(
     registry, run_id, sender, tracker, monkeypatch
 ):
-    monkeypatch.setattr(tracker_thread, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("rlx.record.tracker.ROWS_AT_ONCE", 4)
     add(registry, run_id, range(10))
     assert (sender.send(), sender.send()) == (10, 0)
     assert tracker.calls == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
@@ -207,8 +207,8 @@ def test_what_is_added_to_an_ended_run_is_sent_or_a_warning(registry, run_id, tr
 def unhurried(monkeypatch):
     """Threads that wait neither for a step nor between two of them; the pauses between tries."""
     pauses = []
-    monkeypatch.setattr(tracker_thread, "STEP_WAIT", 0)
-    monkeypatch.setattr(tracker_thread, "SEND_EVERY", 0.0)
+    monkeypatch.setattr("rlx.record.tracker.STEP_WAIT", 0)
+    monkeypatch.setattr("rlx.record.tracker.SEND_EVERY", 0.0)
     return Clock(pause=pauses.append), pauses
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from patience import wait_until
 
-from rlx.launch.attempt import HangWatch
+from rlx.launch.supervisor import HangWatch
 from rlx.stopwatch import Stopwatch
 
 LOOK = 5.0

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from rows import each_row
 
 from rlx.learner import PackedPolicy, Ranks
-from rlx.learner.choice import choose_form
+from rlx.learner.forward import choose_form
 from rlx.learner.pack import collate_trees, pack_trees
 from rlx.model import ChatDialogue, build_policy, copy_model
 from rlx.rollout import CompletionRequest

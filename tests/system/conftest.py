@@ -20,7 +20,7 @@ from guests import write_distribution
 from patience import LIMIT, signal_processes, stop_process, wait_until
 from run_homes import MIRRORED, RLCR, SMALL, ReadHome
 
-from rlx.record import find_run_differences
+from rlx.launch import find_run_differences
 from rlx.run import read_progress
 
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rlx.launch import find_run_differences
 from rlx.model import Vocabulary
-from rlx.record import find_run_differences
 
 YAML = """\
 name: english

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlx.checkpoint import pin_checkpoint
+from rlx.launch import find_run_differences
 from rlx.plan import read_spec
-from rlx.record import find_run_differences
 from rlx.spec.reading.diagnostics import InvalidSpec
 
 FIRST = {

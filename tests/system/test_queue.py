@@ -10,8 +10,7 @@ import pytest
 from hanging_server import serve_hanging
 from patience import LIMIT
 
-from rlx.launch import is_supervisor
-from rlx.record import find_run_differences
+from rlx.launch import find_run_differences, is_supervisor
 from rlx_registry import Registry
 
 

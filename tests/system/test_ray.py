@@ -17,8 +17,7 @@ from patience import find_free_port
 from pydantic import ValidationError
 from raylets import open_ray_cluster
 
-from rlx.launch import list_packages
-from rlx.record import find_run_differences
+from rlx.launch import find_run_differences, list_packages
 from rlx.spec import RunnerSpec
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from patience import ForwardClock
 
-from rlx.record import find_run_differences
+from rlx.launch import find_run_differences
 
 LONGER = {
     "phases.0.steps": 3,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from postgres import PASSWORD, server
 
-from rlx.record import find_run_differences
+from rlx.launch import find_run_differences
 from rlx_registry import Registry
 
 

@@ -10,7 +10,7 @@ import torch
 
 from rlx.credit import place_rewards
 from rlx.discovery import list_installed_plugins, load_plugin
-from rlx.spec.credit import TurnReduce
+from rlx.spec.estimator import TurnReduce
 from rlx.testing import check_placement
 
 PLACEMENTS = [found.name for found in list_installed_plugins("placement")]

@@ -32,8 +32,9 @@ from rlx.testing import (
 )
 from rlx.testing.promise import run_checks
 
-ELSEWHERE = {"verifiers"}
-"""Need a server or an interpreter of their own: tests/gyms checks their promises."""
+ELSEWHERE = {"command", "python_tests", "verifiers"}
+"""Need a sandbox, a server or an interpreter of their own: tests/system and tests/gyms check their
+promises."""
 SEARCHED = "pays only for solutions"
 """The promise that test_adversary.py keeps of every shipped reward, by a search of its own."""
 

@@ -5,11 +5,15 @@ experiment names it, so a broken plugin affects only the experiments that use it
 """
 
 from rlx.discovery.experiment_plugins import (
+    DEMONSTRATIONS,
     NEEDS,
     PROVIDERS,
     BuiltPlugins,
     ExperimentPlugins,
+    Provenance,
     build_named_plugins,
+    build_placement,
+    build_plugin,
     describe_data_changes,
     describe_plugin_changes,
     list_needed_streams,
@@ -30,7 +34,6 @@ from rlx.discovery.lookup import (
     load_all_plugins,
     load_plugin,
 )
-from rlx.discovery.places import DEMONSTRATIONS, Provenance, build_placement, build_plugin
 
 __all__ = [
     "DEMONSTRATIONS",

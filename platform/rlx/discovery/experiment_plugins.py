@@ -2,25 +2,375 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
 
-from rlx.discovery.places import (
-    DEMONSTRATIONS,
-    PluginReference,
-    Provenance,
-    build_all_plugins,
-    build_provenance,
-    list_built_plugins,
-    list_default_options,
-    plugin_places,
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+
+from rlx.discovery.lookup import (
+    Kind,
+    PluginFault,
+    build_plugin_diagnostic,
+    compute_plugin_digest,
+    find_installed_plugin,
+    load_plugin,
 )
-from rlx.plugin import Environment, Estimator, Mask, Plugin, Rehearsed
+from rlx.plugin import Environment, Estimator, Mask, Placement, Plugin, Rehearsed
 from rlx.plugin_calls import show_plugin_output
-from rlx.spec import ExperimentSpec, KeyPath, MultiTurnRolloutSpec, SingleRolloutSpec
+from rlx.spec import (
+    PLUGIN_SECTIONS,
+    PROFILES,
+    CreditSpec,
+    EnvironmentUse,
+    EstimatorUse,
+    ExperimentSpec,
+    GlobalReward,
+    KeyPath,
+    MaskUse,
+    MultiTurnRolloutSpec,
+    PlacementUse,
+    PluginUse,
+    SingleRolloutSpec,
+    TurnReward,
+    list_yaml_keys,
+)
 from rlx.spec.reading import Diagnostic, build_refusal
 from rlx_registry import STREAMS
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Which code a plugin's name resolved to.
+
+    Attributes:
+        sha256: hex digest of the module's source, or of all `.py` files of a package if the entry
+            point names one.
+        options: all resolved options, including defaults and those of the profile.
+    """
+
+    kind: Kind
+    name: str
+    distribution: str
+    version: str
+    entry_point: str
+    sha256: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginReference:
+    """One place in a spec that names a plugin.
+
+    Attributes:
+        keys: YAML keys that rlx reads itself, not options of the plugin.
+        key: the key that holds the plugin's name; "" if the name stands there alone.
+        profile: credit profile that fills in omitted options of an estimator or a mask.
+    """
+
+    path: KeyPath
+    kind: Kind
+    keys: tuple[str, ...]
+    key: str
+    name: str
+    options: Mapping[str, Any]
+    of: Any
+    profile: str = "rlx"
+
+    @property
+    def name_path(self) -> KeyPath:
+        """Path of the plugin's name."""
+        return (*self.path, self.key) if self.key else self.path
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} plugin '{self.name}'"
+
+
+def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
+    """Imports a plugin and builds it with its options.
+
+    Raises:
+        PluginFault: as `load_plugin`.
+        InvalidSpec: the options are invalid.
+    """
+    tree = use.model_dump(mode="json", by_alias=True)
+    built = _build_plugin_at(_build_plugin_place((), kind, type(use), tree))
+    if isinstance(built, Plugin):
+        return built
+    raise build_refusal(built, f"{kind} plugin '{use.plugin}'")
+
+
+def build_placement(credit: CreditSpec) -> Placement:
+    """Builds the placement in effect.
+
+    Raises:
+        PluginFault, InvalidSpec: as `build_plugin`.
+    """
+    return cast(Placement, build_plugin(credit.resolved_placement, "placement"))
+
+
+def _build_plugin_place(
+    path: KeyPath, kind: Kind, model: type[PluginUse], tree: Mapping[str, Any]
+) -> PluginReference:
+    keys = list_yaml_keys(model)
+    key = model.model_fields["plugin"].alias or "plugin"
+    options = {k: v for k, v in tree.items() if k not in keys}
+    return PluginReference(
+        path, kind, keys, key, _get_plugin_name(model, tree), options, tree.get("of")
+    )
+
+
+def _get_plugin_name(model: type[PluginUse], tree: Mapping[str, Any]) -> Any:
+    """Returns the plugin name in a mapping, or the default."""
+    field = model.model_fields["plugin"]
+    return tree.get(field.alias or "plugin", field.default)
+
+
+def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
+    """Yields the places of a tree that name plugins; malformed ones are skipped, since the spec
+    reader reports them."""
+    rewards = tree.get("rewards")
+    rewards = rewards if isinstance(rewards, dict) else {}
+    named_at: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [
+        (("task",), "task", PluginUse, tree.get("task"))
+    ]
+    named_at += ((path, "task", PluginUse, use) for path, use in _list_task_variants(tree))
+    model = tree.get("model")
+    warm = model.get("warm_start") if isinstance(model, dict) else None
+    if isinstance(warm, dict):
+        named_at.append((DEMONSTRATIONS, "task", PluginUse, warm.get("demonstrations")))
+    rollout = tree.get("rollout")
+    if isinstance(rollout, dict) and rollout.get("schedule") == "environment":
+        use = rollout.get("environment")
+        named_at.append((("rollout", "environment"), "environment", EnvironmentUse, use))
+    scopes: tuple[tuple[str, type[PluginUse]], ...] = (
+        ("turn", TurnReward),
+        ("global", GlobalReward),
+    )
+    for scope, model in scopes:
+        named = rewards.get(scope)
+        for name, use in (named if isinstance(named, dict) else {}).items():
+            named_at.append((("rewards", scope, name), "reward", model, use))
+    named_at.append((("mask",), "mask", MaskUse, tree.get("mask")))
+    named_at.append((("estimator",), "estimator", EstimatorUse, tree.get("estimator")))
+    credit = tree.get("credit")
+    credit = credit if isinstance(credit, dict) else {}
+    profile = credit.get("profile")
+    named_at.append((("credit", "placement"), "placement", PlacementUse, credit.get("placement")))
+    for path, kind, model, use in named_at:
+        if isinstance(use, str) and model is PlacementUse:
+            yield PluginReference(path, kind, list_yaml_keys(model), "", use, {}, None)
+        elif isinstance(use, dict) and isinstance(_get_plugin_name(model, use), str):
+            made = _build_plugin_place(path, kind, model, use)
+            yield replace(made, profile=str(profile)) if kind in _PROFILED else made
+    yield from _list_foreign_sections(tree)
+
+
+def _list_foreign_sections(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
+    """Yields the sections whose models other distributions provide. rlx's own are part of its
+    version, which a run records. The spec reader reports malformed ones."""
+    for path, section in PLUGIN_SECTIONS.items():
+        value = tree.get(path[0])
+        model = section.get_model(value)
+        if value is None or model is None or model in section.shipped.values():
+            continue
+        try:
+            section.validate_section(value, as_json=True)
+        except ValueError:
+            continue
+        kind = cast(Kind, section.kind)
+        yield PluginReference(path, kind, (), section.key, value[section.key], value, None)
+
+
+def fill_profile_options(
+    cls: type[Plugin], options: Mapping[str, Any], profile: str
+) -> dict[str, Any]:
+    """Returns a plugin's options, with those that are omitted filled in from a profile."""
+    conventions = next((options for name, options in PROFILES.items() if name == profile), {})
+    return _fill_conventions(cls, options, conventions) if conventions else dict(options)
+
+
+def _fill_conventions(
+    model: type[BaseModel], options: Mapping[str, Any], conventions: Mapping[str, Any]
+) -> dict[str, Any]:
+    filled = dict(options)
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if name in conventions:
+            filled.setdefault(name, conventions[name])
+        elif isinstance(inner, type) and issubclass(inner, BaseModel):
+            inner_options = filled.get(name, {})
+            if isinstance(inner_options, Mapping):
+                filled[name] = _fill_conventions(inner, inner_options, conventions)
+    return filled
+
+
+DEMONSTRATIONS: KeyPath = ("model", "warm_start", "demonstrations")
+
+
+"""Where an experiment names the task of its warm start."""
+
+
+_PROFILED: tuple[Kind, ...] = ("estimator", "mask")
+
+
+def _list_task_variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
+    """Yields the task with the options of each of `evaluation.variants`."""
+    task, evaluation = tree.get("task"), tree.get("evaluation")
+    named = evaluation.get("variants") if isinstance(evaluation, dict) else None
+    for name, changed in (named if isinstance(named, dict) else {}).items():
+        if isinstance(task, dict) and isinstance(changed, dict):
+            yield ("evaluation", "variants", name), {**task, **changed}
+
+
+def _build_plugin_at(place: PluginReference) -> Plugin | list[Diagnostic]:
+    """Builds a plugin with its options, or returns diagnostics with the paths of its options."""
+    cls = load_plugin(place.kind, place.name)
+    inner, faults = build_all_plugins(_list_nested_places(cls, place))
+    options = fill_profile_options(cls, place.options, place.profile)
+    try:
+        with show_plugin_output(place.name):
+            plugin = cls.model_validate_json(to_json(options), strict=True)
+    except ValidationError as error:
+        from rlx.spec.reading import explain_validation_error
+
+        keys = tuple(k for k in place.keys if k != "plugin")
+        return [
+            *explain_validation_error(
+                error, cls, dict(place.options), at=place.path, more_keys=keys
+            ),
+            *faults,
+        ]
+    except Exception as error:
+        what = f"failed on its options: {type(error).__name__}: {error}"
+        raise PluginFault(
+            build_plugin_diagnostic(find_installed_plugin(place.kind, place.name), what)
+        ) from error
+    if faults or not cls.nested:
+        return faults or plugin
+    held: dict[str, dict[str, Plugin]] = {option: {} for option in cls.nested}
+    for path, made in inner.items():
+        held[str(path[-2])][str(path[-1])] = made
+    return plugin.with_inner(held)
+
+
+def _list_nested_places(cls: type[Plugin], place: PluginReference) -> Iterator[PluginReference]:
+    """Yields the plugins that a plugin's options name; malformed ones are skipped, since validation
+    of the options reports them."""
+    for option, kind in cls.nested.items():
+        named = place.options.get(option)
+        for key, inner in (named if isinstance(named, dict) else {}).items():
+            if isinstance(inner, dict) and isinstance(inner.get("plugin"), str):
+                path = (*place.path, option, key)
+                yield _build_plugin_place(path, cast(Kind, kind), PluginUse, inner)
+
+
+def build_all_plugins(
+    places: Iterable[PluginReference],
+) -> tuple[dict[KeyPath, Plugin], list[Diagnostic]]:
+    """Builds the plugin at each place; returns plugins by path, and diagnostics of those that
+    failed."""
+    built: dict[KeyPath, Plugin] = {}
+    faults: list[Diagnostic] = []
+    for place in places:
+        try:
+            made = _build_plugin_at(place)
+        except PluginFault as error:
+            faults.append(replace(error.diagnostic, path=place.name_path))
+            continue
+        if isinstance(made, Plugin):
+            built[place.path] = made
+        else:
+            faults += made
+    return built, faults
+
+
+def list_built_plugins(
+    places: Iterable[PluginReference], built: Mapping[KeyPath, Plugin]
+) -> Iterator[tuple[PluginReference, Plugin]]:
+    """Yields every built plugin, each followed by its nested plugins."""
+    for place in places:
+        plugin = built.get(place.path)
+        if plugin is not None:
+            yield place, plugin
+            inner = list(_list_nested_places(type(plugin), place))
+            held = {i.path: plugin.inner(str(i.path[-2]))[str(i.path[-1])] for i in inner}
+            yield from list_built_plugins(inner, held)
+
+
+def build_provenance(place: PluginReference, made: Plugin) -> Provenance:
+    """Returns the provenance of a built plugin.
+
+    Raises:
+        PluginFault: its module has no source file.
+    """
+    plugin = find_installed_plugin(place.kind, place.name)
+    return Provenance(
+        kind=place.kind,
+        name=place.name,
+        distribution=plugin.distribution,
+        version=plugin.version,
+        entry_point=plugin.value,
+        sha256=compute_plugin_digest(plugin),
+        options=made.model_dump(mode="json", by_alias=True),
+    )
+
+
+def list_default_options(
+    places: Iterable[PluginReference], built: Mapping[KeyPath, Plugin]
+) -> Iterator[KeyPath]:
+    """Yields the paths of options without which a plugin would be the same.
+
+    Options in a mapping come before the mapping. Options of plugins that are nested in others, and
+    of variants of the task, are not looked at; nor are whole sections, whose defaults a spec holds.
+    """
+    for place in places:
+        is_section = place.path in PLUGIN_SECTIONS
+        if place.path in built and place.path[0] != "evaluation" and not is_section:
+            for at in _list_omissible_paths(place, built[place.path]):
+                yield (*place.path, *at)
+
+
+def _list_omissible_paths(place: PluginReference, plugin: Plugin) -> Iterator[KeyPath]:
+    cls, options = type(plugin), dict(place.options)
+    whole = plugin.model_dump(mode="json", by_alias=True)
+    for at in list(_list_option_paths(options, ())):
+        if at[0] in cls.nested:
+            continue
+        fewer = _remove_option(options, at)
+        filled = fill_profile_options(cls, fewer, place.profile)
+        if _dump_plugin(cls, filled) == whole:
+            options = fewer
+            yield at
+
+
+def _dump_plugin(cls: type[Plugin], options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns all options of the plugin with these; None if it needs others.
+
+    Third-party code may raise anything where an option is missing.
+    """
+    try:
+        made = cls.model_validate_json(to_json(options), strict=True)
+    except Exception:  # noqa: BLE001
+        return None
+    return made.model_dump(mode="json", by_alias=True)
+
+
+def _list_option_paths(options: Mapping[str, Any], above: KeyPath) -> Iterator[KeyPath]:
+    """Yields the paths of all options, those in a mapping before the mapping."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _list_option_paths(value, (*above, name))
+        yield (*above, name)
+
+
+def _remove_option(options: Mapping[str, Any], at: KeyPath) -> dict[str, Any]:
+    head, *rest = at
+    if not rest:
+        return {name: value for name, value in options.items() if name != head}
+    return {**options, str(head): _remove_option(options[str(head)], tuple(rest))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +567,8 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
         ),
     }
 )
+
+
 """Every provider: of streams, by its name in their table (`rlx_registry.STREAMS`), and of other
 things that a plugin may need."""
 
@@ -232,10 +584,14 @@ NEEDS: Mapping[str, Provider] = MappingProxyType(
     }
     | {name: one for name, one in PROVIDERS.items() if not one.implementation}
 )
+
+
 """The provider of everything that `needs` may name."""
 
 
 ALIASES: Mapping[str, str] = MappingProxyType({"greedy_baseline": "greedy_scores"})
+
+
 """Former names of streams, which estimators of others may still ask for."""
 
 

@@ -37,7 +37,13 @@ from .processes import (
 )
 from .queue import run_queue
 from .ray_launcher import RayLauncher
-from .resume_trial import VICTIMS, KillResult, ResumeTrialReport, run_resume_trial
+from .resume_trial import (
+    VICTIMS,
+    KillResult,
+    ResumeTrialReport,
+    find_run_differences,
+    run_resume_trial,
+)
 from .run_access import (
     BROKEN_OFF,
     KILLED,
@@ -113,6 +119,7 @@ __all__ = [
     "diagnose_devices",
     "end_orphaned_run",
     "find_finished_runs",
+    "find_run_differences",
     "find_runs",
     "format_disk_space",
     "free_bytes",

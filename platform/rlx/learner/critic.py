@@ -10,10 +10,9 @@ from transformers import PreTrainedModel
 
 from rlx.batch import TokenBatch
 from rlx.errors import SpecError
-from rlx.learner.choice import choose_form
 from rlx.learner.distributed import Ranks
 from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
-from rlx.learner.forward import PackedValues
+from rlx.learner.forward import PackedValues, choose_form
 from rlx.learner.pack import PackedBatch, RankMicroBatches
 from rlx.loss import value_loss
 from rlx.model import Policy, copy_model, is_adapted, keep_first_layers, share_model

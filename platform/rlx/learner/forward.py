@@ -1,9 +1,14 @@
-"""Modules that compute log-probabilities and values of selected tokens from packed trees."""
+"""Modules that compute log-probabilities and values of selected tokens from packed trees, and the
+choice of the form in which they run: the fastest that works on this machine.
+"""
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +17,20 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlx.errors import SpecError
-from rlx.learner.forms import ForwardForm
-from rlx.learner.pack import PackedBatch
-from rlx.learner.terms import compute_token_logprobs
-from rlx.model import build_attention_mask
+from rlx.learner.distributed import Ranks
+from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, PlainForm
+from rlx.learner.pack import PackedBatch, collate_trees, pack_trees
+from rlx.learner.terms import CHUNK, compute_token_logprobs
+from rlx.model import (
+    build_attention_mask,
+    copy_model,
+    do_windows_show,
+    find_window,
+    keep_first_layers,
+    narrow_windows,
+)
 from rlx.ordered_sums import take_rows
+from rlx.spec import RunnerSpec
 
 
 class PackedModule(nn.Module, ABC):
@@ -232,3 +246,255 @@ class _ValueHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Maps `[M, D]` to `[M]`."""
         return hidden.float() @ self.weight.float() + self.bias.float()
+
+
+AnyModule = TypeVar("AnyModule", bound=PackedModule)
+
+
+WHOLE_LOGITS = 2 << 30
+
+
+"""Logits of a micro-batch with more bytes than this in float32 are computed by chunks of the
+vocabulary. Several tensors of that size are alive at once."""
+
+
+FORMS: dict[str, tuple[ForwardForm, ...]] = {
+    "cuda": (FlexForm(), GroupedForm(), CachedForm(), PlainForm()),
+    "cpu": (GroupedForm(), CachedForm(), PlainForm()),
+}
+
+
+"""By device type, fastest first. Plain rows are the reference."""
+
+
+NEAR = 1e-4
+
+
+"""Maximum relative L2 distance of outputs; about 100 times the rounding error."""
+
+
+NARROW = 16
+
+
+"""Maximum width of an attention window in the trial, in tokens: shorter than its rows."""
+
+
+SHAPE = (30, (12, 5, 12), 4, (3, 5))
+
+
+"""Tokens of the prompt, of each answer, of the question, and of each confidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormChoice:
+    """The chosen form, and for each faster form the reason why it does not fit the model.
+
+    Attributes:
+        logits: how logits are computed, if not as a whole; see `choose_logits`.
+    """
+
+    form: ForwardForm
+    refused: tuple[str, ...]
+    logits: str = ""
+
+    def __str__(self) -> str:
+        shares = (
+            "shared prefixes are computed once" if self.form.merges else "prefixes are not shared"
+        )
+        why = "".join(f"; not {reason}" for reason in self.refused)
+        return f"{self.form.name}: {shares}{why}{self.logits and f'; {self.logits}'}"
+
+
+def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
+    """Tries the forms of a device, and makes the module use the first that fits.
+
+    Args:
+        module: not yet sharded, on any device.
+        ranks: all ranks use the same form; each tries them on its device.
+
+    Returns:
+        The choice, the same on every rank.
+
+    Raises:
+        SpecError: the model cannot compute plain rows either.
+    """
+    forms = FORMS[ranks.device.type]
+    trial = _copy_first_layers(module, ranks.device)
+    trial.use(forms[-1])
+    has_windows = find_window(trial.model.config) is not None
+    hidden = has_windows and not do_windows_show(trial.model, NARROW)
+    with narrow_windows(trial.model, NARROW) if has_windows else nullcontext():
+        refused = _list_refused_forms(trial, forms[:-1], hidden=hidden)
+    refused_by_rank = ranks.gather(refused)
+    most = max(refused_by_rank, key=len)
+    module.use(forms[len(most)])
+    return FormChoice(forms[len(most)], tuple(most))
+
+
+def _copy_first_layers(module: AnyModule, device: torch.device) -> AnyModule:
+    """Copies the first layers of a module, at least one of every kind, for a trial in float32.
+
+    The layers of the copy keep their activations, so nothing refers to itself, and the memory is
+    free as soon as the copy is dropped.
+    """
+    with keep_first_layers(module):
+        copied = copy_model(module, device, torch.float32)
+    copied.keep_activations()
+    return copied
+
+
+def choose_logits(module: PackedPolicy, runner: RunnerSpec, ranks: Ranks) -> str:
+    """Makes a policy compute its logits by chunks of the vocabulary, if they are large.
+
+    Args:
+        module: not yet sharded, on any device; it has a form.
+        runner: tokens of a micro-batch, ZeRO stage.
+        ranks: all ranks decide alike.
+
+    Returns:
+        How they are computed, or why they are not chunked; empty for whole logits that are small.
+    """
+    vocabulary = module.model.config.get_text_config().vocab_size
+    if runner.micro_batch_tokens * vocabulary * 4 <= WHOLE_LOGITS:
+        return ""
+    faults = ranks.gather(_find_chunk_fault(module, runner, ranks.device))
+    fault = next(filter(None, faults), "")
+    module.chunks_logits = not fault
+    return f"whole logits: {fault}" if fault else f"logits by chunks of {CHUNK} tokens"
+
+
+def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec, device: torch.device) -> str:
+    """Explains why logits cannot be computed by chunks; empty if they can."""
+    if runner.zero_stage == 3:
+        return "zero_stage 3 shards the output layer"
+    if type(module.model.get_output_embeddings()) is not nn.Linear:
+        return "the output layer is not a plain matrix"
+    trial = _copy_first_layers(module, device)
+    expected = _compute_trial_logprobs(trial)
+    trial.chunks_logits = True
+    try:
+        found = _compute_trial_logprobs(trial)
+    except Exception as error:  # noqa: BLE001  (a model may fail in any way)
+        return _describe_error(error)
+    for what, a, b in zip(("results", "gradients"), found, expected, strict=True):
+        distance, length = float((a - b).norm()), float(b.norm())
+        if not distance <= NEAR * length:
+            return f"{what} differ from those of whole logits by {distance:.1g} of {length:.1g}"
+    return ""
+
+
+def _compute_trial_logprobs(module: PackedPolicy) -> tuple[Tensor, Tensor]:
+    """Returns log-probabilities and entropies of a few trees, and gradients through them."""
+    learned = [p for p in module.model.parameters() if p.requires_grad][:4]
+    some = next(module.model.parameters())
+    packed = _pack_trial_trees(module).to(some.device)
+    temperatures = torch.linspace(0.5, 1.5, len(packed.targets), device=some.device)
+    with torch.enable_grad():
+        results = torch.cat(module(packed, temperatures, learns_entropy=True))
+    if not learned:
+        return results.detach(), results.new_zeros(0)
+    weights = torch.linspace(-1, 1, results.numel(), device=some.device)
+    gradients = torch.autograd.grad((results * weights).sum(), learned)
+    return results.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def _list_refused_forms(
+    module: PackedModule, forms: Sequence[ForwardForm], *, hidden: bool
+) -> list[str]:
+    """Tries forms until one fits; returns those that do not, with the reasons.
+
+    Args:
+        hidden: the model has windows that a trial cannot narrow.
+    """
+    try:
+        expected = _compute_trial_outputs(module)
+    except Exception as error:
+        kind, why = module.model.config.model_type, _describe_error(error)
+        raise SpecError(
+            f"model: a model of kind {kind!r} cannot compute the log-probabilities of a dialogue "
+            f"({why}); use another model"
+        ) from error
+    refused: list[str] = []
+    for form in forms:
+        unseen = "the model's windows cannot be tried" if hidden else ""
+        if not (reason := unseen or _find_form_fault(module, form, expected)):
+            break
+        refused.append(f"{form.name} ({reason})")
+    return refused
+
+
+def _find_form_fault(module: PackedModule, form: ForwardForm, expected: tuple[Tensor, ...]) -> str:
+    """Explains why a form does not fit the model; empty if it does."""
+    try:
+        module.use(form)
+        found = _compute_trial_outputs(module)
+    except Exception as error:  # noqa: BLE001  (a model may fail in any way)
+        return _describe_error(error)
+    for what, a, b in zip(("outputs", "gradients"), found, expected, strict=False):
+        distance, length = float((a - b).norm()), float(b.norm())
+        if not distance <= NEAR * length:
+            return f"{what} differ from those of plain rows by {distance:.1g} of {length:.1g}"
+    return ""
+
+
+def _describe_error(error: Exception) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
+    """Returns the outputs of a few trees, and the gradient of the first trainable parameters.
+
+    It takes several parameters, since the gradient of an adapter's A is zero while B is zero, its
+    initial value.
+    """
+    learned = [p for p in module.model.parameters() if p.requires_grad][:4]
+    some = next(module.model.parameters())
+    packed = _pack_trial_trees(module)
+    with torch.enable_grad():
+        outputs = module.outputs(packed.to(some.device))
+    width = int(packed.columns.max()) + 1
+    order = (packed.rows * width + packed.columns).argsort()  # packing order depends on form
+    outputs = outputs[order.to(some.device)]
+    weights = torch.linspace(-1, 1, outputs.numel(), device=some.device).view_as(outputs)
+    if not learned:
+        return (outputs.detach(),)
+    gradients = torch.autograd.grad((outputs.float() * weights).sum(), learned)
+    return outputs.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def _pack_trial_trees(module: PackedModule) -> PackedBatch:
+    """Packs a few random trees as the module's form wants them."""
+    ids, is_token, trees, want = _build_trial_rows(module)
+    return collate_trees(
+        pack_trees(ids, is_token, trees, want, ids.numel(), merge=module.form.merges), ids
+    )
+
+
+def _build_trial_rows(module: PackedModule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns two-turn rows of two trees: token ids, token mask, tree ids, wanted tokens."""
+    vocabulary = module.model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(0)
+
+    def generate_token_ids(count: int) -> list[int]:
+        return torch.randint(vocabulary, (count,), generator=generator).tolist()
+
+    prompt, answers, question, confidences = SHAPE
+    rows, trees, learned = [], [], []
+    for tree in range(2):
+        opening, start = (
+            generate_token_ids(prompt),
+            generate_token_ids(3),
+        )  # answers share a first token too
+        for answer in answers:
+            answered = [*opening, *start[: tree + 1], *generate_token_ids(answer)]
+            context = [*answered, *generate_token_ids(question)]
+            rows += [answered, *([*context, *generate_token_ids(count)] for count in confidences)]
+            learned += [prompt, *[len(context)] * len(confidences)]
+            trees += [tree] * (1 + len(confidences))
+    width = max(map(len, rows))
+    column = torch.arange(width)
+    is_token = column < torch.tensor([[len(row)] for row in rows])
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    want = is_token & (column >= torch.tensor(learned)[:, None])
+    return ids, is_token, torch.tensor(trees), want

@@ -25,8 +25,8 @@ from .texts import (
     find_text_faults,
     list_text_sources,
 )
-from .token_bytes import TokenBytes
 from .tokenizer import (
+    TokenBytes,
     build_vocabulary_dialogue,
     find_local_context_length,
     find_local_files,

@@ -3,8 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rlx.errors import PluginError, SpecError
 from rlx.model.vocabulary import Vocabulary
@@ -33,6 +34,10 @@ NEARBY = 200
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What an incomplete UTF-8 sequence decodes to."""
+
+TEMPLATE_DAY: Final = datetime(2025, 1, 1)
+"""What chat templates that write today's date get: a run that is resumed tomorrow and an evaluation
+next month show the same prompts."""
 
 
 class _DialogueBase(ABC):
@@ -402,6 +407,7 @@ class ChatDialogue(_DialogueBase):
                 tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=prompt,
+                strftime_now=TEMPLATE_DAY.strftime,  # in place of the clock's
             )
         )
 

@@ -118,6 +118,7 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
         yield from _check_estimator_fit(spec, cast(Estimator, estimator))
         yield from _check_confidence_labels(spec, cast(Estimator, estimator))
         yield from _check_groups_of_one(spec, cast(Estimator, estimator))
+        yield from _check_greedy_groups(spec, cast(Estimator, estimator))
         yield from _check_level_factors(spec, cast(Estimator, estimator))
     if task := built.get(("task",)):
         yield from _check_task_corruption(spec, task)
@@ -398,6 +399,25 @@ def _check_groups_of_one(spec: ExperimentSpec, estimator: Estimator) -> Iterator
             f"{level.count_key} is 1, and estimator '{spec.estimator.plugin}' compares "
             f"siblings: a group of one has no signal, so no {level.kind} learns",
             _MORE_SIBLINGS,
+        )
+
+
+def _check_greedy_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Reports siblings that are all equal, because they are decoded greedily."""
+    if all(phase.set for phase in spec.phases) or isinstance(spec.rollout, EnvironmentRolloutSpec):
+        return
+    levels = spec.rollout.list_levels()
+    compared = [level for level in levels if estimator.compares(level.kind)]
+    greedy = [level for level in compared if level.turn.top_k == 1 and level.count > 1]
+    silent = len([level for level in compared if level.count == 1 or level in greedy])
+    nothing = silent == len(levels) and _learns_from_advantages(spec)
+    for level in greedy:
+        yield (build_error if nothing else build_warning)(
+            ("rollout", *level.at, "top_k"),
+            f"{level.key}.top_k is 1, so the {level.count} samples of a group are equal, and "
+            f"estimator '{spec.estimator.plugin}' compares them: no {level.kind} learns",
+            "top_k: 0 samples from the full distribution",
+            against=("rollout", *level.counted_at),
         )
 
 

@@ -17,7 +17,17 @@ the first line of its docstring. A distribution registers it under an entry-poin
 The built-in plugins are registered the same way.
 """
 
-from rlx.plugin.base import API, LARGEST, Count, Plugin, StrictModel, Use, expand_path
+from rlx.plugin.base import (
+    API,
+    LARGEST,
+    PLUGIN_FAULT,
+    Count,
+    Plugin,
+    PluginSection,
+    StrictModel,
+    Use,
+    expand_path,
+)
 from rlx.plugin.credit import Estimator, Mask, Placement, Reading
 from rlx.plugin.engine import LauncherPlugin, SamplerPlugin
 from rlx.plugin.environment import (
@@ -39,7 +49,6 @@ from rlx.plugin.schedule import (
     WorkedExample,
     find_answer_level,
 )
-from rlx.plugin.section import PLUGIN_FAULT, PluginSection
 from rlx.plugin.task import (
     Canonical,
     Corrupts,

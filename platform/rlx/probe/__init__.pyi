@@ -1,4 +1,13 @@
-from .engine import ProbeContext, ProbedAnswer, ProbeResult, ProbeSample, probe_model
+from .engine import (
+    ProbeContext,
+    ProbedAnswer,
+    ProbeResult,
+    ProbeSample,
+    StateValues,
+    build_probe_response,
+    probe_model,
+    state_values,
+)
 from .pictures import (
     agreement_line,
     draw_probe_curves,
@@ -15,7 +24,6 @@ from .statistics import (
     compute_settings_digest,
     settings_of,
 )
-from .values import StateValues, build_probe_response, state_values
 
 __all__ = [
     "GRID",

@@ -1,4 +1,3 @@
-from .differences import find_run_differences
 from .mlflow_pages import (
     MLFLOW_START_PAGE,
     find_mlflow_charts,
@@ -6,24 +5,29 @@ from .mlflow_pages import (
     get_mlflow_uri,
 )
 from .mlflow_tracker import MLFLOW_ENVIRONMENT, prepare_store
-from .probes import StoredPoint, probe_table, read_probe, recorded_probes
 from .recorder import Recorder
 from .retry import retry_registry_call
 from .rollouts import (
     Role,
+    StoredPoint,
     StoredStep,
     TrainedRows,
     get_stored_score_name,
+    probe_table,
     read_pieces,
+    read_probe,
     read_step,
+    recorded_probes,
 )
 from .tracker import (
+    TrackerThreads,
     TrackerUnavailableError,
     list_deleting_trackers,
     list_tracker_pages,
     list_tracker_settings,
+    open_senders,
+    update_trackers,
 )
-from .tracker_thread import TrackerThreads, open_senders, update_trackers
 
 __all__ = [
     "MLFLOW_ENVIRONMENT",
@@ -37,7 +41,6 @@ __all__ = [
     "TrainedRows",
     "find_mlflow_charts",
     "find_mlflow_link",
-    "find_run_differences",
     "get_mlflow_uri",
     "get_stored_score_name",
     "list_deleting_trackers",

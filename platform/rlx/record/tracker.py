@@ -1,20 +1,45 @@
-"""Runs as trackers are shown them, and the trackers that a run's experiment names."""
+"""Sends runs to the trackers that their experiments name, from a cursor in the registry.
 
+The registry is the truth. It has every metric value in the order of writing, and a cursor of what
+each tracker has confirmed, so nothing is lost while a tracker is away: a thread of the supervisor
+sends while the run goes on, and `rlx check --repair` later what was missed. No run waits for one.
+Every call can be repeated after a crash at any point.
+"""
+
+import fcntl
 import json
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import TrackedPoint, TrackedRun, Tracker
+from rlx.progress_callbacks import Report, log_report, print_to_log
+from rlx.record.retry import retry_registry_call
+from rlx.stopwatch import CLOCK, Clock
 from rlx.text import escape_unprintable, redact_passwords, redact_values
-from rlx_registry import ENDED, EvaluationRecord, MetricRow, Registry, RunRecord
+from rlx_registry import (
+    ENDED,
+    DatabaseUnavailableError,
+    EvaluationRecord,
+    MetricRow,
+    Registry,
+    RunRecord,
+)
 
 KEY_LIMIT, TAG_LIMIT = 250, 5000
+
+
 """Maximum characters of a key and a tag, within MLflow's limits, which are the lowest."""
+
+
 NOT_VARIED = ("name", "seed", "tracking")
+
+
 """Sections that have tags of their own, or do not affect results."""
 
 
@@ -183,3 +208,312 @@ def list_tracker_pages(run: RunRecord) -> dict[str, str]:
     shown = build_tracked_run(run)
     pages = {kind: open_tracker(one).find_page(shown) for kind, one in others.items()}
     return {kind: page for kind, page in pages.items() if page}
+
+
+SEND_EVERY = 10.0
+
+
+"""Seconds between two sendings."""
+
+
+STEP_WAIT = 60
+
+
+"""Seconds in which the ranks may take a step before a tracker is imported, which delays them."""
+
+
+FINAL_TRIES = 3
+
+
+FINAL_SECONDS = 120.0
+
+
+"""Seconds after the end of a run in which its remaining records must be sent."""
+
+
+ROWS_AT_ONCE = 1000
+
+
+"""Metric values of one call, which is MLflow's limit for a request."""
+
+
+class RunSender:
+    """Sends one run to one tracker. Not thread-safe; any number of processes may send at once.
+
+    Methods raise `TrackerUnavailableError` if the tracker fails, whatever it raises, and
+    `rlx_registry.RegistryDatabaseError` if the registry does.
+
+    Args:
+        registry: open for writing.
+        run_id: id of the run.
+        kind: of the tracker, which names its cursor in the registry.
+        tracker: where it is sent.
+    """
+
+    def __init__(self, registry: Registry, run_id: str, kind: str, tracker: Tracker) -> None:
+        self._registry, self.kind, self.tracker = registry, kind, tracker
+        self._run_id = registry.run(run_id).id
+        self._started: int | None = None  # the attempt that the tracker was told of
+
+    def send(self) -> int:
+        """Sends all metrics after the cursor, in order; returns the number of values sent."""
+        with self._lock():
+            self._start()
+            return self._send()
+
+    def finish(self) -> int:
+        """Sends the remaining metrics, the files and the end of the run; returns as `send`."""
+        with self._lock():
+            self._start(again=True)
+            changes, more = self._count_changes(), self._list_unreported_metrics()
+            sent = self._send(more)
+            files = self._list_new_files()
+            with self._call_tracker():
+                self.tracker.finish(read_tracked_run(self._registry, self._run_id), files)
+            self._set_cursor("files", self._count_files())
+            self._set_cursor("end", changes)
+            return sent
+
+    def catch_up(self) -> int:
+        """Sends what is missing, and the end of the run if it has ended; returns as `send`."""
+        ended = self._registry.run(self._run_id).effective_status in ENDED
+        return self.finish() if ended else self.send()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a run has ended but its tracker was not sent the end, a group or metrics.
+
+        A running run is sent by its own supervisor, so it is never behind. Reads the registry only.
+        """
+        run = self._registry.run(self._run_id)
+        if run.effective_status not in ENDED:
+            return False
+        if self._get_cursor("end") != self._count_changes():
+            return True
+        return bool(self._read_rows(1))
+
+    def has_run(self) -> bool:
+        """Whether the tracker still has the run, which has ended."""
+        with self._call_tracker():
+            return self.tracker.has_run(build_tracked_run(self._registry.run(self._run_id)))
+
+    def discard(self) -> None:
+        """Deletes the run, as far as the tracker deletes."""
+        with self._call_tracker():
+            self.tracker.discard(build_tracked_run(self._registry.run(self._run_id)))
+
+    def _start(self, *, again: bool = False) -> None:
+        run = read_tracked_run(self._registry, self._run_id)
+        if again or self._started != run.attempt:
+            self._started = None
+            with self._call_tracker():
+                has = self.tracker.start(run)
+            if has is not None:
+                for of, seq in (("", has), ("files", 0), ("end", 0)):
+                    self._set_cursor(of, seq)
+            self._started = run.attempt
+
+    def _send(self, more: Sequence[MetricRow] = ()) -> int:
+        """Sends the rows after the cursor, and `more`, which has no cursor."""
+        sent = 0
+        while rows := self._read_rows(ROWS_AT_ONCE):
+            if not self._add_metrics(rows):
+                self._start(again=True)
+                return self._send(more)
+            self._set_cursor("", rows[-1].seq)
+            sent += len(rows)
+        if more and not self._add_metrics(more):
+            self._start(again=True)
+            return self._send(more)
+        return sent
+
+    def _add_metrics(self, rows: Sequence[MetricRow]) -> bool:
+        with self._call_tracker():
+            return self.tracker.add_metrics([build_point(row) for row in rows])
+
+    @contextmanager
+    def _call_tracker(self) -> Iterator[None]:
+        """Keeps the tracker's ids. Any error means that it may have lost the run."""
+        try:
+            yield
+        except Exception as error:
+            self._started = None
+            if isinstance(error, TrackerUnavailableError):
+                raise
+            raise TrackerUnavailableError(describe_error(self.tracker, error)) from error
+        finally:
+            if ids := self.tracker.ids:
+                record = self._registry.run(self._run_id)
+                if any(getattr(record, name) != value for name, value in ids.items()):
+                    self._registry.update_run(self._run_id, **ids)
+
+    def _list_unreported_metrics(self) -> list[MetricRow]:
+        """Figures of evaluations that are not among the run's own metrics."""
+        rows = [
+            (e.suite, MetricRow(0, f"eval/{e.suite}/{name}", e.step, float(value), e.at))
+            for e in self._registry.queries.evaluation_figures(self._run_id)
+            if not e.suite.startswith("probe/")
+            for name, value in e.metrics.items()
+            if isinstance(value, int | float)
+        ]
+        known = self._registry.results.metrics(self._run_id, names={row.name for _, row in rows})
+        reported = {suite for suite, row in rows if row.name in known}
+        return [row for suite, row in rows if suite not in reported]
+
+    def _list_new_files(self) -> list[tuple[Path, str]]:
+        done, folder = self._get_cursor("files"), self._registry.run(self._run_id).directory
+        new = [one for one in self._registry.results.artifacts(self._run_id) if one.seq > done]
+        return [(Path(folder or "") / one.path, one.path) for one in new]
+
+    def _count_files(self) -> int:
+        return max((one.seq for one in self._registry.results.artifacts(self._run_id)), default=0)
+
+    def _count_changes(self) -> int:
+        """Number of status changes and groups, which tells whether an end that was sent is old."""
+        changes = self._registry.history(self._run_id)
+        return len(changes) + len(self._registry.list_run_groups(self._run_id))
+
+    def _read_rows(self, limit: int) -> list[MetricRow]:
+        cursor = self._get_cursor("")
+        return self._registry.results.metric_rows_after(self._run_id, cursor, limit)
+
+    def _get_cursor(self, of: str) -> int:
+        return self._registry.results.mirror_cursor(self._run_id, self._name_cursor(of))
+
+    def _set_cursor(self, of: str, seq: int) -> None:
+        self._registry.results.set_mirror_cursor(self._run_id, self._name_cursor(of), seq)
+
+    def _name_cursor(self, of: str) -> str:
+        return f"{self.kind}-{of}" if of else self.kind
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Lets one process at a time send the run; the lock of a killed one is free."""
+        folder = self._registry.run(self._run_id).directory
+        if folder is None:
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(Path(folder, f".{self.kind}.lock").open("w"))
+            except OSError as error:
+                raise TrackerUnavailableError(
+                    f"cannot lock {folder} to send it to {self.tracker.title}: {error.strerror}"
+                ) from error
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+class TrackerThreads:
+    """Send a run's records until it has ended and its trackers have all, or stay unreachable.
+
+    One for each tracker, so that one that is away or slow holds up no other. They are daemons, so a
+    server that hangs does not keep the supervisor. Ending them at any moment is safe, like a kill:
+    the cursor in the registry follows what a tracker has confirmed.
+
+    Args:
+        url: of the registry, without a fencing token: the threads send whatever is recorded.
+        run_id: id of the run.
+        trackers: settings of the run's trackers, by kind.
+        has_room: false once the disk has been full, on which a tracker's store may be too.
+        clock: by which they wait between two tries of the end.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        run_id: str,
+        trackers: Mapping[str, Mapping[str, Any]],
+        has_room: Callable[[], bool],
+        clock: Clock = CLOCK,
+    ) -> None:
+        self._url, self._run_id, self._has_room, self._clock = url, run_id, has_room, clock
+        self._ended = threading.Event()
+        self._left = False
+        self._behind: list[str] = []
+        self._threads = {
+            kind: threading.Thread(target=self._run, args=(kind, settings), name=kind, daemon=True)
+            for kind, settings in trackers.items()
+        }
+        for thread in self._threads.values():
+            thread.start()
+
+    def end(self, seconds: float = FINAL_SECONDS) -> str | None:
+        """Sends the remaining records, for at most `seconds`; returns what trackers lack."""
+        self._ended.set()
+        deadline = CLOCK.now() + seconds
+        for kind, thread in self._threads.items():
+            thread.join(max(0.0, deadline - CLOCK.now()))
+            if thread.is_alive():
+                self._left = True
+                self._behind.append(_describe_missing(kind, f"did not answer in {seconds:g} s"))
+                print_to_log(self._behind[-1])
+        return "; ".join(self._behind) or None
+
+    def leave(self) -> None:
+        """Stops sending: another supervisor has taken over."""
+        self._left = True
+        self.end()
+
+    def _run(self, kind: str, settings: Mapping[str, Any]) -> None:
+        try:
+            with retry_registry_call(lambda: Registry.open(self._url)) as registry:
+                run = retry_registry_call(lambda: registry.run(self._run_id))
+                self._await_step(registry, run.step)
+                sender = RunSender(registry, run.id, kind, open_tracker(settings))
+                while not self._ended.wait(SEND_EVERY) and self._has_room():
+                    self._try(sender.send)
+                self._ended.wait()
+                self._finish(kind, sender)
+        except Exception as error:  # noqa: BLE001  (reported: a tracker must not end a run)
+            why = f"sending to {kind} stopped: {type(error).__name__}: {error}"
+            self._behind.append(why)
+            print_to_log(why)
+
+    def _await_step(self, registry: Registry, first: int) -> None:
+        """Waits until the ranks train, or the run has ended, but at most `STEP_WAIT`."""
+        for _ in range(STEP_WAIT):
+            step = retry_registry_call(lambda: registry.run(self._run_id)).step
+            if step != first or self._ended.wait(1.0):
+                return
+
+    def _try(self, send: Callable[[], int]) -> bool:
+        try:
+            send()
+        except (TrackerUnavailableError, DatabaseUnavailableError) as error:
+            print_to_log(f"tracker: {error}")
+            return False
+        return True
+
+    def _finish(self, kind: str, sender: RunSender) -> None:
+        for attempt in range(FINAL_TRIES if self._has_room() else 0):
+            if self._left or self._try(sender.catch_up):
+                return
+            self._clock.pause(2**attempt)
+        why = "could not be reached" if self._has_room() else "is out of date: the disk is full"
+        self._behind.append(_describe_missing(kind, why))
+
+
+def _describe_missing(kind: str, why: str) -> str:
+    return f"{kind} {why}; the registry is complete, and `rlx check --repair` sends the rest"
+
+
+def open_senders(registry: Registry, run: RunRecord) -> list[RunSender]:
+    """Returns what sends a run to each of its trackers, without connecting to them."""
+    return [RunSender(registry, run.id, *tracker) for tracker in open_trackers(run).items()]
+
+
+def update_trackers(registry: Registry, run: RunRecord, report: Report = log_report) -> None:
+    """Sends trackers what was added to a run that has ended.
+
+    A run that has not ended is sent by its supervisor. If a tracker is unreachable, a warning is
+    reported; the registry keeps the records.
+    """
+    if run.status not in ENDED:
+        return
+    for sender in open_senders(registry, run):
+        try:
+            sender.finish()
+        except TrackerUnavailableError as error:
+            why = escape_unprintable(str(error))
+            report(f"warning: {sender.kind} was not updated: {why}; the registry has it", err=True)

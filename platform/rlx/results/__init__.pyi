@@ -1,4 +1,3 @@
-from .card import push_model, write_card
 from .check import AuditReport, IdentityTally, check_run
 from .comparison import (
     Comparison,
@@ -15,16 +14,17 @@ from .comparison import (
     select_newest_runs,
 )
 from .evaluating import (
+    ModelProbe,
     SuiteEvaluation,
     build_requested_suite,
     build_set_spec,
     evaluate,
+    probe_model,
 )
-from .export import export_model
+from .export import export_model, push_model, write_card
 from .identities import Violation
-from .models import TrainedModel, try_model
+from .models import ModelTrial, TrainedModel, try_model
 from .other_tools import ToolEvaluation, evaluate_with
-from .probing import ModelProbe, probe_model
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
 from .rescoring import ChangedRow, Rescoring, rescore
 from .serving import OpenModel, open_served_model
@@ -38,6 +38,7 @@ __all__ = [
     "EvaluationRequest",
     "IdentityTally",
     "ModelProbe",
+    "ModelTrial",
     "OpenModel",
     "ProbeRequest",
     "RescoreRequest",

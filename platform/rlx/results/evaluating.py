@@ -1,4 +1,5 @@
-"""Evaluates a trained model on a suite of held-out sets, and records the results with its run.
+"""Evaluates a trained model on a suite of held-out sets, or probes how much its answers depend on
+their reasoning, and records the results with its run.
 
 Finished batches of answers are cached in a folder, so an interrupted evaluation resumes where it
 stopped. Every problem has its own seeds, so the split into sessions does not change any answer.
@@ -11,7 +12,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +27,55 @@ from rlx.evaluation import (
     read_answers,
 )
 from rlx.home import format_path, get_rlx_home
-from rlx.launch import (
-    get_registry_url,
-    locate_run_folder,
-    open_registry,
-)
+from rlx.launch import get_registry_url, locate_run_folder, open_registry
 from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin_calls import show_plugin_output
+from rlx.probe import (
+    ProbeResult,
+    RecordedProbe,
+    compute_agreement,
+    compute_settings_digest,
+    draw_probe_curves,
+    draw_verbal_against_sampled,
+    settings_of,
+)
 from rlx.progress_callbacks import Report, ShowProgress, ignore_progress, log_report
-from rlx.record import Recorder, update_trackers
+from rlx.record import Recorder, probe_table, update_trackers
 from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target
-from rlx.results.requests import EvaluationRequest, check_sections
+from rlx.results.requests import EvaluationRequest, ProbeRequest, check_sections
 from rlx.reward import score_rollouts
 from rlx.rollout import sample_rollout_trees
-from rlx.run import build_prompt_fit, draw_over_steps
+from rlx.run import (
+    build_probe_context,
+    build_probe_records,
+    build_prompt_fit,
+    draw_over_steps,
+    draw_probes,
+    probe_problems,
+    record_probe_results,
+)
 from rlx.seeding import derive_seed
-from rlx.spec import OWN_SUITE, ExperimentSpec, SetSpec, SuiteSpec
-from rlx.spec.reading import InvalidSpec, label_refusal, read_suite
+from rlx.spec import OWN_SUITE, ExperimentSpec, ProbeSpec, SetSpec, SuiteSpec
+from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
 from rlx.text import escape_unprintable, explain_write_errors
-from rlx_registry import RunRecord
+from rlx_registry import RunRecord, write_body
 
 OWN = "held_out"
+
+
 """Name of the experiment's own held-out set in the default suite."""
+
+
 DEPARTURES = ("problems", "samples", "greedy", "seed")
+
+
 """Suite settings that a request can change."""
-FREE = ("runner", "sampler")
+
+
+EVALUATION_SECTIONS = ("runner", "sampler")
+
+
 """Spec sections that may be overridden; a suite's sets change the rest."""
 
 
@@ -130,11 +154,11 @@ def evaluate(
         request = EvaluationRequest(target=request)
     url = get_registry_url(registry)
     reason = (
-        f"a model is evaluated as it was trained; only {', '.join(FREE)} may be changed here, "
-        "anything else in a suite's sets"
+        f"a model is evaluated as it was trained; only {', '.join(EVALUATION_SECTIONS)} may be "
+        "changed here, anything else in a suite's sets"
     )
     with open_target(request.target, request.experiment, url, step=request.step) as target:
-        check_sections(request.overrides, FREE, reason)
+        check_sections(request.overrides, EVALUATION_SECTIONS, reason)
         spec = _read_target_spec(target, request.overrides)
         suite = build_requested_suite(spec, request, report)
         sets = {
@@ -181,8 +205,6 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
 
 
 # The suite --------------------------------------------------------------------------------------
-
-
 @label_refusal("evaluated")
 def _read_target_spec(target: TrainedModel, overrides: Sequence[str]) -> ExperimentSpec:
     return target.read_spec(overrides)
@@ -260,6 +282,8 @@ def build_set_spec(
 
 
 BATCH = 64
+
+
 """Problems that are answered, scored and cached together."""
 
 
@@ -373,3 +397,178 @@ def _save_answer_batch(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
+
+
+PROBE_SECTIONS = ("probe", "runner", "sampler", "seed")
+
+
+"""Spec sections that may be overridden; the others define what was trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProbe:
+    """A probed model.
+
+    Attributes:
+        target: the model.
+        result: every answer with its continuations.
+        probes: one per scheme.
+        recorded: suites that were added to the run's records.
+    """
+
+    target: TrainedModel
+    result: ProbeResult
+    probes: tuple[RecordedProbe, ...]
+    recorded: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the figures as plain JSON values, as `rlx eval --probe --json` prints them."""
+        found = [compute_agreement(one.verbal) for one in self.probes]
+        stated = next((asdict(one) for one in found if one is not None), None)
+        return {
+            "run": self.target.run.id if self.target.run else None,
+            "model": self.target.model,
+            "step": self.probes[0].step if self.target.run else None,
+            "recorded": list(self.recorded),
+            "probes": {one.suite: dict(one.figures) for one in self.probes},
+            "verbal_conf_against_mc_p_correct": stated,
+        }
+
+    def write_samples(self, path: Path) -> None:
+        """Writes every sample as Parquet.
+
+        Raises:
+            EnvironmentFault: the file cannot be written.
+        """
+        with explain_write_errors(path):
+            write_body(path, probe_table(self.result))
+
+    def draw_pictures(self, path: Path) -> None:
+        """Draws the probe curves, and stated against sampled confidence where it was stated.
+
+        Args:
+            path: of a `.png`; an `.svg` is written beside it.
+
+        Raises:
+            EnvironmentFault: the file cannot be written.
+        """
+        with explain_write_errors(path):
+            draw_probe_curves(self.probes, path)
+            if any(one.verbal for one in self.probes):
+                stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
+                draw_verbal_against_sampled(self.probes, stem.with_name(f"{stem.name}-verbal_conf"))
+
+
+def probe_model(
+    request: ProbeRequest | str,
+    *,
+    registry: str | None = None,
+    record: bool = True,
+    again: bool = False,
+    show: ShowProgress = ignore_progress,
+    report: Report = log_report,
+) -> ModelProbe:
+    """Cuts or alters a model's reasoning and samples its answers.
+
+    Args:
+        request: the model, and how it is probed; a run stands for its exported model, probed as its
+            experiment says.
+        registry: URL of the registry of runs; None takes that of the command line.
+        record: add the probes that the run lacks to its records.
+        again: record them even if the run has them.
+        show: called with the progress, in problems.
+        report: called with what the run has already.
+
+    Raises:
+        SpecError: the request does not fit the model, or no answer could be probed.
+        InvalidSpec: an override is invalid.
+        EnvironmentFault: the model's files or the device are missing.
+    """
+    if isinstance(request, str):
+        request = ProbeRequest(target=request)
+    changes, url = request.list_overrides(), get_registry_url(registry)
+    if request.experiment is None:
+        reason = (
+            f"a run is probed as it was trained; only {', '.join(PROBE_SECTIONS)} may be changed"
+        )
+        check_sections(changes, PROBE_SECTIONS, reason)
+    with open_target(request.target, request.experiment, url) as target:
+        spec, settings = _build_probe_spec(target, changes, request.cut)
+        setup = build_setup(spec)
+        with load_model(spec, target.model) as model:
+            context = build_probe_context(setup, model.policy, model.sampler, model.pool)
+            result = probe_problems(
+                settings, context, spec.seed, None, lambda at: show(at.done, at.total)
+            )
+    step = target.run.step if target.run else 0
+    probes = build_probe_records(result, settings, spec.seed, step)
+    if not probes:
+        bare = sum(a.reasoning is None for a in result.answered)
+        raise SpecError(
+            f"none of {len(result.answered)} answers could be probed: {bare} have no span "
+            f"{settings.span!r}"
+        )
+    if target.run is not None:
+        probes = _name_probe_suites(probes, target.run)
+    found = ModelProbe(target, result, tuple(probes))
+    if record and target.run is not None:
+        recorded = _record_new_probes(found, target.run, url, again, report)
+        return replace(found, recorded=tuple(recorded))
+    return found
+
+
+def _record_new_probes(
+    found: ModelProbe, run: RunRecord, url: str, again: bool, report: Report
+) -> list[str]:
+    """Adds the probes that a run lacks to its records; returns their suites."""
+    probes = found.probes
+    folder, step = locate_run_folder(run), probes[0].step
+    with open_registry(url, read_only=False) as registry:
+        there = {e.suite for e in registry.results.evaluations(run.id, "probe/") if e.step == step}
+        new = [one for one in probes if again or f"probe/{one.suite}" not in there]
+        if old := [one.suite for one in probes if one not in new]:
+            report(
+                f"{run.id} has this already: {', '.join(old)}; --again records it anew", err=True
+            )
+        if not new:
+            return []
+        # A separate file, so that the samples of earlier probes are kept.
+        marks = compute_settings_digest({one.suite: one.figures["settings"] for one in probes})
+        path = folder.probe(step)
+        path = path.with_name(f"{path.stem}_{marks}{path.suffix}")
+        recorder = Recorder(registry, run.id, keep_bodies=True)
+        record_probe_results(recorder, new, found.result, "after", path)
+        draw_probes(registry, run.id, folder)
+        update_trackers(registry, run, report)
+    return [one.suite for one in new]
+
+
+def _build_probe_spec(
+    target: TrainedModel, overrides: Sequence[str], cut: str | None
+) -> tuple[ExperimentSpec, ProbeSpec]:
+    """Returns the experiment with the overrides applied, and its own or default probe settings.
+
+    Raises:
+        InvalidSpec: the overrides do not fit.
+    """
+    if not target.document.tree.get("probe"):
+        target = replace(target, document=apply_overrides(target.document, ["probe={}"]))
+    written = target.document.tree["probe"]
+    own = written.get("cut") if isinstance(written, dict) else None
+    by = own.get("by", "fraction") if isinstance(own, dict) else "fraction"
+    if cut is not None and cut != by:
+        overrides = (f"probe.cut={{by: {cut}}}", *overrides)
+    spec = target.read_spec(overrides)
+    return spec, spec.probe or ProbeSpec()
+
+
+def _name_probe_suites(probes: Sequence[RecordedProbe], run: RunRecord) -> list[RecordedProbe]:
+    """Names the suites of probes whose settings differ from the run's own after the settings."""
+    spec = ExperimentSpec.from_record(run.spec)
+    own, named = spec.probe or ProbeSpec(), []
+    for one in probes:
+        settings = one.figures["settings"]
+        usual = settings == settings_of(own, settings["scheme"], spec.seed)
+        digest = "" if usual else f"/{compute_settings_digest(settings)}"
+        named.append(replace(one, suite=f"{one.suite}{digest}"))
+    return named

@@ -1,28 +1,31 @@
-"""Writes the model of a run in the Hugging Face layout."""
+"""Writes the model of a run in the Hugging Face layout, with a card on demand: what trained it, how
+well it does, and how to get there again.
+"""
 
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from rlx.checkpoint import (
-    LATEST,
-    copy_checkpoint,
-    list_checkpoint_steps,
-    read_state,
-    write_weights,
-)
-from rlx.errors import DivergedModelError, SpecError
+from rlx import __version__
+from rlx.checkpoint import LATEST, copy_checkpoint, list_checkpoint_steps, read_state, write_weights
+from rlx.errors import DivergedModelError, EnvironmentFault, SpecError, summarize_error
+from rlx.evaluation import compute_recorded_intervals
 from rlx.launch import locate_run_folder
+from rlx.plugin_files import KeptPlugin, map_plugin_names
 from rlx.progress_callbacks import Report
 from rlx.sealed_folder import CheckpointError
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable, explain_write_errors
-from rlx_registry import Registry, RunRecord
+from rlx_registry import EvaluationRecord, Registry, RunRecord
 
 ABOUT = "rlx_export.json"
+
+
 """File in an exported model that says which newer checkpoints are not sound."""
 
 
@@ -110,3 +113,267 @@ def _write_last_sound_weights(
         about = {"step": step, "left_out": left_out}
         (target / ABOUT).write_text(json.dumps(about, indent=1))
     return step
+
+
+EXPERIMENT, FIGURES = "experiment.yaml", "figures.json"
+
+
+PICTURES = {
+    "reliability": "Accuracy against stated confidence, before and after training",
+    "curves": "Training, step by step",
+}
+
+
+"""What the card shows of the pictures of a run, with captions."""
+
+
+COLUMNS = {
+    "accuracy": "accuracy",
+    "brier": "Brier score",
+    "ece_debiased": "ECE, debiased",
+    "auroc": "AUROC",
+}
+
+
+"""Figures of the card's table, with their names there."""
+
+
+def write_card(
+    registry: Registry, run: RunRecord, step: int, folder: Path, *, with_data: bool
+) -> None:
+    """Writes a card beside an exported model, with all that another home needs for its figures.
+
+    README.md is the card; experiment.yaml the resolved experiment, which names files of plugins
+    that lie beside it; figures.json all evaluations, and digests of plugins and data.
+
+    Args:
+        registry: the run's.
+        run: the run.
+        step: the step after which the model was exported.
+        folder: of the model.
+        with_data: also copy the data files of the experiment.
+
+    Raises:
+        EnvironmentFault: the folder cannot be written, or a kept plugin or a data file is gone.
+    """
+    evaluations = [
+        found
+        for found in registry.results.evaluations(run.id)
+        if found.label == "before" or found.step == step  # of this model, not of a later one
+    ]
+    with explain_write_errors(folder):
+        spec = _write_experiment(run, folder, with_data=with_data)
+        shown = PICTURES if step == run.step else ()  # they show the whole run
+        names = [name for name in shown if _copy_picture(run, name, folder)]
+        about = {
+            "run": run.id,
+            "digest": run.digest,
+            "seed": run.seed,
+            "step": step,
+            "code": run.code,
+            "environment": run.environment,
+            "plugins": run.plugins,
+            "evaluations": [_describe_evaluation(found) for found in evaluations],
+        }
+        (folder / FIGURES).write_text(json.dumps(about, indent=1, default=str))
+        text = "\n".join(_write_text(run, spec, step, evaluations, names))
+        metadata = _build_metadata(run, spec, evaluations)
+        (folder / "README.md").write_text(f"---\n{metadata}---\n{text}\n")
+
+
+def _write_experiment(run: RunRecord, folder: Path, *, with_data: bool) -> dict[str, Any]:
+    """Writes the experiment with the files that it names; returns its values."""
+
+    def place(name: str, _: Any) -> str:
+        kept = KeptPlugin.parse(name)
+        if kept is None:
+            return name
+        file = folder / kept.file
+        text = kept.locate().read_bytes()
+        if file.exists() and file.read_bytes() != text:  # another file of the same name
+            file = folder / kept.digest / kept.file
+            file.parent.mkdir(exist_ok=True)
+        file.write_bytes(text)
+        return f"{file.relative_to(folder)}:{kept.name}"
+
+    spec = ExperimentSpec.from_record(run.spec).dump_resolved()
+    written: dict[str, Any] = map_plugin_names(spec, place)
+    if with_data:
+        written["task"] = _copy_data(written["task"], folder)
+        written["evaluation"] = _copy_data(written["evaluation"], folder)
+        written["model"]["warm_start"] = _copy_data(written["model"].get("warm_start"), folder)
+    (folder / EXPERIMENT).write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
+    return written
+
+
+def _copy_data(node: Any, folder: Path) -> Any:
+    """Copies the files that options name; returns the options with the copies' names."""
+    if isinstance(node, dict):
+        return {key: _copy_data(value, folder) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_copy_data(value, folder) for value in node]
+    if not isinstance(node, str) or not os.path.isfile(node):  # noqa: PTH113  (any text at all)
+        return node
+    target = folder / "data" / Path(node).name
+    target.parent.mkdir(exist_ok=True)
+    number = 1
+    while target.exists() and target.read_bytes() != Path(node).read_bytes():
+        number += 1
+        target = target.with_name(f"{number}-{Path(node).name}")
+    shutil.copyfile(node, target)
+    return str(target.relative_to(folder))
+
+
+def _copy_picture(run: RunRecord, name: str, folder: Path) -> bool:
+    source = locate_run_folder(run).pictures / f"{name}.png"
+    if source.is_file():
+        shutil.copyfile(source, folder / source.name)
+    return source.is_file()
+
+
+def _describe_evaluation(found: EvaluationRecord) -> dict[str, Any]:
+    return {
+        "suite": found.suite,
+        "label": found.label,
+        "step": found.step,
+        "n": found.n,
+        "metrics": found.metrics,
+    }
+
+
+def _build_metadata(
+    run: RunRecord, spec: Mapping[str, Any], evaluations: Sequence[EvaluationRecord]
+) -> str:
+    """The card's YAML, by which the hub finds it."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=spec["task"]["plugin"],
+            dataset_name=f"{run.name}, {found.suite}",
+            metric_type=name,
+            metric_name=label,
+            metric_value=found.metrics[name],
+        )
+        for found in evaluations
+        if found.label != "before"
+        for name, label in COLUMNS.items()
+        if found.metrics.get(name) is not None
+    ]
+    base = spec["model"].get("path")
+    is_on_hub = base is not None and not Path(base).exists()
+    data = ModelCardData(
+        library_name="transformers",
+        tags=["rlx", "reinforcement-learning", spec["estimator"]["name"]],
+        base_model=base if is_on_hub else None,
+        model_name=run.name if results else None,
+        eval_results=results or None,
+    )
+    return f"{data.to_yaml()}\n"
+
+
+def _write_text(
+    run: RunRecord,
+    spec: Mapping[str, Any],
+    step: int,
+    evaluations: Sequence[EvaluationRecord],
+    pictures: Sequence[str],
+) -> Iterator[str]:
+    rewards = [name for scope in ("turn", "global") for name in spec["rewards"][scope]]
+    base = spec["model"].get("path") or "A tiny model of random weights"
+    yield f"# {run.name}\n"
+    whole = "" if step == run.steps_total else f" of {run.steps_total}"
+    yield f"{base}, trained for {step}{whole} steps by rlx {__version__}:"
+    yield (
+        f"schedule `{spec['rollout']['schedule']}`, task `{spec['task']['plugin']}`, rewards "
+        f"{', '.join(f'`{name}`' for name in rewards) or 'none'}, estimator "
+        f"`{spec['estimator']['name']}`, seed {run.seed}. The whole experiment is in "
+        f"[{EXPERIMENT}]({EXPERIMENT}), digest `{run.digest}`.\n"
+    )
+    yield from _write_figures(evaluations)
+    for name in pictures:
+        yield f"![{PICTURES[name]}]({name}.png)\n"
+    yield "## Again\n"
+    data = dict.fromkeys(
+        f"- `{record['name']}`, {name}: `{digest}`"
+        for record in run.plugins
+        for name, digest in (record.get("data") or {}).items()
+    )
+    needs = " and its data files, where the experiment names them" if data else ""
+    yield f"In this folder, with the same versions (`{FIGURES}` has them){needs}:\n"
+    yield "```bash"
+    yield f"rlx eval . --spec {EXPERIMENT}    # the figures of this model"
+    yield f"rlx submit {EXPERIMENT}           # the whole training"
+    yield "```\n"
+    if spec.get("from_checkpoint"):
+        yield f"The training began with a checkpoint of another run, {spec['from_checkpoint']}.\n"
+    if data:
+        yield "Digests of the records that it read:\n"
+        yield from data
+        yield ""
+    yield "## What it must not be used for\n"
+    yield (
+        f"It was trained for the task `{spec['task']['plugin']}` alone, by a score. What a score "
+        "does not see may have become worse: other tasks, other languages, safety, the truth of "
+        "its reasoning. The figures hold for problems like the held-out ones; confidences that it "
+        "states are not known to be calibrated for any others. Do not let it decide anything that "
+        "concerns people without measuring it there first."
+    )
+
+
+def _write_figures(evaluations: Sequence[EvaluationRecord]) -> Iterator[str]:
+    """The table of figures, with 95 % intervals over problems."""
+    rows = [found for found in evaluations if not found.suite.startswith("probe/")]
+    names = [name for name in COLUMNS if any(row.metrics.get(name) is not None for row in rows)]
+    if not names:
+        return
+    yield f"| set | when | answers | {' | '.join(COLUMNS[name] for name in names)} |"
+    yield f"| --- | --- | ---: |{' ---: |' * len(names)}"
+    for row in rows:
+        when = f"step {row.step}" if row.label == "step" else row.label
+        intervals = row.metrics.get("intervals") or compute_recorded_intervals(
+            row.payload or {}, names
+        )
+        cells = [_format_figure(row.metrics.get(name), intervals.get(name)) for name in names]
+        yield f"| {row.suite} | {when} | {row.n} | {' | '.join(cells)} |"
+    yield "\n95 % intervals over problems are in brackets.\n"
+
+
+def _format_figure(value: float | None, interval: Sequence[float] | None) -> str:
+    if value is None:
+        return "–"
+    around = f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
+    return f"{value:.3f}{around}"
+
+
+def push_model(folder: Path, name: str, *, private: bool) -> str:
+    """Uploads an exported model to the Hugging Face hub, or to the one that HF_ENDPOINT names.
+
+    Args:
+        folder: of the model.
+        name: of the repository, `OWNER/NAME`; it is made if it is not there.
+        private: whether a new repository is private.
+
+    Returns:
+        The address of the upload.
+
+    Raises:
+        SpecError: the name is none, or the hub refuses the upload, for instance without a token.
+        EnvironmentFault: the hub cannot be reached, or a file cannot be read.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    hub = HfApi()
+    try:
+        place = hub.create_repo(name, private=private, exist_ok=True)
+        uploaded = hub.upload_folder(
+            repo_id=place.repo_id, folder_path=folder, commit_message="A model trained by rlx"
+        )
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise SpecError(f"{name} was not pushed: {summarize_error(error)}") from error
+    except Exception as error:  # of the library below, whose name differs between versions
+        why = f"{type(error).__name__}: {summarize_error(error)}"
+        raise EnvironmentFault(f"{name} was not pushed to {hub.endpoint}: {why}") from error
+    return str(uploaded.commit_url)

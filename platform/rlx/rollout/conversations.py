@@ -22,6 +22,7 @@ from rlx.rollout.dialogue import (
     TurnPrompt,
     encode_opening,
     list_example_messages,
+    may_close_think,
     read_turn,
 )
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span, find_hull, find_spans
@@ -515,8 +516,9 @@ def _sample_turns(
     for order, (game, seed, completion) in enumerate(zip(live, drawn, flat, strict=True)):
         text, ends = read_turn(dialogue, completion.token_ids, sampling.prefix)
         number = game.mover.turns + 1
-        spans = find_spans(text, ends, sampling.spans, first_turn=number == 1)
-        hull = find_hull(text, ends, sampling.spans, first_turn=number == 1)
+        first = may_close_think(dialogue, number, game.mover.context)
+        spans = find_spans(text, ends, sampling.spans, first_turn=first)
+        hull = find_hull(text, ends, sampling.spans, first_turn=first)
         yield SampledTurn(game, number, seed, order, completion, text, spans, hull)
 
 

@@ -30,6 +30,7 @@ from rlx.rollout.dialogue import (
     encode_opening,
     fill_turn_template,
     list_example_messages,
+    may_close_think,
     read_turn,
 )
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, find_hull, find_spans
@@ -260,6 +261,7 @@ def _sample_levels(
                     number=number,
                     kind=level.kind,
                     seed=drawn,
+                    context=request.context,
                 )
                 grown[node.tree].append(turn)
                 at, context = len(grown[node.tree]) - 1, node.context + turn.token_ids
@@ -294,6 +296,7 @@ def build_turn_segment(
     number: int,
     kind: str,
     seed: int,
+    context: Sequence[int] = (),
 ) -> Segment:
     """Builds the segment of a sampled turn, with its text and its spans.
 
@@ -305,7 +308,9 @@ def build_turn_segment(
         number: number of the turn in its rollout, from 1.
         kind: kind of turn.
         seed: seed that it was sampled from.
+        context: the tokens before it, at whose end the template may have opened `<think>`.
     """
+    first = may_close_think(dialogue, number, context)
     text, ends = read_turn(dialogue, completion.token_ids, turn.prefix)
     return Segment(
         parent=parent,
@@ -316,8 +321,8 @@ def build_turn_segment(
         logprobs=completion.logprobs,
         finish_reason=completion.finish_reason,
         text=text,
-        spans=find_spans(text, ends, turn.spans, first_turn=number == 1),
-        hull=find_hull(text, ends, turn.spans, first_turn=number == 1),
+        spans=find_spans(text, ends, turn.spans, first_turn=first),
+        hull=find_hull(text, ends, turn.spans, first_turn=first),
         seed=seed,
     )
 

@@ -20,6 +20,8 @@ from rlx.spec.training import VllmSamplerSpec
 _MOST_ROWS = 10**6
 """Rows that one step may sample: all of them are in memory at once, and each is a row of the
 registry."""
+_LARGEST_RATE = 0.1
+"""Larger learning rates are probably a slip: AdamW moves a weight by up to its rate per step."""
 _HELD_OUT = "held_out"
 """Name of the task's own held-out set, which every experiment has."""
 _RUN_REFERENCE = re.compile(r"latest|(r-)?[0-9]+")
@@ -574,8 +576,12 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             against=("model", "warm_start", "steps"),
         )
     yield from _check_replaced_sections(spec)
+    yield from _check_optimizer_values(spec)
+    yield from _check_time_limits(spec)
     if plain:
         yield from _check_turn_sampling(spec)
+        yield from _check_judge_weight(spec)
+        yield from _check_clip_distances(spec)
         yield from _check_kl_settings(spec)
         yield from _check_optimizer_steps(spec)
         yield from _check_probe_close(spec)
@@ -633,6 +639,77 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             f"loss.kl.kl_penalty is {penalty.kl_penalty!r}: as a loss, its gradient is 0 in "
             "expectation",
             "k2 has the gradient of the KL; k1 belongs in the reward",
+        )
+
+
+def _check_optimizer_values(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields learning rates that are far too large, and betas in the wrong order."""
+    for path, section in (
+        (("optimizer",), spec.optimizer),
+        (("critic",), spec.critic),
+        (("model", "warm_start"), spec.model.warm_start),
+    ):
+        if section is not None and section.learning_rate > _LARGEST_RATE:
+            yield build_warning(
+                (*path, "learning_rate"),
+                f"{'.'.join(path)}.learning_rate is {section.learning_rate:g}: AdamW would move "
+                "every weight by about that much in each step",
+                "1e-6 is usual for a pretrained model and 1e-3 for a tiny one",
+            )
+    for name, adam in (("optimizer", spec.optimizer), ("critic", spec.critic)):
+        if adam is not None and adam.betas[0] > adam.betas[1]:
+            yield build_warning(
+                (name, "betas"),
+                f"{name}.betas is [{adam.betas[0]:g}, {adam.betas[1]:g}]: the first one, of the "
+                "mean gradient, is usually the smaller",
+                f"betas: [{adam.betas[1]:g}, {adam.betas[0]:g}]",
+            )
+
+
+def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields calls of plugins that may take longer than a run may be without progress."""
+    most, named = spec.runner.hang_after, "hang_after" in spec.runner.model_fields_set
+    rewards: dict[str, _AnyReward] = {**spec.rewards.global_, **spec.rewards.turn}
+    limits: dict[KeyPath, float] = {
+        (*_get_reward_path(name, reward), "deadline"): reward.deadline
+        for name, reward in rewards.items()
+    }
+    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+        limits["rollout", "environment", "deadline"] = spec.rollout.environment.deadline
+    path, longest = max(limits.items(), key=lambda item: item[1], default=((), 0.0))
+    if longest >= most:
+        yield build_warning(
+            ("runner", "hang_after") if named else path,
+            f"runner.hang_after is {most:g} and {'.'.join(map(str, path))} {longest:g}: while one "
+            "call takes that long, the run is killed as hung",
+            "both are in seconds",
+            against=path,
+        )
+
+
+def _check_judge_weight(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields a negative weight of the reward that tells right from wrong."""
+    judge = spec.evaluation.correct
+    rewards: dict[str, _AnyReward] = {**spec.rewards.global_, **spec.rewards.turn}
+    reward = rewards.get(judge)
+    if reward is not None and reward.weight < 0 and not judge.startswith("_"):
+        path = (*_get_reward_path(judge, reward), "weight")
+        yield build_warning(
+            path,
+            f"{'.'.join(path)} is {reward.weight:g}, and evaluation.correct is {judge!r}: the "
+            "policy is paid for wrong answers",
+        )
+
+
+def _check_clip_distances(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields bounds of the ratio where its distances from 1 are meant."""
+    low, high = spec.loss.clip
+    if spec.loss.surrogate in ("clip", "cispo") and 0.5 <= low < 1 < high < 2:
+        yield build_warning(
+            ("loss", "clip"),
+            f"loss.clip is [{low:g}, {high:g}], distances from 1: the ratio is clipped to "
+            f"[{1 - low:g}, {1 + high:g}]",
+            f"for the bounds {low:g} and {high:g} write [{1 - low:g}, {high - 1:g}]",
         )
 
 

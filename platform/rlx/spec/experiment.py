@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from rlx.errors import SpecError
 from rlx.plugin import PluginSection, Schedule, StrictModel
 from rlx.spec.base import KeyPath
-from rlx.spec.credit import CreditSpec
+from rlx.spec.estimator import CreditSpec
 from rlx.spec.evaluation import MonteCarloSpec, ProbeSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlx.plugin import Count, StrictModel
-from rlx.spec.credit import KlKind
+from rlx.spec.estimator import KlKind
 
 Ratio = Literal["token", "sequence", "sequence_token"]
 Surrogate = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "log_clip", "none"]
