@@ -404,7 +404,7 @@ def _check_groups_of_one(spec: ExperimentSpec, estimator: Estimator) -> Iterator
 
 def _check_greedy_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     """Reports siblings that are all equal, because they are decoded greedily."""
-    if all(phase.set for phase in spec.phases) or isinstance(spec.rollout, EnvironmentRolloutSpec):
+    if all(phase.set for phase in spec.phases) or isinstance(spec.rollout, MultiTurnRolloutSpec):
         return
     levels = spec.rollout.list_levels()
     compared = [level for level in levels if estimator.compares(level.kind)]

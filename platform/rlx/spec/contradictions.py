@@ -14,7 +14,7 @@ from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.model import TinyModelSpec
 from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
-from rlx.spec.rollout import EnvironmentRolloutSpec, MultiTurnRolloutSpec
+from rlx.spec.rollout import AgentRolloutSpec, EnvironmentRolloutSpec, MultiTurnRolloutSpec
 from rlx.spec.training import VllmSamplerSpec
 
 _MOST_ROWS = 10**6
@@ -676,6 +676,8 @@ def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     }
     if isinstance(spec.rollout, EnvironmentRolloutSpec):
         limits["rollout", "environment", "deadline"] = spec.rollout.environment.deadline
+    if isinstance(spec.rollout, AgentRolloutSpec):
+        limits["rollout", "deadline"] = spec.rollout.deadline
     path, longest = max(limits.items(), key=lambda item: item[1], default=((), 0.0))
     if longest >= most:
         yield build_warning(
