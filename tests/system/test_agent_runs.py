@@ -77,6 +77,44 @@ def test_a_run_that_is_killed_among_sessions_goes_on(home, unbroken):
     assert "all identities hold" in checked.stdout
 
 
+FORKING = '''
+from agent import post
+
+def play(problem, base_url, api_key):
+    """Three first guesses, and two after the second of them."""
+    messages = [{"role": "user", "content": problem["prompt"]}]
+    for count in (3, 2):
+        body = {"model": "m", "messages": messages, "n": count}
+        reply = post(f"{base_url}/chat/completions", api_key, body)
+        for number, choice in enumerate(reply["choices"]):
+            value = sum(map(ord, choice["message"]["content"])) % 7 < 3
+            report = {"turn": [reply["id"], number], "sensible": value}
+            post(f"{base_url}/info", api_key, report)
+        said = reply["choices"][1]["message"]
+        messages += [said, {"role": "user", "content": "+\\n"}]
+    post(f"{base_url}/info", api_key, {"found": True})
+'''
+
+
+def test_an_agent_that_forks_its_history_trains(home):
+    (home.folder / "forking.py").write_text(FORKING)
+    home.environment["PYTHONPATH"] += os.pathsep + str(home.folder)
+    other = "{rollout.schedule: agent, rollout.function: forking.py:play, rollout.max_turns: 5}"
+    sets = {"phases.0.set": other, "phases.0.steps": 2, "estimator": "{name: grpo}"}
+    run = submit(home, "agent.yaml", **sets)
+    for _, trees, _ in home.bodies(home.run(run)):
+        assert len(trees) == 4
+        for tree in trees:
+            authors = [one["author"] for one in tree["segments"]]
+            assert authors == ["prompt", *4 * ["policy", "policy", "prompt", *3 * ["policy"]]]
+            levels = [one["turn"] for one in tree["segments"]]
+            assert levels == [0, *4 * [1, 1, 0, 2, 2, 1]]
+    with home.registry() as registry:
+        figures = registry.results.metrics(run)
+    assert all(value > 0 for _, value in figures["train/grad_norm"])
+    assert "all identities hold" in home.rlx("check", run).stdout
+
+
 def test_a_plan_runs_the_program(home):
     done = home.rlx("plan", "agent.yaml", sets=SMALL)
     assert done.returncode == 0, done.stderr
