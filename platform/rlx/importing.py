@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,6 +112,16 @@ def _limit_import_time() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def finds_module(python: str, module: str) -> bool:
+    """Whether an interpreter finds a top-level module, wherever it is started.
+
+    Raises:
+        OSError: the interpreter cannot be started.
+    """
+    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    return subprocess.run([python, "-P", "-c", find, module], check=False).returncode == 0
 
 
 def source_digest(file: Path) -> str:
