@@ -39,6 +39,7 @@ from rlx.plugin.environment import (
     StatefulEnvironment,
     Step,
 )
+from rlx.plugin.recall import keep_answers_in, recall
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
 from rlx.plugin.schedule import (
     DynamicSampling,
@@ -120,5 +121,7 @@ __all__ = [
     "find_last_block",
     "get_confidence_values",
     "get_last_block",
+    "keep_answers_in",
+    "recall",
     "reward",
 ]
