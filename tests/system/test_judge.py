@@ -1,12 +1,18 @@
 """Judges behind HTTP: a hostile server, a run that ends half-way, and what is never sent."""
 
+import os
 import random
 import re
+import socket
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 from threading import Thread
 
 import psutil
 import pytest
+import yaml
 from judge_server import JudgeServer
 from patience import wait_until
 
@@ -16,6 +22,8 @@ from rlx_plugins.judge import Judge, JudgeRanking
 
 pytest.importorskip("openai")
 
+ROOT = Path(__file__).parents[2]
+MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 TOKEN = "a-token-that-nobody-stores"
 TROUBLES = ("429", "500", "garbage", "form", "cut", "never")
 
@@ -166,3 +174,50 @@ def test_rankings_and_limits_per_minute():
         assert server.replied.total() == 12
     finally:
         server.close()
+
+
+def test_a_model_that_rlx_serves_is_a_judge(tmp_path):
+    """The judge of experiments/judged, trained, served, and asked by the reward of its policy."""
+    environment = {**os.environ, "RLX_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    common = {"cwd": ROOT, "env": environment, "text": True}
+    trained = subprocess.run(
+        [sys.executable, "-c", MAIN, "submit", "experiments/judged/judge.yaml",
+         "--set", "phases.0.steps=1", "--set", "evaluation.problems=4",
+         "--set", "tracking.mlflow=null"],
+        capture_output=True, check=False, **common,
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serve = [sys.executable, "-c", MAIN, "serve", "latest", "--no-token", "--port", str(port)]
+    written = yaml.safe_load((ROOT / "experiments" / "judged" / "policy.yaml").read_text())
+    options = written["rewards"]["turn"]["judged"]
+    own = {k: v for k, v in options.items() if k not in ("plugin", "turn", "deadline")}
+    judge = Judge(**{**own, "base_url": f"http://127.0.0.1:{port}/v1"})
+    pairs = [(w, s, n) for w, s in (("plus", "+"), ("minus", "-"), ("times", "*")) for n in (3, 44)]
+    rows = [
+        Sample(
+            id="a", problem={"task": f"x {word} {n}"}, turn="answer", number=1, response="",
+            spans={"answer": f"def f(x): return x {shown} {n}"},
+        )
+        for word, sign, n in pairs
+        for shown in (sign, *(other for other in "+-*" if other != sign))
+    ]  # fmt: skip
+    with subprocess.Popen(serve, stderr=subprocess.PIPE, **common) as process:
+        try:
+
+            def listens():
+                assert process.poll() is None, process.communicate()[1]
+                with socket.socket() as probe:
+                    return probe.connect_ex(("127.0.0.1", port)) == 0
+
+            wait_until("the judge to listen", listens)
+            with RewardPool(1, 1024) as pool:
+                outcomes = pool.score([RewardJob(judge, (row,), 300.0) for row in rows])
+        finally:
+            process.kill()
+    values = list_values(outcomes)
+    assert set(values) <= {0.0, 1.0}, values
+    right, wrong = values[::3], [*values[1::3], *values[2::3]]
+    assert sum(right) / len(right) > sum(wrong) / len(wrong)

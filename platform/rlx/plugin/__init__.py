@@ -17,6 +17,7 @@ the first line of its docstring. A distribution registers it under an entry-poin
 The built-in plugins are registered the same way.
 """
 
+from rlx.plugin.answers import keep_answers_in, recall
 from rlx.plugin.base import (
     API,
     LARGEST,
@@ -39,7 +40,6 @@ from rlx.plugin.environment import (
     StatefulEnvironment,
     Step,
 )
-from rlx.plugin.recall import keep_answers_in, recall
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
 from rlx.plugin.schedule import (
     DynamicSampling,

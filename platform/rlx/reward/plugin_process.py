@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
@@ -191,11 +191,12 @@ def run_jobs(
     memory_mb: int,
     count_job: Callable[[], None],
     report: Callable[[int, JobOutcome], None],
-) -> list[JobOutcome]:
+) -> tuple[list[JobOutcome], bool]:
     """Runs pickled jobs in order: as many as fit into the shortest deadline, at least the first.
 
     A job that runs out of memory fails only if it came first and had the whole allowance; otherwise
-    it is left for another call. Returns the outcomes of the jobs that ran; the rest did not start.
+    it is left for another call. Returns the outcomes of the jobs that ran, the rest did not start,
+    and whether a call that was given up still runs.
     Jobs of a reward with a concurrency run together, and each outcome is reported at once.
 
     Args:
@@ -210,8 +211,7 @@ def run_jobs(
             jobs: list[Work] = [pickle.loads(job) for job in pickle.loads(payload)]
         if runs_concurrently(jobs):
             with show_plugin_output(_name_plugin(jobs[0])):
-                asyncio.run(_run_beside_each_other(jobs, count_job, report))
-            return []
+                return [], asyncio.run(_run_beside_each_other(jobs, count_job, report))
         outcomes: list[JobOutcome] = []
         start = time.monotonic()
         shortest = min((job.deadline for job in jobs), default=0.0)
@@ -226,7 +226,7 @@ def run_jobs(
                 if outcomes:
                     break
                 outcomes.append(JobOutcome(fault=f"MemoryError: it may take {memory_mb} MiB"))
-        return outcomes
+        return outcomes, False
     finally:
         _limit_memory(None)
 
@@ -240,12 +240,16 @@ async def _run_beside_each_other(
     jobs: Sequence[RewardJob],
     count_job: Callable[[], None],
     report: Callable[[int, JobOutcome], None],
-) -> None:
-    """Starts the jobs in order, as many at a time as their reward allows."""
+) -> bool:
+    """Starts the jobs in order, as many at a time as their reward allows.
+
+    Returns:
+        Whether a thread still runs a call that took too long.
+    """
     gate = asyncio.Semaphore(jobs[0].concurrency)
     threading.stack_size(_STACK_BYTES)
     # A thread for every job: one that never ends keeps none of the others waiting.
-    threads = ThreadPoolExecutor(len(jobs))
+    threads = _CallThreads(len(jobs))
 
     async def run(number: int, job: RewardJob) -> None:
         async with gate:
@@ -256,6 +260,20 @@ async def _run_beside_each_other(
         for number, job in enumerate(jobs):
             group.create_task(run(number, job))
     threads.shutdown(wait=False)
+    return not all(call.done() for call in threads.calls)
+
+
+class _CallThreads(ThreadPoolExecutor):
+    """Threads that remember their calls."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.calls: list[Future[Any]] = []
+
+    def submit(self, *call: Any, **named: Any) -> Future[Any]:
+        """Runs a call on a thread."""
+        self.calls.append(super().submit(*call, **named))
+        return self.calls[-1]
 
 
 async def _run_in_time(job: RewardJob, threads: Executor) -> JobOutcome:
@@ -401,6 +419,7 @@ class ChunkReport(NamedTuple):
     Attributes:
         outcomes: the pickled outcomes of the jobs that ran, in order.
         fault: why there are none; None if they ran.
+        is_spent: whether a call that was given up still runs in the process, which has to end.
         finished: numbers and pickled outcomes of jobs that ran beside others, also of those that
             finished before a fault.
         started: number of jobs that had started beside each other; the others have nothing to do
@@ -413,6 +432,7 @@ class ChunkReport(NamedTuple):
     fault: str | None = None
     killing_signal: int | None = None
     cpu_seconds: float = 0.0
+    is_spent: bool = False
     finished: tuple[tuple[int, bytes], ...] = ()
     started: int = 0
 
@@ -463,6 +483,8 @@ class _JobProcess:
         """
         finished: dict[int, bytes] = {}
         report = self._await_end(deadlines, finished, 2 if is_concurrent else 1)
+        if report.is_spent:
+            self.end()
         started = self._count_started() - self._before if is_concurrent else 0
         return report._replace(finished=tuple(finished.items()), started=started)
 
@@ -555,8 +577,6 @@ class _JobProcess:
                 payload, memory_mb, answers = pickle.loads(pipe.recv_bytes())
                 keep_answers_in(answers)
                 pipe.send_bytes(pickle.dumps(self._run_jobs(payload, memory_mb, pipe)))
-                if threading.active_count() > 1:  # of calls that were given up
-                    os._exit(0)
         except (EOFError, OSError):
             os._exit(0)
         finally:
@@ -570,11 +590,11 @@ class _JobProcess:
             pipe.send_bytes(pickle.dumps(_Finished(number, data)))
 
         try:
-            outcomes = run_jobs(payload, memory_mb, self._count_job, report)
+            outcomes, is_spent = run_jobs(payload, memory_mb, self._count_job, report)
         except Exception as error:  # noqa: BLE001  (unpickling imports plugins, which may raise)
             return ChunkReport(fault=f"cannot be read by a worker: {describe_error(error)}")
         pickled = pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL)
-        return ChunkReport(pickled, cpu_seconds=time.process_time() - began)
+        return ChunkReport(pickled, None, None, time.process_time() - began, is_spent)
 
     def _count_job(self) -> None:
         if os.getpid() != self._own_pid:  # a plugin forked, and its copy did not end
