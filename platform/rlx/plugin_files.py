@@ -24,7 +24,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -325,6 +325,8 @@ class _TrlReward(_KeptReward):
         if not any(each.kind is each.VAR_KEYWORD for each in asked.values()):
             columns = {name: column for name, column in columns.items() if name in asked}
         scores = self.function(**{**columns, "completions": texts})
+        if not isinstance(scores, Iterable):
+            raise TypeError(f"{self.kept.name} returned {scores!r}, not a score per completion")
         return [None if score is None else float(score) for score in scores]
 
 

@@ -160,6 +160,21 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
             "[0.8, 1.2], distances from 1: the ratio is clipped to [0.2, 2.2]",
         ),
         (
+            ["rollout: {schedule: single, answer: {prefix: <anwser>, spans: [answer]}}"],
+            "rollout.answer.prefix",
+            "begins with <anwser>, and rollout.answer.spans has answer",
+        ),
+        (
+            ["rollout: {schedule: single, answer: {stop: [</think>], spans: [answer]}}"],
+            "rollout.answer.stop",
+            "ends at </think>, and rollout.answer.spans has answer",
+        ),
+        (
+            ["rollout: {schedule: single, examples: [{user: 3 + 4, assistant: '7'}]}"],
+            "rollout.examples.0.assistant",
+            "has none of the spans think, answer, which rollout.answer.spans names",
+        ),
+        (
             ["runner: {hang_after: 5}"],
             "runner.hang_after",
             "hang_after is 5 and rewards.turn.accuracy.deadline 5: while one call takes that long",
@@ -187,6 +202,11 @@ def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
         ["rollout: {schedule: single, dynamic_sampling: {max_batches: 3}}"],
         ["optimizer: {learning_rate: 0.1, betas: [0.9, 0.9]}", "runner: {hang_after: 5.1}"],
         ["loss: {clip: [0.2, 1.2]}"],
+        [
+            "rollout: {schedule: single, answer: {prefix: <think>, stop: [</answer>, '\\n']}, "
+            "examples: [{user: 3 + 4, assistant: 7<answer>7</answer>}]}",
+        ],
+        ["rollout: {schedule: single, answer: {stop: [</x>], spans: []}}"],
         ["loss: {clip: [0.5, 1.0]}"],
     ],
 )
