@@ -44,6 +44,8 @@ _KEPT = re.compile(r"(?P<file>[^/:@]+\.py)@(?P<digest>[0-9a-f]{16}):(?P<name>[A-
 
 
 _MODULE = "of_{digest}"
+_NAMING_KEYS = ("plugin", "function")
+"""Keys of an experiment whose values may name Python files."""
 
 
 __path__: list[str] = []
@@ -221,14 +223,15 @@ def list_plugin_files(tree: Any) -> list[str]:
 def map_plugin_names(
     node: Any, rename: Callable[[str, tuple[str | int, ...]], str], path: tuple[str | int, ...] = ()
 ) -> Any:
-    """Returns the values of an experiment, in which every plugin's name is what `rename` makes of
-    it and of the path of its key. Dotted keys, as in `phases[].set`, count by their last part."""
+    """Returns the values of an experiment, in which the name of every plugin, and of an agent's
+    function, is what `rename` makes of it and of the path of its key. Dotted keys, as in
+    `phases[].set`, count by their last part."""
     if isinstance(node, list):
         return [map_plugin_names(each, rename, (*path, n)) for n, each in enumerate(node)]
     if isinstance(node, dict):
         return {key: map_plugin_names(each, rename, (*path, key)) for key, each in node.items()}
-    is_name = isinstance(node, str) and path and str(path[-1]).rpartition(".")[2] == "plugin"
-    return rename(node, path) if is_name else node
+    key = str(path[-1]).rpartition(".")[2] if path else ""
+    return rename(node, path) if isinstance(node, str) and key in _NAMING_KEYS else node
 
 
 def _hash_text(text: bytes) -> str:

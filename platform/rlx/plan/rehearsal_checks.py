@@ -24,6 +24,7 @@ from rlx.reward import NamedReward, RewardEntry, RewardPool
 from rlx.rollout import EnvironmentPlan, Segment
 from rlx.spec import (
     EVERY_TURN,
+    AgentRolloutSpec,
     EnvironmentRolloutSpec,
     ExperimentSpec,
     FaultKind,
@@ -331,9 +332,15 @@ def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterato
 
 
 def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
-    """The first failure of the environment, with the turn that caused it."""
+    """The first failure of the environment or agent, with the turn that caused it."""
     use = trial.setup.spec.rollout
-    name = use.environment.plugin if isinstance(use, EnvironmentRolloutSpec) else ""
+    who, key, lenient = "the agent", "schedule", True
+    if isinstance(use, EnvironmentRolloutSpec):
+        who, key = f"environment plugin {use.environment.plugin!r}", "environment"
+        lenient = use.environment.on_error != "fail"
+    elif isinstance(use, AgentRolloutSpec):
+        key = "function" if use.command is None else "command"
+        lenient = use.on_error != "fail"
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
     plugin_input = f"turn {segment.turn}: {_quote_text(segment.text)}"
@@ -342,12 +349,12 @@ def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
         plugin_input = f"the start of problem {problem}: {_quote_text(segment.text)}"
     return _build_plugin_fault(
         trial,
-        f"environment plugin {name!r}",
+        who,
         why,
         plugin_input,
-        path=("rollout", "environment"),
+        path=("rollout", key),
         handled="continue without the rollout",
-        lenient=isinstance(use, EnvironmentRolloutSpec) and use.environment.on_error != "fail",
+        lenient=lenient,
     )
 
 

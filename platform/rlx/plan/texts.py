@@ -20,7 +20,7 @@ from rlx.model import (
 from rlx.plugin import Demonstration, ListsProblems, Plugin, Problem, Reward, Split, Task
 from rlx.plugin_calls import show_plugin_output
 from rlx.seeding import derive_seed
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
+from rlx.spec import ExperimentSpec, KeyPath, MultiTurnRolloutSpec, TinyModelSpec
 from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
@@ -153,7 +153,7 @@ def _find_problem_fault(reward: Reward, problem: Problem) -> str:
 
 def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]:
     """Yields spans that no turn of the task's demonstrations has, and that resemble one it has."""
-    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+    if isinstance(spec.rollout, MultiTurnRolloutSpec):
         return
     worked = list(_list_demonstrations(task, spec.seed))
     arranged = [spec.rollout.arrange_demonstration(demo.turns) for demo in worked]
@@ -211,7 +211,7 @@ def _list_first_pass(task: Plugin, split: Split, seed: int) -> list[Problem]:
 
 def _check_worked_tags(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
     """Yields spans that the supervised start never writes, where it writes others instead."""
-    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+    if isinstance(spec.rollout, MultiTurnRolloutSpec):
         return
     worked = list(_list_demonstrations(task, spec.seed))
     arranged = [spec.rollout.arrange_demonstration(demo.turns) for demo in worked]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from operator import mul
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rlx.discovery import import_implementation
 from rlx.errors import PluginError, RlxError
@@ -35,7 +35,7 @@ from rlx.rollout.dialogue import (
 )
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, find_hull, find_spans
 from rlx.seeding import derive_seed
-from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
+from rlx.spec import AgentRolloutSpec, MultiTurnRolloutSpec, RolloutSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,9 @@ class RolloutPlan:
     Attributes:
         levels: levels, first turn first.
         system: system message for problems without their own.
-        talk: how the rollouts of the single level continue with an environment; None without one.
+        talk: how the rollouts of the single level continue with an environment, or with an agent's
+            program; None without one.
+        agent: the program that asks for the turns; None without one.
         own: settings of a schedule whose own function samples the trees; None without one.
         examples: messages before those of every problem.
     """
@@ -54,6 +56,7 @@ class RolloutPlan:
     system: str = ""
     talk: EnvironmentPlan | None = None
     own: Schedule | None = None
+    agent: AgentRolloutSpec | None = None
     examples: tuple[Message, ...] = ()
 
     @property
@@ -132,11 +135,35 @@ class RolloutPlan:
 
 def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
     """Builds the levels of a schedule."""
-    talk = build_talk(spec) if isinstance(spec, EnvironmentRolloutSpec) else None
-    own = spec if spec.implementation else None
+    talk = build_talk(spec) if isinstance(spec, MultiTurnRolloutSpec) else None
     return RolloutPlan(
-        spec.list_levels(), spec.system, talk, own, examples=list_example_messages(spec)
+        spec.list_levels(),
+        spec.system,
+        talk,
+        own=spec if spec.implementation else None,
+        agent=spec if isinstance(spec, AgentRolloutSpec) else None,
+        examples=list_example_messages(spec),
     )
+
+
+@runtime_checkable
+class AgentHost(Protocol):
+    """Runs the programs of agents, which ask for the turns of their rollouts."""
+
+    def sample_trees(
+        self,
+        plan: EnvironmentPlan,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        session: SamplingSession,
+        dialogue: Dialogue,
+    ) -> list[RolloutTree]:
+        """Samples the trees of all problems, in order."""
+        ...
+
+
+RolloutHost = EnvironmentHost | AgentHost
+"""What answers the turns of rollouts, beside the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +182,10 @@ def sample_rollout_trees(
     seeds: Sequence[int],
     session: SamplingSession,
     dialogue: Dialogue,
-    host: EnvironmentHost | None = None,
+    host: RolloutHost | None = None,
 ) -> list[RolloutTree]:
     """Samples the trees of all problems together: level by level, turn by turn with an environment,
-    or by the schedule's own function.
+    as the programs of agents ask for them, or by the schedule's own function.
 
     A turn's samples depend only on its problem's seed and on its place in the tree. The other
     problems of the batch cannot change it.
@@ -169,7 +196,7 @@ def sample_rollout_trees(
         seeds: one per problem.
         session: the sampling engine.
         dialogue: converts text to tokens and back.
-        host: runs the plan's environment; None if it has none.
+        host: runs the plan's environment or agent; None if it has none.
 
     Returns:
         Trees in the order of `problems`; in self-play two per problem, one for each player.
@@ -179,8 +206,12 @@ def sample_rollout_trees(
     """
     if plan.own is not None:
         return sample_own_trees(plan.own, problems, seeds, session, dialogue)
+    if plan.talk is not None and plan.agent is not None:
+        if not isinstance(host, AgentHost):
+            raise ValueError("a plan with an agent needs a host for its programs")
+        return host.sample_trees(plan.talk, problems, seeds, session, dialogue)
     if plan.talk is not None:
-        if host is None:
+        if not isinstance(host, EnvironmentHost):
             raise ValueError("a plan with an environment needs a host for it")
         return sample_conversations(plan.talk, problems, seeds, session, dialogue, host)
     return _sample_levels(plan, problems, seeds, session, dialogue)

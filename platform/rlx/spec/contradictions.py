@@ -14,7 +14,7 @@ from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.model import TinyModelSpec
 from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
-from rlx.spec.rollout import EnvironmentRolloutSpec
+from rlx.spec.rollout import AgentRolloutSpec, EnvironmentRolloutSpec, MultiTurnRolloutSpec
 from rlx.spec.training import VllmSamplerSpec
 
 _MOST_ROWS = 10**6
@@ -261,7 +261,7 @@ def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             help_ = "say which reward means that an answer is right: evaluation: {correct: NAME}"
             path = path if "evaluation" in spec.model_fields_set else ("rewards",)
         yield build_error(path, message, suggest_name(judge, names, help_))
-    elif judge in rewards and isinstance(spec.rollout, EnvironmentRolloutSpec):
+    elif judge in rewards and isinstance(spec.rollout, MultiTurnRolloutSpec):
         message = f"evaluation.correct is {judge!r}, which scores turns"
         help_ = "it must say whether a whole rollout is right: name one of rewards.global"
         yield build_error(path, message, suggest_name(judge, spec.rewards.global_, help_))
@@ -297,7 +297,7 @@ def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             against=("rollout", *first.at),
         )
         return
-    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+    if isinstance(spec.rollout, MultiTurnRolloutSpec):
         yield build_error(
             ("probe",),
             "probe needs the reasoning and the answer in one turn: schedule "
@@ -417,7 +417,7 @@ def _check_expected_score(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     expected = spec.loss.expected
     if expected is None:
         return
-    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+    if isinstance(spec.rollout, MultiTurnRolloutSpec):
         yield build_error(
             ("loss", "expected"),
             "loss.expected needs one confidence and one label per row: schedule "
@@ -677,6 +677,8 @@ def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     }
     if isinstance(spec.rollout, EnvironmentRolloutSpec):
         limits["rollout", "environment", "deadline"] = spec.rollout.environment.deadline
+    if isinstance(spec.rollout, AgentRolloutSpec):
+        limits["rollout", "deadline"] = spec.rollout.deadline
     path, longest = max(limits.items(), key=lambda item: item[1], default=((), 0.0))
     if longest >= most:
         yield build_warning(
