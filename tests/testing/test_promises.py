@@ -65,6 +65,7 @@ def options(tmp_path):
         ("reward", "info"): {"key": "return"},
         ("schedule", "two_turn"): {"confidence": {"max_new_tokens": 8}},
         ("schedule", "environment"): {"environment": {"plugin": "kg"}},
+        ("schedule", "agent"): {"function": "agent:play"},
         ("schedule", "levels"): {"levels": [{"kind": "answer", "max_new_tokens": 8}]},
         ("task", "mixture"): {"tasks": {"easy": {"plugin": "countdown", "numbers": [2]}}},
     }

@@ -36,7 +36,7 @@ from rlx.results.identities import (
 from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import RewardPool
 from rlx.sealed_folder import CheckpointError, check_sealed_folder, compute_manifest_digest
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
+from rlx.spec import ExperimentSpec, GlobalReward, MultiTurnRolloutSpec, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 
 ProbeBody = tuple[int, str, str]
@@ -259,7 +259,7 @@ def _describe_mask_reach(spec: ExperimentSpec, strategy: Mask, phase: str | None
     """Yields a note if the mask trains on environment observations."""
     if (
         phase is not None
-        and isinstance(spec.rollout, EnvironmentRolloutSpec)
+        and isinstance(spec.rollout, MultiTurnRolloutSpec)
         and strategy.reaches_beyond()
     ):
         yield (
