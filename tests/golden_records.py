@@ -59,7 +59,7 @@ def agrees(got: Any, expected: Any, rtol: float, atol: float) -> bool:
 
 # Inputs ------------------------------------------------------------------------------------------
 
-_BOOLEANS = ("mask", "contents", "turn_present")
+_BOOLEANS = ("mask", "contents", "turn_present", "counted")
 _STREAM_OUTPUTS = tuple(sorted({stream.name for stream in STREAMS.values() if stream.is_output}))
 _PLAIN = ("reward_weights", "score_source", "state")
 _INTEGERS = ("rows", "kinds", "lengths", "levels", "slot")
@@ -217,7 +217,8 @@ def compute_policy_loss(inputs: Mapping[str, Any], options: Mapping[str, Any]) -
     Args:
         inputs: `logprobs`, `old_logprobs`, `advantages` and `mask`, `[B, T]`; `choice_logprobs`
             from which `covariance` chooses, by default the old ones; `lengths` `[B]` for
-            `aggregate: constant`.
+            `aggregate: constant`; `counted` `[B]`, rows that count though none of their tokens
+            learns.
         options: keys of `loss`.
     """
     spec = TypeAdapter(LossSpec).validate_python(dict(options))
@@ -239,6 +240,7 @@ def compute_policy_loss(inputs: Mapping[str, Any], options: Mapping[str, Any]) -
         aggregate=spec.aggregate,
         per_turn=spec.per_turn,
         constant_lengths=given.get("lengths"),
+        counted=given.get("counted"),
     )
     value = (weights[mask] * losses).sum()
     (gradient,) = torch.autograd.grad(value, logprobs)

@@ -163,7 +163,8 @@ def join_alone() -> None:
     keeps what it has found."""
     if dist.is_initialized():
         return
-    import deepspeed.comm.torch  # imported here: it takes seconds
+    import deepspeed.comm.torch  # noqa: F401  (imported here: it takes seconds)
 
-    deepspeed.comm.torch.build_shm_op = lambda: None  # as in rlx.learner: else it is compiled
+    # As in rlx.learner: else it is compiled. The package's own `torch` is that of PyTorch.
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

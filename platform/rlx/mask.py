@@ -43,7 +43,8 @@ def select_effective_tokens(batch: TokenBatch, options: Effective) -> Tensor:
 def select_span_tokens(batch: TokenBatch, options: TurnSpans) -> Tensor:
     """`[B, T]` a row's own tokens inside any of its spans, tags included.
 
-    The spans are those declared in YAML for each kind of turn.
+    The spans are those declared in YAML for each kind of turn. Every turn of a row is taken by
+    itself: one without any of its spans falls back, whatever the others have.
 
     Reference:
         RLCR in two turns (RLCR: arXiv 2507.16806): M_ans is think + answer, M_conf is analysis +
@@ -52,13 +53,20 @@ def select_span_tokens(batch: TokenBatch, options: TurnSpans) -> Tensor:
     mask = torch.zeros_like(batch.is_own)
     for span in (batch.is_hull,) if options.hull else batch.spans.values():
         mask |= span
-    found = mask.any(dim=1, keepdim=True)
+    found = _extend_to_turns(mask, batch.turn_ids)
     if options.include_eos:
         mask |= batch.is_end & found
     if options.fallback == "response":
         mask |= batch.is_own & ~found
     mask &= batch.is_own
     return mask if options.truncated == "learn" else mask & ~_find_truncated_rows(batch)
+
+
+def _extend_to_turns(mask: Tensor, turn_ids: Tensor) -> Tensor:
+    """`[B, T]` bool all tokens of the turns that have a token in the mask."""
+    turns = turn_ids.clamp(min=0)  # column 0: tokens of no turn, none of which is in the mask
+    counts = torch.zeros(len(mask), int(turns.max()) + 1, dtype=torch.int64)
+    return counts.scatter_add(1, turns, mask.long()).gather(1, turns) > 0
 
 
 def _find_truncated_rows(batch: TokenBatch) -> Tensor:

@@ -90,6 +90,9 @@ class PhaseSetup:
     @property
     def requested_kinds(self) -> dict[str, str]:
         """Requested kind of turn, by the kind that the environment may assign to it."""
+        if self.plan.agent is not None:
+            (requested,) = self.spec.rollout.turns
+            return dict.fromkeys((requested, FAILED), requested)
         if self.environment is None:
             return {turn: turn for turn in self.spec.rollout.turns}
         (requested,) = self.spec.rollout.turns

@@ -23,7 +23,7 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +44,8 @@ _KEPT = re.compile(r"(?P<file>[^/:@]+\.py)@(?P<digest>[0-9a-f]{16}):(?P<name>[A-
 
 
 _MODULE = "of_{digest}"
+_NAMING_KEYS = ("plugin", "function")
+"""Keys of an experiment whose values may name Python files."""
 
 
 __path__: list[str] = []
@@ -221,14 +223,15 @@ def list_plugin_files(tree: Any) -> list[str]:
 def map_plugin_names(
     node: Any, rename: Callable[[str, tuple[str | int, ...]], str], path: tuple[str | int, ...] = ()
 ) -> Any:
-    """Returns the values of an experiment, in which every plugin's name is what `rename` makes of
-    it and of the path of its key. Dotted keys, as in `phases[].set`, count by their last part."""
+    """Returns the values of an experiment, in which the name of every plugin, and of an agent's
+    function, is what `rename` makes of it and of the path of its key. Dotted keys, as in
+    `phases[].set`, count by their last part."""
     if isinstance(node, list):
         return [map_plugin_names(each, rename, (*path, n)) for n, each in enumerate(node)]
     if isinstance(node, dict):
         return {key: map_plugin_names(each, rename, (*path, key)) for key, each in node.items()}
-    is_name = isinstance(node, str) and path and str(path[-1]).rpartition(".")[2] == "plugin"
-    return rename(node, path) if is_name else node
+    key = str(path[-1]).rpartition(".")[2] if path else ""
+    return rename(node, path) if isinstance(node, str) and key in _NAMING_KEYS else node
 
 
 def _hash_text(text: bytes) -> str:
@@ -294,7 +297,8 @@ class _KeptReward(Reward):
 
 
 class _TrlReward(_KeptReward):
-    """Called with lists, one entry per completion of a prompt: `completions` and the columns."""
+    """Called with lists, one entry per completion of a prompt: `completions`, the columns, and
+    `prompts`, which is TRL's name of the column `prompt`."""
 
     scope = "group"
 
@@ -306,8 +310,9 @@ class _TrlReward(_KeptReward):
         for name, parameter in inspect.signature(self.function).parameters.items():
             is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             is_needed = parameter.default is parameter.empty and not is_variadic
-            if is_needed and name != "completions" and name not in problem:
-                raise ValueError(f"{self.kept.name} asks for the column {name!r}")
+            if is_needed and name not in ("completions", *_name_columns(problem)):
+                of = ", TRL's name of the column 'prompt'" if name == "prompts" else ""
+                raise ValueError(f"{self.kept.name} asks for the column {name!r}{of}")
 
     def score(self, samples: Sequence[Sample]) -> Sequence[float | None]:
         """The list that the function returns."""
@@ -316,13 +321,22 @@ class _TrlReward(_KeptReward):
         if self.messages:
             texts = [[{"role": "assistant", "content": text}] for text in texts]
         columns = {
-            name: [sample.problem[name] for sample in samples] for name in samples[0].problem
+            name: [sample.problem[column] for sample in samples]
+            for name, column in _name_columns(samples[0].problem).items()
         }
         asked = inspect.signature(self.function).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in asked.values()):
             columns = {name: column for name, column in columns.items() if name in asked}
         scores = self.function(**{**columns, "completions": texts})
+        if not isinstance(scores, Iterable):
+            raise TypeError(f"{self.kept.name} returned {scores!r}, not a score per completion")
         return [None if score is None else float(score) for score in scores]
+
+
+def _name_columns(problem: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of a problem by the names under which TRL gives them."""
+    names = {name: name for name in problem}
+    return names if "prompts" in names or "prompt" not in names else names | {"prompts": "prompt"}
 
 
 class _VerlReward(_KeptReward):

@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
@@ -50,6 +50,11 @@ def _escape_character(character: str) -> str:
     if unicodedata.category(character) in _HIDDEN or _BLANK.match(character):
         return character.encode("unicode_escape").decode("ascii")
     return character
+
+
+def format_duration(seconds: float) -> str:
+    """Formats a duration as minutes and seconds, or hours, minutes, seconds: `07:05`, `1:02:03`."""
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:")
 
 
 def format_timestamp() -> str:

@@ -3,12 +3,16 @@
 `rlx_plugins.mathematics` compares them as mathematics.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.answer_text import normalize_answer, parse_number
+
+_result = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\Z")
+"""The last line of a worked solution in the form of GSM8K."""
 
 
 def build_answer_example(
@@ -32,7 +36,8 @@ class AnswerReward(Reward):
     span: str | None = "answer"
     """The span to read; null for the whole response."""
     field: str = "answer"
-    """The problem's field that holds the right answer: text, a number, or a list of them."""
+    """The problem's field that holds the right answer: text, a number, or a list of them. Of a text
+    whose last line begins with `####`, as in GSM8K, it is the rest of that line."""
 
     def spans_read(self) -> Sequence[str]:
         """Returns the span that holds the answer."""
@@ -56,11 +61,19 @@ class AnswerReward(Reward):
         return self._find_right_answers(sample.problem)
 
     def _find_right_answers(self, problem: Mapping[str, Any]) -> tuple[str | int | float, ...]:
-        value: Any = problem.get(self.field)
+        if self.field not in problem:
+            there = ", ".join(map(repr, problem)) or "none"
+            raise ValueError(f"there is no field {self.field!r}; the problem has {there}")
+        value: Any = problem[self.field]
         values: list[Any] | tuple[Any, ...] = value if isinstance(value, list | tuple) else [value]
         if not values or not all(map(_is_answer, values)):
             raise ValueError(f"the field {self.field!r} must hold text or numbers, got {value!r}")
-        return tuple(v.strip() if isinstance(v, str) else v for v in values)
+        return tuple(_take_result(v.strip()) if isinstance(v, str) else v for v in values)
+
+
+def _take_result(text: str) -> str:
+    found = _result.search(text)
+    return found[1] if found else text
 
 
 def _is_answer(value: Any) -> bool:
@@ -82,6 +95,7 @@ class AnswerExactMatch(AnswerReward):
         build_answer_example("another case", "paris", "Paris", 0.0),
         build_answer_example("one of several", "7", [7, "seven"], 1.0),
         build_answer_example("a float in the data", "0.00001", 1e-05, 1.0),
+        build_answer_example("a worked solution", "72", "48 + 24 = 72\n#### 72", 1.0),
         build_answer_example(
             "normalised", "The  answer: U.S.A.!", "answer usa", 1.0, normalize="text"
         ),

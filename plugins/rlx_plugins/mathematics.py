@@ -12,7 +12,7 @@ import re
 import signal
 import traceback
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -80,8 +80,15 @@ class MathVerify(AnswerReward):
         Raises:
             ImportError: it is not installed.
         """
-        if find_spec("math_verify") is None:
+        if not _is_installed():
             raise ImportError(_MISSING)
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Requires a right answer. Reads one that does not look like mathematics: to read all would
+        take minutes."""
+        for one in self._find_right_answers(problem):
+            if isinstance(one, str) and _foreign.search(_command.sub("", one)) and _is_installed():
+                _read_right_answer(one)
 
     def score(self, sample: Sample) -> Score:
         """Compares one answer.
@@ -132,6 +139,15 @@ class MathVerify(AnswerReward):
                 done = not self.finished or _is_finished(value)
                 return _RIGHT if done else _UNFINISHED
         return _WRONG if found else _UNREADABLE
+
+
+def _is_installed() -> bool:
+    return find_spec("math_verify") is not None
+
+
+_command = re.compile(r"\\(?:text|textrm|mathrm|mbox|operatorname)\{[^{}]*\}|\\[A-Za-z]+")
+_foreign = re.compile(r"[A-Za-z]{2,}[,.;:]?\s+[A-Za-z]{2,}|[?#@\"]")
+"""Two words in a row, apart from what LaTeX writes as text, or signs that no formula has."""
 
 
 # The formula of an answer ------------------------------------------------------------------------

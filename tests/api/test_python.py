@@ -60,11 +60,17 @@ def test_what_is_wrong_is_returned_or_raised():
         rlx.read(RLCR, "sed=7")
     with pytest.raises(rlx.SpecError, match="nowhere"):
         rlx.validate("nowhere.yaml")
+    with pytest.raises(rlx.SpecError, match="no such file, but an example: rlx new --from quick"):
+        rlx.read("quick")
 
 
 def brevity(sample, *, longest: int = 40) -> float:
     """1 for short answers."""
     return float(len(sample.response) <= longest)
+
+
+ENDLESS = {"plugin": "dataset"}
+ENDLESS["again"] = ENDLESS
 
 
 def test_an_experiment_is_given_as_a_mapping_or_as_an_object():
@@ -88,6 +94,7 @@ def test_an_experiment_is_given_as_a_mapping_or_as_an_object():
             "rewards.*: a lambda has no",
         ),
         ({"name": brevity}, "'name': a value of type function cannot be written"),
+        ({"task": ENDLESS}, "the mapping contains itself, or is nested too deeply"),
     ],
 )
 def test_faults_of_a_mapping_are_named(changes, message):

@@ -38,6 +38,10 @@ def as_trl(completions, target, **columns):
 def as_trl_of_messages(completions, target):
     return [float(c[0]["content"] == str(t)) for c, t in zip(completions, target)]
 
+def as_trl_of_prompts(prompts, completions, **columns):
+    assert set(columns) == {"prompt", "target"}
+    return [float(p == c) for p, c in zip(prompts, completions)]
+
 def as_verl(data_source, solution_str, ground_truth, extra_info=None):
     assert extra_info.get("index", 0) == 0
     return {"score": float(solution_str == ground_truth), "length": len(solution_str)}
@@ -85,6 +89,9 @@ def test_functions_are_called_by_the_signature_that_they_have(folder):
     assert (trl.scope, trl.score(group)) == ("group", [1.0, 0.0, None])
     assert load("as_trl_of_messages", messages=True).score(group[:2]) == [1.0, 0.0]
 
+    asked = [sample(text, prompt="say 7", target=7) for text in ("7", "say 7")]
+    assert load("as_trl_of_prompts").score(asked) == [0.0, 1.0]
+
     verl = load("as_verl")
     nested = {"data_source": "sums", "reward_model": {"ground_truth": "7"}}
     for problem in (nested, {"ground_truth": "7"}):
@@ -103,6 +110,10 @@ def test_problems_that_a_function_cannot_use_are_refused(folder):
     with pytest.raises(ValueError, match="as_trl asks for the column 'target'"):
         load("as_trl").check_problem({"answer": "7"})
     load("as_trl").check_problem({"target": 7})
+    with pytest.raises(ValueError, match="the column 'prompts', TRL's name of the column 'prompt'"):
+        load("as_trl_of_prompts").check_problem({"question": "say 7"})
+    for problem in ({"prompt": "say 7"}, {"prompts": "say 7"}):
+        load("as_trl_of_prompts").check_problem(problem)
     with pytest.raises(ValueError, match="compares with `ground_truth`"):
         load("as_verl").check_problem({"target": 7})
 

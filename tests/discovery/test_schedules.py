@@ -253,7 +253,7 @@ def test_it_is_listed_checked_validated_and_planned(tmp_path, capsys):
 
 def test_the_schema_holds_every_installed_one_that_can_be_imported():
     shape = ExperimentSpec.model_json_schema()["properties"]["rollout"]
-    names = {"single", "two_turn", "levels", "environment", "draft", "retry"}
+    names = {"single", "two_turn", "levels", "environment", "agent", "draft", "retry"}
     assert shape["discriminator"]["mapping"].keys() == names
     models = experiment_schema({})["$defs"]
     meaning = models["Retry"]["properties"]["every"]["description"]

@@ -1,5 +1,7 @@
 """Chat templates: what is said around the turns is the template's; the turns are left alone."""
 
+from dataclasses import replace
+
 import pytest
 from checkpoints import STYLES, Style, tokenizer
 from hypothesis import given
@@ -177,3 +179,13 @@ def test_a_template_that_hides_the_turns_is_refused(text):
 def test_a_trimmed_turn_is_found():
     dialogue = Speaker(template("{{ m['content'] | trim }}<end>")).dialogue
     assert dialogue.reply("sure?", ()) == dialogue.encode("<end><in>sure?<out>")
+
+
+def test_a_template_that_writes_the_date_shows_the_same_prompt_every_day():
+    source = "{% if strftime_now is defined %}<in>Today: {{ strftime_now('%d %b %Y') }}{% endif %}"
+    style = template("{{ m['content'] }}<end>")
+    dated = tokenizer(replace(style, template=source + style.template))
+    dialogue = ChatDialogue(dated, (dated.eos_token_id,))
+    said = dialogue.encode("<in>Today: 01 Jan 2025<in>nums: 3<out>")
+    assert dialogue.open("nums: 3") == said
+    assert dialogue.open_chat([{"role": "user", "content": "nums: 3"}]) == said

@@ -167,3 +167,18 @@ def test_what_cannot_be_written_or_does_not_fit_is_found(english):
         template = {"template": "Question: {prompt}", "max_new_tokens": 20}
         found = faults(english(rollout={**limited, "answer": template, "max_prompt_tokens": rule}))
         assert found and all(says in fault.message for fault in found)
+
+
+def test_a_limit_that_drops_everything_is_found_where_problems_repeat(english):
+    few = {"plugin": "countdown", "numbers": [2], "number_range": [1, 3], "target_range": [1, 9]}
+    spec = english(
+        task=few,
+        rewards={"turn": {"accuracy": {"plugin": "countdown.verify", "turn": "answer"}}},
+        rollout={
+            "schedule": "single",
+            "answer": {"max_new_tokens": 20},
+            "max_prompt_tokens": {"limit": 2},
+        },
+    )
+    (drawn,) = {f.message.partition(" problems")[0] for f in faults(spec)}
+    assert drawn == "64 of the first 64"

@@ -47,7 +47,8 @@ def test_a_think_tag_that_the_first_prompt_opens_is_fine(plan):
 
 def test_spans_that_nothing_has(plan):
     report = plan("countdown", "rollout.answer.spans=[reply]", "model={kind: tiny}")
-    assert [t[1] for t in told(report)] == ["rollout.answer.spans", "rewards"]
+    places = ["rollout.answer.spans", "rewards.turn.score", "rewards"]
+    assert [t[1] for t in told(report)] == places
     assert report.phases[0].counts.rows_without_spans == 24
 
 
@@ -115,3 +116,71 @@ guest: {plugin: raises, turn: answer}}}"
     assert "nowhere.jsonl" in report.notes[0] and "stand in" in report.notes[0]
     (fault,) = report.findings  # a scorer may need what the stand-in lacks
     assert fault.severity == "warning" and report.exit_code == 0
+
+
+TWO_POINTS = """
+def two_points(sample):
+    return 2.0 * (sample.spans.get("answer", "").strip() == sample.problem["answer"])
+"""
+
+
+def test_data_and_rewards_of_ones_own(plan, tmp_path, monkeypatch):
+    """What reading the file cannot show: no figure of it would tell that anything is wrong."""
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    (tmp_path / "points.py").write_text(TWO_POINTS)
+    lines = [f'{{"question": "{n} + 1 =", "answer": "{n + 1}"}}\n' for n in range(8)]
+    for name, some in (
+        ("train", lines[:5]),
+        ("test", lines[5:]),
+        ("worked", lines[3:6]),
+        ("far", lines[:1]),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text("".join(some))
+
+    def read(train, test, more=""):
+        paths = (
+            f"train: {{path: {tmp_path}/{train}.jsonl}}, test: {{path: {tmp_path}/{test}.jsonl}}"
+        )
+        return f"{{plugin: dataset, prompt: '{{question}}', {paths}{more}}}"
+
+    def start(train, test, form):
+        worked = read(train, test, f", demonstrations: ['{form}']")
+        return f"model={{kind: tiny, tokenizer: bytes, warm_start: {{demonstrations: {worked}}}}}"
+
+    points = f"rewards.turn.score={{plugin: {tmp_path}/points.py:two_points, turn: answer}}"
+    form = "<answer>{answer}</answer>"
+    cases = [  # overrides, what is warned of, and how
+        (
+            [points, "evaluation.correct=score"],
+            ("evaluation.correct", "for synthetic ones it is 0, 2: accuracy would be 0"),
+        ),
+        (
+            ["evaluation.problems=4"],
+            ("evaluation.problems", "is 4, but there are 3 held-out problems"),
+        ),
+        (
+            [start("train", "test", f"<why>one more</why>{form}")],
+            (
+                "rollout.answer.spans",
+                "names think, which no worked answer of the warm start has; it has why, answer",
+            ),
+        ),
+        (
+            [start("worked", "far", f"<think>one more</think>{form}")],
+            ("model.warm_start", "1 of 3 held-out problems are among the demonstrations"),
+        ),
+        (
+            ["rewards.turn.brier={plugin: rlcr.brier, turn: answer, of: exact}"],
+            ("rewards.turn.brier", "is 0 for every synthetic answer: no confidence"),
+        ),
+    ]
+    own = "rewards={turn: {exact: {plugin: exact_match, turn: answer}}}"
+    room = "rollout.answer.max_new_tokens=90"
+    base = ("model={kind: tiny, tokenizer: bytes}", room, f"task={read('train', 'test')}", own)
+    wrong = []
+    for overrides, (path, text) in cases:
+        given = (*base, "evaluation={problems: 3, correct: exact}", *overrides)
+        found = [(p, m) for _, p, m in told(plan("countdown", *given))]
+        if [p for p, m in found if text in m] != [path] or len(found) != 1:
+            wrong.append((text, found))
+    assert not wrong

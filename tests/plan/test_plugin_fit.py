@@ -143,6 +143,42 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
             "rollout.num_generations_answer",
             "a group of one has no signal",
         ),
+        (["optimizer: {learning_rate: 5e4}"], "optimizer.learning_rate", "is 50000: AdamW would"),
+        (
+            ["critic: {learning_rate: 1}", "estimator: {name: gae}"],
+            "critic.learning_rate",
+            "critic.learning_rate is 1: AdamW would",
+        ),
+        (
+            ["optimizer: {betas: [0.999, 0.9]}"],
+            "optimizer.betas",
+            "[0.999, 0.9]: the first one, of the mean gradient, is usually the smaller",
+        ),
+        (
+            ["loss: {clip: [0.8, 1.2]}"],
+            "loss.clip",
+            "[0.8, 1.2], distances from 1: the ratio is clipped to [0.2, 2.2]",
+        ),
+        (
+            ["rollout: {schedule: single, answer: {prefix: <anwser>, spans: [answer]}}"],
+            "rollout.answer.prefix",
+            "begins with <anwser>, and rollout.answer.spans has answer",
+        ),
+        (
+            ["rollout: {schedule: single, answer: {stop: [</think>], spans: [answer]}}"],
+            "rollout.answer.stop",
+            "ends at </think>, and rollout.answer.spans has answer",
+        ),
+        (
+            ["rollout: {schedule: single, examples: [{user: 3 + 4, assistant: '7'}]}"],
+            "rollout.examples.0.assistant",
+            "has none of the spans think, answer, which rollout.answer.spans names",
+        ),
+        (
+            ["runner: {hang_after: 5}"],
+            "runner.hang_after",
+            "hang_after is 5 and rewards.turn.accuracy.deadline 5: while one call takes that long",
+        ),
     ],
 )
 def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
@@ -164,10 +200,39 @@ def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
         ["loss: {ratio: sequence, clip: [3e-4, 4e-4], aggregate: sequence_mean}"],
         ["loss: {surrogate: cispo, clip: [1.0, 0.28]}"],
         ["rollout: {schedule: single, dynamic_sampling: {max_batches: 3}}"],
+        ["optimizer: {learning_rate: 0.1, betas: [0.9, 0.9]}", "runner: {hang_after: 5.1}"],
+        ["loss: {clip: [0.2, 1.2]}"],
+        [
+            "rollout: {schedule: single, answer: {prefix: <think>, stop: [</answer>, '\\n']}, "
+            "examples: [{user: 3 + 4, assistant: 7<answer>7</answer>}]}",
+        ],
+        ["rollout: {schedule: single, answer: {stop: [</x>], spans: []}}"],
+        ["loss: {clip: [0.5, 1.0]}"],
     ],
 )
 def test_what_fits_is_taken_in_silence(lines, warned):
     assert warned(*lines)[0] == {}
+
+
+def test_groups_of_equal_samples_have_no_signal(warned):
+    _, plugins = warned(TWO_TURNS.format("answer: {top_k: 1}"))
+    said = [w.message for w in plugins.warnings if w.path == ("rollout", "answer", "top_k")]
+    assert sum("so the 8 samples of a group are equal" in text for text in said) == 1
+    other = "estimator: {name: reinforce_plus_plus}"
+    _, plugins = warned(other, "rollout: {schedule: single, answer: {top_k: 1}}")
+    assert not any("samples of a group" in w.message for w in plugins.warnings)
+
+
+def test_what_is_said_of_a_reward_that_is_edited(tmp_path):
+    """A judge with a negative weight, and a deadline in milliseconds."""
+    path = tmp_path / "spec.yaml"
+    for option, key, text in (
+        ("weight: -1", "weight", "the policy is paid for wrong answers"),
+        ("deadline: 5000", "deadline", "runner.hang_after is 3600 and rewards.turn.accuracy.dead"),
+    ):
+        path.write_text(SPEC.replace("turn: answer", f"turn: answer, {option}"))
+        (warning,) = check_file(path)[1].warnings
+        assert warning.path == ("rewards", "turn", "accuracy", key) and text in warning.message
 
 
 # Warnings of rewards -----------------------------------------------------------------------------

@@ -95,6 +95,15 @@ def test_a_problem_without_an_answer_is_not_the_models_fault(reward, right):
         reward.score(sample("a", right))
 
 
+def test_a_problem_without_the_field_says_which_it_has():
+    for reward in (AnswerExactMatch(), MathVerify(field="reward_model.ground_truth")):
+        with pytest.raises(ValueError) as caught:
+            reward.check_problem({"prompt": "3 + 4", "solution": "7"})
+        assert str(caught.value) == (
+            f"there is no field '{reward.field}'; the problem has 'prompt', 'solution'"
+        )
+
+
 @each_row("case", CASES, ids=[case["id"] for case in CASES])
 def test_answers_that_other_graders_got_wrong(case):
     found = re.search(r"<answer>(.*)</answer>", case["response"], re.DOTALL)
@@ -263,6 +272,47 @@ def test_hostile_answers_are_wrong_and_cost_no_more_than_their_time(pool):
 def test_the_last_formula_of_a_long_answer_is_read(pool):
     said = sample("1 " * 5000 + "+ $42$")
     assert judged(pool, said, max_length=10) == [(1.0, None)]
+
+
+def test_the_last_line_of_a_worked_solution_is_the_right_answer(pool):
+    worked = "She has 48 + 24 = 72 left.\n#### 72"
+    cases = [  # right answer in the data, answer, whether it is right
+        (worked, "72", True),
+        (worked, "48", False),
+        ("#### 72", "72", True),
+        (worked + "\n", "72", True),
+        ("#### 72\nor so", "72", False),
+        ("C#### 72", "72", False),
+        ([worked, "seventy-two"], "seventy-two", True),
+    ]
+    wrong = []
+    for right, answer, is_right in cases:
+        if AnswerExactMatch().score(sample(answer, right)).value != is_right:
+            wrong.append((right, answer))
+    assert not wrong
+    assert judged(pool, sample("72.0", worked)) == [(1.0, None)]
+
+
+def test_what_cannot_be_read_is_refused_before_a_run():
+    refused = ["72 ## 73", "???", "48/2 = 24. #### 72"]
+    taken = [
+        "72",
+        r"\frac{1}{2}",
+        r"5\text{ square units}",
+        "5 km",
+        "Yes",
+        "x = 5",
+        r"\sin x \cos x",
+        "no solution",
+    ]
+    found = []
+    for right in (*refused, *taken):
+        try:
+            MathVerify().check_problem({"answer": right})
+        except ValueError as error:
+            found.append(right)
+            assert "cannot be read as mathematics" in str(error)
+    assert found == refused
 
 
 def test_a_right_answer_that_cannot_be_read_is_not_the_models_fault(pool):

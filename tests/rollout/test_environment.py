@@ -174,6 +174,33 @@ def test_contexts_are_exactly_the_tokens_on_the_path():
     assert seen == asked
 
 
+class Thinking(Characters):
+    """A dialogue whose template begins every message of the policy with an open `<think>`."""
+
+    def reply(self, text, after, prefix=""):
+        return (*super().reply(text, after), *self.encode("<think>\n" + prefix))
+
+
+def test_later_turns_close_the_think_that_their_header_opens():
+    found = set()
+    for dialogue in (Characters(), Thinking()):
+        plan = build_rollout_plan(spec(observation="message"))
+        problems = [problem(name) for name in "abcdef"]
+        trees = sample_rollout_trees(
+            plan, problems, range(6), Hashing(TEXTS), dialogue, LocalHost(Game())
+        )
+        for turn in (s for chain in everyone(trees) for s in chain if s.author == "policy"):
+            if "</think>" in turn.text and "<think>" not in turn.text:
+                opened, later = type(dialogue) is Thinking, turn.turn > 1
+                text = turn.spans["think"].text if "think" in turn.spans else None
+                found.add((opened, later, text, turn.hull is not None))
+    assert found == {
+        *((opened, False, "é", True) for opened in (False, True)),
+        (False, True, None, False),
+        (True, True, "é", True),
+    }
+
+
 def test_the_environment_sees_each_turn_as_it_was():
     host = Watched(Game())
     trees = grown("ab", [5, 6], host=host)

@@ -147,12 +147,15 @@ def test_completions_are_kept_as_they_came():
             assert turn.spans == find_spans(turn.text, ends, names, first_turn=level == 1)
 
 
-def test_only_a_first_turn_may_start_inside_think():
-    turns = [s for t in grown(two_turn, "abcdefgh", range(8)) for s in t.segments if s.turn]
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_turn_starts_inside_think_if_it_is_the_first_or_its_prompt_opens_it(opened):
+    asked = two_turn.confidence.model_copy(update={"template": "sure?\n<think>\n"})
+    spec = two_turn.model_copy(update={"confidence": asked} if opened else {})
+    turns = [s for t in grown(spec, "abcdefgh", range(8)) for s in t.segments if s.turn]
     unopened = [s for s in turns if "</think>" in s.text and "<think>" not in s.text]
     assert {(s.kind, "think" in s.spans) for s in unopened} == {
         ("answer", True),
-        ("confidence", False),
+        ("confidence", opened),
     }
 
 

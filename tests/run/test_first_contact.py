@@ -5,6 +5,7 @@ import yaml
 from checkpoints import make_checkpoint
 from run_homes import QUIET
 
+from rlx.results.models import StepSeconds
 from rlx.run.first_contact import MOST_PROMPTS, PROMPTS
 
 SPEC = {
@@ -82,3 +83,33 @@ def test_the_shares_at_first_contact_are_kept_with_the_run(submit, finished):
     assert contact["rewards"]["accuracy"]["absent"] == 0
     assert contact["groups"]["answer"]["with_signal"] > 0
     assert len(contact["samples"]) == 3
+
+
+def test_a_plan_tries_the_model_and_times_a_step_of_each_phase(own_home, finished, tmp_path):
+    more = {"rollout.prompts_per_step": 8, "loss.old_logprobs": "learner"}
+    phases = [{"name": "one", "steps": 3}, {"name": "two", "steps": 2, "set": more}]
+    model = {"kind": "pretrained", "path": str(finished.root / "model")}
+    path = tmp_path / "contact.yaml"
+    path.write_text(yaml.safe_dump({**SPEC, "model": model, "phases": phases}))
+    tried = own_home.json("plan", path, "--try", 2)
+    assert tried["first_contact"]["prompts"] == 2
+    one, two = tried["seconds"]
+    assert [(each["phase"], each["steps"]) for each in (one, two)] == [("one", 3), ("two", 2)]
+    for each in (one, two):
+        parts = [each["sampling"], each["scoring"], each["update"]]
+        assert min(parts) > 0
+        assert each["step"] == pytest.approx(sum(parts))
+    lines = own_home.rlx("plan", path, "--try", 2).stdout
+    assert "a step of two takes about" in lines
+
+
+def test_a_step_is_described_with_what_all_of_them_take():
+    seconds = StepSeconds("joint", 40, 12.34, 0.25, 7.41)
+    assert seconds.describe() == (
+        "a step of joint takes about 20 s here (sampling 12.3 s, scoring 0.25 s, update 7.41 s); "
+        "40 of them 13:20"
+    )
+    assert StepSeconds("joint", 2, 1.0, 0.0, None).describe() == (
+        "a step of joint takes about 1 s here (sampling 1 s, scoring 0 s, no token learns); "
+        "2 of them 00:02"
+    )

@@ -52,7 +52,11 @@ def test_figures_of_calibration_are_those_of_rlx(own_home, own_finished, monkeyp
 def test_what_is_not_there_is_named(own_home, own_finished):
     wrong = own_home.rlx("eval", own_finished.id, "--with", "lm-eval:sums")
     assert wrong.returncode == 2 and "write lm_eval:TASK or inspect:FILE" in wrong.stderr
-    failed = own_home.rlx("eval", own_finished.id, "--with", "inspect:none.json")
+    for none in ("inspect:none.json", "lm_eval:none.yaml"):
+        lost = own_home.rlx("eval", own_finished.id, "--with", none)
+        assert lost.returncode == 2 and f"there is no file {none.partition(':')[2]}" in lost.stderr
+    (own_home.folder / "broken.json").write_text("{")
+    failed = own_home.rlx("eval", own_finished.id, "--with", "inspect:broken.json")
     assert failed.returncode == 4 and "inspect ended with exit code 1" in failed.stderr
     own_home.environment["PYTHONPATH"] = ""
     away = own_home.rlx("eval", own_finished.id, "--with", "lm_eval:sums")

@@ -32,8 +32,9 @@ from rlx.testing import (
 )
 from rlx.testing.promise import run_checks
 
-ELSEWHERE = {"verifiers"}
-"""Need a server or an interpreter of their own: tests/gyms checks their promises."""
+ELSEWHERE = {"command", "judge", "judge.rank", "python_tests", "verifiers"}
+"""Need a sandbox, a server or an interpreter of their own: tests/system and tests/gyms check their
+promises."""
 SEARCHED = "pays only for solutions"
 """The promise that test_adversary.py keeps of every shipped reward, by a search of its own."""
 
@@ -64,6 +65,7 @@ def options(tmp_path):
         ("reward", "info"): {"key": "return"},
         ("schedule", "two_turn"): {"confidence": {"max_new_tokens": 8}},
         ("schedule", "environment"): {"environment": {"plugin": "kg"}},
+        ("schedule", "agent"): {"function": "agent:play"},
         ("schedule", "levels"): {"levels": [{"kind": "answer", "max_new_tokens": 8}]},
         ("task", "mixture"): {"tasks": {"easy": {"plugin": "countdown", "numbers": [2]}}},
     }

@@ -16,8 +16,8 @@ from rlx.spec.reading import LoadedSpec, count_errors, format_diagnostic
 from rlx.text import escape_unprintable, write_text_file
 
 if TYPE_CHECKING:
-    from rlx.evaluation import FirstContact
     from rlx.plan import PhaseReport, PlanReport
+    from rlx.results import ModelTrial
 
 
 _FILE = click.Path(path_type=Path)
@@ -34,7 +34,7 @@ _FILE = click.Path(path_type=Path)
     "prompts",
     type=click.IntRange(1),
     metavar="N",
-    help="Load the pretrained model and have it answer N problems.",
+    help="Load the pretrained model, have it answer N problems, and time a step.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
 @click.option("--html", type=_FILE, metavar="FILE", help="Write a self-contained HTML page.")
@@ -68,9 +68,9 @@ def plan(
     selected = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
     if html is not None:
         _write_plan_page(report, selected, html)
-    contact = None if prompts is None or report.exit_code else _try_model(read, prompts)
+    trial = None if prompts is None or report.exit_code else _try_model(read, prompts)
     if as_json:
-        tried = {} if contact is None else {"first_contact": contact.to_json()}
+        tried = {} if trial is None else trial.to_json()
         print_json({**report.to_json(), **tried}, allow_nan=False)
         return report.exit_code
 
@@ -79,13 +79,13 @@ def plan(
 
     show_plan(report, selected, open_console(), full=full or bool(numbers) or every is not None)
     sys.stdout.flush()
-    if contact is not None:
-        print_text("\n".join(contact.list_lines()))
+    if trial is not None:
+        print_text("\n".join(trial.list_lines()))
     _print_plan_findings(report, spec)
     return report.exit_code
 
 
-def _try_model(read: LoadedSpec, prompts: int) -> "FirstContact":
+def _try_model(read: LoadedSpec, prompts: int) -> "ModelTrial":
     from rlx.results import try_model
 
     return try_model(read.spec, prompts)

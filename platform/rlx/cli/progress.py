@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn
@@ -12,7 +11,7 @@ from rich.table import Column
 
 from rlx.cli.console import open_console
 from rlx.progress_callbacks import ShowProgress
-from rlx.text import escape_unprintable, format_timestamp
+from rlx.text import escape_unprintable, format_duration, format_timestamp
 
 LINE_EVERY = 15.0
 """Seconds between two lines where there is no terminal."""
@@ -129,13 +128,9 @@ class ProgressDisplay:
 def _format_pace(task: Task) -> str:
     """Formats the speed of a task and the time it still takes; after its end, the time it took."""
     if task.finished:
-        return f"in {_format_duration(task.finished_time or 0)}"
+        return f"in {format_duration(task.finished_time or 0)}"
     speed, left = task.speed, task.time_remaining
     if not speed:
         return ""
     rate = f"{speed:.3g}/s" if speed >= 1 else f"{1 / speed:.3g} s each"
-    return rate if left is None else f"{rate}, {_format_duration(left)} left"
-
-
-def _format_duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds))).removeprefix("0:")
+    return rate if left is None else f"{rate}, {format_duration(left)} left"

@@ -4,8 +4,10 @@ from .forward import PackedPolicy
 from .learner import (
     Learner,
     ReferencePolicy,
+    UpdateSeconds,
     build_learner_with_reference,
     learning_rate,
+    time_update,
     train_on_demonstrations,
     write_model,
 )
@@ -19,6 +21,7 @@ __all__ = [
     "PackedPolicy",
     "Ranks",
     "ReferencePolicy",
+    "UpdateSeconds",
     "UpdateStats",
     "build_learner_with_reference",
     "convert_checkpoints",
@@ -26,6 +29,7 @@ __all__ = [
     "join_ranks",
     "learning_rate",
     "load_consolidated_weights",
+    "time_update",
     "train_on_demonstrations",
     "write_model",
 ]

@@ -2,7 +2,8 @@
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -429,3 +430,72 @@ def build_learner_with_reference(
     frozen = None if is_adapted(policy.model) else FrozenCopy(policy, runner, ranks)
     learner = Learner(policy, runner, optimizer, ranks)
     return learner, AdapterFreeBase(learner) if frozen is None else frozen
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSeconds:
+    """What parts of an update take on one device, in seconds by the clock.
+
+    Attributes:
+        forward: log-probabilities of the wanted tokens, without a gradient.
+        gradient: the gradient of their sum.
+        optimizer: a step of AdamW.
+    """
+
+    forward: float
+    gradient: float
+    optimizer: float
+
+
+def time_update(
+    policy: Policy,
+    batch: TokenBatch,
+    want: Tensor,
+    runner: RunnerSpec,
+    optimizer: OptimizerSpec,
+    device: torch.device,
+) -> UpdateSeconds:
+    """Times an update in the form that the learner would choose, without a process group.
+
+    Args:
+        policy: its model is moved to the device and gets gradients; its weights stay as they are.
+        batch: rows of rollouts.
+        want: `[B, T]` bool, tokens whose log-probabilities enter the loss; at least one.
+        runner: micro-batch size, and whether activations are kept.
+        optimizer: settings of AdamW.
+        device: where to compute.
+    """
+    ranks = Ranks(rank=0, count=1, device=device)
+    module = PackedPolicy(policy.model.to(device).eval())
+    if runner.activation_checkpointing:
+        module.recompute_layers()
+    merges = choose_form(module, ranks).form.merges
+    choose_logits(module, runner, ranks)
+    share = RankMicroBatches(batch, want, runner.micro_batch_tokens, ranks, merge=merges)
+    adamw = build_adamw(module.parameters(), optimizer.model_copy(update={"learning_rate": 0.0}))
+
+    def compute_logprobs(packed: PackedBatch) -> Tensor:
+        return torch.as_tensor(module(packed, packed.gather_targets(batch.temperatures))[0])
+
+    def compute_gradient() -> None:
+        for packed in share:
+            compute_logprobs(packed).sum().backward()
+
+    compute_logprobs(next(iter(share)))  # what only a first call does
+    seconds = UpdateSeconds(
+        forward=_take_time(lambda: share.gather_token_values(compute_logprobs), device),
+        gradient=_take_time(compute_gradient, device),
+        optimizer=_take_time(adamw.step, device),
+    )
+    module.zero_grad()
+    module.keep_activations()
+    return seconds
+
+
+def _take_time(act: Callable[[], object], device: torch.device) -> float:
+    """Seconds until the device has done what `act` asks of it."""
+    began = time.perf_counter()
+    act()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began

@@ -6,7 +6,7 @@ from .copies import (
     keep_first_layers,
     share_model,
 )
-from .dialogue import ChatDialogue, PlainDialogue
+from .dialogue import ChatDialogue, ModelDialogue, PlainDialogue
 from .files import check_model_files, compute_model_fingerprint
 from .lora import (
     adapt_policy,
@@ -57,6 +57,7 @@ from .windows import (
 __all__ = [
     "ChatDialogue",
     "DemonstrationBatches",
+    "ModelDialogue",
     "PlainDialogue",
     "Policy",
     "SharedTraining",

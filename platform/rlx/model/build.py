@@ -70,6 +70,11 @@ class Policy:
     end_ids: tuple[int, ...]
 
     @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model has; its tokenizer may have fewer."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @property
     def context_length(self) -> int:
         """Maximum dialogue length in tokens: the positions that the model was trained on."""
         return find_context_length(self.model.config)

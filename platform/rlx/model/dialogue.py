@@ -3,8 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rlx.errors import PluginError, SpecError
 from rlx.model.vocabulary import Vocabulary
@@ -34,6 +35,10 @@ NEARBY = 200
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What an incomplete UTF-8 sequence decodes to."""
 
+TEMPLATE_DAY: Final = datetime(2025, 1, 1)
+"""What chat templates that write today's date get: a run that is resumed tomorrow and an evaluation
+next month show the same prompts."""
+
 
 class _DialogueBase(ABC):
     """Encoding of text and decoding of turns, shared by all dialogue formats."""
@@ -46,6 +51,11 @@ class _DialogueBase(ABC):
         named = tokenizer.added_tokens_decoder.values()
         self._control = [token.content for token in named if token.special]
         self.end_ids = tuple(end_ids)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._tokenizer
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """Returns the text without the end token, and the characters decoded after every token."""
@@ -208,6 +218,30 @@ class PlainDialogue(_DialogueBase):
         history = [Message(message["role"], message["content"]) for message in talk[:-1]]
         return self.open(talk[-1]["content"], system, history)
 
+    def follow_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        after: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[int, ...]:
+        """See `ChatDialogue.follow_chat`. Without a template the messages are the user's and the
+        assistant's in turn, the user's first and last.
+
+        Raises:
+            SpecError: there are other messages, or tools.
+        """
+        alternating = [("user", "assistant")[number % 2] for number in range(len(messages))]
+        if len(messages) % 2 == 0 or [m["role"] for m in messages] != alternating or tools:
+            raise SpecError(
+                "this model has no chat template: after a turn, its messages are those of user and "
+                "assistant in turn, the user's first and last, without tools"
+            )
+        ids = self.reply(messages[0]["content"], after)
+        for said, following in zip(messages[1::2], messages[2::2], strict=True):
+            turn = self.encode(said["content"])
+            ids += (*turn, *self.reply(following["content"], turn))
+        return ids
+
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """Returns the text, after an end token if the turn `after` has none."""
         return (*(() if self._is_closed(after) else self.end_ids[:1]), *self.encode(text + prefix))
@@ -257,16 +291,20 @@ class ChatDialogue(_DialogueBase):
         Raises:
             SpecError: the template refuses the messages, or does not write the tools.
         """
+        text = self._write_chat(messages, tools)
+        if tools and text == self._write_chat(messages, ()):
+            raise SpecError("the model's chat template does not write tools")
+        return self.encode(text)
+
+    def _write_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> str:
         from jinja2 import TemplateError
 
         try:
-            text = self._apply_template(messages, tools=tools)
-            bare = self._apply_template(messages) if tools else ""
+            return self._apply_template(messages, tools=tools)
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise SpecError(f"the model's chat template refuses these messages: {error}") from error
-        if tools and text == bare:
-            raise SpecError("the model's chat template does not write tools")
-        return self.encode(text)
 
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """Returns the tokens that close the turn `after`, the text, and the next turn's header.
@@ -274,7 +312,33 @@ class ChatDialogue(_DialogueBase):
         The end token of the turn is not repeated. A turn without one is closed as the template does
         it, or with the first end token if the template does not close turns.
         """
-        ids = self.encode(self._render_turn_suffix(text) + prefix)
+        return self._close_turn(self.encode(self._render_turn_suffix(text) + prefix), after)
+
+    def follow_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        after: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[int, ...]:
+        """Returns the tokens that close the turn `after`, the messages as the template writes them
+        after a turn, and the next turn's header.
+
+        Args:
+            messages, tools: as in `open_chat`; the messages that follow the turn.
+            after: the tokens of the turn.
+
+        Raises:
+            SpecError: the template refuses the messages, or does not reproduce a turn verbatim.
+        """
+        turn = _build_placeholder(repr(messages))
+        around = [_build_message("user", "?"), _build_message("assistant", turn)]
+        parts = self._write_chat([*around, *messages], tools).split(turn)
+        if len(parts) != 2:
+            raise SpecError("the model's chat template does not reproduce a turn verbatim")
+        return self._close_turn(self.encode(parts[1]), after)
+
+    def _close_turn(self, ids: tuple[int, ...], after: Sequence[int]) -> tuple[int, ...]:
+        """What follows the turn `after`, from what the template writes after a turn."""
         if self._is_closed(after):
             return ids[len(self._closing) or int(ids[:1] == tuple(after[-1:])) :]
         closes = self._closing or self._is_closed(ids[:1])
@@ -343,6 +407,7 @@ class ChatDialogue(_DialogueBase):
                 tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=prompt,
+                strftime_now=TEMPLATE_DAY.strftime,  # in place of the clock's
             )
         )
 

@@ -243,14 +243,14 @@ def _check_problems(
     """Checks that problems can be written and fit, as `rollout.max_prompt_tokens` has it."""
     limited = fit.rule is not None and fit.rule.on_longer
     any_text = _writes_any_text(fit.dialogue)
-    count, too_long = 0, dict[str, Problem]()
+    count, too_long = 0, list[tuple[str, Problem]]()  # of tasks that repeat problems, too
     try:
         frame = measure_prompt(fit.plan, Problem(id="", prompt="", fields={}), fit.dialogue)
         for problem in problems:
             count += 1
             is_short = any_text and fit.is_short(problem, frame)
             if not is_short and (excess := fit.describe_excess(problem)):
-                too_long[excess] = problem
+                too_long.append((excess, problem))
             elif any_text and limited == "drop":
                 return  # one that fits is enough
     except SpecError as error:
@@ -260,7 +260,7 @@ def _check_problems(
         return
     if limited == "truncate":
         try:
-            for problem in too_long.values():
+            for _, problem in too_long:
                 fit.fit(problem)
         except SpecError as error:
             message = str(error).removeprefix("rollout.max_prompt_tokens: ")
@@ -268,7 +268,7 @@ def _check_problems(
             yield TextFault(("rollout", "max_prompt_tokens"), message, help_)
         return
     room = "model.max_position" if isinstance(spec.model, TinyModelSpec) else "the context"
-    many = f"{len(too_long)} of the first {count} problems do not fit: {next(iter(too_long))}"
+    many = f"{len(too_long)} of the first {count} problems do not fit: {too_long[0][0]}"
     yield TextFault(
         path,
         many,

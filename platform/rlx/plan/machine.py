@@ -6,6 +6,8 @@ of the experiment that causes it. Ranks check again, because they may run later 
 
 import os
 import platform
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -378,6 +380,7 @@ def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
     if offline:
         found = "offline: HF_HUB_OFFLINE is set, only files on this machine are used"
     yield MachinePart("model hub", "ok", found)
+    yield _describe_sandbox()
     yield from _describe_plugins()
 
 
@@ -457,6 +460,22 @@ def _describe_mlflow_store(path: Path) -> MachinePart:
         return MachinePart("MLflow store", "absent", found)
     found = f"{format_path(path)}, {format_disk_space(path.stat().st_size)}"
     return MachinePart("MLflow store", "ok", found)
+
+
+def _describe_sandbox() -> MachinePart:
+    """Describes the sandbox of rewards that run code of answers."""
+    without = "rewards that run code need `unsafe: true`"
+    program = shutil.which("bwrap")
+    if program is None:
+        found = f"no bubblewrap: {without}"
+        return MachinePart("sandbox", "absent", found, "install the package bubblewrap")
+    command = [program, "--unshare-all", "--ro-bind", "/", "/", "true"]
+    trial = subprocess.run(command, capture_output=True, text=True, check=False)
+    if trial.returncode:
+        found = f"{trial.stderr.strip()}: {without}"
+        return MachinePart("sandbox", "broken", found, "let this user make user namespaces")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return MachinePart("sandbox", "ok", version.stdout.strip())
 
 
 def _describe_plugins() -> Iterator[MachinePart]:

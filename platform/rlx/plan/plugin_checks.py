@@ -1,9 +1,11 @@
 """Checks that plugins fit the spec and each other, and that no setting is silently ignored."""
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from rlx.agents import load_agent
 from rlx.discovery import (
     DEMONSTRATIONS,
     NEEDS,
@@ -20,6 +22,7 @@ from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
     EVERY_TURN,
     PROFILES,
+    AgentRolloutSpec,
     EnvironmentRolloutSpec,
     ExperimentSpec,
     Gae,
@@ -32,6 +35,7 @@ from rlx.spec import (
     MaxRl,
     MtGrpo,
     MultiturnGrpo,
+    MultiTurnRolloutSpec,
     Opo,
     OptimalTokenBaseline,
     PassAtK,
@@ -114,6 +118,7 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
         yield from _check_estimator_fit(spec, cast(Estimator, estimator))
         yield from _check_confidence_labels(spec, cast(Estimator, estimator))
         yield from _check_groups_of_one(spec, cast(Estimator, estimator))
+        yield from _check_greedy_groups(spec, cast(Estimator, estimator))
         yield from _check_level_factors(spec, cast(Estimator, estimator))
     if task := built.get(("task",)):
         yield from _check_task_corruption(spec, task)
@@ -126,6 +131,8 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
     if environment := built.get(("rollout", "environment")):
         yield from _check_reward_turns(spec, cast(Environment, environment))
         yield from _check_self_play(spec, cast(Environment, environment))
+    if isinstance(spec.rollout, AgentRolloutSpec):
+        yield from _check_agent(spec.rollout)
 
 
 def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
@@ -302,6 +309,26 @@ def _check_self_play(spec: ExperimentSpec, environment: Environment) -> Iterator
         )
 
 
+def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
+    """Reports a program that cannot be started."""
+    if rollout.function is not None:
+        try:
+            with show_plugin_output(rollout.function):
+                load_agent(rollout.function)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the code of others)
+            why = f"{type(error).__name__}: {error}"
+            yield build_error(
+                ("rollout", "function"),
+                f"rollout.function {rollout.function!r} cannot be imported: {why}",
+            )
+    elif rollout.command is not None and shutil.which(rollout.command[0]) is None:
+        yield build_error(
+            ("rollout", "command", 0),
+            f"rollout.command: there is no program {rollout.command[0]!r}",
+            "name a program on PATH, or the path of one",
+        )
+
+
 def _environment_name(spec: ExperimentSpec) -> str:
     return (
         spec.rollout.environment.plugin if isinstance(spec.rollout, EnvironmentRolloutSpec) else ""
@@ -310,7 +337,7 @@ def _environment_name(spec: ExperimentSpec) -> str:
 
 def _check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
     """Reports a mask that includes environment tokens if their log-probabilities are unknown."""
-    learns = isinstance(spec.rollout, EnvironmentRolloutSpec) and mask.reaches_beyond()
+    learns = isinstance(spec.rollout, MultiTurnRolloutSpec) and mask.reaches_beyond()
     if learns and spec.loss.old_logprobs != "learner":
         yield build_error(
             ("mask",),
@@ -372,6 +399,25 @@ def _check_groups_of_one(spec: ExperimentSpec, estimator: Estimator) -> Iterator
             f"{level.count_key} is 1, and estimator '{spec.estimator.plugin}' compares "
             f"siblings: a group of one has no signal, so no {level.kind} learns",
             _MORE_SIBLINGS,
+        )
+
+
+def _check_greedy_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Reports siblings that are all equal, because they are decoded greedily."""
+    if all(phase.set for phase in spec.phases) or isinstance(spec.rollout, MultiTurnRolloutSpec):
+        return
+    levels = spec.rollout.list_levels()
+    compared = [level for level in levels if estimator.compares(level.kind)]
+    greedy = [level for level in compared if level.turn.top_k == 1 and level.count > 1]
+    silent = len([level for level in compared if level.count == 1 or level in greedy])
+    nothing = silent == len(levels) and _learns_from_advantages(spec)
+    for level in greedy:
+        yield (build_error if nothing else build_warning)(
+            ("rollout", *level.at, "top_k"),
+            f"{level.key}.top_k is 1, so the {level.count} samples of a group are equal, and "
+            f"estimator '{spec.estimator.plugin}' compares them: no {level.kind} learns",
+            "top_k: 0 samples from the full distribution",
+            against=("rollout", *level.counted_at),
         )
 
 
@@ -591,7 +637,7 @@ def list_bias_reasons(options: Estimator | LossSpec, placement: str) -> list[str
 def find_stopping_bias(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields a warning if the policy may end its rollouts and estimator or loss are biased."""
     rollout = spec.rollout
-    if not isinstance(rollout, EnvironmentRolloutSpec) or rollout.has_one_turn:
+    if not isinstance(rollout, MultiTurnRolloutSpec) or rollout.has_one_turn:
         return
     placement = spec.credit.resolved_placement.plugin
     estimator = list_bias_reasons(resolve_plugins(spec).estimator, placement)

@@ -5,6 +5,7 @@ experiment in which it finds an error.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +18,13 @@ from rlx.plan.memory import token_budget
 from rlx.plan.plugin_checks import find_stopping_bias
 from rlx.plan.synthetic_responses import PlanSpeech, load_plan_problems, load_speech
 from rlx.plan.synthetic_step import Place, PlanTrial, describe_row_kind, run_trial
+from rlx.plan.texts import find_data_cautions
 from rlx.plugin import TurnLevel
 from rlx.reward import NamedReward, RewardEntry, RewardPool
 from rlx.rollout import EnvironmentPlan, Segment
 from rlx.spec import (
     EVERY_TURN,
+    AgentRolloutSpec,
     EnvironmentRolloutSpec,
     ExperimentSpec,
     FaultKind,
@@ -71,6 +74,7 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
             yield _build_stop_diagnostic(trial)
         return
     yield from _check_trial_mask(trial, trial.train, trial.rewards)
+    yield from _check_judge_values(trial)
     if not trial.is_faulty:  # after a fault, the other findings mean little
         yield from _check_group_signal(trial.train)
 
@@ -106,15 +110,55 @@ def _check_trial_reward(trial: PlanTrial, reward: NamedReward) -> Iterator[Diagn
             f"{', …' if len(changed) > _FEW else ''} in a sample that it scored",
             "copy what you change: only verdicts leave a call, and each call has its own samples",
         )
-    absent = all(e.raw is None for _, e in entries)
-    if absent and not trial.is_faulty and not reward.name.startswith("_"):
-        kind = reward.use.turn if isinstance(reward.use, TurnReward) else "rollout"
-        where = "turn" if kind == EVERY_TURN else kind
+    if trial.is_faulty or reward.name.startswith("_"):
+        return
+    kind = reward.use.turn if isinstance(reward.use, TurnReward) else "rollout"
+    where = "turn" if kind == EVERY_TURN else kind
+    if all(e.raw is None for _, e in entries):
         yield build_warning(
             path,
             f"rewards.{reward.scope}.{reward.name} has a weight of {reward.use.weight:g} on a "
             f"reward that no synthetic {where} produces",
             f"check that {reward.use.plugin!r} fits the task's records and this turn, or drop it",
+        )
+        return
+    acts = trial.setup.plan.talk is None or trial.is_scripted  # else no environment understands
+    scored = [] if trial.note or not acts else [e for _, e in entries if e.raw is not None]
+    if reason := _find_common_fault(reward, scored):
+        yield build_warning(
+            path,
+            f"rewards.{reward.scope}.{reward.name} is 0 for every synthetic {where}: "
+            f"{escape_unprintable(reason[:_TOLD])}",
+            f"check that {reward.use.plugin!r} scores this kind of turn, and that the turn can "
+            "contain what it reads",
+        )
+
+
+def _find_common_fault(reward: NamedReward, scored: Sequence[RewardEntry]) -> str:
+    """The commonest reason of a reward that is 0 everywhere and always says why; "" for others."""
+    if any(entry.raw for entry in scored):
+        return ""
+    reasons = Counter(entry.reason or "" for entry in scored)
+    if "" in reasons:
+        return ""
+    of_another = f"{reward.use.requires} failed"
+    return next((reason for reason, _ in reasons.most_common() if reason != of_another), "")
+
+
+def _check_judge_values(trial: PlanTrial) -> Iterator[Diagnostic]:
+    """Reports a judge of answers whose right ones are paid something else than 1."""
+    name, table = trial.setup.spec.evaluation.correct, trial.table
+    values = {
+        own[name].raw or 0.0
+        for own in (*table.turns.values(), *table.rollouts.values())
+        if name in own
+    }
+    if not trial.note and 1.0 not in values and max(values, default=0.0) > 1:
+        yield build_warning(
+            ("evaluation", "correct"),
+            f"evaluation counts answers as right whose {name!r} is 1, and for synthetic ones it is "
+            f"{', '.join(f'{value:g}' for value in sorted(values)[:_FEW])}: accuracy would be 0",
+            "let it return 1 for a right answer, and set its `weight`",
         )
 
 
@@ -234,8 +278,8 @@ def _check_template_tags(
     last = _TRAILING_TAG.search(template)
     for name in dict.fromkeys((*spans, *((last[1],) if last else ()))):
         opened, closed = template.count(f"<{name}>"), template.count(f"</{name}>")
-        if opened > closed and not (is_first and name == "think"):
-            ends_so = template.rstrip().endswith(f"<{name}>")
+        ends_so = template.rstrip().endswith(f"<{name}>")
+        if opened > closed and not (name == "think" and (is_first or ends_so)):
             what = "ends with" if ends_so else "opens"
             yield (build_error if ends_so else build_warning)(
                 path,
@@ -288,9 +332,15 @@ def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterato
 
 
 def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
-    """The first failure of the environment, with the turn that caused it."""
+    """The first failure of the environment or agent, with the turn that caused it."""
     use = trial.setup.spec.rollout
-    name = use.environment.plugin if isinstance(use, EnvironmentRolloutSpec) else ""
+    who, key, lenient = "the agent", "schedule", True
+    if isinstance(use, EnvironmentRolloutSpec):
+        who, key = f"environment plugin {use.environment.plugin!r}", "environment"
+        lenient = use.environment.on_error != "fail"
+    elif isinstance(use, AgentRolloutSpec):
+        key = "function" if use.command is None else "command"
+        lenient = use.on_error != "fail"
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
     plugin_input = f"turn {segment.turn}: {_quote_text(segment.text)}"
@@ -299,12 +349,12 @@ def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
         plugin_input = f"the start of problem {problem}: {_quote_text(segment.text)}"
     return _build_plugin_fault(
         trial,
-        f"environment plugin {name!r}",
+        who,
         why,
         plugin_input,
-        path=("rollout", "environment"),
+        path=("rollout", key),
         handled="continue without the rollout",
-        lenient=isinstance(use, EnvironmentRolloutSpec) and use.environment.on_error != "fail",
+        lenient=lenient,
     )
 
 
@@ -340,7 +390,8 @@ def _check_turn_limit(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagn
     """Reports scripted rollouts most of which reach the turn limit without finishing."""
     undone = sum(_get_turn_number(trial, place) == talk.last for place in trial.unfinished_turns)
     if trial.is_scripted and 2 * undone > _count_rollouts(trial):
-        after = "the forced answer" if talk.forced_answer else f"{talk.max_turns} turns"
+        most = f"{talk.max_turns} {'turn' if talk.max_turns == 1 else 'turns'}"
+        after = "the forced answer" if talk.forced_answer else most
         yield build_warning(
             ("rollout", "max_turns"),
             f"{undone} of {_count_rollouts(trial)} synthetic rollouts are not done after {after}",
@@ -500,6 +551,8 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
                 found += [(phase, finding) for phase in phases for finding in findings]
                 if trial.stuck_plugin:
                     break  # it would hang in the other phases too, one deadline each
+        cautions = list(find_data_cautions(spec, plugins))
+        found += [(phase, caution) for phase in spec.phases for caution in cautions]
     except RlxError as error:
         found += [(phase, build_stop_fault(error)) for phase in phases]
         raise build_refusal(list(_locate_findings(read, found)), read.document.file) from error

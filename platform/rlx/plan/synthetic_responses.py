@@ -17,6 +17,7 @@ from tokenizers import AddedToken
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError, summarize_error
 from rlx.model import (
+    ModelDialogue,
     PlainDialogue,
     Vocabulary,
     build_vocabulary_dialogue,
@@ -106,7 +107,7 @@ class PlanSpeech:
         note: what stands in for the tokenizer; "" if it is the model's own.
     """
 
-    dialogue: EncodingDialogue
+    dialogue: ModelDialogue
     vocabulary: int | None
     note: str
 
@@ -565,3 +566,88 @@ class Rehearsal:
             text = fit_to_vocabulary(speech, bare) if bare.strip() else text
         cut = actor.role == "cut" and number == 0
         return self._author.end_response(text, sampling, cut=cut, seed=seed)
+
+
+# With an agent -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class PlanPolicy:
+    """A policy without a model, for the programs of agents; a `rlx.serving.ServedPolicy`."""
+
+    speech: PlanSpeech
+
+    @property
+    def dialogue(self) -> ModelDialogue:
+        """The experiment's dialogue format, or its stand-in."""
+        return self.speech.dialogue
+
+    @property
+    def tokenizer(self) -> Any:
+        """The dialogue's tokenizer."""
+        return self.speech.dialogue.tokenizer
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn."""
+        return self.speech.dialogue.end_ids
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return self.speech.vocabulary or len(self.tokenizer)
+
+
+class AgentRehearsal:
+    """A sampling session without a model, for the programs of agents. They get the turns of the
+    task's demonstrations, in order, or what fills the spans.
+
+    Args:
+        author: writes the turns.
+        problems: problems of the trees being sampled, in order.
+        seeds: one per problem.
+        talk: how many rollouts and turns there are.
+        room: context length in tokens.
+    """
+
+    def __init__(
+        self,
+        author: ResponseAuthor,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        talk: EnvironmentPlan,
+        room: int,
+    ) -> None:
+        self._author, self._problems, self._talk = author, problems, talk
+        self.context_length = room
+        self._places = {
+            derive_turn_seed(seed, place, number): (tree, place, number)
+            for tree, seed in enumerate(seeds)
+            for place in range(talk.count)
+            for number in range(1, talk.last + 1)
+        }
+        self._seeds = seeds
+
+    def generate(
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """Returns one turn per seed, which tells whose turn it is; where a program forks its own
+        history, that of the first problem."""
+        return [
+            tuple(self._write_turn(seed, sampling) for seed in request.seeds)
+            for request in requests
+        ]
+
+    def _write_turn(self, seed: int, sampling: TurnSpec) -> Completion:
+        tree, place, number = self._places.get(seed, (0, 0, 1))
+        role = _get_role(place if self._talk.count > 1 else tree % 2)
+        if role == "twin":  # repeats the first response
+            role, place = ROLES[0], 0
+        drawn = derive_seed(self._seeds[tree], "rehearsal", place, number)
+        confidence = f"0.{random.Random(drawn).randint(1, 9)}"
+        demonstration = derive_seed(self._seeds[tree], "rehearsal", place)
+        text = self._author.write_response_text(
+            self._problems[tree], number - 1, demonstration, role, confidence
+        )
+        if role == "untagged":
+            text = fit_to_vocabulary(self._author.speech, TAGS.sub("", text)) or text
+        is_cut = role == "cut" and number == 1
+        return self._author.end_response(text, sampling, cut=is_cut, seed=drawn)

@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlx.agents import build_rollout_host
 from rlx.assignment import build_scored_rows, find_lost_rows
 from rlx.batch import list_batch_rows
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
-from rlx.phase_setup import PhaseSetup, build_environment_host
+from rlx.phase_setup import PhaseSetup
 from rlx.plan.memory import ModelShape, load_model_shape
 from rlx.plan.synthetic_responses import (
+    AgentRehearsal,
     FakeSession,
+    PlanPolicy,
     PlanProblems,
     PlanSpeech,
     Rehearsal,
@@ -26,7 +29,13 @@ from rlx.plan.synthetic_responses import (
 from rlx.plugin import Problem
 from rlx.plugin_calls import blame_plugin
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
-from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
+from rlx.rollout import (
+    EnvironmentHost,
+    RolloutPlan,
+    RolloutTree,
+    fill_turn_template,
+    sample_rollout_trees,
+)
 from rlx.seeding import derive_seed
 from rlx.step import assign_credit
 from rlx.text import pluralize_noun
@@ -108,7 +117,7 @@ class PlanTrial:
             if e.is_fault
         )
         if any(map(_is_late, self.faults.values())):
-            return "the environment"
+            return "the environment" if self.setup.plan.agent is None else "the agent"
         return "a scorer" if any(_is_late(e.reason or "") for e in every) else ""
 
 
@@ -161,11 +170,14 @@ def run_trial(
         seeds = [derive_seed(setup.spec.seed, "plan", i) for i in range(len(problems))]
         room = (shape and shape.positions) or sys.maxsize
         author = ResponseAuthor(plan, setup.spec, setup.task, speech)
-        host = build_environment_host(setup, pool)
-        if host is None or plan.talk is None:
+        host = build_rollout_host(setup, pool, PlanPolicy(loaded))
+        if plan.talk is None:
             session = FakeSession(author, problems, room)
             trees = sample_rollout_trees(plan, problems, seeds, session, speech)
-        else:
+        elif plan.agent is not None:
+            actors = AgentRehearsal(author, problems, seeds, plan.talk, room)
+            trees = sample_rollout_trees(plan, problems, seeds, actors, speech, host)
+        elif isinstance(host, EnvironmentHost):
             there = Rehearsal(author, script, problems, seeds, plan.talk, host, room)
             trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
         rewards = [_relax_error_policy(reward) for reward in setup.rewards]

@@ -1,4 +1,4 @@
-"""Checks before a run that its model can be shown every text.
+"""Checks before a run that its model can be shown every text, and that held-out texts are.
 
 `rlx validate` checks a few problems, if the task's data are here; `rlx submit` checks many.
 """
@@ -20,8 +20,15 @@ from rlx.model import (
 from rlx.plugin import Demonstration, ListsProblems, Plugin, Problem, Reward, Split, Task
 from rlx.plugin_calls import show_plugin_output
 from rlx.seeding import derive_seed
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TinyModelSpec
-from rlx.spec.reading import Diagnostic, LoadedSpec, build_refusal, did_you_mean, locate_diagnostic
+from rlx.spec import ExperimentSpec, KeyPath, MultiTurnRolloutSpec, TinyModelSpec
+from rlx.spec.reading import (
+    Diagnostic,
+    LoadedSpec,
+    build_refusal,
+    build_warning,
+    did_you_mean,
+    locate_diagnostic,
+)
 
 _CHECKED_BY_VALIDATE, _CHECKED_BY_SUBMIT = 16, 256
 """Problems of each set that `rlx validate` checks, and of generated ones that `rlx submit` does."""
@@ -146,7 +153,7 @@ def _find_problem_fault(reward: Reward, problem: Problem) -> str:
 
 def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]:
     """Yields spans that no turn of the task's demonstrations has, and that resemble one it has."""
-    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+    if isinstance(spec.rollout, MultiTurnRolloutSpec):
         return
     worked = list(_list_demonstrations(task, spec.seed))
     arranged = [spec.rollout.arrange_demonstration(demo.turns) for demo in worked]
@@ -159,6 +166,66 @@ def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]
                 path = ("rollout", *level.at, "spans", place)
                 message = f"{level.key}.spans names {span!r}, a tag that no worked {level.kind} has"
                 yield TextFault(path, message, f"did you mean '{near}'?")
+
+
+def find_data_cautions(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
+    """Yields warnings about what a policy is shown and measured by, if the data are here."""
+    worked: list[Problem] = []
+    held_out: list[Problem] = []
+    with suppress(OSError, ImportError, ValueError), show_plugin_output(spec.task.plugin):
+        held_out = _list_first_pass(plugins.task, "test", derive_seed(spec.seed, "held out"))
+        if spec.model.warm_start is not None:
+            seed = derive_seed(spec.seed, "warm start")
+            worked = _list_first_pass(plugins.demonstrations, "train", seed)
+    if spec.model.warm_start is not None:
+        yield from _check_worked_tags(spec, plugins.demonstrations)
+    asked, known = spec.evaluation.problems, len({problem.id for problem in held_out})
+    if 0 < known < asked and "problems" in spec.evaluation.model_fields_set:
+        yield build_warning(
+            ("evaluation", "problems"),
+            f"evaluation.problems is {asked}, but there are {known} held-out problems: some are "
+            "answered several times",
+            f"problems: {known}",
+        )
+    shown = {problem.prompt.strip() for problem in worked}
+    leaked = {problem.id for problem in held_out[:asked] if problem.prompt.strip() in shown}
+    if leaked:
+        yield build_warning(
+            ("model", "warm_start"),
+            f"{len(leaked)} of {min(asked, known)} held-out problems are among the demonstrations "
+            "of the warm start: accuracy would be measured on what was shown",
+            "leave them out of the demonstrations",
+        )
+
+
+def _list_first_pass(task: Plugin, split: Split, seed: int) -> list[Problem]:
+    """The problems of a split in order, each once; none of a task that cannot list its problems."""
+    if not isinstance(task, ListsProblems) or not isinstance(task, Task):
+        return []
+    found: dict[str, Problem] = {}
+    for number in range(sum(1 for _ in task.list_problems())):  # of both splits: enough for one
+        problem = task.problem(split, number, seed)
+        found.setdefault(problem.id, problem)
+    return list(found.values())
+
+
+def _check_worked_tags(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+    """Yields spans that the supervised start never writes, where it writes others instead."""
+    if isinstance(spec.rollout, MultiTurnRolloutSpec):
+        return
+    worked = list(_list_demonstrations(task, spec.seed))
+    arranged = [spec.rollout.arrange_demonstration(demo.turns) for demo in worked]
+    for number, level in enumerate(spec.rollout.list_levels()):
+        texts = [turns[number] for turns in arranged if number < len(turns)]
+        tags = list(dict.fromkeys(name for text in texts for name in _TAG.findall(text)))
+        missing = [span for span in level.turn.spans if span not in tags]
+        if missing and set(tags) - set(level.turn.spans):
+            yield build_warning(
+                ("rollout", *level.at, "spans"),
+                f"{level.key}.spans names {', '.join(missing)}, which no worked {level.kind} of "
+                f"the warm start has; it has {', '.join(tags)}",
+                "name the tags that it has, or change the demonstrations",
+            )
 
 
 def _list_demonstrations(task: Plugin, seed: int) -> Iterator[Demonstration]:

@@ -23,7 +23,7 @@ from .evaluating import (
 )
 from .export import export_model, push_model, write_card
 from .identities import Violation
-from .models import TrainedModel, try_model
+from .models import ModelTrial, TrainedModel, try_model
 from .other_tools import ToolEvaluation, evaluate_with
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
 from .rescoring import ChangedRow, Rescoring, rescore
@@ -38,6 +38,7 @@ __all__ = [
     "EvaluationRequest",
     "IdentityTally",
     "ModelProbe",
+    "ModelTrial",
     "OpenModel",
     "ProbeRequest",
     "RescoreRequest",

@@ -20,7 +20,7 @@ from rlx.discovery import (
     resolve_plugins,
 )
 from rlx.errors import RlxError
-from rlx.home import get_rlx_home
+from rlx.home import RunFolder, get_rlx_home
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
 from rlx.progress_callbacks import ShowProgress, ignore_progress
@@ -36,7 +36,7 @@ from rlx.results.identities import (
 from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import RewardPool
 from rlx.sealed_folder import CheckpointError, check_sealed_folder, compute_manifest_digest
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
+from rlx.spec import ExperimentSpec, GlobalReward, MultiTurnRolloutSpec, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 
 ProbeBody = tuple[int, str, str]
@@ -153,7 +153,8 @@ def check_run(
     bodies = IdentityTally("bodies", "files are the recorded ones", "files")
     probed = IdentityTally("probe_scores", "stored probe scores match the plugins'", "scores")
     tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
-    with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
+    runner, folder = spec.runner, RunFolder(Path(str(run.directory)))
+    with RewardPool(runner.reward_workers, runner.reward_memory_mb, folder.answers()) as pool:
         for number in steps:
             body = registry.results.rollout_body(run.id, number)
             table, found = _load_body_table(run, number, body.path, body.sha256)
@@ -258,7 +259,7 @@ def _describe_mask_reach(spec: ExperimentSpec, strategy: Mask, phase: str | None
     """Yields a note if the mask trains on environment observations."""
     if (
         phase is not None
-        and isinstance(spec.rollout, EnvironmentRolloutSpec)
+        and isinstance(spec.rollout, MultiTurnRolloutSpec)
         and strategy.reaches_beyond()
     ):
         yield (

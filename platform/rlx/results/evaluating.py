@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from rlx.agents import build_rollout_host
 from rlx.discovery import resolve_plugins
 from rlx.errors import EnvironmentFault, RewardError, SpecError, summarize_error
 from rlx.evaluation import (
@@ -28,7 +29,7 @@ from rlx.evaluation import (
 from rlx.home import format_path, get_rlx_home
 from rlx.launch import get_registry_url, locate_run_folder, open_registry
 from rlx.model import compute_model_fingerprint
-from rlx.phase_setup import PhaseSetup, build_environment_host, build_setup
+from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin_calls import show_plugin_output
 from rlx.probe import (
     ProbeResult,
@@ -346,7 +347,8 @@ def _answer_batch(
     sampling = {"top_k": 1} if suite.greedy else {}
     plan = setup.plan.copy_with_sampling(suite.samples, **sampling)
     seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]
-    host, dialogue = build_environment_host(setup, model.pool), model.policy.dialogue
+    dialogue = model.policy.dialogue
+    host = build_rollout_host(setup, model.pool, model.policy)
     with model.sampler.session() as session:
         trees = sample_rollout_trees(plan, drawn.problems, seeds, session, dialogue, host)
     table = score_rollouts(trees, setup.rewards, model.pool)

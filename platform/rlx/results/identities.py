@@ -29,9 +29,9 @@ from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable,
 from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import (
     DrGrpo,
-    EnvironmentRolloutSpec,
     Gpg,
     Grpo,
+    MultiTurnRolloutSpec,
     Opo,
     PassAtK,
     Rloo,
@@ -397,9 +397,7 @@ def _find_miscounted_turns(e: StepEvidence, number: int) -> Iterator[tuple[int, 
 def _get_turn_limit(e: StepEvidence) -> int | None:
     """Maximum turns of a rollout, the forced answer included; None if there is no limit."""
     rollout = e.setup.spec.rollout
-    if not isinstance(rollout, EnvironmentRolloutSpec):
-        return None
-    return rollout.max_turns + (rollout.forced_answer is not None)
+    return rollout.last_turn if isinstance(rollout, MultiTurnRolloutSpec) else None
 
 
 def _list_stored_rewards(e: StepEvidence) -> Iterator[tuple[Place, str, str | None]]:

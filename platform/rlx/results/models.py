@@ -2,35 +2,48 @@
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from rlx.agents import build_rollout_host
+from rlx.assignment import build_scored_rows, find_lost_rows
 from rlx.checkpoint import copy_checkpoint, read_state, write_weights
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
+from rlx.learner import time_update
 from rlx.model import Policy, build_policy, check_model_files
-from rlx.phase_setup import build_environment_host, build_setup
+from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, validate_document
 from rlx.plugin import expand_path
-from rlx.reward import RewardPool, score_rollouts
-from rlx.rollout import sample_rollout_trees
+from rlx.reward import RewardPool, RewardTable, score_rollouts
+from rlx.rollout import RolloutTree, sample_rollout_trees
 from rlx.run import draw_contact_problems
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.sealed_folder import CheckpointError, compute_manifest_digest
-from rlx.spec import ExperimentSpec, ModelSpec, PretrainedModelSpec, RunnerSpec, SamplerSpec
+from rlx.spec import (
+    CriticSpec,
+    ExperimentSpec,
+    ModelSpec,
+    OptimizerSpec,
+    PretrainedModelSpec,
+    RunnerSpec,
+    SamplerSpec,
+)
 from rlx.spec.reading import (
     YamlDocument,
     apply_overrides,
     parse_yaml_document,
     read_document,
 )
-from rlx.text import escape_unprintable, explain_write_errors
+from rlx.text import escape_unprintable, explain_write_errors, format_duration
 from rlx_registry import RunRecord
 
 
@@ -170,12 +183,14 @@ class LoadedModel:
         sampler: sampling engine with the model's weights.
         pool: workers that score rewards.
         source: where it was loaded from.
+        device: where it samples.
     """
 
     policy: Policy
     sampler: SamplingEngine
     pool: RewardPool
     source: PretrainedModelSpec
+    device: torch.device
 
 
 @contextmanager
@@ -199,7 +214,7 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         load_sampler(source, runner, spec.sampler, dtype) as (policy, sampler),
     ):
-        yield LoadedModel(policy, sampler, pool, source)
+        yield LoadedModel(policy, sampler, pool, source, _choose_device(runner))
 
 
 @contextmanager
@@ -219,18 +234,22 @@ def load_sampler(
         EnvironmentFault: model files or the engine are missing, or `runner.device` requires a GPU
             and there is none.
     """
-    has_gpu = torch.cuda.is_available()
     require_engine(sampler)
+    device = _choose_device(runner)
+    torch.set_num_threads(runner.threads)
+    policy = build_policy(source, seed=0, dtype=dtype)
+    with open_sampler(policy, sampler, runner, device) as engine:
+        yield policy, engine
+
+
+def _choose_device(runner: RunnerSpec) -> torch.device:
+    has_gpu = torch.cuda.is_available()
     if runner.device == "cuda" and not has_gpu:
         raise EnvironmentFault(
             "runner.device is 'cuda', but torch finds no CUDA device; run `rlx check` for the "
             "cause, or use the CPU with `--set runner.device=cpu`"
         )
-    device = torch.device("cuda" if has_gpu and runner.device != "cpu" else "cpu")
-    torch.set_num_threads(runner.threads)
-    policy = build_policy(source, seed=0, dtype=dtype)
-    with open_sampler(policy, sampler, runner, device) as engine:
-        yield policy, engine
+    return torch.device("cuda" if has_gpu and runner.device != "cpu" else "cpu")
 
 
 def _choose_source(own: ModelSpec, model: str | None) -> PretrainedModelSpec:
@@ -245,11 +264,73 @@ def _choose_source(own: ModelSpec, model: str | None) -> PretrainedModelSpec:
     )
 
 
-def try_model(spec: ExperimentSpec, prompts: int) -> FirstContact:
-    """Samples and scores the first phase's rollouts of some training problems.
+FORWARD_STREAMS = ("reference_logprobs", "collision_probs", "values")
+"""Streams that take one pass of a model without a gradient."""
 
-    The model is as it was trained elsewhere: a warm start is left out. Problems and seeds are those
-    of the first contact of a run.
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """What a training step takes on this machine, in seconds by the clock, measured on a few
+    problems and multiplied up to those of a step.
+
+    Attributes:
+        phase: name of the phase.
+        steps: steps of the phase.
+        sampling: of the step's rollouts.
+        scoring: by their rewards.
+        update: the passes of the models over all tokens in the loss mask, and the steps of AdamW;
+            None if no rollout has such a token.
+    """
+
+    phase: str
+    steps: int
+    sampling: float
+    scoring: float
+    update: float | None
+
+    @property
+    def step(self) -> float:
+        """All of a step."""
+        return self.sampling + self.scoring + (self.update or 0.0)
+
+    def describe(self) -> str:
+        """One line."""
+        update = "no token learns" if self.update is None else f"update {self.update:.3g} s"
+        return (
+            f"a step of {self.phase} takes about {self.step:.3g} s here (sampling "
+            f"{self.sampling:.3g} s, scoring {self.scoring:.3g} s, {update}); {self.steps} of them "
+            f"{format_duration(self.steps * self.step)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTrial:
+    """What a model does before it is trained.
+
+    Attributes:
+        contact: its answers in the first phase.
+        seconds: of a step of each phase.
+    """
+
+    contact: FirstContact
+    seconds: tuple[StepSeconds, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        seconds = [{**asdict(one), "step": one.step} for one in self.seconds]
+        return {"first_contact": self.contact.to_json(), "seconds": seconds}
+
+    def list_lines(self) -> list[str]:
+        """Lines for a terminal."""
+        lines = [*self.contact.list_lines(), *(one.describe() for one in self.seconds)]
+        return [escape_unprintable(line) for line in lines]
+
+
+def try_model(spec: ExperimentSpec, prompts: int) -> ModelTrial:
+    """Samples and scores rollouts of some training problems, and times the parts of a step.
+
+    The model is as it was trained elsewhere: a warm start and adapters are left out. Problems and
+    seeds are those of the first contact of a run.
 
     Args:
         spec: the experiment, whose model is pretrained.
@@ -259,11 +340,70 @@ def try_model(spec: ExperimentSpec, prompts: int) -> FirstContact:
         SpecError: the model is not pretrained, or does not fit the experiment.
         EnvironmentFault: model files or the device are missing.
     """
-    setup = build_setup(spec.resolve_phase_spec(spec.phases[0]))
+    setups = [build_setup(spec.resolve_phase_spec(phase)) for phase in spec.phases]
     with load_model(spec) as model:
-        problems, seeds = draw_contact_problems(model.policy, setup, prompts)
-        host, dialogue = build_environment_host(setup, model.pool), model.policy.dialogue
-        with model.sampler.session() as session:
-            trees = sample_rollout_trees(setup.plan, problems, seeds, session, dialogue, host)
-        table = score_rollouts(trees, setup.rewards, model.pool)
-        return describe_first_contact(setup, trees, table, dialogue.decode_tokens)
+        tried = [_try_phase(model, setup, prompts) for setup in setups]
+        first, decode = tried[0], model.policy.dialogue.decode_tokens
+        contact = describe_first_contact(setups[0], first.trees, first.table, decode)
+        seconds = tuple(
+            _time_step(model, phase.name, setup, one)
+            for phase, setup, one in zip(spec.phases, setups, tried, strict=True)
+        )
+    return ModelTrial(contact, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _TriedPhase:
+    """Rollouts of some problems with their rewards, and the seconds that both took."""
+
+    problems: int
+    trees: Sequence[RolloutTree]
+    table: RewardTable
+    sampling: float
+    scoring: float
+
+
+def _try_phase(model: LoadedModel, setup: PhaseSetup, prompts: int) -> _TriedPhase:
+    problems, seeds = draw_contact_problems(model.policy, setup, prompts)
+    dialogue = model.policy.dialogue
+    host = build_rollout_host(setup, model.pool, model.policy)
+    began = time.perf_counter()
+    with model.sampler.session() as session:
+        trees = sample_rollout_trees(setup.plan, problems, seeds, session, dialogue, host)
+    sampled = time.perf_counter()
+    table = score_rollouts(trees, setup.rewards, model.pool)
+    scored = time.perf_counter()
+    return _TriedPhase(len(problems), trees, table, sampled - began, scored - sampled)
+
+
+def _time_step(
+    model: LoadedModel, phase: str, setup: PhaseSetup, tried: _TriedPhase
+) -> StepSeconds:
+    """Multiplies up to the problems of a step; ranks share them."""
+    spec = setup.spec
+    scale = spec.rollout.prompts_per_step / tried.problems / spec.runner.ranks
+    update = _time_updates(model, setup, tried, scale)
+    steps = spec.phases[0].steps
+    return StepSeconds(phase, steps, scale * tried.sampling, scale * tried.scoring, update)
+
+
+def _time_updates(
+    model: LoadedModel, setup: PhaseSetup, tried: _TriedPhase, scale: float
+) -> float | None:
+    """Seconds of all passes of a step over its tokens, and of its optimizer steps."""
+    spec, needs = setup.spec, setup.needs
+    without = find_lost_rows(tried.trees, tried.table)
+    rows = build_scored_rows(setup, tried.trees, tried.table, without=without)
+    if rows is None or not rows.mask.any():
+        return None
+    one = time_update(
+        model.policy, rows.batch, rows.mask, spec.runner, spec.optimizer, model.device
+    )
+    forward = [spec.loss.old_logprobs == "learner", *(name in needs for name in FORWARD_STREAMS)]
+    updates: list[OptimizerSpec | CriticSpec] = [spec.optimizer]
+    if spec.critic is not None and "values" in needs:
+        updates.append(spec.critic)
+    passes = sum(forward) * one.forward
+    passes += sum(each.updates_per_rollout for each in updates) * one.gradient
+    steps = sum(each.mini_batches * each.updates_per_rollout for each in updates)
+    return scale * passes + steps * one.optimizer

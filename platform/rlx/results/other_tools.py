@@ -33,6 +33,8 @@ TOOLS: Mapping[Tool, tuple[str, str]] = {
     "inspect": ("inspect_ai", "inspect-ai openai scipy"),
 }
 """Of each tool, its module and what to install."""
+TASK_FILES = (".yaml", ".yml")
+"""Endings of lm-eval's own tasks in files."""
 PLACES = 1024
 """Completions that a tool may ask for at a time."""
 MAX_TOKENS = 1024
@@ -85,7 +87,7 @@ def evaluate_with(
         report: called with what is done.
 
     Raises:
-        SpecError: there is no such tool, run, model or checkpoint.
+        SpecError: there is no such tool, task's file, run, model or checkpoint.
         EnvironmentFault: the interpreter has no such tool, or the tool failed.
     """
     tool, task = _parse_tool(tool_and_task)
@@ -118,6 +120,8 @@ def _parse_tool(text: str) -> tuple[Tool, str]:
     tool, _, task = text.partition(":")
     for known in TOOLS:
         if tool == known and task:
+            if (known == "inspect" or Path(task).suffix in TASK_FILES) and not Path(task).is_file():
+                raise SpecError(f"there is no file {escape_unprintable(task)}")
             return known, task
     raise SpecError(f"{escape_unprintable(text)}: write lm_eval:TASK or inspect:FILE")
 

@@ -91,10 +91,11 @@ def _find_failed_rollouts(trees: Sequence[RolloutTree]) -> set[Place]:
             if not is_fault_segment(segment):
                 continue
             if segment.info["on_error"] == "fail":
+                by = segment.info.get("by", "environment")
+                key = "rollout.on_error" if by == "agent" else "rollout.environment.on_error"
                 raise RewardError(
-                    f"the environment failed on problem {tree.problem.id}: "
-                    f"{segment.info['fault']}. To continue past such failures, set "
-                    "rollout.environment.on_error to drop_sample or drop_group"
+                    f"the {by} failed on problem {tree.problem.id}: {segment.info['fault']}. "
+                    f"To continue past such failures, set {key} to drop_sample or drop_group"
                 )
             if segment.info["on_error"] == "drop_group":
                 dropped |= {(t, s) for s in tree.policy_segments}

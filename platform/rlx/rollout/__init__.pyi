@@ -5,6 +5,7 @@ from .conversations import (
     LocalHost,
     build_talk,
     check_environment_step,
+    copy_info,
     derive_turn_seed,
     is_fault_segment,
 )
@@ -26,7 +27,16 @@ from .dialogue import (
     remove_prefix,
 )
 from .prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
+from .recorder import (
+    RecordedTurn,
+    RolloutOverError,
+    RolloutRecorder,
+    TurnRequest,
+    build_agent_tree,
+)
 from .schedule import (
+    AgentHost,
+    RolloutHost,
     RolloutPlan,
     build_rollout_plan,
     build_turn_segment,
@@ -45,6 +55,7 @@ from .tree import (
 
 __all__ = [
     "NO_PARENT",
+    "AgentHost",
     "Author",
     "Completion",
     "CompletionRequest",
@@ -57,7 +68,11 @@ __all__ = [
     "Pieces",
     "PromptFit",
     "PromptLength",
+    "RecordedTurn",
+    "RolloutHost",
+    "RolloutOverError",
     "RolloutPlan",
+    "RolloutRecorder",
     "RolloutTree",
     "Sampler",
     "SamplingSession",
@@ -65,11 +80,14 @@ __all__ = [
     "Span",
     "TokenReader",
     "TurnPrompt",
+    "TurnRequest",
+    "build_agent_tree",
     "build_piece_splitter",
     "build_rollout_plan",
     "build_talk",
     "build_turn_segment",
     "check_environment_step",
+    "copy_info",
     "derive_turn_seed",
     "encode_between_turns",
     "encode_opening",

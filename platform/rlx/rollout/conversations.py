@@ -10,7 +10,7 @@ and those of the second another.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlx.errors import SpecError
 from rlx.plugin import FAILED, Action, Environment, Message, Problem, Step
@@ -22,11 +22,18 @@ from rlx.rollout.dialogue import (
     TurnPrompt,
     encode_opening,
     list_example_messages,
+    may_close_think,
     read_turn,
 )
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span, find_hull, find_spans
 from rlx.seeding import derive_seed
-from rlx.spec import EnvironmentRolloutSpec, ForcedAnswer, TurnSpec
+from rlx.spec import (
+    AgentRolloutSpec,
+    EnvironmentRolloutSpec,
+    ForcedAnswer,
+    MultiTurnRolloutSpec,
+    TurnSpec,
+)
 from rlx.text import replace_surrogates
 
 
@@ -177,9 +184,9 @@ def _build_tree(problem: Problem, rollouts: Sequence[PlayerRollout]) -> RolloutT
     The openings of a first player are equal, those of a second contain the first one's turn.
     """
     openings = [rollout.opening for rollout in rollouts if rollout.opening is not None]
-    shared = _count_shared([opening.text for opening in openings])
+    shared = count_shared([opening.text for opening in openings])
     text = openings[0].text[:shared] if openings else ""
-    shared = _count_shared([opening.token_ids for opening in openings])
+    shared = count_shared([opening.token_ids for opening in openings])
     ids = openings[0].token_ids[:shared] if openings else ()
     segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=ids, text=text)]
     for rollout in rollouts:
@@ -190,7 +197,7 @@ def _build_tree(problem: Problem, rollouts: Sequence[PlayerRollout]) -> RolloutT
     return RolloutTree(problem, tuple(segments))
 
 
-def _count_shared(sequences: Sequence[Sequence[Any]]) -> int:
+def count_shared(sequences: Sequence[Sequence[Any]]) -> int:
     """Length of the longest common prefix."""
     count = 0
     for column in zip(*sequences, strict=False):
@@ -226,6 +233,7 @@ class HostFault:
     reason: str
 
 
+@runtime_checkable
 class EnvironmentHost(Protocol):
     """Runs an environment."""
 
@@ -283,14 +291,19 @@ def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
         state=step.state,
         observation=replace_surrogates(str(step.observation)),
         done=bool(step.done),
-        info=_copy_info(step.info, "info"),
+        info=copy_info(step.info, "info"),
         anchor=None if step.anchor is None else replace_surrogates(str(step.anchor)),
         player=int(step.player),
-        opponent_info=_copy_info(step.opponent_info, "opponent_info"),
+        opponent_info=copy_info(step.opponent_info, "opponent_info"),
     )
 
 
-def _copy_info(info: Any, what: str) -> dict[str, Any]:
+def copy_info(info: Any, what: str) -> dict[str, Any]:
+    """Returns a copy of what is reported on a turn.
+
+    Raises:
+        ValueError: it is no mapping of plain JSON, or too long.
+    """
     if not isinstance(info, Mapping):
         raise ValueError(f"gave {type(info).__name__} as {what}")
     try:
@@ -305,7 +318,7 @@ def _copy_info(info: Any, what: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentPlan:
-    """How rollouts and an environment take turns.
+    """How rollouts and an environment, or an agent's program, take turns.
 
     Attributes:
         count: rollouts per problem.
@@ -318,6 +331,7 @@ class EnvironmentPlan:
         examples: messages before those of every problem.
         players: how many players the policy is: 2 in self-play.
         learn: in self-play, whose turns learn.
+        by: who takes turns with the policy.
     """
 
     count: int
@@ -330,6 +344,7 @@ class EnvironmentPlan:
     examples: tuple[Message, ...] = ()
     players: int = 1
     learn: Literal["both", "first"] = "both"
+    by: Literal["environment", "agent"] = "environment"
 
     @property
     def last(self) -> int:
@@ -382,8 +397,22 @@ class EnvironmentPlan:
         return observation + (forced.template if forced and number == self.last else "")
 
 
-def build_talk(spec: EnvironmentRolloutSpec) -> EnvironmentPlan:
+def build_talk(spec: MultiTurnRolloutSpec) -> EnvironmentPlan:
     """Builds the plan of a spec."""
+    if isinstance(spec, AgentRolloutSpec):
+        return EnvironmentPlan(
+            count=spec.num_generations,
+            turn=spec.turn,
+            max_turns=spec.max_turns,
+            forced_answer=None,
+            inline=False,
+            on_error=spec.on_error,
+            system=spec.system,
+            examples=list_example_messages(spec),
+            by="agent",
+        )
+    if not isinstance(spec, EnvironmentRolloutSpec):
+        raise TypeError(f"schedule {spec.schedule!r} has no plan of its turns")
     return EnvironmentPlan(
         count=spec.num_generations,
         turn=spec.turn,
@@ -487,8 +516,9 @@ def _sample_turns(
     for order, (game, seed, completion) in enumerate(zip(live, drawn, flat, strict=True)):
         text, ends = read_turn(dialogue, completion.token_ids, sampling.prefix)
         number = game.mover.turns + 1
-        spans = find_spans(text, ends, sampling.spans, first_turn=number == 1)
-        hull = find_hull(text, ends, sampling.spans, first_turn=number == 1)
+        first = may_close_think(dialogue, number, game.mover.context)
+        spans = find_spans(text, ends, sampling.spans, first_turn=first)
+        hull = find_hull(text, ends, sampling.spans, first_turn=first)
         yield SampledTurn(game, number, seed, order, completion, text, spans, hull)
 
 
@@ -585,7 +615,7 @@ def _show_observation(
 def _end_with_fault(game: OngoingGame, fault: HostFault, plan: EnvironmentPlan) -> None:
     """Ends the rollouts of all players."""
     for rollout in game.players:
-        rollout.chain.append(_build_fault_segment(fault, plan))
+        rollout.chain.append(build_fault_segment(fault, plan))
 
 
 def _build_observation_segment(prompt: TurnPrompt, step: Step) -> Segment:
@@ -598,13 +628,14 @@ def _build_observation_segment(prompt: TurnPrompt, step: Step) -> Segment:
     )
 
 
-def _build_fault_segment(fault: HostFault, plan: EnvironmentPlan) -> Segment:
+def build_fault_segment(fault: HostFault, plan: EnvironmentPlan) -> Segment:
     """A segment in place of an environment's answer; scoring drops the rollout."""
+    by = {} if plan.by == "environment" else {"by": plan.by}
     return Segment(
         parent=NO_PARENT,
         author="environment",
         token_ids=(),
-        info={"fault": fault.reason, "on_error": plan.on_error},
+        info={"fault": fault.reason, "on_error": plan.on_error, **by},
     )
 
 

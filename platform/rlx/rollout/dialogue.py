@@ -147,6 +147,25 @@ def read_turn(
     return prefix + text, tuple(len(prefix) + end for end in ends)
 
 
+_OPENED = 16
+"""Tokens before a turn in which the tag stands that it may close."""
+
+
+def may_close_think(dialogue: Dialogue, number: int, context: Sequence[int]) -> bool:
+    """Whether `</think>` alone ends a span that begins with the turn: in the first turn, whose
+    prompt may open the tag, and where the chat template begins every message with `<think>`.
+
+    Args:
+        dialogue: the model's format.
+        number: number of the turn in its rollout, from 1.
+        context: the tokens before it.
+    """
+    if number == 1:
+        return True
+    text, _ = dialogue.read(context[-_OPENED:])
+    return text.rstrip().endswith("<think>")
+
+
 class TokenReader(Protocol):
     """A dialogue that can also decode single tokens."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from operator import mul
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rlx.discovery import import_implementation
 from rlx.errors import PluginError, RlxError
@@ -30,11 +30,12 @@ from rlx.rollout.dialogue import (
     encode_opening,
     fill_turn_template,
     list_example_messages,
+    may_close_think,
     read_turn,
 )
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, find_hull, find_spans
 from rlx.seeding import derive_seed
-from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
+from rlx.spec import AgentRolloutSpec, MultiTurnRolloutSpec, RolloutSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,9 @@ class RolloutPlan:
     Attributes:
         levels: levels, first turn first.
         system: system message for problems without their own.
-        talk: how the rollouts of the single level continue with an environment; None without one.
+        talk: how the rollouts of the single level continue with an environment, or with an agent's
+            program; None without one.
+        agent: the program that asks for the turns; None without one.
         own: settings of a schedule whose own function samples the trees; None without one.
         examples: messages before those of every problem.
     """
@@ -53,6 +56,7 @@ class RolloutPlan:
     system: str = ""
     talk: EnvironmentPlan | None = None
     own: Schedule | None = None
+    agent: AgentRolloutSpec | None = None
     examples: tuple[Message, ...] = ()
 
     @property
@@ -131,11 +135,35 @@ class RolloutPlan:
 
 def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
     """Builds the levels of a schedule."""
-    talk = build_talk(spec) if isinstance(spec, EnvironmentRolloutSpec) else None
-    own = spec if spec.implementation else None
+    talk = build_talk(spec) if isinstance(spec, MultiTurnRolloutSpec) else None
     return RolloutPlan(
-        spec.list_levels(), spec.system, talk, own, examples=list_example_messages(spec)
+        spec.list_levels(),
+        spec.system,
+        talk,
+        own=spec if spec.implementation else None,
+        agent=spec if isinstance(spec, AgentRolloutSpec) else None,
+        examples=list_example_messages(spec),
     )
+
+
+@runtime_checkable
+class AgentHost(Protocol):
+    """Runs the programs of agents, which ask for the turns of their rollouts."""
+
+    def sample_trees(
+        self,
+        plan: EnvironmentPlan,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        session: SamplingSession,
+        dialogue: Dialogue,
+    ) -> list[RolloutTree]:
+        """Samples the trees of all problems, in order."""
+        ...
+
+
+RolloutHost = EnvironmentHost | AgentHost
+"""What answers the turns of rollouts, beside the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +182,10 @@ def sample_rollout_trees(
     seeds: Sequence[int],
     session: SamplingSession,
     dialogue: Dialogue,
-    host: EnvironmentHost | None = None,
+    host: RolloutHost | None = None,
 ) -> list[RolloutTree]:
     """Samples the trees of all problems together: level by level, turn by turn with an environment,
-    or by the schedule's own function.
+    as the programs of agents ask for them, or by the schedule's own function.
 
     A turn's samples depend only on its problem's seed and on its place in the tree. The other
     problems of the batch cannot change it.
@@ -168,7 +196,7 @@ def sample_rollout_trees(
         seeds: one per problem.
         session: the sampling engine.
         dialogue: converts text to tokens and back.
-        host: runs the plan's environment; None if it has none.
+        host: runs the plan's environment or agent; None if it has none.
 
     Returns:
         Trees in the order of `problems`; in self-play two per problem, one for each player.
@@ -178,8 +206,12 @@ def sample_rollout_trees(
     """
     if plan.own is not None:
         return sample_own_trees(plan.own, problems, seeds, session, dialogue)
+    if plan.talk is not None and plan.agent is not None:
+        if not isinstance(host, AgentHost):
+            raise ValueError("a plan with an agent needs a host for its programs")
+        return host.sample_trees(plan.talk, problems, seeds, session, dialogue)
     if plan.talk is not None:
-        if host is None:
+        if not isinstance(host, EnvironmentHost):
             raise ValueError("a plan with an environment needs a host for it")
         return sample_conversations(plan.talk, problems, seeds, session, dialogue, host)
     return _sample_levels(plan, problems, seeds, session, dialogue)
@@ -229,6 +261,7 @@ def _sample_levels(
                     number=number,
                     kind=level.kind,
                     seed=drawn,
+                    context=request.context,
                 )
                 grown[node.tree].append(turn)
                 at, context = len(grown[node.tree]) - 1, node.context + turn.token_ids
@@ -263,6 +296,7 @@ def build_turn_segment(
     number: int,
     kind: str,
     seed: int,
+    context: Sequence[int] = (),
 ) -> Segment:
     """Builds the segment of a sampled turn, with its text and its spans.
 
@@ -274,7 +308,9 @@ def build_turn_segment(
         number: number of the turn in its rollout, from 1.
         kind: kind of turn.
         seed: seed that it was sampled from.
+        context: the tokens before it, at whose end the template may have opened `<think>`.
     """
+    first = may_close_think(dialogue, number, context)
     text, ends = read_turn(dialogue, completion.token_ids, turn.prefix)
     return Segment(
         parent=parent,
@@ -285,8 +321,8 @@ def build_turn_segment(
         logprobs=completion.logprobs,
         finish_reason=completion.finish_reason,
         text=text,
-        spans=find_spans(text, ends, turn.spans, first_turn=number == 1),
-        hull=find_hull(text, ends, turn.spans, first_turn=number == 1),
+        spans=find_spans(text, ends, turn.spans, first_turn=first),
+        hull=find_hull(text, ends, turn.spans, first_turn=first),
         seed=seed,
     )
 

@@ -171,7 +171,7 @@ def find_spans(
             non-decreasing. A character belongs to the token that completes it.
         names: tags to find.
         first_turn: `</think>` without `<think>` counts from the start of the turn, since prompts
-            may already open the tag.
+            may already open the tag; so may the headers of later messages.
 
     Returns:
         The spans that were found. A token that crosses a boundary belongs to the span.

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rlx.agents import build_rollout_host
 from rlx.assignment import find_lost_rows, join_row_rewards
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
 from rlx.model import Policy
-from rlx.phase_setup import PhaseSetup, build_environment_host
+from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Problem
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import (
@@ -200,7 +201,7 @@ def _sample_own_share(
     """Samples and scores this rank's problems: every `count`-th one, starting at its number."""
     began = time.perf_counter()
     mine = slice(context.ranks.rank, None, context.ranks.count)
-    host = build_environment_host(setup, context.pool)
+    host = build_rollout_host(setup, context.pool, context.policy)
     context.progress.show_activity("generation")
     own, own_seeds, trees = problems[mine], seeds[mine], []
     at_once = _count_problems_at_once(plan, context.spec.sampler.dialogues_at_once)

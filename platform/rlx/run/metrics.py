@@ -24,7 +24,7 @@ from rlx.plugin import Environment
 from rlx.record import Recorder, get_stored_score_name
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, Segment, is_fault_segment
-from rlx.spec import EnvironmentRolloutSpec, LossSpec, RolloutSpec
+from rlx.spec import LossSpec, MultiTurnRolloutSpec, RolloutSpec
 from rlx.train_batch import TrainBatch
 from rlx_registry import IDLE_STEPS
 
@@ -529,7 +529,7 @@ class AlarmWatch:
 
     def __init__(self, rollout: RolloutSpec, environment: Environment | None) -> None:
         self._repeats = environment.repeats if environment is not None else ""
-        self._max_turns = rollout.max_turns if isinstance(rollout, EnvironmentRolloutSpec) else None
+        self._max_turns = rollout.max_turns if isinstance(rollout, MultiTurnRolloutSpec) else None
         self._history: list[Mapping[str, float]] = []
         self._raised: set[str] = set()
 

@@ -225,10 +225,8 @@ def _record_skipped_step(context: RunContext, step: int, rollouts: StepRollouts)
     entries = (e for es in (*table.turns.values(), *table.rollouts.values()) for e in es.values())
     scorers = (e.reason for e in entries if e.status == "absent" and e.reason)
     why = next((f"; first scoring failure: {reason}" for reason in scorers), "")
-    for fault in (
-        s.info["fault"] for t in rollouts.trees for s in t.segments if is_fault_segment(s)
-    ):
-        why = f"; the environment failed: {fault}"
+    for fault in (s.info for t in rollouts.trees for s in t.segments if is_fault_segment(s)):
+        why = f"; the {fault.get('by', 'environment')} failed: {fault['fault']}"
         break
     message = f"step {step} learned nothing: no rollout could be scored{why}"
     if context.recorder:

@@ -1,18 +1,50 @@
-from .app import create_app
-from .batcher import Batcher, QueueFullError, SampledCompletion, SamplingJob
-from .protocol import ChatRequest, TextRequest
-from .served_model import InvalidRequestError, Reply, ReplyToken, ServedModel
+from .app import (
+    ClientGoneError,
+    RefusalError,
+    answer_errors,
+    build_fault,
+    build_response,
+    create_app,
+    send_answer,
+    wait_for_outcome,
+)
+from .batcher import Batcher, Outcome, QueueFullError, SampledCompletion, SamplingJob
+from .protocol import ChatMessage, ChatRequest, ModelCard, ModelList, TextRequest
+from .responses import ChatAnswer, TextAnswer
+from .served_model import (
+    InvalidRequestError,
+    Reply,
+    ReplyToken,
+    ServedModel,
+    ServedPolicy,
+    TokenizedPrompt,
+)
 
 __all__ = [
     "Batcher",
+    "ChatAnswer",
+    "ChatMessage",
     "ChatRequest",
+    "ClientGoneError",
     "InvalidRequestError",
+    "ModelCard",
+    "ModelList",
+    "Outcome",
     "QueueFullError",
+    "RefusalError",
     "Reply",
     "ReplyToken",
     "SampledCompletion",
     "SamplingJob",
     "ServedModel",
+    "ServedPolicy",
+    "TextAnswer",
     "TextRequest",
+    "TokenizedPrompt",
+    "answer_errors",
+    "build_fault",
+    "build_response",
     "create_app",
+    "send_answer",
+    "wait_for_outcome",
 ]

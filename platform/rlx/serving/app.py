@@ -5,7 +5,7 @@ import hmac
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlx.errors import RlxError, SpecError
-from rlx.serving.batcher import Outcome, QueueFullError, SampledCompletion, SamplingJob
+from rlx.serving.batcher import JobOutcome, Outcome, QueueFullError, SamplingJob
 from rlx.serving.protocol import (
     ChatRequest,
     Fault,
@@ -34,8 +34,8 @@ CLIENT_GONE = 499
 LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 NO_TOKEN = "the request has no valid token: send the header 'Authorization: Bearer TOKEN'"
 
-Submit = Callable[[SamplingJob], Outcome]
-Groups = list[tuple[SampledCompletion, ...]]
+Submit = Callable[[SamplingJob], JobOutcome]
+T = TypeVar("T")
 
 
 class RefusalError(Exception):
@@ -74,28 +74,34 @@ def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI
 
     @app.get("/v1/models")
     def _list_models() -> Response:
-        return _build_response(ModelList(data=[card]))
+        return build_response(ModelList(data=[card]))
 
     @app.get("/v1/models/{name:path}")
     def _show_model(name: str) -> Response:
         _require_model(model, name)
-        return _build_response(card)
+        return build_response(card)
 
     @app.post("/v1/completions")
     async def _complete(body: TextRequest, request: Request) -> Response:
         _require_model(model, body.model)
         prompts = model.encode_prompts(body)
         job = model.build_text_job(body, prompts)
-        groups = await _wait(submit(job), request)
-        return _send(body, TextAnswer(model, body, prompts, groups))
+        groups = await wait_for_outcome(submit(job), request)
+        return send_answer(body, TextAnswer(model, body, prompts, groups))
 
     @app.post("/v1/chat/completions")
     async def _chat(body: ChatRequest, request: Request) -> Response:
         _require_model(model, body.model)
         job = model.build_chat_job(body, model.encode_messages(body))
-        (group,) = await _wait(submit(job), request)
-        return _send(body, ChatAnswer(model, body, group))
+        (group,) = await wait_for_outcome(submit(job), request)
+        return send_answer(body, ChatAnswer(model, body, group))
 
+    answer_errors(app)
+    return app
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Has an application answer errors in OpenAI's form."""
     for error in (
         RefusalError,
         InvalidRequestError,
@@ -106,7 +112,6 @@ def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI
         Exception,
     ):
         app.add_exception_handler(error, _answer_error)
-    return app
 
 
 def _require_model(model: ServedModel, name: str) -> None:
@@ -115,7 +120,7 @@ def _require_model(model: ServedModel, name: str) -> None:
         raise RefusalError(404, message, "model", "model_not_found")
 
 
-async def _wait(outcome: Outcome, request: Request) -> Groups:
+async def wait_for_outcome(outcome: Outcome[T], request: Request) -> T:
     """Waits for what was sampled, as long as the client does.
 
     Raises:
@@ -139,9 +144,10 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-def _send(body: SamplingRequest, answer: TextAnswer | ChatAnswer) -> Response:
+def send_answer(body: SamplingRequest, answer: TextAnswer | ChatAnswer) -> Response:
+    """Sends an answer whole, or as the chunks of a stream."""
     if not body.stream:
-        return _build_response(answer.build_response())
+        return build_response(answer.build_response())
     return StreamingResponse(_format_events(answer), media_type="text/event-stream")
 
 
@@ -151,7 +157,8 @@ def _format_events(answer: TextAnswer | ChatAnswer) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _build_response(body: BaseModel) -> Response:
+def build_response(body: BaseModel) -> Response:
+    """Builds a response with a body of JSON."""
     return Response(body.model_dump_json(), media_type="application/json")
 
 

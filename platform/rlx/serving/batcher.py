@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from threading import Condition, Thread
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from rlx.rollout import Completion, CompletionRequest
 from rlx.sampler import SamplingEngine, SequenceLogprobs
@@ -59,19 +59,27 @@ class SamplingJob:
         return self.sampling == other.sampling.model_copy(update=update)
 
 
-class Outcome(Future[list[tuple[SampledCompletion, ...]]]):
-    """What becomes of a job: for each of its requests one completion per seed, in order."""
+T = TypeVar("T")
+
+
+class Outcome(Future[T], Generic[T]):
+    """What becomes of what a client waits for."""
 
     _abandoned = False
 
     def abandon(self) -> None:
-        """Takes the job from the queue, or ends its completions where they are."""
+        """Says that nobody waits for it any more; without effect if it is done."""
         self._abandoned = True
         self.cancel()
 
     def is_abandoned(self) -> bool:
         """Whether nobody waits for it any more."""
         return self._abandoned
+
+
+SampledGroups = list[tuple[SampledCompletion, ...]]
+"""For each request of a job one completion per seed, in order."""
+JobOutcome = Outcome[SampledGroups]
 
 
 class Batcher:
@@ -92,8 +100,8 @@ class Batcher:
 
     def __init__(self, engine: SamplingEngine, *, max_rows: int, places: int) -> None:
         self._engine, self._max_rows, self.places = engine, max_rows, places
-        self._waiting: deque[tuple[SamplingJob, Outcome]] = deque()
-        self._sampled: list[tuple[SamplingJob, Outcome]] = []
+        self._waiting: deque[tuple[SamplingJob, JobOutcome]] = deque()
+        self._sampled: list[tuple[SamplingJob, JobOutcome]] = []
         self.taken = 0
         self._changed = Condition()
         self._is_closed = False
@@ -117,13 +125,14 @@ class Batcher:
             outcome.abandon()
         self._thread.join()
 
-    def submit(self, job: SamplingJob) -> Outcome:
-        """Queues a job; to abandon its outcome gives its place back.
+    def submit(self, job: SamplingJob) -> JobOutcome:
+        """Queues a job; to abandon its outcome gives its place back, and ends its completions where
+        they are.
 
         Raises:
             QueueFullError: there is no place for it.
         """
-        outcome = Outcome()
+        outcome: JobOutcome = Outcome()
         with self._changed:
             if self._is_closed or self.taken + job.rows > self.places:
                 raise QueueFullError(
@@ -136,7 +145,7 @@ class Batcher:
         outcome.add_done_callback(lambda _: self._leave(job, outcome))
         return outcome
 
-    def _leave(self, job: SamplingJob, outcome: Outcome) -> None:
+    def _leave(self, job: SamplingJob, outcome: JobOutcome) -> None:
         """Gives the places of a job back that has an outcome, or none that anybody waits for."""
         with self._changed:
             self.taken -= job.rows
@@ -147,7 +156,7 @@ class Batcher:
         while batch := self._take_batch():
             self._answer(batch)
 
-    def _answer(self, batch: Sequence[tuple[SamplingJob, Outcome]]) -> None:
+    def _answer(self, batch: Sequence[tuple[SamplingJob, JobOutcome]]) -> None:
         """Samples a batch; if that fails, its jobs one by one, so that one fails no others."""
         try:
             sampled = self._sample(batch)
@@ -161,15 +170,15 @@ class Batcher:
             for (_, outcome), found in zip(batch, sampled, strict=True):
                 outcome.set_result(found)
 
-    def _take_batch(self) -> list[tuple[SamplingJob, Outcome]]:
+    def _take_batch(self) -> list[tuple[SamplingJob, JobOutcome]]:
         """Waits for jobs, and takes those of the next batch; empty once the batcher is closed."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if self._is_closed:
                     return []
-                chosen: list[tuple[SamplingJob, Outcome]] = []
-                waiting: deque[tuple[SamplingJob, Outcome]] = deque()
+                chosen: list[tuple[SamplingJob, JobOutcome]] = []
+                waiting: deque[tuple[SamplingJob, JobOutcome]] = deque()
                 rows = 0
                 oldest = self._waiting[0][0]
                 for job, outcome in self._waiting:
@@ -184,7 +193,7 @@ class Batcher:
                     return chosen
 
     def _sample(
-        self, batch: Sequence[tuple[SamplingJob, Outcome]]
+        self, batch: Sequence[tuple[SamplingJob, JobOutcome]]
     ) -> list[list[tuple[SampledCompletion, ...]]]:
         """Samples jobs of the same settings; returns the completions of each request of each."""
         requests = [

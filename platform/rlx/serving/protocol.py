@@ -92,6 +92,10 @@ class SamplingRequest(_Body):
             json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise ValueError("half of a surrogate pair is no text") from error
+        except TypeError as error:
+            raise ValueError(
+                "the body is no JSON: is the Content-Type application/json?"
+            ) from error
         return body
 
     @property

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlx.serving.batcher import SampledCompletion
@@ -55,12 +55,14 @@ class TextAnswer:
         request: the request.
         prompts: its prompts, and for each
         groups: what was sampled.
+        id: of the response.
     """
 
     model: ServedModel
     request: TextRequest
     prompts: Sequence[TokenizedPrompt]
     groups: Groups
+    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
 
     def build_response(self) -> TextResponse:
         """Builds the whole response."""
@@ -81,7 +83,7 @@ class TextAnswer:
             yield TextResponse(**head, choices=[], usage=count_usage(self.groups))
 
     def _head(self) -> dict[str, Any]:
-        return _build_head("cmpl", self.model)
+        return _build_head(self.id, self.model)
 
     def _list_choices(self) -> Iterator[tuple[int, TokenizedPrompt, SampledCompletion]]:
         index = 0
@@ -155,11 +157,13 @@ class ChatAnswer:
         model: the model.
         request: the request.
         group: what was sampled, one for each choice.
+        id: of the response.
     """
 
     model: ServedModel
     request: ChatRequest
     group: tuple[SampledCompletion, ...]
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
 
     def build_response(self) -> ChatResponse:
         """Builds the whole response."""
@@ -171,16 +175,16 @@ class ChatAnswer:
                 finish_reason=_get_finish_reason(reply, message),
                 **self._list_ids(reply),
             )
-            for index, (reply, message) in enumerate(self._list())
+            for index, (reply, message) in enumerate(self.list_replies())
         ]
-        head = _build_head("chatcmpl", self.model)
+        head = _build_head(self.id, self.model)
         return ChatResponse(**head, choices=choices, usage=count_usage([self.group]))
 
     def iterate_chunks(self) -> Iterator[ChatChunk]:
         """Yields the chunks of a stream: the role, a text for each token that completes one, or
         the content and the calls of a message with calls, and the reason for its end."""
-        head = _build_head("chatcmpl", self.model)
-        for index, (reply, message) in enumerate(self._list()):
+        head = _build_head(self.id, self.model)
+        for index, (reply, message) in enumerate(self.list_replies()):
             for delta, tokens in _split_message(reply, message):
                 logprobs = self._build_logprobs(tokens) if tokens else None
                 choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs)
@@ -195,7 +199,8 @@ class ChatAnswer:
         if self.request.includes_usage:
             yield ChatChunk(**head, choices=[], usage=count_usage([self.group]))
 
-    def _list(self) -> Iterator[tuple[Reply, ReplyMessage]]:
+    def list_replies(self) -> Iterator[tuple[Reply, ReplyMessage]]:
+        """Yields what was sampled for each choice, and the message that it is."""
         for sampled in self.group:
             reply = self.model.read_completion(sampled, self.request.stop)
             yield reply, self.model.parse_message(reply, self.request.offered_tools)
@@ -253,9 +258,5 @@ def _get_finish_reason(reply: Reply, message: ReplyMessage) -> FinishReason:
     return "tool_calls" if message.tool_calls else reply.finish_reason
 
 
-def _build_head(kind: str, model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": f"{kind}-{secrets.token_hex(12)}",
-        "created": int(time.time()),
-        "model": model.name,
-    }
+def _build_head(response: str, model: ServedModel) -> dict[str, Any]:
+    return {"id": response, "created": int(time.time()), "model": model.name}

@@ -1,19 +1,22 @@
 """Requests as tokens, and samples as texts and messages. Nothing here knows HTTP or an engine."""
 
+import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 from rlx.errors import SpecError
-from rlx.model import PlainDialogue, Policy, TokenBytes
+from rlx.model import ModelDialogue, PlainDialogue, TokenBytes
 from rlx.rollout import CompletionRequest
 from rlx.seeding import derive_seed
 from rlx.serving.batcher import SampledCompletion, SamplingJob
 from rlx.serving.protocol import (
     DEFAULT_TEXT_TOKENS,
     CalledFunction,
+    ChatMessage,
     ChatRequest,
     ReplyMessage,
     SamplingRequest,
@@ -102,13 +105,36 @@ class TokenizedPrompt:
     starts: tuple[int, ...]
 
 
+class ServedPolicy(Protocol):
+    """What a served model needs of a policy, such as `rlx.model.Policy`.
+
+    Attributes:
+        tokenizer: of transformers, or a vocabulary.
+        dialogue: encodes and decodes dialogues.
+        end_ids: tokens that end a turn.
+        vocabulary: number of tokens that the model has.
+    """
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def dialogue(self) -> ModelDialogue: ...
+
+    @property
+    def end_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A model as requests see it.
 
     Attributes:
         name: name in requests and responses.
-        policy: tokenizer, dialogue format and limits; its weights are not used.
+        policy: tokenizer, dialogue format and limits.
         context_length: the engine's maximum length of a dialogue, in tokens.
         aliases: other names in requests.
         min_temperature: lowest temperature of the engine; 0 is always the likeliest tokens.
@@ -116,18 +142,15 @@ class ServedModel:
     """
 
     name: str
-    policy: Policy
+    policy: ServedPolicy
     context_length: int
     aliases: frozenset[str] = frozenset()
     min_temperature: float = 0.0
     max_tokens: int = 1024
-    _bytes: TokenBytes = field(init=False, repr=False)
-    _vocabulary: int = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_bytes", TokenBytes(self.policy.tokenizer))
-        rows = self.policy.model.get_input_embeddings().num_embeddings
-        object.__setattr__(self, "_vocabulary", int(rows))
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self.policy.tokenizer)
 
     def is_named(self, name: str) -> bool:
         """Whether a request's `model` is this one."""
@@ -150,7 +173,7 @@ class ServedModel:
                 raise InvalidRequestError(str(error), "prompt") from error
         else:
             ids, begin = tuple(prompt), 0
-            if (unknown := max(ids)) >= self._vocabulary:
+            if (unknown := max(ids)) >= self.policy.vocabulary:
                 raise InvalidRequestError(f"the model has no token {unknown}", "prompt")
         if not ids:
             raise InvalidRequestError("the prompt has no tokens", "prompt")
@@ -161,21 +184,47 @@ class ServedModel:
     def encode_messages(self, request: ChatRequest) -> tuple[int, ...]:
         """Writes messages and tools as the model reads them, up to the start of its own message.
 
-        Names of control tokens in what users and tools say are broken up, as in rollouts.
+        Raises:
+            InvalidRequestError: the model's chat template refuses them.
+        """
+        messages = self.write_messages(request.messages)
+        try:
+            return self.policy.dialogue.open_chat(messages, request.offered_tools)
+        except SpecError as error:
+            raise InvalidRequestError(str(error), "messages") from error
+
+    def encode_following(
+        self,
+        messages: Sequence[ChatMessage],
+        after: Sequence[int],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> tuple[int, ...]:
+        """Writes messages that follow a turn as the model reads them, up to the start of its next.
+
+        Args:
+            messages: those after the turn.
+            after: tokens of the turn.
+            tools: all tools of the request.
 
         Raises:
             InvalidRequestError: the model's chat template refuses them.
         """
-        dialogue, messages = self.policy.dialogue, []
-        for message in request.messages:
-            written = message.to_template()
-            if message.role in ("user", "tool"):
-                written["content"] = dialogue.break_control_tokens(written["content"])
-            messages.append(written)
         try:
-            return dialogue.open_chat(messages, request.offered_tools)
+            return self.policy.dialogue.follow_chat(self.write_messages(messages), after, tools)
         except SpecError as error:
             raise InvalidRequestError(str(error), "messages") from error
+
+    def write_messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+        """Returns messages as chat templates read them.
+
+        Names of control tokens in what users and tools say are broken up, as in rollouts.
+        """
+        written = [message.to_template() for message in messages]
+        for message in written:
+            if message["role"] in ("user", "tool"):
+                content = self.policy.dialogue.break_control_tokens(message["content"])
+                message["content"] = content
+        return written
 
     def build_text_job(
         self, request: TextRequest, prompts: Sequence[TokenizedPrompt]
@@ -306,7 +355,7 @@ class ServedModel:
         if getattr(self.policy.tokenizer, "response_template", None) is not None:
             return self._parse_by_tokenizer(reply, tools)
         content, calls = _split_calls(reply.text)
-        return _build_message(content, calls)
+        return _build_message(reply, content, calls)
 
     def _parse_by_tokenizer(self, reply: Reply, tools: Sequence[Mapping[str, Any]]) -> ReplyMessage:
         try:
@@ -322,18 +371,20 @@ class ServedModel:
             for call in found.get("tool_calls") or ()
         ]
         reasoning = found.get("reasoning_content") or found.get("thinking")
-        return _build_message(found.get("content") or "", calls, reasoning)
+        return _build_message(reply, found.get("content") or "", calls, reasoning)
 
 
 def _build_message(
-    content: str, calls: Sequence[tuple[str, Any]], reasoning: str | None = None
+    reply: Reply, content: str, calls: Sequence[tuple[str, Any]], reasoning: str | None = None
 ) -> ReplyMessage:
+    """A message; the ids of its calls are those of the same calls in the same dialogue."""
+    dialogue = hashlib.blake2b(repr((reply.prompt_ids, reply.token_ids)).encode(), digest_size=10)
     written = [
         ToolCall(
-            id=f"call_{secrets.token_hex(12)}",
+            id=f"call_{dialogue.hexdigest()}{number:04x}",
             function=CalledFunction(name=name, arguments=json.dumps(arguments)),
         )
-        for name, arguments in calls
+        for number, (name, arguments) in enumerate(calls)
     ]
     content = content.strip() if written else content
     return ReplyMessage(

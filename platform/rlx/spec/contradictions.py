@@ -14,12 +14,14 @@ from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.model import TinyModelSpec
 from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
-from rlx.spec.rollout import EnvironmentRolloutSpec
+from rlx.spec.rollout import AgentRolloutSpec, EnvironmentRolloutSpec, MultiTurnRolloutSpec
 from rlx.spec.training import VllmSamplerSpec
 
 _MOST_ROWS = 10**6
 """Rows that one step may sample: all of them are in memory at once, and each is a row of the
 registry."""
+_LARGEST_RATE = 0.1
+"""Larger learning rates are probably a slip: AdamW moves a weight by up to its rate per step."""
 _HELD_OUT = "held_out"
 """Name of the task's own held-out set, which every experiment has."""
 _RUN_REFERENCE = re.compile(r"latest|(r-)?[0-9]+")
@@ -259,7 +261,7 @@ def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             help_ = "say which reward means that an answer is right: evaluation: {correct: NAME}"
             path = path if "evaluation" in spec.model_fields_set else ("rewards",)
         yield build_error(path, message, suggest_name(judge, names, help_))
-    elif judge in rewards and isinstance(spec.rollout, EnvironmentRolloutSpec):
+    elif judge in rewards and isinstance(spec.rollout, MultiTurnRolloutSpec):
         message = f"evaluation.correct is {judge!r}, which scores turns"
         help_ = "it must say whether a whole rollout is right: name one of rewards.global"
         yield build_error(path, message, suggest_name(judge, spec.rewards.global_, help_))
@@ -295,7 +297,7 @@ def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             against=("rollout", *first.at),
         )
         return
-    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+    if isinstance(spec.rollout, MultiTurnRolloutSpec):
         yield build_error(
             ("probe",),
             "probe needs the reasoning and the answer in one turn: schedule "
@@ -415,7 +417,7 @@ def _check_expected_score(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     expected = spec.loss.expected
     if expected is None:
         return
-    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+    if isinstance(spec.rollout, MultiTurnRolloutSpec):
         yield build_error(
             ("loss", "expected"),
             "loss.expected needs one confidence and one label per row: schedule "
@@ -574,8 +576,13 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             against=("model", "warm_start", "steps"),
         )
     yield from _check_replaced_sections(spec)
+    yield from _check_optimizer_values(spec)
+    yield from _check_time_limits(spec)
     if plain:
         yield from _check_turn_sampling(spec)
+        yield from _check_judge_weight(spec)
+        yield from _check_turn_tags(spec)
+        yield from _check_clip_distances(spec)
         yield from _check_kl_settings(spec)
         yield from _check_optimizer_steps(spec)
         yield from _check_probe_close(spec)
@@ -636,6 +643,79 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
+def _check_optimizer_values(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields learning rates that are far too large, and betas in the wrong order."""
+    for path, section in (
+        (("optimizer",), spec.optimizer),
+        (("critic",), spec.critic),
+        (("model", "warm_start"), spec.model.warm_start),
+    ):
+        if section is not None and section.learning_rate > _LARGEST_RATE:
+            yield build_warning(
+                (*path, "learning_rate"),
+                f"{'.'.join(path)}.learning_rate is {section.learning_rate:g}: AdamW would move "
+                "every weight by about that much in each step",
+                "1e-6 is usual for a pretrained model and 1e-3 for a tiny one",
+            )
+    for name, adam in (("optimizer", spec.optimizer), ("critic", spec.critic)):
+        if adam is not None and adam.betas[0] > adam.betas[1]:
+            yield build_warning(
+                (name, "betas"),
+                f"{name}.betas is [{adam.betas[0]:g}, {adam.betas[1]:g}]: the first one, of the "
+                "mean gradient, is usually the smaller",
+                f"betas: [{adam.betas[1]:g}, {adam.betas[0]:g}]",
+            )
+
+
+def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields calls of plugins that may take longer than a run may be without progress."""
+    most, named = spec.runner.hang_after, "hang_after" in spec.runner.model_fields_set
+    rewards: dict[str, _AnyReward] = {**spec.rewards.global_, **spec.rewards.turn}
+    limits: dict[KeyPath, float] = {
+        (*_get_reward_path(name, reward), "deadline"): reward.deadline
+        for name, reward in rewards.items()
+    }
+    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+        limits["rollout", "environment", "deadline"] = spec.rollout.environment.deadline
+    if isinstance(spec.rollout, AgentRolloutSpec):
+        limits["rollout", "deadline"] = spec.rollout.deadline
+    path, longest = max(limits.items(), key=lambda item: item[1], default=((), 0.0))
+    if longest >= most:
+        yield build_warning(
+            ("runner", "hang_after") if named else path,
+            f"runner.hang_after is {most:g} and {'.'.join(map(str, path))} {longest:g}: while one "
+            "call takes that long, the run is killed as hung",
+            "both are in seconds",
+            against=path,
+        )
+
+
+def _check_judge_weight(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields a negative weight of the reward that tells right from wrong."""
+    judge = spec.evaluation.correct
+    rewards: dict[str, _AnyReward] = {**spec.rewards.global_, **spec.rewards.turn}
+    reward = rewards.get(judge)
+    if reward is not None and reward.weight < 0 and not judge.startswith("_"):
+        path = (*_get_reward_path(judge, reward), "weight")
+        yield build_warning(
+            path,
+            f"{'.'.join(path)} is {reward.weight:g}, and evaluation.correct is {judge!r}: the "
+            "policy is paid for wrong answers",
+        )
+
+
+def _check_clip_distances(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields bounds of the ratio where its distances from 1 are meant."""
+    low, high = spec.loss.clip
+    if spec.loss.surrogate in ("clip", "cispo") and 0.5 <= low < 1 < high < 2:
+        yield build_warning(
+            ("loss", "clip"),
+            f"loss.clip is [{low:g}, {high:g}], distances from 1: the ratio is clipped to "
+            f"[{1 - low:g}, {1 + high:g}]",
+            f"for the bounds {low:g} and {high:g} write [{1 - low:g}, {high - 1:g}]",
+        )
+
+
 def _check_optimizer_steps(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     parts, prompts = spec.optimizer.mini_batches, spec.rollout.prompts_per_step
     if parts < prompts and prompts % parts:
@@ -671,6 +751,36 @@ def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             yield build_warning(
                 ("rollout", *level.at, "template"),
                 f"{level.key}.template has no {{prompt}}: the model never sees the problem",
+            )
+
+
+_TAG = re.compile(r"<(/?)([A-Za-z_][\w-]*)>")
+
+
+def _check_turn_tags(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields tags around turns that are no spans of theirs, and examples without any span."""
+    for level in spec.rollout.list_levels():
+        spans = level.turn.spans
+        given = [("prefix", level.turn.prefix, ""), *(("stop", s, "/") for s in level.turn.stop)]
+        for key, text, slash in given:
+            for name in (n for mark, n in _TAG.findall(text) if mark == slash and spans):
+                if name not in spans:
+                    verb = "ends at" if slash else "begins with"
+                    yield build_warning(
+                        ("rollout", *level.at, key),
+                        f"{level.kind} {verb} <{slash}{name}>, and {level.key}.spans has "
+                        f"{', '.join(spans)}: rewards may look for other tags",
+                        suggest_name(name, spans),
+                    )
+    first, *_ = spec.rollout.list_levels()
+    for number, example in enumerate(spec.rollout.examples):
+        found = [span for span in first.turn.spans if f"</{span}>" in example.assistant]
+        if first.turn.spans and not found:
+            yield build_warning(
+                ("rollout", "examples", number, "assistant"),
+                f"rollout.examples.{number}.assistant has none of the spans "
+                f"{', '.join(first.turn.spans)}, which {first.key}.spans names",
+                "show the form that rewards read",
             )
 
 

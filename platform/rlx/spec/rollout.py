@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlx.plugin import FAILED, Count, PluginSection, Schedule, StrictModel, TurnLevel
 from rlx.plugin import DynamicSampling as DynamicSampling
@@ -154,17 +154,38 @@ class SelfPlay(StrictModel):
     """Whose turns learn: both players', or the first one's against a copy of itself."""
 
 
-class EnvironmentRolloutSpec(Schedule):
-    """A prompt, then multi-turn rollouts in which an environment responds to every turn."""
+class MultiTurnRolloutSpec(Schedule):
+    """A prompt, then rollouts of several turns, each a row with all of its turns."""
 
     counts: ClassVar[Mapping[str, str]] = {"turn": "num_generations"}
 
-    schedule: Literal["environment"] = "environment"
-    environment: EnvironmentUse
     num_generations: Count = Field(8, ge=1)
     """G: rollouts per prompt."""
     max_turns: Count = Field(6, ge=1)
     """Maximum number of regular turns; a rollout that is done earlier ends earlier."""
+    turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
+
+    @property
+    def last_turn(self) -> int:
+        """Number of the last turn that a rollout may have."""
+        return self.max_turns
+
+    @property
+    def has_one_turn(self) -> bool:
+        """Whether the policy never sees an observation, so that a demonstration is its one turn."""
+        return self.last_turn == 1
+
+    @property
+    def budgets(self) -> dict[str, int]:
+        """Maximum tokens that the policy generates in a row, over all of its turns."""
+        return {"turn": self.max_turns * self.turn.max_new_tokens}
+
+
+class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
+    """A prompt, then multi-turn rollouts in which an environment responds to every turn."""
+
+    schedule: Literal["environment"] = "environment"
+    environment: EnvironmentUse
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
     """Sampling of every turn; the template is shown before the first."""
     forced_answer: ForcedAnswer | None = None
@@ -172,7 +193,6 @@ class EnvironmentRolloutSpec(Schedule):
     observation: Literal["message", "inline"] = "message"
     """How observations are shown to the policy: message, as a user message in the model's dialogue
     format; inline, as tokens directly after the turn (KG-R1)."""
-
     self_play: SelfPlay | None = None
     """null lets the environment play every other player, in training too."""
 
@@ -187,9 +207,9 @@ class EnvironmentRolloutSpec(Schedule):
         return self.prompts_per_step * self.num_generations * self.players
 
     @property
-    def has_one_turn(self) -> bool:
-        """Whether the policy never sees an observation, so that a demonstration is its one turn."""
-        return self.max_turns == 1 and self.forced_answer is None
+    def last_turn(self) -> int:
+        """Number of the last turn that a rollout may have, the forced answer included."""
+        return self.max_turns + (self.forced_answer is not None)
 
     @property
     def budgets(self) -> dict[str, int]:
@@ -197,6 +217,42 @@ class EnvironmentRolloutSpec(Schedule):
         forced = self.forced_answer
         last = 0 if forced is None else forced.max_new_tokens or self.turn.max_new_tokens
         return {"turn": self.max_turns * self.turn.max_new_tokens + last}
+
+
+class AgentRolloutSpec(MultiTurnRolloutSpec):
+    """A prompt, then rollouts of a program that asks the policy for its turns over HTTP."""
+
+    schedule: Literal["agent"] = "agent"
+    command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(None, min_length=1)
+    """The program and its arguments. Arguments that name files are relative to the folder in which
+    the run was submitted."""
+    function: Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")] | None = None
+    """Instead of a command, a Python function, `module:name` or `FILE.py:name`, called with the
+    problem, the address and the key."""
+    turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
+    """Sampling of every turn, whatever a request asks for. The template is that of the program's
+    first message, for warm starts, `rlx plan` and `max_prompt_tokens`."""
+    deadline: float = Field(60.0, gt=0)
+    """Seconds that a program may take in all, its waiting for the model not counted."""
+    memory_mb: Count | None = Field(4096, ge=64)
+    """MiB of address space of each of a program's processes; null does not limit it."""
+    file_mb: Count = Field(64, ge=1)
+    """MiB of the largest file that a program may write, and of its output."""
+    programs: Count = Field(64, ge=1)
+    """Programs that run at once, on each rank."""
+    patience: float | None = Field(None, ge=0)
+    """Seconds that a request waits for others to be sampled with. null waits until every running
+    program waits for the model, so that a resumed run samples the same batches."""
+    on_error: Literal["fail", "drop_sample", "drop_group"] = "drop_sample"
+    """What to do with a rollout whose program failed, hung, flooded or made no request."""
+
+    @model_validator(mode="after")
+    def _check_program(self) -> Self:
+        if (self.command is None) == (self.function is None):
+            raise ValueError("name the agent by `command` or by `function`, and not by both")
+        if self.turn.prefix:
+            raise ValueError("turn.prefix: an agent's turns begin as the model begins them")
+        return self
 
 
 SCHEDULES: Final = PluginSection(
@@ -209,6 +265,7 @@ SCHEDULES: Final = PluginSection(
         "two_turn": TwoTurnRolloutSpec,
         "levels": LevelsRolloutSpec,
         "environment": EnvironmentRolloutSpec,
+        "agent": AgentRolloutSpec,
     },
 )
 

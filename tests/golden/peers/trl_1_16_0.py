@@ -26,6 +26,7 @@ def main() -> None:
         add_advantages(records)
         add_losses(records)
         add_kl(records)
+    add_empty_rows(records)
     records.write()
 
 
@@ -116,7 +117,7 @@ def compute_loss(
         "prompt_mask": whole,
         "completion_ids": torch.zeros_like(mask).long(),
         "completion_mask": mask,
-        "advantages": drawn["advantages"][:, 0],  # every row has a first token
+        "advantages": drawn["advantages"][:, 0],  # a row with any token has the first
         "old_per_token_logps": drawn["old_logprobs"],
         "ref_per_token_logps": reference,
         "num_items_in_batch": mask.sum(),
@@ -187,6 +188,30 @@ def add_kl(records: Records) -> None:
             given = {"logprobs": drawn["logprobs"][0].tolist(), "reference": reference[0].tolist()}
             outputs, options = {"value": [value.item()]}, {"kind": "k3"}
             records.add("kl.kl_terms", given, outputs, options, differs=differs)
+
+
+def add_empty_rows(records: Records) -> None:
+    """Rows without a learning token, such as answers that are cut off: the losses count them."""
+    for loss_type, options in (
+        ("grpo", {"aggregate": "sequence_mean"}),
+        ("dr_grpo", {"aggregate": "constant"}),
+        ("dapo", {"aggregate": "token_mean"}),
+    ):
+        drawn = records.draw_policy(ROWS, WIDTH, per_row=True)
+        for empty in records.random.sample(range(ROWS), 2):
+            drawn["mask"][empty] = drawn["advantages"][empty] = 0.0
+        compute = partial(
+            compute_loss,
+            GRPOTrainer,
+            drawn=drawn,
+            reference=drawn["logprobs"],
+            loss_type=loss_type,
+        )
+        outputs = take_gradient(compute, drawn)
+        given = {name: tensor.tolist() for name, tensor in drawn.items()}
+        given |= {"lengths": [LIMIT] * ROWS, "counted": [True] * ROWS}
+        plain = {"clip": [0.2, 0.28], "dual_clip": None}
+        records.add("losses.policy", given, outputs, {**plain, **options})
 
 
 if __name__ == "__main__":

@@ -82,7 +82,11 @@ def write_document(content: Mapping[str, Any]) -> YamlDocument:
         InvalidSpec: a value cannot be written, or the source of a plugin cannot be kept.
     """
     faults: list[Diagnostic] = []
-    tree = _write_value(content, (), faults)
+    try:
+        tree = _write_value(content, (), faults)
+    except RecursionError:
+        message = "the mapping contains itself, or is nested too deeply"
+        raise build_refusal([Diagnostic(kind="value", message=message)], IN_PYTHON) from None
     if faults:
         raise build_refusal(faults, IN_PYTHON)
     return parse_yaml_document(json.dumps(tree, indent=2, ensure_ascii=False), IN_PYTHON)
@@ -310,6 +314,7 @@ def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = (
         SpecError: the file cannot be opened.
     """
     if isinstance(source, Path):
+        _require_experiment_file(source)
         document = _extend(read_mapping(source), source.parent, [source])
     else:
         document = _extend(write_document(source), Path(), [])
@@ -317,6 +322,19 @@ def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = (
     if "sets" in keys and not {"task", "rollout", "rewards"} & keys:
         raise build_refusal([_build_suite_fault(document)], document.file)
     return apply_overrides(document, overrides)
+
+
+def _require_experiment_file(path: Path) -> None:
+    """Names the example that somebody may have meant by a file that is not there.
+
+    Raises:
+        SpecError: there is no such file, but such an example.
+    """
+    if path.stem in find_examples() and not path.exists():
+        raise SpecError(
+            f"cannot read {escape_unprintable(str(path))}: there is no such file, but an example: "
+            f"rlx new --from {path.stem}"
+        )
 
 
 def _keep_plugin_files(document: YamlDocument) -> YamlDocument:

@@ -158,6 +158,7 @@ SELECTORS = frozenset({"engine", "kind", "name", "plugin", "strategy", "type"})
 """Keys that select what their section is."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?")
+_PERCENT = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?) ?%")
 _WORD = re.compile(r"[\w-]+")
 
 
@@ -196,6 +197,8 @@ def suggest_fixes(value: Any, names: Sequence[str], kind: str) -> tuple[str, ...
         return ("values are not taken from the environment: use --set",)
     if isinstance(value, str) and kind.startswith(("int_", "float_")) and _NUMBER.fullmatch(value):
         return (f"write it without quotes: {value}",)
+    if isinstance(value, str) and kind.startswith("float_") and (part := _PERCENT.fullmatch(value)):
+        return (f"write it as a fraction: {float(part[1]) / 100:g}",)
     if isinstance(value, str) and kind.startswith(("tuple_", "list_")):
         parts = [part.strip() for part in value.split(",")]
         written = (part if _WORD.fullmatch(part) else repr(part) for part in parts)
@@ -211,13 +214,21 @@ def suggest_fixes(value: Any, names: Sequence[str], kind: str) -> tuple[str, ...
     return ()
 
 
-def suggest_section(path: KeyPath, section: Any, value: str) -> tuple[str, ...]:
-    """Suggests the section that a bare name was meant to be, such as `estimator: {name: grpo}`."""
-    known = list_yaml_keys(section) if isinstance(section, type) else ()
-    selectors = [key for key in known if key in SELECTORS]
-    if len(selectors) != 1:
+def suggest_section(path: KeyPath, section: Any, value: str | float) -> tuple[str, ...]:
+    """Suggests the section that a bare name, number or true was meant to be, such as
+    `estimator: {name: grpo}`, `kl: {coefficient: 0.001}` or `lora: {}`."""
+    if not isinstance(section, type) or not issubclass(section, BaseModel):
         return ()
-    return (f"write it as `{path[-1]}: {{{selectors[0]}: {_shorten_value_text(value)}}}`",)
+    known = list_yaml_keys(section)
+    keys = [key for key in known if key in SELECTORS] or [key for key in known if key == "path"]
+    needed = {n: field for n, field in section.model_fields.items() if field.is_required()}
+    if value is True and not needed:
+        return (f"write it as `{path[-1]}: {{}}`, with its defaults",)
+    if not isinstance(value, str):
+        keys = [n for n, f in needed.items() if _unwrap_type(f.annotation, None)[0] in (int, float)]
+    if len(keys) != 1 or isinstance(value, bool):
+        return ()
+    return (f"write it as `{path[-1]}: {{{keys[0]}: {_shorten_value_text(str(value))}}}`",)
 
 
 _KINDS = {
@@ -433,16 +444,20 @@ class _Explainer:
         path = (*self.at, *place.path)
         if fault.type == "too_long" and get_origin(place.expected) is tuple:
             return _build_length_error(path, place.expected, error["input"])
-        wanted = _describe_expected(error)
+        value, wanted = error["input"], _describe_expected(error)
+        if wanted == "a list":
+            wanted = _describe_list(place.expected)
         if wanted:
-            message = (
-                f"'{format_key_path(path)}' must be {wanted}, not {describe_value(error['input'])}"
-            )
+            message = f"'{format_key_path(path)}' must be {wanted}, not {describe_value(value)}"
         else:
             message = f"'{format_key_path(path)}': {error['msg'][:1].lower()}{error['msg'][1:]}"
-        helps = suggest_fixes(error["input"], _parse_literals(error), fault.type)
-        if wanted == "a mapping" and isinstance(error["input"], str):
-            helps = suggest_section(path, place.expected, error["input"])
+        helps = suggest_fixes(value, _parse_literals(error), fault.type)
+        if wanted == "a mapping" and isinstance(value, str | int | float):
+            helps = suggest_section(path, place.expected, value)
+        if wanted == "a list" and isinstance(value, dict) and _holds_sections(place.expected):
+            helps = ("begin it with '- ', or put it in brackets: it is one item of a list",)
+        if path == ("seed",) and isinstance(value, list):
+            helps = ("a file has one seed: `rlx submit --seeds 0..4` runs it with several",)
         return build_error(path, message, *helps, kind="value")
 
     def _tag(self, fault: _Fault) -> Diagnostic:
@@ -480,6 +495,19 @@ class _Explainer:
         there = (*path, *steps)
         path = here if _is_absent(self.data, there) else (*self.at, *there)
         return build_error(path, message)
+
+
+def _holds_sections(expected: Any) -> bool:
+    """Whether the items of a list are mappings."""
+    item = _unwrap_type(next(iter(get_args(expected)), None), None)[0]
+    return isinstance(item, type) and issubclass(item, BaseModel)
+
+
+def _describe_list(expected: Any) -> str:
+    """Describes a list of fixed length by its length."""
+    members = get_args(expected)
+    fixed = get_origin(expected) is tuple and members and members[-1] is not Ellipsis
+    return f"a list of {len(members)} values" if fixed else "a list"
 
 
 def _build_length_error(path: KeyPath, expected: Any, value: Sequence[Any]) -> Diagnostic:

@@ -24,6 +24,8 @@ from rlx.text import escape_unprintable
 MAX_BYTES = 262_144
 MAX_DEPTH = 32
 _MAX_DIGITS = 400
+_TYPOGRAPHIC = re.compile("[\u2018-\u201f\u00ab\u00bb].*[\u2018-\u201f\u00ab\u00bb]", re.DOTALL)
+"""A text between the quotes of a word processor."""
 _BREAKS = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # line breaks according to YAML
 
 Value = Any
@@ -216,6 +218,10 @@ class _DocumentReader:
             return text.lower() == "true"
         if tag == "str":
             self._check_whole_characters(node)
+            if node.style is None and _TYPOGRAPHIC.fullmatch(text):
+                message = f"the quotes {text[0]} and {text[-1]} would be part of the text"
+                help_ = "write straight quotes, also around these if they are meant"
+                self._refuse(message, self._position(node), helps=(help_,))
             return text
         if len(text) > _MAX_DIGITS:
             self._refuse(f"the number has more than {_MAX_DIGITS} digits", self._position(node))

@@ -1,0 +1,15 @@
+from .hosting import build_rollout_host
+from .programs import AgentProgram, EndedProgram, ProgramRunner
+from .requests import AgentRequests
+from .sampling import AgentHost
+from .starter import load_agent
+
+__all__ = [
+    "AgentHost",
+    "AgentProgram",
+    "AgentRequests",
+    "EndedProgram",
+    "ProgramRunner",
+    "build_rollout_host",
+    "load_agent",
+]

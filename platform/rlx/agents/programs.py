@@ -1,0 +1,174 @@
+"""Runs the programs of agents, in processes below one that starts them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self
+
+from rlx.agents.starter import FOLDER, OUTPUT, PROBLEM
+from rlx.spec import AgentRolloutSpec
+from rlx.text import shorten_for_record
+
+LONGEST_TAIL = 300
+"""Characters of a program's last words that are kept with the reason of its failure."""
+_MIB = 1 << 20
+_LOCAL = "127.0.0.1,localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProgram:
+    """A program to be started.
+
+    Attributes:
+        number: by which its end is reported.
+        problem: what it is given, as JSON.
+        address: base URL of its requests.
+        key: API key of its requests.
+    """
+
+    number: int
+    problem: Mapping[str, Any]
+    address: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndedProgram:
+    """How a program ended.
+
+    Attributes:
+        number: of the program.
+        fault: why it failed; None if it did not.
+    """
+
+    number: int
+    fault: str | None
+
+
+class ProgramRunner:
+    """Starts programs and reports how they end; a context manager that ends those that are left.
+
+    Args:
+        spec: what to run, and its limits.
+        report: called from another thread with every program that ended.
+    """
+
+    def __init__(self, spec: AgentRolloutSpec, report: Callable[[EndedProgram], None]) -> None:
+        self._spec, self._report = spec, report
+        self._command = None if spec.command is None else list(map(_anchor_argument, spec.command))
+        self._running: set[int] = set()
+
+    def __enter__(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="rlx-agents-"))
+        self._starter = subprocess.Popen(
+            [sys.executable, "-m", "rlx.agents.starter", str(self._folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._reader = Thread(target=self._read_reports, name="rlx-agents", daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._starter.stdin is not None and self._starter.stdout is not None
+        with suppress(BrokenPipeError):
+            self._starter.stdin.close()
+        self._starter.wait()
+        self._reader.join()
+        self._starter.stdout.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self, program: AgentProgram) -> None:
+        """Starts a program in a folder of its own."""
+        folder = self._locate(program.number)
+        (folder / FOLDER).mkdir(parents=True)
+        (folder / PROBLEM).write_text(json.dumps(dict(program.problem)), encoding="utf-8")
+        others = [os.environ[name] for name in ("NO_PROXY", "no_proxy") if name in os.environ]
+        unproxied = ",".join([_LOCAL, *others])
+        memory = self._spec.memory_mb
+        self._running.add(program.number)
+        self._order(
+            number=program.number,
+            command=self._command,
+            function=self._spec.function,
+            arguments=[dict(program.problem), program.address, program.key],
+            folder=str(folder),
+            environment={
+                "OPENAI_BASE_URL": program.address,
+                "OPENAI_API_KEY": program.key,
+                "RLX_PROBLEM": str(folder / PROBLEM),
+                "TMPDIR": str(folder / FOLDER),
+                "NO_PROXY": unproxied,
+                "no_proxy": unproxied,
+            },
+            memory=None if memory is None else memory * _MIB,
+            file=self._spec.file_mb * _MIB,
+        )
+
+    def kill(self, number: int) -> None:
+        """Kills a program and what it started; its end is reported as of any other."""
+        self._order(kill=number)
+
+    def _order(self, **order: Any) -> None:
+        assert self._starter.stdin is not None
+        with suppress(BrokenPipeError):  # the reader reports it
+            self._starter.stdin.write(json.dumps(order).encode() + b"\n")
+            self._starter.stdin.flush()
+
+    def _locate(self, number: int) -> Path:
+        return self._folder / str(number)
+
+    def _read_reports(self) -> None:
+        assert self._starter.stdout is not None
+        for line in self._starter.stdout:
+            report = json.loads(line)
+            self._end(report["number"], report)
+        for number in list(self._running):
+            self._end(number, {"fault": "the process that starts programs has ended"})
+
+    def _end(self, number: int, report: Mapping[str, Any]) -> None:
+        fault = report["fault"] if "fault" in report else self._describe_end(number, report["code"])
+        self._running.discard(number)
+        shutil.rmtree(self._locate(number), ignore_errors=True)
+        self._report(EndedProgram(number, fault))
+
+    def _describe_end(self, number: int, code: int) -> str | None:
+        """Why a program failed, with its last words; None if it did not."""
+        if code == 0:
+            return None
+        said = b""
+        with suppress(OSError), (self._locate(number) / OUTPUT).open("rb") as output:
+            size = output.seek(0, os.SEEK_END)
+            if size >= self._spec.file_mb * _MIB:
+                return f"it printed more than {self._spec.file_mb} MiB"
+            output.seek(max(0, size - 4 * LONGEST_TAIL))
+            said = output.read()
+        if code == -signal.SIGXFSZ:
+            return f"it wrote a file of more than {self._spec.file_mb} MiB"
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        words = said.decode(errors="replace").strip().splitlines()
+        tail = f": {words[-1].strip()}" if words else ""
+        return shorten_for_record(how + tail, LONGEST_TAIL)
+
+
+def _anchor_argument(argument: str) -> str:
+    """An argument that names a file, with its whole path: a program has a folder of its own."""
+    path = Path(argument)
+    is_file = not argument.startswith("-") and path.is_file()
+    return str(path.absolute()) if is_file else argument

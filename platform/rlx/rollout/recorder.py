@@ -1,0 +1,347 @@
+"""Records the rollouts of programs that ask the policy for their turns.
+
+A program's requests are contexts, each with the turns that were sampled after it. A context either
+continues a turn, whose recorded tokens it begins with, or it opens a dialogue. Where a turn has one
+continuation, this is an observation and its row goes on. Where a program forks its own history, a
+turn has several; it ends its row, and each continuation begins a row of its own below it, so that
+every turn is learned once.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlx.plugin import FAILED, Problem
+from rlx.rollout.conversations import (
+    EnvironmentPlan,
+    HostFault,
+    build_fault_segment,
+    count_shared,
+    derive_turn_seed,
+)
+from rlx.rollout.dialogue import Completion, Dialogue, TurnPrompt
+from rlx.rollout.schedule import build_turn_segment
+from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment
+from rlx.seeding import derive_seed
+
+KIND = "turn"
+"""Kind of the turns of an agent."""
+
+
+class RolloutOverError(Exception):
+    """A rollout has no further turns."""
+
+
+@dataclass(slots=True, eq=False)
+class RecordedTurn:
+    """A turn that a program was given.
+
+    Attributes:
+        segment: the turn; its parent is known once the tree is built.
+        whole: all tokens up to its end.
+        is_main: whether it belongs to the dialogue that opens with the problem as the experiment
+            shows it, and that is never sampled again.
+        order: number of its completion in the sampling call that made it, by that call's number.
+        contexts: what continues it.
+    """
+
+    segment: Segment
+    whole: tuple[int, ...]
+    is_main: bool
+    order: tuple[int, int]
+    contexts: list["RecordedContext"] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class RecordedContext:
+    """What a program has the model read before turns.
+
+    Attributes:
+        turn: the turn that it continues; None if it opens a dialogue.
+        prompt: its tokens after that turn.
+        whole: all tokens.
+        is_main: as `RecordedTurn.is_main`.
+        turns: by their number, from 0.
+        taken: numbers of the turns that are sampled now.
+    """
+
+    turn: RecordedTurn | None
+    prompt: TurnPrompt
+    whole: tuple[int, ...]
+    is_main: bool
+    turns: dict[int, RecordedTurn] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
+
+    @property
+    def number(self) -> int:
+        """Number of its turns in their dialogue, from 1."""
+        return 1 if self.turn is None else self.turn.segment.turn + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnRequest:
+    """Turns to be sampled after a context.
+
+    Attributes:
+        context: the context.
+        numbers: of the turns below it.
+        seeds: one for each of them.
+        max_new_tokens: limit of each turn.
+        is_last: whether the rollout has no turn after these.
+    """
+
+    context: RecordedContext
+    numbers: tuple[int, ...]
+    seeds: tuple[int, ...]
+    max_new_tokens: int
+    is_last: bool
+
+
+@dataclass(slots=True, eq=False)
+class RolloutRecorder:
+    """Records one rollout of one problem. Nothing depends on the order in which requests arrive.
+
+    Attributes:
+        plan: sampling settings of the turns, and how many there may be.
+        opening: what the experiment shows of the problem before the first turn.
+        seed: seed of the problem.
+        place: number of the rollout among those of the problem.
+        context_length: maximum length of a dialogue, in tokens.
+        openings: contexts that open a dialogue.
+        turns: all turns, in the order in which they were sampled.
+        ending: what the program wanted to go on with when the rollout was over; None if it did not.
+        info: what the program reported on the whole rollout.
+        fault: why the rollout is lost; None if it is not.
+    """
+
+    plan: EnvironmentPlan
+    opening: TurnPrompt
+    seed: int
+    place: int
+    context_length: int
+    openings: list[RecordedContext] = field(default_factory=list)
+    turns: list[RecordedTurn] = field(default_factory=list)
+    ending: RecordedContext | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    fault: str | None = None
+    _asked: int = 0
+
+    def ask(
+        self,
+        after: RecordedTurn | None,
+        prompt: TurnPrompt,
+        *,
+        count: int = 1,
+        max_new_tokens: int | None = None,
+    ) -> TurnRequest:
+        """Returns what is to be sampled for a request; `record` or `withdraw` must follow.
+
+        Args:
+            after: the turn whose dialogue it continues; None if it opens one.
+            prompt: the tokens after that turn.
+            count: how many turns are asked for.
+            max_new_tokens: limit of each, if it is below that of the plan.
+
+        Raises:
+            RolloutOverError: the rollout has had its turns, or the next does not fit.
+        """
+        context = self._find_context(after, prompt)
+        limit = self.plan.turn.max_new_tokens
+        limit = limit if max_new_tokens is None else min(limit, max_new_tokens)
+        begun = len(self.turns) + self._asked
+        if begun + count > self.plan.max_turns:
+            self._end(context)
+            raise RolloutOverError(f"the rollout has had its {self.plan.max_turns} turns")
+        if len(context.whole) + limit > self.context_length:
+            if not self.turns:
+                self.fault = f"its first request of {len(context.whole)} tokens leaves no room"
+            self._end(context)
+            raise RolloutOverError(
+                f"the model's maximum context length is {self.context_length} tokens, but the "
+                f"dialogue has {len(context.whole)} and the turn may have {limit}"
+            )
+        if context not in self._siblings(context):
+            self._siblings(context).append(context)
+        free = (n for n in range(self.plan.max_turns) if n not in {*context.turns, *context.taken})
+        numbers = tuple(next(free) for _ in range(count))
+        context.taken |= {*numbers}
+        self._asked += count
+        seeds = tuple(self._derive_seed(context, number) for number in numbers)
+        return TurnRequest(context, numbers, seeds, limit, begun + count == self.plan.max_turns)
+
+    def withdraw(self, request: TurnRequest) -> None:
+        """Forgets a request that nobody waits for any more."""
+        self._asked -= len(request.numbers)
+        request.context.taken -= {*request.numbers}
+        if not request.context.turns and not request.context.taken:
+            self._siblings(request.context).remove(request.context)
+
+    def record(
+        self,
+        request: TurnRequest,
+        completions: Sequence[Completion],
+        dialogue: Dialogue,
+        first: tuple[int, int],
+    ) -> list[RecordedTurn]:
+        """Records the turns of a request.
+
+        Args:
+            completions: one for each of its numbers.
+            dialogue: converts tokens to text.
+            first: number of the sampling call, and of the first completion in it.
+        """
+        context = request.context
+        made: list[RecordedTurn] = []
+        self._asked -= len(request.numbers)
+        context.taken -= {*request.numbers}
+        for number, seed, completion in zip(
+            request.numbers, request.seeds, completions, strict=True
+        ):
+            segment = build_turn_segment(
+                completion,
+                dialogue,
+                self.plan.turn,
+                parent=NO_PARENT,
+                number=context.number,
+                kind=KIND,
+                seed=seed,
+            )
+            turn = RecordedTurn(
+                segment,
+                context.whole + completion.token_ids,
+                context.is_main and number == 0,
+                (first[0], first[1] + len(made)),
+            )
+            context.turns[number] = turn
+            made.append(turn)
+        self.turns += made
+        return made
+
+    def forget(self, request: TurnRequest) -> None:
+        """Forgets the turns of a request that nobody was given; the next request for them gets the
+        same ones."""
+        gone = [request.context.turns.pop(number) for number in request.numbers]
+        self.turns = [turn for turn in self.turns if turn not in gone]
+        self._asked += len(gone)
+        self.withdraw(request)
+
+    def find_repeated(
+        self, after: RecordedTurn | None, prompt: TurnPrompt, count: int
+    ) -> list[RecordedTurn] | None:
+        """The last turns after a context, if nothing continues them: a client that has lost its
+        connection asks for them again. None if there are none."""
+        found = list(self._find_context(after, prompt).turns.values())[-count:]
+        unread = len(found) == count and not any(turn.contexts for turn in found)
+        return found if unread else None
+
+    def report(self, turns: Sequence[RecordedTurn] | None, info: Mapping[str, Any]) -> None:
+        """Adds to the `info` of turns, or of the whole rollout."""
+        if turns is None:
+            self.info |= info
+        for turn in turns or ():
+            turn.segment = replace(turn.segment, info={**turn.segment.info, **info})
+
+    def _find_context(self, after: RecordedTurn | None, prompt: TurnPrompt) -> RecordedContext:
+        whole = (() if after is None else after.whole) + prompt.token_ids
+        for context in self.openings if after is None else after.contexts:
+            if context.whole == whole:
+                return context
+        is_main = whole == self.opening.token_ids if after is None else after.is_main
+        return RecordedContext(after, prompt, whole, is_main)
+
+    def _siblings(self, context: RecordedContext) -> list[RecordedContext]:
+        return self.openings if context.turn is None else context.turn.contexts
+
+    def _end(self, context: RecordedContext) -> None:
+        """Notes what the program wanted to go on with, if that is an observation of a turn."""
+        turn = context.turn
+        if turn is not None and not turn.contexts and self.ending is None:
+            self.ending = context
+
+    def _derive_seed(self, context: RecordedContext, number: int) -> int:
+        """Seed of a turn, by its place in the tree and the tokens before it.
+
+        In the main dialogue it is the seed that a rollout with an environment has.
+        """
+        if context.is_main and number == 0:
+            return derive_turn_seed(self.seed, self.place, context.number)
+        words = repr(context.whole).encode()
+        digest = hashlib.blake2b(words, digest_size=16).hexdigest()
+        return derive_seed(self.seed, "turn", self.place, context.number, digest, number)
+
+
+def build_agent_tree(problem: Problem, rollouts: Sequence[RolloutRecorder]) -> RolloutTree:
+    """Builds the tree of a problem from all of its rollouts.
+
+    The root has what all dialogues begin with; the rest of an opening is an observation.
+    """
+    openings = [context.prompt for one in rollouts for context in one.openings]
+    openings = openings or [rollouts[0].opening]
+    text = openings[0].text[: count_shared([opening.text for opening in openings])]
+    ids = openings[0].token_ids[: count_shared([opening.token_ids for opening in openings])]
+    root = Segment(parent=NO_PARENT, author="prompt", token_ids=ids, text=text)
+    builder = _TreeBuilder([root])
+    for rollout in rollouts:
+        builder.add_rollout(rollout)
+    return RolloutTree(problem, tuple(builder.segments))
+
+
+@dataclass(slots=True)
+class _TreeBuilder:
+    """Writes rollouts as segments below a root."""
+
+    segments: list[Segment]
+
+    def add_rollout(self, rollout: RolloutRecorder) -> None:
+        root = self.segments[0]
+        if not rollout.openings and rollout.fault is not None:
+            self._add_fault(0, rollout)
+        for context in _sort_contexts(rollout.openings):
+            parent = 0
+            if (rest := context.prompt.token_ids[len(root.token_ids) :]) != ():
+                text = context.prompt.text[len(root.text) :]
+                parent = self._add(0, _build_context(rest, text, "environment"))
+            self._add_turns(parent, context, rollout)
+
+    def _add_turns(self, parent: int, context: RecordedContext, rollout: RolloutRecorder) -> None:
+        for _, turn in sorted(context.turns.items()):
+            segment = turn.segment
+            if not turn.contexts:
+                kind = FAILED if rollout.fault is not None else segment.kind
+                segment = replace(segment, kind=kind, info={**segment.info, **rollout.info})
+            at = self._add(parent, segment)
+            forks = sum(len(each.turns) for each in turn.contexts) > 1
+            if forks:
+                joined = {**segment.info, **rollout.info}
+                self.segments[at] = replace(self.segments[at], info=joined)
+            for each in _sort_contexts(turn.contexts):
+                author: Author = "prompt" if forks else "environment"
+                below = self._add(
+                    at, _build_context(each.prompt.token_ids, each.prompt.text, author)
+                )
+                self._add_turns(below, each, rollout)
+            if (ending := rollout.ending) and ending.turn is turn and not turn.contexts:
+                prompt = ending.prompt
+                at = self._add(at, _build_context(prompt.token_ids, prompt.text, "environment"))
+            if not turn.contexts and rollout.fault is not None:
+                self._add_fault(at, rollout)
+
+    def _add(self, parent: int, segment: Segment) -> int:
+        self.segments.append(replace(segment, parent=parent))
+        return len(self.segments) - 1
+
+    def _add_fault(self, parent: int, rollout: RolloutRecorder) -> None:
+        fault = HostFault(rollout.fault or "")
+        self._add(parent, build_fault_segment(fault, rollout.plan))
+
+
+def _sort_contexts(contexts: Sequence[RecordedContext]) -> list[RecordedContext]:
+    """The main one first, then by their tokens, whenever they arrived; without those that have no
+    turns."""
+    kept = [context for context in contexts if context.turns]
+    return sorted(kept, key=lambda context: (not context.is_main, context.whole))
+
+
+def _build_context(ids: tuple[int, ...], text: str, author: Author) -> Segment:
+    return Segment(parent=NO_PARENT, author=author, token_ids=ids, text=text)

@@ -1,0 +1,1 @@
+"""Rewards that run code of an answer, in a sandbox."""

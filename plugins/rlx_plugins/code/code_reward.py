@@ -1,0 +1,113 @@
+"""What rewards that run code of an answer have in common: which code, and limits of a sandbox."""
+
+import signal
+from pathlib import Path
+
+from pydantic import Field
+
+from rlx.plugin import Reward, Sample, expand_path
+from rlx_plugins.code.sandbox import Sandbox
+
+
+class CodeReward(Reward):
+    """Base of rewards that run code of an answer in a sandbox."""
+
+    span: str | None = None
+    """The span that holds the code; null for the last fenced block of the response."""
+    seconds: float = Field(4.0, gt=0, allow_inf_nan=False)
+    """Time for one answer, once its sandbox is ready. `deadline` must leave room for the start."""
+    cpu_seconds: int = Field(2, ge=1, le=3600)
+    """Processor time of each process, which is the same on a busy machine."""
+    memory_mb: int = Field(256, ge=64, le=1 << 20)
+    """MiB of address space of each process."""
+    processes: int = Field(8, ge=2, le=4096)
+    """Processes and threads at a time, with those that start the program."""
+    output_kb: int = Field(256, ge=1, le=1 << 20)
+    """KiB of an output or a file."""
+    folders: tuple[Path, ...] = ()
+    """Folders that a program may read, besides /usr."""
+    unsafe: bool = False
+    """Whether code runs without a sandbox, as you: it can read and delete your files."""
+
+    def spans_read(self) -> tuple[str, ...]:
+        """Returns the span that holds the code."""
+        return () if self.span is None else (self.span,)
+
+    def warnings(self) -> tuple[str, ...]:
+        """Warns of code that runs without a sandbox."""
+        if not self.unsafe:
+            return ()
+        return (
+            "`unsafe: true` runs code of the model with your permissions, outside of a sandbox",
+        )
+
+    def check(self) -> None:
+        """Tries the sandbox.
+
+        Raises:
+            OSError: this machine has none, or lacks a folder.
+        """
+        self.build_sandbox().check()
+
+    def build_sandbox(self) -> Sandbox:
+        """Returns the sandbox with its limits."""
+        return Sandbox(
+            cpu_seconds=self.cpu_seconds,
+            memory_mb=self.memory_mb,
+            processes=self.processes,
+            output_kb=self.output_kb,
+            folders=tuple(expand_path(folder).absolute() for folder in self.folders),
+            unsafe=self.unsafe,
+        )
+
+    def find_code(self, sample: Sample) -> str | None:
+        """The code of a response; None without any."""
+        if self.span is not None:
+            code = sample.spans.get(self.span)
+        else:
+            code = find_last_fenced_block(sample.response)
+        return code if code and code.strip() else None
+
+    def describe_end(self, code: int | None) -> str:
+        """Says how a program ended that should have gone on, by its exit code.
+
+        Args:
+            code: its exit code, 128 and a signal's number, or None if it still ran.
+        """
+        if code is None:
+            return f"time: more than {self.seconds:g} s"
+        if code in (128 + signal.SIGXCPU, 128 + signal.SIGKILL):
+            return f"time: more than {self.cpu_seconds} s of processor time, or killed"
+        if code > 128:
+            return f"ended: signal {code - 128}"
+        return f"ended: exit code {code}"
+
+    @property
+    def memory_reason(self) -> str:
+        """The reason of a program that asks for more memory than it may have."""
+        return f"memory: more than {self.memory_mb} MiB"
+
+    @property
+    def output_reason(self) -> str:
+        """The reason of a program that writes more than it may."""
+        return f"output: more than {self.output_kb} KiB"
+
+
+def find_last_fenced_block(text: str) -> str | None:
+    """Returns the last closed block between lines that begin with three backticks, or None."""
+    last: str | None = None
+    lines: list[str] | None = None
+    for line in text.split("\n"):
+        if not line.lstrip().startswith("```"):
+            if lines is not None:
+                lines.append(line)
+        elif lines is None:
+            lines = []
+        else:
+            last, lines = "\n".join(lines), None
+    return last
+
+
+def strip_lines(text: str) -> list[str]:
+    """Returns the lines of an output, without white space that nobody sees."""
+    return [line.rstrip() for line in text.strip().split("\n")]

@@ -1,0 +1,114 @@
+"""The reward `command`: runs a command on an answer."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from rlx.plugin import Example, Sample, Score
+from rlx_plugins.code.code_reward import CodeReward, strip_lines
+
+
+def _build_example(name: str, code: str, value: float, **options: Any) -> Example:
+    sample = Sample(
+        id="a",
+        problem={"sum": "7\n"},
+        turn="answer",
+        number=1,
+        response=f"```sh\n{code}\n```",
+    )
+    return Example(name=name, sample=sample, value=value, options=options)
+
+
+class Command(CodeReward):
+    """1 if a command that gets the answer ends with exit code 0 in a sandbox, else 0.
+
+    The answer is its stdin, or with `file` a file in its current folder. With `output`, what it
+    writes to stdout must be the text in that field of the problem. A command that runs the answer
+    itself needs `output`: an answer can end its process with any exit code.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _build_example("gold", "echo $((3 + 4))", 1.0, command=["sh"], output="sum"),
+        _build_example("wrong", "echo 34", 0.0, command=["sh"], output="sum"),
+        _build_example("only exits", "exit 0", 0.0, command=["sh"], output="sum"),
+        _build_example("no syntax", "if", 0.0, command=["sh", "-n"]),
+        _build_example("a file", "echo 3", 1.0, command=["sh", "-n", "a.sh"], file="a.sh"),
+    )
+
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The program and its arguments; no shell reads them."""
+    file: str | None = None
+    """Name of the file that holds the answer; null for stdin."""
+    output: str | None = None
+    """The problem's field with what the command must write to stdout; null if only its exit code
+    counts."""
+
+    @field_validator("file")
+    @classmethod
+    def _check_file(cls, value: str | None) -> str | None:
+        if value is not None and (PurePath(value).name != value or value in ("", "..")):
+            raise ValueError("must be the name of a file, without folders")
+        return value
+
+    def check(self) -> None:
+        """Tries the sandbox, and looks for the program in it.
+
+        Raises:
+            OSError: this machine has no sandbox, or the program is not in it.
+        """
+        super().check()
+        look = ["sh", "-c", 'command -v "$0"', self.command[0]]
+        with self.build_sandbox().start(look) as process:
+            if process.wait(60.0) != 0:
+                raise FileNotFoundError(
+                    f"the sandbox has no program {self.command[0]!r}: it shows /usr and `folders`"
+                )
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Requires the right output."""
+        self._get_output(problem)
+
+    def value_range(self) -> tuple[float, float]:
+        """0 or 1."""
+        return 0.0, 1.0
+
+    def score(self, sample: Sample) -> Score:
+        """Runs the command on one answer.
+
+        Raises:
+            ValueError: the problem has no right output, which is an error in the data.
+            SandboxError: the sandbox failed.
+        """
+        right = self._get_output(sample.problem)
+        code = self.find_code(sample)
+        if code is None:
+            return Score(0.0, "no code")
+        data = code.encode(errors="replace")
+        files = {} if self.file is None else {self.file: data}
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
+            stdin.write(b"" if self.file else data)
+            stdin.seek(0)
+            with self.build_sandbox().start(
+                self.command, files=files, stdin=stdin, stdout=stdout
+            ) as process:
+                status = process.wait(self.seconds)
+            stdout.seek(0)
+            written = stdout.read((self.output_kb << 10) + 1)
+        if len(written) >= self.output_kb << 10:
+            return Score(0.0, self.output_reason)
+        if status != 0:
+            return Score(0.0, self.describe_end(status))
+        if right is not None and strip_lines(written.decode(errors="replace")) != right:
+            return Score(0.0, "wrong output")
+        return Score(1.0)
+
+    def _get_output(self, problem: Mapping[str, Any]) -> list[str] | None:
+        if self.output is None:
+            return None
+        right = problem.get(self.output)
+        if not isinstance(right, str):
+            raise ValueError(f"the field {self.output!r} must hold the right output, as text")
+        return strip_lines(right)

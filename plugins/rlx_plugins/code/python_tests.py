@@ -1,0 +1,366 @@
+"""The reward `python_tests`: Python code of an answer against the tests of its problem.
+
+`rlx_plugins.code.inside` says why an answer cannot forge its verdict.
+"""
+
+import ast
+import builtins
+import math
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlx.plugin import Example, Sample, Score, expand_path
+from rlx_plugins.code import inside
+from rlx_plugins.code.code_reward import CodeReward, strip_lines
+from rlx_plugins.code.sandbox import Sandbox, SandboxError, SandboxProcess, find_python
+
+_START_SECONDS = 60.0
+"""Time for the start of a sandbox, which `deadline` usually cuts."""
+_LONGEST_TESTS = 16 << 20
+"""Bytes of the tests of one problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTest:
+    """A test in Python.
+
+    Attributes:
+        names: what it takes from the answer.
+        modules: modules of Python that it uses without importing them.
+        entry_point: the name of the function that its `check` is called with.
+    """
+
+    code: str
+    names: tuple[str, ...]
+    modules: tuple[str, ...]
+    entry_point: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextTest:
+    """A test of a program: what it reads, and what it has to write."""
+
+    input: str
+    output: str
+
+    def is_passed_by(self, written: str) -> bool:
+        """Whether a program wrote the output, but for white space at the ends of lines."""
+        return strip_lines(written) == strip_lines(self.output)
+
+
+Tests = tuple[CodeTest, ...] | tuple[TextTest, ...]
+
+
+def _build_example(name: str, code: str, value: float, reason: str | None = None) -> Example:
+    sample = Sample(
+        id="a",
+        problem={"tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]},
+        turn="answer",
+        number=1,
+        response=f"```python\n{code}\n```",
+    )
+    return Example(name=name, sample=sample, value=value, reason=reason)
+
+
+class PythonTests(CodeReward):
+    """1 if Python code of the answer passes the tests of its problem in a sandbox, else 0.
+
+    Tests are Python code that uses the answer's names (`assert add(1, 2) == 3`, functions `test_*`,
+    or `check(candidate)` with `entry_point`), a list of such code, or a list of `{input, output}`
+    for programs that read stdin and write stdout.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _build_example("gold", "def add(a, b):\n    return a + b", 1.0),
+        _build_example(
+            "wrong",
+            "def add(a, b):\n    return 3",
+            0.0,
+            "test 2 of 2: AssertionError",
+        ),
+        _build_example("no code", "", 0.0, "no code"),
+        _build_example(
+            "equal to everything",
+            "class Any:\n    def __eq__(self, other):\n        return True\n\n"
+            "def add(a, b):\n    return Any()",
+            0.0,
+            "test 1 of 2: AssertionError",
+        ),
+        _build_example("leaves", "import os\nos._exit(0)", 0.0, "ended: exit code 0"),
+    )
+
+    field: str = "tests"
+    """The problem's field that holds the tests."""
+    entry_point: str | None = None
+    """The problem's field with the name of the function that the tests' `check` takes."""
+    partial: bool = False
+    """Whether the value is the share of tests that pass."""
+    python: Path | None = None
+    """The interpreter of an environment with packages for answers; by default Python alone."""
+
+    def check(self) -> None:
+        """Tries the sandbox and the interpreter.
+
+        Raises:
+            OSError: this machine has no sandbox, or lacks a folder or the interpreter.
+        """
+        if self.python is not None and not expand_path(self.python).is_file():
+            raise FileNotFoundError(f"python: {self.python} does not exist")
+        super().check()
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Requires tests that can be read."""
+        self._read_tests(problem)
+
+    def value_range(self) -> tuple[float, float]:
+        """Between 0 and 1."""
+        return 0.0, 1.0
+
+    def build_sandbox(self) -> Sandbox:
+        """Returns the sandbox, which shows the interpreter's environment."""
+        sandbox = super().build_sandbox()
+        if self.python is None:
+            return sandbox
+        own = expand_path(self.python).absolute()
+        base = Path(os.path.realpath(own)).parents[1]
+        return replace(sandbox, folders=(*sandbox.folders, own.parents[1], base))
+
+    def score(self, sample: Sample) -> Score:
+        """Runs the tests of one answer.
+
+        Raises:
+            ValueError: the problem has no tests, which is an error in the data.
+            SandboxError: the sandbox failed.
+        """
+        tests = self._read_tests(sample.problem)
+        code = self.find_code(sample)
+        if code is None:
+            return Score(0.0, "no code")
+        passed, why = self._run_tests(code, tests)
+        share = sum(passed) / len(tests)
+        value = share if self.partial else float(share == 1.0)
+        return Score(value, why, {"passed": share})
+
+    def _read_tests(self, problem: Mapping[str, Any]) -> Tests:
+        tests: Any = problem.get(self.field)
+        items = list(tests) if isinstance(tests, list | tuple) else [tests]
+        if items and all(isinstance(item, Mapping) for item in items):
+            return tuple(_read_text_test(item, self.field) for item in items)
+        if not items or not all(isinstance(item, str) and item.strip() for item in items):
+            raise ValueError(
+                f"the field {self.field!r} must hold tests: code, a list of code, or a list of "
+                f"{{input, output}}; got {_shorten(tests)}"
+            )
+        entry_point: Any = None
+        if self.entry_point is not None:
+            entry_point = problem.get(self.entry_point)
+            if not (isinstance(entry_point, str) and entry_point.isidentifier()):
+                raise ValueError(f"the field {self.entry_point!r} must hold the name of a function")
+        return tuple(_read_code_test(item, entry_point) for item in items)
+
+    def _run_tests(self, code: str, tests: Tests) -> tuple[Sequence[bool], str | None]:
+        """Which tests pass, and why the first one does not that does not."""
+        with ExitStack() as stack:
+            channel, theirs = _open_sockets(stack)
+            if isinstance(tests[0], TextTest):
+                answer = self._start(stack, "run", self.build_sandbox(), theirs)
+                started = [answer]
+            else:
+                to_tests, to_answer = _open_sockets(stack)
+                answer = self._start(stack, "serve", self.build_sandbox(), to_tests)
+                # Tests end with the answer, or with the time.
+                patient = replace(self.build_sandbox(), cpu_seconds=math.ceil(self.seconds) + 1)
+                started = [answer, self._start(stack, "tests", patient, theirs, to_answer)]
+            line = _TimedChannel(channel, self._longest)
+            _await_start(line, started)
+            line.until = time.monotonic() + self.seconds
+            try:
+                if isinstance(tests[0], TextTest):
+                    return self._compare_outputs(line, code, tests)
+                return self._get_report(line, code, tests, answer)
+            except inside.Stopped as reason:
+                if str(reason) == "time":
+                    return (), self.describe_end(None)
+                if len(started) == 2:
+                    raise SandboxError(f"the tests {reason}") from None
+                return (), self._explain(str(reason), answer)
+
+    def _start(
+        self, stack: ExitStack, side: str, sandbox: Sandbox, *sockets: socket.socket
+    ) -> SandboxProcess:
+        """Starts one side, which alone then has these sockets."""
+        numbers = [each.fileno() for each in sockets]
+        python = find_python() if self.python is None else str(expand_path(self.python).absolute())
+        options = ["-s", "-P", *(["-S"] if self.python is None else [])]
+        program = [python, *options, "-c", _read_inside(), side, self._longest, *numbers]
+        command = [str(each) for each in program]
+        process = stack.enter_context(sandbox.start(command, descriptors=numbers))
+        for each in sockets:
+            each.close()
+        return process
+
+    @property
+    def _longest(self) -> int:
+        return max(self.output_kb << 10, 64 << 10) + _LONGEST_TESTS
+
+    def _compare_outputs(
+        self, line: "_TimedChannel", code: str, tests: Sequence[Any]
+    ) -> tuple[Sequence[bool], str | None]:
+        passed: list[bool] = []
+        first = None
+        line.send(code)
+        for number, test in enumerate(tests, 1):
+            line.send(test.input)
+            written, status = _read_outcome(line.receive())
+            why = None if test.is_passed_by(written) else "wrong output"
+            if len(written) >= self.output_kb << 10:
+                why = self.output_reason
+            elif status == inside.OUT_OF_MEMORY:
+                why = self.memory_reason
+            elif status:
+                why = self.describe_end(status if status > 0 else 128 - status)
+            passed.append(why is None)
+            if why is not None:
+                first = first or f"test {number} of {len(tests)}: {why}"
+                if not self.partial:
+                    break
+        return passed, first
+
+    def _get_report(
+        self, line: "_TimedChannel", code: str, tests: Sequence[Any], answer: SandboxProcess
+    ) -> tuple[Sequence[bool], str | None]:
+        line.send({"code": code, "tests": [asdict(test) for test in tests]})
+        report = line.receive()
+        return report["passed"], report["why"] and self._explain(report["why"], answer)
+
+    def _explain(self, why: str, answer: SandboxProcess) -> str:
+        """The reason in words that are the same for every kind of test."""
+        if why == "ended":
+            return self.describe_end(answer.wait(1.0))
+        if why.startswith("output"):
+            return self.output_reason
+        if why.endswith("MemoryError"):
+            return self.memory_reason
+        return why
+
+
+class _TimedChannel(inside.Channel):
+    """A channel to a sandbox, which waits up to a time.
+
+    Attributes:
+        until: on the monotonic clock.
+    """
+
+    def __init__(self, end: socket.socket, longest: int) -> None:
+        end.setblocking(False)
+        super().__init__(end.fileno(), longest)
+        self._end, self.until = end, time.monotonic() + _START_SECONDS
+
+    def wait_until_ready(self, *, writing: bool) -> None:
+        """Waits until something can be read or written.
+
+        Raises:
+            Stopped: not in time.
+        """
+        left = max(0.0, self.until - time.monotonic())
+        ends = [self._end]
+        if not any(select.select([] if writing else ends, ends if writing else [], [], left)):
+            raise inside.Stopped("time")
+
+
+def _await_start(line: _TimedChannel, started: Sequence[SandboxProcess]) -> None:
+    """Waits until all sides are ready, before any of them has seen code of the model.
+
+    Raises:
+        SandboxError: one of them does not start.
+    """
+    try:
+        if line.receive() == "ready":
+            return
+    except inside.Stopped:
+        pass
+    codes = [process.wait(1.0) for process in started]
+    raise SandboxError(f"Python does not start in the sandbox (exit codes {codes})")
+
+
+def _open_sockets(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    one, other = socket.socketpair()
+    stack.callback(one.close)
+    stack.callback(other.close)
+    return one, other
+
+
+def _read_outcome(message: Any) -> tuple[str, int]:
+    """What a program wrote, and its exit code.
+
+    Raises:
+        Stopped: the message is of another form, as a program may have sent it.
+    """
+    if isinstance(message, dict):
+        written, status = message.get("stdout"), message.get("status")
+        if isinstance(written, str) and type(status) is int:
+            return written, status
+    raise inside.Stopped("unreadable value")
+
+
+def _read_text_test(item: Mapping[str, Any], field: str) -> TextTest:
+    texts = item.get("input"), item.get("output")
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"a test in the field {field!r} must have an input and an output, as text")
+    return TextTest(*map(str, texts))
+
+
+@lru_cache(maxsize=1024)
+def _read_code_test(code: str, entry_point: str | None) -> CodeTest:
+    """Finds what a test takes from the answer: the names that it reads and does not define."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ValueError(f"a test is not Python: {error}: {_shorten(code)}") from error
+    names: dict[str, bool] = {}
+    own = set(dir(builtins))
+    bases: set[ast.expr] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            bases.add(node.value)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.alias):
+            own.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.arg):
+            own.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            own.add(node.name)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            own.add(node.id)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in own:
+            names[node.id] = names.get(node.id, True) and node in bases
+    if entry_point is not None:
+        if "check" not in own:
+            raise ValueError(f"a test with an entry point must define check(): {_shorten(code)}")
+        names[entry_point] = False
+    modules = [n for n, is_base in names.items() if is_base and n in sys.stdlib_module_names]
+    asked = tuple(name for name in names if name not in modules)
+    if not asked:
+        raise ValueError(f"a test uses nothing of the answer: {_shorten(code)}")
+    return CodeTest(code, asked, tuple(modules), entry_point)
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+@lru_cache(maxsize=1)
+def _read_inside() -> str:
+    return Path(inside.__file__).read_text(encoding="utf-8")

@@ -1,0 +1,322 @@
+"""A sandbox for programs that a model wrote: bubblewrap, limits of the kernel, and a filter.
+
+A program in it has no network, sees /usr and what `folders` names, both read-only, and can write to
+a /tmp of its own. It sees no other processes and none of this process's environment. When the
+sandbox ends, all of its processes end.
+"""
+
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from rlx_plugins.code.system_calls import build_filter
+
+_ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",  # sets have one order, so that scores repeat
+}
+_SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc/alternatives")
+_OPEN_FILES = 64
+_STRANGER = 65534
+"""The user of programs where rlx runs as root, for whom the kernel counts no processes."""
+_TAIL = 500
+_child_pid = re.compile(rb'"child-pid": (\d+)')
+
+
+class SandboxError(RuntimeError):
+    """The sandbox failed, not the program in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """Limits of a sandbox and what it shows.
+
+    Attributes:
+        cpu_seconds: of each process.
+        memory_mb: MiB of address space of each process, and of files in /tmp.
+        processes: processes and threads at a time.
+        output_kb: KiB of a file or an output.
+        folders: shown read-only, beside /usr.
+        unsafe: no sandbox: only the limits hold.
+    """
+
+    cpu_seconds: int
+    memory_mb: int
+    processes: int
+    output_kb: int
+    folders: tuple[Path, ...] = ()
+    unsafe: bool = False
+
+    def check(self) -> None:
+        """Runs a program that does nothing.
+
+        Raises:
+            OSError: this machine has no sandbox, or lacks a folder.
+        """
+        for folder in self.folders:
+            if not folder.exists():
+                raise FileNotFoundError(f"{folder}, which the sandbox shows, does not exist")
+        try:
+            with self.start(["true"]) as process:
+                code = process.wait(60.0)
+        except SandboxError as error:
+            help_ = "install bubblewrap, or set `unsafe: true` to run code without a sandbox"
+            raise OSError(f"no sandbox for the code of answers: {error}; {help_}") from error
+        if code != 0:
+            raise OSError(f"no program starts with these limits (exit code {code})")
+
+    @contextmanager
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        descriptors: Sequence[int] = (),
+        files: Mapping[str, bytes] | None = None,
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
+        stdout: int | IO[bytes] = subprocess.DEVNULL,
+    ) -> Iterator["SandboxProcess"]:
+        """Runs a program in the block; all of its processes end with the block.
+
+        Args:
+            command: the program and its arguments.
+            descriptors: of this process, that it inherits under the same numbers.
+            files: to be written into its current folder, by their names.
+            stdin: read by it.
+            stdout: written by it.
+
+        Raises:
+            SandboxError: it cannot be started.
+        """
+        limited = [*self._build_limits(), *command]
+        build = _start_unsafe if self.unsafe else self._start_wrapped
+        with tempfile.TemporaryFile() as stderr, build(limited, files or {}) as started:
+            try:
+                process = subprocess.Popen(
+                    started.command,
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=(*descriptors, *started.descriptors),
+                    env=_ENVIRONMENT,
+                    cwd=started.folder,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                if started.unblock is not None:
+                    os.close(started.unblock)
+                raise SandboxError(f"{started.command[0]}: {error.strerror}") from error
+            finally:
+                for descriptor in started.descriptors:
+                    os.close(descriptor)
+            running = SandboxProcess(process, started.status, stderr)
+            try:
+                if started.unblock is not None:
+                    running.enter_users(started.unblock)
+                yield running
+            finally:
+                running.end()
+
+    def _build_limits(self) -> list[str]:
+        size = self.memory_mb << 20
+        return [
+            _find_tool("prlimit", "util-linux"),
+            f"--as={size}",
+            f"--nproc={self.processes}",
+            f"--cpu={self.cpu_seconds}:{self.cpu_seconds + 1}",
+            f"--fsize={self.output_kb << 10}",
+            f"--nofile={_OPEN_FILES}",
+            "--core=0",
+        ]
+
+    @contextmanager
+    def _start_wrapped(
+        self, limited: Sequence[str], files: Mapping[str, bytes]
+    ) -> Iterator["_Started"]:
+        """The command line of bubblewrap, with the descriptors that it reads."""
+        status, theirs = os.pipe()
+        descriptors = [theirs, _open_data(build_filter())]
+        arguments = ["--json-status-fd", str(theirs), "--seccomp", str(descriptors[1])]
+        unblock = None
+        if _is_root_of_machine():
+            waits, unblock = os.pipe()
+            descriptors += [waits, os.dup(theirs)]
+            arguments += ["--userns-block-fd", str(waits), "--info-fd", str(descriptors[-1])]
+            arguments += ["--cap-drop", "ALL"]
+            arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+            leave_root = ["--reuid=1", "--regid=1", "--clear-groups", "--no-new-privs"]
+            limited = [_find_tool("setpriv", "util-linux"), *leave_root, *limited]
+        for name, content in files.items():
+            descriptors.append(_open_data(content))
+            arguments += ["--perms", "0644", "--file", str(descriptors[-1]), f"/tmp/{name}"]
+        command = [_find_tool("bwrap", "bubblewrap"), *self._build_view(), *arguments]
+        try:
+            yield _Started([*command, "--", *limited], descriptors, None, status, unblock)
+        finally:
+            os.close(status)
+
+    def _build_view(self) -> list[str]:
+        """What a program sees, as arguments of bubblewrap."""
+        view = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
+        view += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
+        view += ["--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr"]
+        view += ["--perms", "0755", "--dir", "/etc"]
+        for name in _SYSTEM_FOLDERS:
+            path = f"/{name}"
+            if os.path.islink(path):  # noqa: PTH114
+                view += ["--symlink", os.readlink(path), path]  # noqa: PTH115
+            else:
+                view += ["--ro-bind-try", path, path]
+        view += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+        view += ["--proc", "/proc", "--dev", "/dev"]
+        view += ["--perms", "1777", "--size", str(self.memory_mb << 20), "--tmpfs", "/tmp"]
+        for folder in (Path(sys.base_prefix), *self.folders):
+            if Path("/usr") not in (folder, *folder.parents):
+                for above in reversed(folder.parents[:-1]):
+                    view += ["--perms", "0755", "--dir", str(above)]
+                view += ["--ro-bind", str(folder), str(folder)]
+        return [*view, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """How to start a sandbox.
+
+    Attributes:
+        descriptors: passed to it, and closed here once it has started.
+        folder: its current folder; None for this process's.
+        status: where bubblewrap reports; None without it.
+        unblock: a pipe that bubblewrap waits for until its users are known.
+    """
+
+    command: Sequence[str]
+    descriptors: Sequence[int]
+    folder: str | None = None
+    status: int | None = None
+    unblock: int | None = None
+
+
+@contextmanager
+def _start_unsafe(limited: Sequence[str], files: Mapping[str, bytes]) -> Iterator[_Started]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+        yield _Started(limited, (), folder)
+
+
+class SandboxProcess:
+    """A program that runs in a sandbox."""
+
+    def __init__(self, process: Any, status: int | None, stderr: IO[bytes]) -> None:
+        self._process, self._status, self._stderr = process, status, stderr
+        self._reported = b""
+
+    def wait(self, seconds: float) -> int | None:
+        """Waits for the end of the program.
+
+        Returns:
+            Its exit code, 128 and the number of a signal that ended it, or None if it still runs.
+
+        Raises:
+            SandboxError: it never began.
+        """
+        try:
+            code: int = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        if self._status is not None:
+            self._read_status(0.0, b"exit-code")
+            if b"exit-code" not in self._reported:
+                raise SandboxError(self._describe_failure(code))
+        return code if code >= 0 else 128 - code
+
+    def enter_users(self, unblock: int) -> None:
+        """Gives the sandbox a user besides root.
+
+        Raises:
+            SandboxError: it cannot be done.
+        """
+        try:
+            self._read_status(30.0, b"}")
+            if (found := _child_pid.search(self._reported)) is None:
+                raise SandboxError(self._describe_failure(self._process.wait(30.0)))
+            for kind in ("uid_map", "gid_map"):
+                Path(f"/proc/{int(found[1])}/{kind}").write_text(
+                    f"0 0 1\n1 {_STRANGER} 1\n", "ascii"
+                )
+            os.write(unblock, b"\n")
+        except OSError as error:
+            raise SandboxError(f"bubblewrap: {error}") from error
+        finally:
+            os.close(unblock)
+
+    def end(self) -> None:
+        """Ends all of its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _read_status(self, seconds: float, wanted: bytes) -> None:
+        """Reads what bubblewrap reports, up to some words or its end."""
+        assert self._status is not None
+        until = time.monotonic() + seconds
+        while wanted not in self._reported:
+            left = max(0.0, until - time.monotonic())
+            if not select.select([self._status], [], [], left)[0]:
+                return
+            if not (part := os.read(self._status, 4096)):
+                return
+            self._reported += part
+
+    def _describe_failure(self, code: int) -> str:
+        self._stderr.seek(0)
+        said = self._stderr.read(_TAIL).decode(errors="replace").strip()
+        return said or f"bubblewrap ended with exit code {code}"
+
+
+def find_python() -> str:
+    """The interpreter of rlx, without its packages."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+@cache
+def _find_tool(name: str, package: str) -> str:
+    """The path of a program.
+
+    Raises:
+        SandboxError: it is not installed.
+    """
+    path = shutil.which(name)
+    if path is None:
+        raise SandboxError(f"{name} is not installed (of the package {package})")
+    return path
+
+
+def _is_root_of_machine() -> bool:
+    """Whether this user is root outside of all user namespaces, or may be."""
+    if os.geteuid():
+        return False
+    first = Path("/proc/self/uid_map").read_text("ascii").split()
+    return first[:2] == ["0", "0"]
+
+
+def _open_data(data: bytes) -> int:
+    """A descriptor from which data are read."""
+    descriptor = os.memfd_create("rlx")
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
