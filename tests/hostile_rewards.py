@@ -130,13 +130,13 @@ def start_killed():
     plugin_process.start_worker()
 
 
-def run_chunk_killed(payload, deadlines, memory_mb):
+def run_chunk_killed(payload, deadlines, memory_mb, answers=None, is_concurrent=False):
     """`run_chunk` of a worker whose first child may be killed before it runs a job."""
     if not deadlines and _take_kill():
         plugin_process._jobs._start()
         os.kill(plugin_process._jobs._pid, signal.SIGKILL)
         return plugin_process._jobs.report_death()
-    return plugin_process.run_chunk(payload, deadlines, memory_mb)
+    return plugin_process.run_chunk(payload, deadlines, memory_mb, answers, is_concurrent)
 
 
 @reward

@@ -101,6 +101,10 @@ class RunFolder:
         """The job of the run in a job system; missing if its supervisor is no such job."""
         return self.root / "job.json"
 
+    def answers(self, rank: int = 0) -> Path:
+        """What servers answered to the rewards of a rank; missing if they asked none."""
+        return self.root / "answers" / f"{rank}.db"
+
     @property
     def failure(self) -> Path:
         """The error of the first rank that failed."""

@@ -20,11 +20,10 @@ import importlib
 import inspect
 import os
 import re
-import subprocess
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +33,7 @@ from typing import Any, ClassVar
 from rlx import plugin as api
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path, get_rlx_home, locate_cache
+from rlx.importing import finds_module
 from rlx.plugin import Plugin, Reward, Sample, Score
 from rlx.text import escape_unprintable
 
@@ -328,6 +328,8 @@ class _TrlReward(_KeptReward):
         if not any(each.kind is each.VAR_KEYWORD for each in asked.values()):
             columns = {name: column for name, column in columns.items() if name in asked}
         scores = self.function(**{**columns, "completions": texts})
+        if not isinstance(scores, Iterable):
+            raise TypeError(f"{self.kept.name} returned {scores!r}, not a score per completion")
         return [None if score is None else float(score) for score in scores]
 
 
@@ -521,5 +523,4 @@ def _is_installed(module: str) -> bool:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "__main__":
         return top != "__main__"
-    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-    return subprocess.run([sys.executable, "-P", "-c", find, top], check=False).returncode == 0
+    return finds_module(sys.executable, top)

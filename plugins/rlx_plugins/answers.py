@@ -61,7 +61,10 @@ class AnswerReward(Reward):
         return self._find_right_answers(sample.problem)
 
     def _find_right_answers(self, problem: Mapping[str, Any]) -> tuple[str | int | float, ...]:
-        value: Any = problem.get(self.field)
+        if self.field not in problem:
+            there = ", ".join(map(repr, problem)) or "none"
+            raise ValueError(f"there is no field {self.field!r}; the problem has {there}")
+        value: Any = problem[self.field]
         values: list[Any] | tuple[Any, ...] = value if isinstance(value, list | tuple) else [value]
         if not values or not all(map(_is_answer, values)):
             raise ValueError(f"the field {self.field!r} must hold text or numbers, got {value!r}")

@@ -50,6 +50,11 @@ class ByDataSource(Reward):
         """True if one of its rewards reads `of`."""
         return any(getattr(r, "reads_parent", False) for r in self.inner("sources").values())
 
+    @property
+    def concurrency(self) -> int:  # type: ignore[override]
+        """The largest of its rewards."""
+        return max(getattr(r, "concurrency", 1) for r in self.inner("sources").values())
+
     def check(self) -> None:
         """Checks the reward of every source.
 

@@ -75,6 +75,17 @@ class Dataset(Plugin):
             raise ValueError(wrong)
         return value
 
+    @field_validator("prompt")
+    @classmethod
+    def _check_fields(cls, value: Any) -> Any:
+        texts = [value] if isinstance(value, str) else [message.content for message in value]
+        if not any(list_template_fields(text) for text in texts):
+            raise ValueError(
+                "it names no field, so all problems would be alike; a field stands in single "
+                "braces, such as {question}"
+            )
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.test is None) == (self.held_out is None):

@@ -30,6 +30,7 @@ Stamp = tuple[str, int, int]
 """Path, modification time in ns, and size of a file, which together identify its state."""
 
 _BATCH = 1024
+_OTHER_FORMATS = (".csv", ".tsv", ".json", ".txt", ".xlsx", ".arrow")
 
 
 class Source(BaseModel):
@@ -63,6 +64,8 @@ class Source(BaseModel):
             raise ValueError("`path` is an empty list")
         if self.hub is None and self.split is not None and any(p.suffix for p in self.paths):
             raise ValueError("`split` belongs to `hub` or to a folder")
+        if other := next((p for p in self.paths if p.suffix in _OTHER_FORMATS), None):
+            raise ValueError(f"{other}: its name must end in .jsonl, .jsonl.gz or .parquet")
         return self
 
     @property
@@ -126,8 +129,17 @@ def _get_file_stamp(path: Path) -> Stamp:
     try:
         stat = path.stat()
     except OSError as error:
-        raise OSError(f"cannot read {path}: {error.strerror}") from None
+        raise OSError(f"cannot read {path}: {error.strerror}{_suggest_file(path)}") from None
     return str(path), stat.st_mtime_ns, stat.st_size
+
+
+def _suggest_file(path: Path) -> str:
+    """Names the file beside a missing one that was probably meant, or the hub."""
+    if not path.is_absolute() and not path.suffix and len(path.parts) == 2:
+        return f"; a dataset of the hub is named by `hub: {path}`"
+    there = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, there, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 @lru_cache(maxsize=16)

@@ -160,6 +160,21 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
             "[0.8, 1.2], distances from 1: the ratio is clipped to [0.2, 2.2]",
         ),
         (
+            ["rollout: {schedule: single, answer: {prefix: <anwser>, spans: [answer]}}"],
+            "rollout.answer.prefix",
+            "begins with <anwser>, and rollout.answer.spans has answer",
+        ),
+        (
+            ["rollout: {schedule: single, answer: {stop: [</think>], spans: [answer]}}"],
+            "rollout.answer.stop",
+            "ends at </think>, and rollout.answer.spans has answer",
+        ),
+        (
+            ["rollout: {schedule: single, examples: [{user: 3 + 4, assistant: '7'}]}"],
+            "rollout.examples.0.assistant",
+            "has none of the spans think, answer, which rollout.answer.spans names",
+        ),
+        (
             ["runner: {hang_after: 5}"],
             "runner.hang_after",
             "hang_after is 5 and rewards.turn.accuracy.deadline 5: while one call takes that long",
@@ -187,6 +202,11 @@ def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
         ["rollout: {schedule: single, dynamic_sampling: {max_batches: 3}}"],
         ["optimizer: {learning_rate: 0.1, betas: [0.9, 0.9]}", "runner: {hang_after: 5.1}"],
         ["loss: {clip: [0.2, 1.2]}"],
+        [
+            "rollout: {schedule: single, answer: {prefix: <think>, stop: [</answer>, '\\n']}, "
+            "examples: [{user: 3 + 4, assistant: 7<answer>7</answer>}]}",
+        ],
+        ["rollout: {schedule: single, answer: {stop: [</x>], spans: []}}"],
         ["loss: {clip: [0.5, 1.0]}"],
     ],
 )
@@ -210,7 +230,9 @@ def test_what_is_said_of_a_reward_that_is_edited(tmp_path):
         ("weight: -1", "weight", "the policy is paid for wrong answers"),
         ("deadline: 5000", "deadline", "runner.hang_after is 3600 and rewards.turn.accuracy.dead"),
     ):
-        path.write_text(SPEC.replace("turn: answer", f"turn: answer, {option}"))
+        spec = SPEC.replace("turn: answer", f"turn: answer, {option}")
+        phases = "phases: [{name: all, steps: 3}, {name: more, steps: 1, set: {mask.hull: true}}]"
+        path.write_text(spec.replace("phases: [{name: all, steps: 3}]", phases))
         (warning,) = check_file(path)[1].warnings
         assert warning.path == ("rewards", "turn", "accuracy", key) and text in warning.message
 

@@ -95,6 +95,15 @@ def test_a_problem_without_an_answer_is_not_the_models_fault(reward, right):
         reward.score(sample("a", right))
 
 
+def test_a_problem_without_the_field_says_which_it_has():
+    for reward in (AnswerExactMatch(), MathVerify(field="reward_model.ground_truth")):
+        with pytest.raises(ValueError) as caught:
+            reward.check_problem({"prompt": "3 + 4", "solution": "7"})
+        assert str(caught.value) == (
+            f"there is no field '{reward.field}'; the problem has 'prompt', 'solution'"
+        )
+
+
 @each_row("case", CASES, ids=[case["id"] for case in CASES])
 def test_answers_that_other_graders_got_wrong(case):
     found = re.search(r"<answer>(.*)</answer>", case["response"], re.DOTALL)

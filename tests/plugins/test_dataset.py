@@ -400,7 +400,12 @@ def test_paths_may_begin_with_the_home_folder(tmp_path, monkeypatch):
 def test_a_missing_file_is_a_fault_of_the_machine(tmp_path):
     with pytest.raises(OSError, match=r"cannot read .*nowhere\.jsonl: No such file") as caught:
         Dataset(train={"path": tmp_path / "nowhere.jsonl"}, held_out=0.5).check()
-    assert not isinstance(caught.value, ValueError)
+    assert not isinstance(caught.value, ValueError) and "did you mean" not in str(caught.value)
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    with pytest.raises(OSError, match=r"No such file or directory; did you mean train\.jsonl\?"):
+        Dataset(train={"path": tmp_path / "trian.jsonl"}, held_out=0.5).check()
+    with pytest.raises(OSError, match="a dataset of the hub is named by `hub: openai/gsm8k`"):
+        Dataset(train={"path": "openai/gsm8k"}, held_out=0.5).check()
 
 
 HERE = {"path": "a.jsonl"}
@@ -418,11 +423,18 @@ HERE = {"path": "a.jsonl"}
         ({"train": {**HERE, "config": "main"}, "held_out": 0.1}, "belong to `hub`"),
         ({"train": {**HERE, "split": "train"}, "held_out": 0.1}, "`split` belongs to"),
         ({"train": {"path": []}, "held_out": 0.1}, "empty list"),
+        ({"train": {"path": "a.csv"}, "held_out": 0.1}, "must end in .jsonl, .jsonl.gz or"),
+        ({"train": {"path": ["a.jsonl", "b.json"]}, "held_out": 0.1}, "b.json: its name must"),
         ({"train": {**HERE, "limit": 0}, "held_out": 0.1}, "limit"),
         ({"train": HERE, "held_out": 0.1, "fields": {}}, "fields"),
         ({"train": HERE, "held_out": 0.1, "prompt": "{x!r}"}, "a name in braces"),
         ({"train": HERE, "held_out": 0.1, "prompt": "{}"}, "a name in braces"),
         ({"train": HERE, "held_out": 0.1, "prompt": "{"}, "prompt"),
+        ({"train": HERE, "held_out": 0.1, "prompt": "{{question}}"}, "it names no field"),
+        (
+            {"train": HERE, "held_out": 0.1, "prompt": [{"role": "user", "content": "?"}]},
+            "no field",
+        ),
         ({"train": HERE, "held_out": 0.1, "demonstrations": ["{x:>9}"]}, "a name in braces"),
         (
             {"train": HERE, "held_out": 0.1, "fields": {"question": "q"}},

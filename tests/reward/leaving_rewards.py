@@ -74,20 +74,20 @@ class LeavingGame(Environment):
         return ENDS["its deadline"]()
 
 
-def run_chunk_slowly(payload, deadlines, memory_mb):
+def run_chunk_slowly(payload, deadlines, memory_mb, answers=None, is_concurrent=False):
     """`run_chunk` of a worker that does not get to run until its child runs a job."""
     before = plugin_process._jobs._count_started()
-    plugin_process._jobs.send(pickle.dumps((payload, memory_mb)))
+    plugin_process._jobs.send(pickle.dumps((payload, memory_mb, answers)))
     while plugin_process._jobs._count_started() == before:
         time.sleep(0.01)  # scenario
     return plugin_process._jobs.await_report(deadlines)
 
 
-def begin_nothing(payload, deadlines, memory_mb):
+def begin_nothing(payload, deadlines, memory_mb, answers=None, is_concurrent=False):
     """`run_chunk` of a worker whose child does not get to run."""
     plugin_process._jobs.end()
     plugin_process._jobs._start()
     os.kill(plugin_process._jobs._pid, signal.SIGSTOP)
-    plugin_process._jobs.send(pickle.dumps((payload, memory_mb)))
+    plugin_process._jobs.send(pickle.dumps((payload, memory_mb, answers)))
     plugin_process._IMPORT_SECONDS = 0.5
     return plugin_process._jobs.await_report(deadlines)

@@ -26,14 +26,14 @@ from rlx.testing.adversary import (
 from rlx.testing.promise import build_subject_plugin
 from rlx_plugins.countdown import CountdownArithmetic, CountdownScore, CountdownVerify
 
-SANDBOXED = {"command", "python_tests"}
-"""Start programs: tests/system tries them with hostile ones."""
+ELSEWHERE = {"command", "judge", "judge.rank", "python_tests"}
+"""Start programs or ask servers: tests/system tries them with hostile ones."""
 REWARDS = [
     f.name
     for f in list_installed_plugins()
-    if (f.kind, f.distribution) == ("reward", "rlx") and f.name not in SANDBOXED
+    if (f.kind, f.distribution) == ("reward", "rlx") and f.name not in ELSEWHERE
 ]
-BY_FORM = {"kg.format", "rlcr.format", "rlcr.confidence"}
+BY_FORM = {"kg.format", "repetition", "rlcr.format", "rlcr.confidence"}
 """Rewards that look at a text's form alone, and pay every text of that form."""
 
 

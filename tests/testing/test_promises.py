@@ -32,7 +32,7 @@ from rlx.testing import (
 )
 from rlx.testing.promise import run_checks
 
-ELSEWHERE = {"command", "python_tests", "verifiers"}
+ELSEWHERE = {"command", "judge", "judge.rank", "python_tests", "verifiers"}
 """Need a sandbox, a server or an interpreter of their own: tests/system and tests/gyms check their
 promises."""
 SEARCHED = "pays only for solutions"

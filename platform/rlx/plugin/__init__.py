@@ -17,6 +17,7 @@ the first line of its docstring. A distribution registers it under an entry-poin
 The built-in plugins are registered the same way.
 """
 
+from rlx.plugin.answers import keep_answers_in, recall
 from rlx.plugin.base import (
     API,
     LARGEST,
@@ -120,5 +121,7 @@ __all__ = [
     "find_last_block",
     "get_confidence_values",
     "get_last_block",
+    "keep_answers_in",
+    "recall",
     "reward",
 ]

@@ -109,7 +109,10 @@ class RewardPlugin(Protocol):
     scope: ClassVar[Scope]
 
     def score(self, sample: Any) -> Any:
-        """Scores one `Sample` (scope "sample"), or a list of them with a list of verdicts."""
+        """Scores one `Sample` (scope "sample"), or a list of them with a list of verdicts.
+
+        It may be `async`.
+        """
         ...
 
 
@@ -121,11 +124,15 @@ class Reward(Plugin):
             that continue the same parent. "group": all turns of that kind for one prompt. The
             wider two return one verdict per sample, in order.
         reads_parent: True if the reward requires `of:` in YAML.
+        concurrency: how many calls run at a time in one worker process, for rewards that wait
+            for something else, such as a server. `async def score` runs on one thread, `def
+            score` on one for each call. Each call has its own deadline.
         examples: example inputs with promised verdicts.
     """
 
     scope: ClassVar[Scope] = "sample"
     reads_parent: ClassVar[bool] = False
+    concurrency: ClassVar[int] = 1
     examples: ClassVar[tuple[Example, ...]] = ()
 
     def is_solution(self, sample: Sample) -> bool | None:
@@ -161,6 +168,7 @@ def reward(
     *,
     scope: Scope = "sample",
     reads_parent: bool = False,
+    concurrency: int = 1,
     examples: Sequence[Example] = (),
     api: int = API,
 ) -> Callable[[Callable[..., Any]], type[Reward]]: ...
@@ -169,6 +177,7 @@ def reward(
     *,
     scope: Scope = "sample",
     reads_parent: bool = False,
+    concurrency: int = 1,
     examples: Sequence[Example] = (),
     api: int = API,
 ) -> type[Reward] | Callable[[Callable[..., Any]], type[Reward]]:
@@ -211,6 +220,7 @@ def reward(
             "__annotations__": {},
             "scope": scope,
             "reads_parent": reads_parent,
+            "concurrency": concurrency,
             "examples": tuple(examples),
             "api": api,
             "score": score,

@@ -20,7 +20,7 @@ from rlx.discovery import (
     resolve_plugins,
 )
 from rlx.errors import RlxError
-from rlx.home import get_rlx_home
+from rlx.home import RunFolder, get_rlx_home
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
 from rlx.progress_callbacks import ShowProgress, ignore_progress
@@ -153,7 +153,8 @@ def check_run(
     bodies = IdentityTally("bodies", "files are the recorded ones", "files")
     probed = IdentityTally("probe_scores", "stored probe scores match the plugins'", "scores")
     tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
-    with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
+    runner, folder = spec.runner, RunFolder(Path(str(run.directory)))
+    with RewardPool(runner.reward_workers, runner.reward_memory_mb, folder.answers()) as pool:
         for number in steps:
             body = registry.results.rollout_body(run.id, number)
             table, found = _load_body_table(run, number, body.path, body.sha256)

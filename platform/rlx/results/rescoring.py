@@ -19,6 +19,7 @@ from rlx.assignment import build_scored_rows, compute_answer_scores, find_lost_r
 from rlx.batch import TokenBatch, list_batch_rows
 from rlx.discovery import describe_data_changes, describe_plugin_changes
 from rlx.errors import ShapeError, SpecError
+from rlx.home import RunFolder
 from rlx.launch import get_registry_url, open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, read_spec, validate_document
@@ -268,7 +269,8 @@ def _rescore_steps(
     phases = {phase.name: phase for phase in spec.phases}
     build_phase = cache(lambda name: build_setup(spec.resolve_phase_spec(phases[name])))
     last = 0
-    with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
+    runner, folder = spec.runner, RunFolder(Path(str(run.directory)))
+    with RewardPool(runner.reward_workers, runner.reward_memory_mb, folder.answers()) as pool:
         for step in steps:
             body = registry.results.rollout_body(run.id, step)
             statistics, setup = body.statistics, build_phase(body.statistics["phase"])

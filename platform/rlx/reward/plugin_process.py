@@ -5,7 +5,9 @@ plugin, so it survives to end the child with everything below it: when a deadlin
 child dies, and when the worker itself has to end because its pool is closed or its process is gone.
 """
 
+import asyncio
 import builtins
+import inspect
 import math
 import mmap
 import multiprocessing
@@ -17,17 +19,19 @@ import resource
 import signal
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, TypeGuard
 
 from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, reap_orphans
-from rlx.plugin import Environment, RewardPlugin, Sample, Score
+from rlx.plugin import Environment, RewardPlugin, Sample, Score, keep_answers_in
 from rlx.plugin_calls import show_plugin_output
 from rlx.plugin_files import find_failed_line
 from rlx.rollout import check_environment_step
@@ -39,6 +43,8 @@ LONGEST_REASON = 500
 model, and they are stored with every rollout."""
 _UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
 """Exceptions that pickling raises for objects that cannot be sent to another process."""
+_STACK_BYTES = 1 << 20
+"""Of the threads of rewards that wait, which count against the memory of a worker."""
 _LARGEST = 1e18
 """Rewards become float32; their sums and squares must stay finite."""
 
@@ -67,17 +73,56 @@ class RewardJob:
         if not 0 < self.deadline < math.inf:
             raise ValueError(f"a deadline must be finite and above 0, got {self.deadline}")
 
+    @property
+    def concurrency(self) -> int:
+        """How many calls of the reward run at a time in one process."""
+        return max(1, int(getattr(self.reward, "concurrency", 1)))
+
     def run(self) -> "JobOutcome":
         """Returns the reward's verdicts."""
         samples = list(self.samples)
-        before = _picture_samples(samples) if self.is_watched else {}
-        if self.reward.scope == "sample":
-            verdicts: tuple[Score | None, ...] = (_check_verdict(self.reward.score(samples[0])),)
+        before = self._picture(samples)
+        raw = self.reward.score(self._select_input(samples))
+        if inspect.isawaitable(raw):
+            raw = asyncio.run(_wait_for_value(raw))
+        return self._conclude(raw, samples, before)
+
+    async def run_beside_others(self, threads: Executor) -> "JobOutcome":
+        """Returns the reward's verdicts, while other calls run.
+
+        Args:
+            threads: call it if it is not `async`.
+        """
+        samples = list(self.samples)
+        before = self._picture(samples)
+        score, given = self.reward.score, self._select_input(samples)
+        if inspect.iscoroutinefunction(score):
+            raw = await score(given)
         else:
-            verdicts = _check_verdicts(self.reward.score(samples), len(self.samples))
-        after = _picture_samples(samples) if self.is_watched else {}
+            loop = asyncio.get_running_loop()
+            raw = await _wait_for_value(await loop.run_in_executor(threads, score, given))
+        return self._conclude(raw, samples, before)
+
+    def _picture(self, samples: Sequence[Sample]) -> Mapping[str, bytes]:
+        return _picture_samples(samples) if self.is_watched else {}
+
+    def _select_input(self, samples: list[Sample]) -> Any:
+        return samples[0] if self.reward.scope == "sample" else samples
+
+    def _conclude(
+        self, raw: Any, samples: Sequence[Sample], before: Mapping[str, bytes]
+    ) -> "JobOutcome":
+        if self.reward.scope == "sample":
+            verdicts: tuple[Score | None, ...] = (_check_verdict(raw),)
+        else:
+            verdicts = _check_verdicts(raw, len(samples))
+        after = self._picture(samples)
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
         return JobOutcome(verdicts, changed=tuple(names))
+
+
+async def _wait_for_value(raw: Any) -> Any:
+    return await raw if inspect.isawaitable(raw) else raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +186,32 @@ def pickle_jobs(jobs: Sequence[Work]) -> bytes:
     return pickle.dumps([pickle.dumps(job, pickle.HIGHEST_PROTOCOL) for job in jobs])
 
 
-def run_jobs(payload: bytes, memory_mb: int, count_job: Callable[[], None]) -> list[JobOutcome]:
+def run_jobs(
+    payload: bytes,
+    memory_mb: int,
+    count_job: Callable[[], None],
+    report: Callable[[int, JobOutcome], None],
+) -> tuple[list[JobOutcome], bool]:
     """Runs pickled jobs in order: as many as fit into the shortest deadline, at least the first.
 
     A job that runs out of memory fails only if it came first and had the whole allowance; otherwise
-    it is left for another call. Returns the outcomes of the jobs that ran; the rest did not start.
+    it is left for another call. Returns the outcomes of the jobs that ran, the rest did not start,
+    and whether a call that was given up still runs.
+    Jobs of a reward with a concurrency run together, and each outcome is reported at once.
 
     Args:
         payload: the jobs, as `pickle_jobs` returns them.
         memory_mb: MiB of address space that they may add to this process.
         count_job: called before each job starts.
+        report: called with the number and the outcome of each job that ran beside others.
     """
     try:
         _limit_memory(memory_mb)
         with show_plugin_output("import of a plugin"):
             jobs: list[Work] = [pickle.loads(job) for job in pickle.loads(payload)]
+        if runs_concurrently(jobs):
+            with show_plugin_output(_name_plugin(jobs[0])):
+                return [], asyncio.run(_run_beside_each_other(jobs, count_job, report))
         outcomes: list[JobOutcome] = []
         start = time.monotonic()
         shortest = min((job.deadline for job in jobs), default=0.0)
@@ -170,9 +226,71 @@ def run_jobs(payload: bytes, memory_mb: int, count_job: Callable[[], None]) -> l
                 if outcomes:
                     break
                 outcomes.append(JobOutcome(fault=f"MemoryError: it may take {memory_mb} MiB"))
-        return outcomes
+        return outcomes, False
     finally:
         _limit_memory(None)
+
+
+def runs_concurrently(jobs: Sequence[Work]) -> TypeGuard[Sequence[RewardJob]]:
+    """Whether the jobs are those of rewards that wait, which run together in one process."""
+    return bool(jobs) and all(isinstance(job, RewardJob) and job.concurrency > 1 for job in jobs)
+
+
+async def _run_beside_each_other(
+    jobs: Sequence[RewardJob],
+    count_job: Callable[[], None],
+    report: Callable[[int, JobOutcome], None],
+) -> bool:
+    """Starts the jobs in order, as many at a time as their reward allows.
+
+    Returns:
+        Whether a thread still runs a call that took too long.
+    """
+    gate = asyncio.Semaphore(jobs[0].concurrency)
+    threading.stack_size(_STACK_BYTES)
+    # A thread for every job: one that never ends keeps none of the others waiting.
+    threads = _CallThreads(len(jobs))
+
+    async def run(number: int, job: RewardJob) -> None:
+        async with gate:
+            count_job()
+            report(number, await _run_in_time(job, threads))
+
+    async with asyncio.TaskGroup() as group:
+        for number, job in enumerate(jobs):
+            group.create_task(run(number, job))
+    threads.shutdown(wait=False)
+    return not all(call.done() for call in threads.calls)
+
+
+class _CallThreads(ThreadPoolExecutor):
+    """Threads that remember their calls."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.calls: list[Future[Any]] = []
+
+    def submit(self, *call: Any, **named: Any) -> Future[Any]:
+        """Runs a call on a thread."""
+        self.calls.append(super().submit(*call, **named))
+        return self.calls[-1]
+
+
+async def _run_in_time(job: RewardJob, threads: Executor) -> JobOutcome:
+    try:
+        async with asyncio.timeout(job.deadline) as limit:
+            return await job.run_beside_others(threads)
+    except _VerdictError as error:
+        return JobOutcome(fault=shorten_for_record(str(error), LONGEST_REASON))
+    except BaseException as error:  # noqa: BLE001  as `_run_job`
+        if limit.expired():
+            return JobOutcome(fault=describe_deadline(job.deadline))
+        return JobOutcome(fault=describe_error(error))
+
+
+def describe_deadline(seconds: float) -> str:
+    """Says that a call took too long."""
+    return f"deadline of {seconds:g} s passed"
 
 
 def _name_plugin(job: Work) -> str:
@@ -299,8 +417,13 @@ class ChunkReport(NamedTuple):
     """What became of a chunk of jobs.
 
     Attributes:
-        outcomes: the pickled outcomes of the jobs that ran.
+        outcomes: the pickled outcomes of the jobs that ran, in order.
         fault: why there are none; None if they ran.
+        is_spent: whether a call that was given up still runs in the process, which has to end.
+        finished: numbers and pickled outcomes of jobs that ran beside others, also of those that
+            finished before a fault.
+        started: number of jobs that had started beside each other; the others have nothing to do
+            with a fault.
         killing_signal: the signal that killed the process, if that is the fault.
         cpu_seconds: that the process used to run them.
     """
@@ -309,6 +432,16 @@ class ChunkReport(NamedTuple):
     fault: str | None = None
     killing_signal: int | None = None
     cpu_seconds: float = 0.0
+    is_spent: bool = False
+    finished: tuple[tuple[int, bytes], ...] = ()
+    started: int = 0
+
+
+class _Finished(NamedTuple):
+    """A job that ran beside others: its number, and its pickled outcome."""
+
+    number: int
+    outcome: bytes
 
 
 class _JobProcess:
@@ -338,17 +471,43 @@ class _JobProcess:
         self._before = self._count_started()
         self._pipe.send_bytes(chunk)
 
-    def await_report(self, deadlines: Sequence[float]) -> ChunkReport:
+    def await_report(
+        self, deadlines: Sequence[float], *, is_concurrent: bool = False
+    ) -> ChunkReport:
         """Waits for the outcomes of a chunk.
 
         Only the time that this process has seen pass counts against a deadline, because a pause
-        of the whole machine, container or job is no fault of a plugin.
+        of the whole machine, container or job is no fault of a plugin. Where jobs run beside each
+        other, the child ends those that take too long; it is ended itself if for two deadlines
+        none of them starts or finishes.
         """
+        finished: dict[int, bytes] = {}
+        report = self._await_end(deadlines, finished, 2 if is_concurrent else 1)
+        if report.is_spent:
+            self.end()
+        started = self._count_started() - self._before if is_concurrent else 0
+        return report._replace(finished=tuple(finished.items()), started=started)
+
+    def _await_end(
+        self, deadlines: Sequence[float], finished: dict[int, bytes], patience: int
+    ) -> ChunkReport:
+        """Waits for the last report of a chunk, and collects the jobs that finish before."""
         rank = multiprocessing.parent_process()
         assert rank is not None
         look = min(_DEADLINE_CHECK_INTERVAL, min(deadlines, default=_DEADLINE_CHECK_INTERVAL) / 4)
         current, spent, importing = 0, Stopwatch(2 * look), 0.0
-        while not (ready := wait([self._pipe, rank.sentinel], look)) and not self._has_ended():
+        while True:
+            ready = wait([self._pipe, rank.sentinel], look)
+            if rank.sentinel in ready:
+                self.end()
+                os._exit(1)
+            if ready or self._has_ended():
+                report = self._receive()
+                if isinstance(report, ChunkReport):
+                    return report
+                finished[report.number] = report.outcome
+                spent.restart()
+                continue
             before, current = current, self._count_started() - self._before
             if current != before:
                 spent.restart()
@@ -356,22 +515,23 @@ class _JobProcess:
                 importing += spent.skip()
             # Until the first job starts, the child imports the plugins.
             begin = 2 * max(deadlines, default=0.0) + _IMPORT_SECONDS
-            limit = deadlines[current - 1] if current else begin
+            limit = patience * deadlines[current - 1] if current else begin
             if spent.look() > limit:
                 self.end()
                 if not deadlines:  # as of the chunk by which a worker shows that it has started
                     return ChunkReport(fault=f"no process has begun within {limit:g} s")
-                return ChunkReport(fault=f"deadline of {deadlines[max(current - 1, 0)]:g} s passed")
-        if rank.sentinel in ready:
-            self.end()
-            os._exit(1)
+                return ChunkReport(fault=describe_deadline(deadlines[max(current - 1, 0)]))
+
+    def _receive(self) -> ChunkReport | _Finished:
+        """What the child sends, or how it died."""
         try:
             if not self._pipe.poll():
                 return self.report_death()
-            report: ChunkReport = pickle.loads(self._pipe.recv_bytes())
+            report: ChunkReport | _Finished = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
             return self.report_death()
-        reap_orphans(self._pid or 0)
+        if isinstance(report, ChunkReport):
+            reap_orphans(self._pid or 0)
         return report
 
     def report_death(self) -> ChunkReport:
@@ -414,21 +574,27 @@ class _JobProcess:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             builtins.__import__ = partial(self._import, builtins.__import__)
             while True:
-                payload, memory_mb = pickle.loads(pipe.recv_bytes())
-                pipe.send_bytes(pickle.dumps(self._run_jobs(payload, memory_mb)))
+                payload, memory_mb, answers = pickle.loads(pipe.recv_bytes())
+                keep_answers_in(answers)
+                pipe.send_bytes(pickle.dumps(self._run_jobs(payload, memory_mb, pipe)))
         except (EOFError, OSError):
             os._exit(0)
         finally:
             os._exit(1)
 
-    def _run_jobs(self, payload: bytes, memory_mb: int) -> ChunkReport:
+    def _run_jobs(self, payload: bytes, memory_mb: int, pipe: Connection) -> ChunkReport:
         began = time.process_time()
+
+        def report(number: int, outcome: JobOutcome) -> None:
+            data = pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL)
+            pipe.send_bytes(pickle.dumps(_Finished(number, data)))
+
         try:
-            outcomes = run_jobs(payload, memory_mb, self._count_job)
+            outcomes, is_spent = run_jobs(payload, memory_mb, self._count_job, report)
         except Exception as error:  # noqa: BLE001  (unpickling imports plugins, which may raise)
             return ChunkReport(fault=f"cannot be read by a worker: {describe_error(error)}")
         pickled = pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL)
-        return ChunkReport(pickled, cpu_seconds=time.process_time() - began)
+        return ChunkReport(pickled, None, None, time.process_time() - began, is_spent)
 
     def _count_job(self) -> None:
         if os.getpid() != self._own_pid:  # a plugin forked, and its copy did not end
@@ -482,20 +648,28 @@ def _leave() -> NoReturn:
         os._exit(128 + signal.SIGTERM)
 
 
-def run_chunk(payload: bytes, deadlines: Sequence[float], memory_mb: int) -> ChunkReport:
+def run_chunk(
+    payload: bytes,
+    deadlines: Sequence[float],
+    memory_mb: int,
+    answers: Path | None = None,
+    is_concurrent: bool = False,
+) -> ChunkReport:
     """Runs a chunk of pickled jobs in this worker's child.
 
     Args:
         payload: the pickled jobs.
         deadlines: the deadline of each, in seconds.
         memory_mb: MiB of address space that they may add to the child's.
+        answers: the file that keeps what rewards recall.
+        is_concurrent: whether they run beside each other.
     """
     try:
-        _jobs.send(pickle.dumps((payload, memory_mb)))
+        _jobs.send(pickle.dumps((payload, memory_mb, answers)))
     except OSError:
         return _jobs.report_death()
     try:
-        return _jobs.await_report(deadlines)
+        return _jobs.await_report(deadlines, is_concurrent=is_concurrent)
     except BaseException:
         _jobs.end()  # or its late report would be taken for that of the next chunk
         raise

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, InvalidStateError, wait
 from contextlib import suppress
 from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 from weakref import WeakSet
@@ -29,6 +30,7 @@ from rlx.reward.plugin_process import (
     describe_error,
     pickle_jobs,
     run_chunk,
+    runs_concurrently,
     start_worker,
 )
 from rlx.rollout import HostFault
@@ -89,13 +91,14 @@ class ChunkWorkers:
     Args:
         count: number of processes.
         memory_mb: MiB of address space that a job may add to its worker's.
+        answers: the file that keeps what rewards recall; None keeps nothing.
 
     Raises:
         EnvironmentFault: they do not start.
     """
 
-    def __init__(self, count: int, memory_mb: int) -> None:
-        self._count, self._memory_mb = count, memory_mb
+    def __init__(self, count: int, memory_mb: int, answers: Path | None = None) -> None:
+        self._count, self._memory_mb, self._answers = count, memory_mb, answers
         self._sent = WeakSet[Future[ChunkReport]]()
         killed = ""
         for _ in range(1 + _MAX_RESTARTS):
@@ -137,10 +140,13 @@ class ChunkWorkers:
         """Whether chunks can be sent; not if workers kept dying while idle."""
         return bool(self._pool.active)
 
-    def send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
-        """Has a chunk of pickled jobs run, each with its deadline in seconds."""
+    def send(
+        self, payload: bytes, deadlines: tuple[float, ...], *, is_concurrent: bool = False
+    ) -> "Future[ChunkReport]":
+        """Has a chunk of pickled jobs run, each with its deadline in seconds, in order or beside
+        each other."""
         # Without a timeout of the pool's own, which would count by the wall clock.
-        arguments = (payload, deadlines, self._memory_mb)
+        arguments = (payload, deadlines, self._memory_mb, self._answers, is_concurrent)
         report: Future[ChunkReport] = self._pool.schedule(run_chunk, args=arguments)
         self._sent.add(report)
         return report
@@ -176,6 +182,7 @@ class RewardPool:
     Args:
         workers: number of processes.
         memory_mb: MiB of address space that a job may add to its worker's.
+        answers: the file that keeps what rewards recall (`rlx.plugin.recall`); None keeps nothing.
 
     Attributes:
         cpu_seconds: that the workers have used so far for jobs.
@@ -184,12 +191,13 @@ class RewardPool:
         EnvironmentFault: the workers do not start.
     """
 
-    def __init__(self, workers: int, memory_mb: int) -> None:
+    def __init__(self, workers: int, memory_mb: int, answers: Path | None = None) -> None:
         self.cpu_seconds = 0.0
         if workers < 1 or memory_mb < 1:
             raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
-        self._count, self._memory_mb, self._restarts = workers, memory_mb, 0
-        self._workers = ChunkWorkers(workers, memory_mb)
+        self._count, self._memory_mb, self._answers = workers, memory_mb, answers
+        self._restarts = 0
+        self._workers = ChunkWorkers(workers, memory_mb, answers)
 
     def __enter__(self) -> Self:
         return self
@@ -214,7 +222,10 @@ class RewardPool:
         """
         self._restarts = 0
         outcomes: dict[int, JobOutcome] = {}
-        queue = deque(_cut_chunks(len(jobs), self._count))
+        # One process keeps to the concurrency of a reward, so it has all of its jobs.
+        is_concurrent = runs_concurrently(jobs)
+        everything = tuple(range(len(jobs)))
+        queue = deque([everything] if is_concurrent else _cut_chunks(len(jobs), self._count))
         running: dict[Any, _Positions] = {}
         while queue or running:
             self._require_workers()
@@ -227,7 +238,8 @@ class RewardPool:
                     fault = f"cannot be sent to a worker: {describe_error(error)}"
                     queue.extend(_isolate_fault(positions, fault, outcomes))
                 else:
-                    running[self._send(payload, tuple(job.deadline for job in chunk))] = positions
+                    deadlines = tuple(job.deadline for job in chunk)
+                    running[self._send(payload, deadlines, is_concurrent)] = positions
             for future in self._wait_for_some(running):
                 positions = running.pop(future)
                 if future.exception() is None:
@@ -243,9 +255,11 @@ class RewardPool:
             self._workers.end_forgotten()
         return ()
 
-    def _send(self, payload: bytes, deadlines: tuple[float, ...]) -> "Future[ChunkReport]":
+    def _send(
+        self, payload: bytes, deadlines: tuple[float, ...], is_concurrent: bool
+    ) -> "Future[ChunkReport]":
         try:
-            return self._workers.send(payload, deadlines)
+            return self._workers.send(payload, deadlines, is_concurrent=is_concurrent)
         except RuntimeError as error:  # they have just ended, and are started again
             lost: Future[ChunkReport] = Future()
             lost.set_exception(BrokenExecutor(str(error)))
@@ -263,7 +277,7 @@ class RewardPool:
         self.close()
         if self._restarts > _MAX_RESTARTS:
             raise EnvironmentFault("reward workers keep dying while idle")
-        self._workers = ChunkWorkers(self._count, self._memory_mb)
+        self._workers = ChunkWorkers(self._count, self._memory_mb, self._answers)
 
 
 def _cut_chunks(count: int, workers: int) -> Iterable[_Positions]:
@@ -281,6 +295,13 @@ def _collect_outcomes(
     if error is not None:
         return _isolate_fault(positions, describe_worker_error(error), outcomes)
     report: ChunkReport = future.result()
+    for number, outcome in report.finished:
+        outcomes[positions[number]] = pickle.loads(outcome)
+    if report.started:  # of jobs that ran beside each other
+        begun = tuple(p for p in positions[: report.started] if p not in outcomes)
+        waiting = positions[report.started :]
+        again = _isolate_fault(begun, report.fault or "no outcome", outcomes) if begun else ()
+        return [*again, *([waiting] if waiting else [])]
     if report.fault is not None:
         return _isolate_fault(positions, report.fault, outcomes)
     try:

@@ -214,7 +214,9 @@ def run_experiment(
     base = build_setup(spec)
     runner = spec.runner
     with (
-        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        RewardPool(
+            runner.reward_workers, runner.reward_memory_mb, folder.answers(ranks.rank)
+        ) as pool,
         ExitStack() as ending,
     ):
         policy = _start_model(spec, base, folder, ranks, progress, recorder)

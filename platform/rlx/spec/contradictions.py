@@ -581,6 +581,7 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if plain:
         yield from _check_turn_sampling(spec)
         yield from _check_judge_weight(spec)
+        yield from _check_turn_tags(spec)
         yield from _check_clip_distances(spec)
         yield from _check_kl_settings(spec)
         yield from _check_optimizer_steps(spec)
@@ -668,7 +669,8 @@ def _check_optimizer_values(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields calls of plugins that may take longer than a run may be without progress."""
-    most, named = spec.runner.hang_after, "hang_after" in spec.runner.model_fields_set
+    most = spec.runner.hang_after
+    named = most != type(spec.runner).model_fields["hang_after"].default
     rewards: dict[str, _AnyReward] = {**spec.rewards.global_, **spec.rewards.turn}
     limits: dict[KeyPath, float] = {
         (*_get_reward_path(name, reward), "deadline"): reward.deadline
@@ -750,6 +752,36 @@ def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             yield build_warning(
                 ("rollout", *level.at, "template"),
                 f"{level.key}.template has no {{prompt}}: the model never sees the problem",
+            )
+
+
+_TAG = re.compile(r"<(/?)([A-Za-z_][\w-]*)>")
+
+
+def _check_turn_tags(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields tags around turns that are no spans of theirs, and examples without any span."""
+    for level in spec.rollout.list_levels():
+        spans = level.turn.spans
+        given = [("prefix", level.turn.prefix, ""), *(("stop", s, "/") for s in level.turn.stop)]
+        for key, text, slash in given:
+            for name in (n for mark, n in _TAG.findall(text) if mark == slash and spans):
+                if name not in spans:
+                    verb = "ends at" if slash else "begins with"
+                    yield build_warning(
+                        ("rollout", *level.at, key),
+                        f"{level.kind} {verb} <{slash}{name}>, and {level.key}.spans has "
+                        f"{', '.join(spans)}: rewards may look for other tags",
+                        suggest_name(name, spans),
+                    )
+    first, *_ = spec.rollout.list_levels()
+    for number, example in enumerate(spec.rollout.examples):
+        found = [span for span in first.turn.spans if f"</{span}>" in example.assistant]
+        if first.turn.spans and not found:
+            yield build_warning(
+                ("rollout", "examples", number, "assistant"),
+                f"rollout.examples.{number}.assistant has none of the spans "
+                f"{', '.join(first.turn.spans)}, which {first.key}.spans names",
+                "show the form that rewards read",
             )
 
 

@@ -215,15 +215,18 @@ def suggest_fixes(value: Any, names: Sequence[str], kind: str) -> tuple[str, ...
 
 
 def suggest_section(path: KeyPath, section: Any, value: str | float) -> tuple[str, ...]:
-    """Suggests the section that a bare name or number was meant to be, such as
-    `estimator: {name: grpo}` or `kl: {coefficient: 0.001}`."""
+    """Suggests the section that a bare name, number or true was meant to be, such as
+    `estimator: {name: grpo}`, `kl: {coefficient: 0.001}` or `lora: {}`."""
     if not isinstance(section, type) or not issubclass(section, BaseModel):
         return ()
-    keys = [key for key in list_yaml_keys(section) if key in SELECTORS]
+    known = list_yaml_keys(section)
+    keys = [key for key in known if key in SELECTORS] or [key for key in known if key == "path"]
+    needed = {n: field for n, field in section.model_fields.items() if field.is_required()}
+    if value is True and not needed:
+        return (f"write it as `{path[-1]}: {{}}`, with its defaults",)
     if not isinstance(value, str):
-        needed = {n: field for n, field in section.model_fields.items() if field.is_required()}
         keys = [n for n, f in needed.items() if _unwrap_type(f.annotation, None)[0] in (int, float)]
-    if len(keys) != 1:
+    if len(keys) != 1 or isinstance(value, bool):
         return ()
     return (f"write it as `{path[-1]}: {{{keys[0]}: {_shorten_value_text(str(value))}}}`",)
 
@@ -449,8 +452,10 @@ class _Explainer:
         else:
             message = f"'{format_key_path(path)}': {error['msg'][:1].lower()}{error['msg'][1:]}"
         helps = suggest_fixes(value, _parse_literals(error), fault.type)
-        if wanted == "a mapping" and type(value) in (str, int, float):
+        if wanted == "a mapping" and isinstance(value, str | int | float):
             helps = suggest_section(path, place.expected, value)
+        if wanted == "a list" and isinstance(value, dict) and _holds_sections(place.expected):
+            helps = ("begin it with '- ', or put it in brackets: it is one item of a list",)
         if path == ("seed",) and isinstance(value, list):
             helps = ("a file has one seed: `rlx submit --seeds 0..4` runs it with several",)
         return build_error(path, message, *helps, kind="value")
@@ -490,6 +495,12 @@ class _Explainer:
         there = (*path, *steps)
         path = here if _is_absent(self.data, there) else (*self.at, *there)
         return build_error(path, message)
+
+
+def _holds_sections(expected: Any) -> bool:
+    """Whether the items of a list are mappings."""
+    item = _unwrap_type(next(iter(get_args(expected)), None), None)[0]
+    return isinstance(item, type) and issubclass(item, BaseModel)
 
 
 def _describe_list(expected: Any) -> str:

@@ -1,0 +1,223 @@
+"""Judges behind HTTP: a hostile server, a run that ends half-way, and what is never sent."""
+
+import os
+import random
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+import yaml
+from judge_server import JudgeServer
+from patience import wait_until
+
+from rlx.plugin import Sample
+from rlx.reward import RewardJob, RewardPool
+from rlx_plugins.judge import Judge, JudgeRanking
+
+pytest.importorskip("openai")
+
+ROOT = Path(__file__).parents[2]
+MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
+TOKEN = "a-token-that-nobody-stores"
+TROUBLES = ("429", "500", "garbage", "form", "cut", "never")
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch):
+    monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
+
+
+def find_number(prompt):
+    return int(re.search(r"answer number (\d+)", prompt)[1])
+
+
+def say_number(prompt):
+    return f'Well.\n{{"score": {find_number(prompt) % 11}}}'
+
+
+def plan_troubles(prompt):
+    """Up to three troubles before a reply, the same for the same prompt."""
+    rng = random.Random(find_number(prompt))
+    return rng.choices(TROUBLES, k=rng.randrange(4))
+
+
+def build_jobs(server, count, deadline=120.0, **options):
+    judge = Judge(
+        model="m", base_url=server.url, key="JUDGE_TOKEN", at_once=16, try_seconds=1.0, **options
+    )
+    return [
+        RewardJob(
+            judge,
+            (
+                Sample(
+                    id=str(i),
+                    problem={"question": "?"},
+                    turn="answer",
+                    number=1,
+                    response=f"answer number {i}",
+                ),
+            ),
+            deadline,
+        )
+        for i in range(count)
+    ]
+
+
+def list_values(outcomes):
+    return [o.fault if o.fault is not None else o.verdicts[0].value for o in outcomes]
+
+
+RIGHT = [i % 11 / 10 for i in range(1000)]
+
+
+def test_a_server_in_trouble_costs_no_verdict():
+    server = JudgeServer(say_number, plan_troubles)
+    try:
+        with RewardPool(2, 1024) as pool:
+            outcomes = pool.score(build_jobs(server, 120))
+        assert list_values(outcomes) == pytest.approx(RIGHT[:120])
+        assert set(server.replied.values()) == {1} and len(server.replied) == 120
+        assert 1 <= server.most <= 16
+        tries = [len(plan_troubles(f"answer number {i}")) + 1 for i in range(120)]
+        assert [o.verdicts[0].parts["requests"] for o in outcomes] == tries
+        assert {o.verdicts[0].parts["tokens"] for o in outcomes} == {110.0}
+        assert {h["authorization"] for h in server.headers} == {f"bearer {TOKEN}"}
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "fault"),
+    [
+        ("429", "JudgeError: the judge gave no verdict after 2 tries: status 429: "),
+        ("500", "JudgeError: the judge gave no verdict after 2 tries: status 500: "),
+        ("garbage", "JudgeError: the judge gave no verdict after 2 tries: unreadable reply: "),
+        ("form", "JudgeError: the judge gave no verdict after 2 tries: unreadable reply: "),
+        ("cut", "JudgeError: the judge gave no verdict after 2 tries: APIConnectionError: "),
+        ("never", "JudgeError: the judge gave no verdict after 2 tries: APITimeoutError: "),
+    ],
+)
+def test_a_judge_without_a_verdict_is_absent_with_its_reason(trouble, fault):
+    server = JudgeServer(say_number, lambda prompt: [trouble] * 9 * (find_number(prompt) == 1))
+    try:
+        with RewardPool(1, 1024) as pool:
+            found = list_values(pool.score(build_jobs(server, 3, retries=1)))
+        assert found[0] == 0.0 and found[2] == 0.2
+        assert re.sub(r"^line \d+ of its file: ", "", found[1]).startswith(fault)
+        assert TOKEN not in found[1]
+    finally:
+        server.close()
+
+
+def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path):
+    path = tmp_path / "answers" / "0.db"
+
+    def count_kept():
+        if not path.exists():
+            return 0
+        with sqlite3.connect(path, timeout=60) as file:
+            try:
+                return file.execute("SELECT count(*) FROM answers").fetchone()[0]
+            except sqlite3.OperationalError:  # before its table is there
+                return 0
+
+    server = JudgeServer(say_number, last=40)
+    try:
+        with RewardPool(1, 1024, path) as pool:
+            payload = build_jobs(server, 100)
+            scoring = Thread(target=lambda: pool.score(payload), daemon=True)
+            scoring.start()
+            wait_until("forty answers", lambda: count_kept() == 40)
+            server.last = None
+            for worker in psutil.Process().children():
+                for process in worker.children():
+                    process.kill()
+            scoring.join()  # in another process, as a resumed run does
+        with RewardPool(1, 1024, path) as pool:
+            assert list_values(pool.score(build_jobs(server, 100))) == pytest.approx(RIGHT[:100])
+        assert set(server.replied.values()) == {1} and len(server.replied) == 100
+        assert TOKEN.encode() not in path.read_bytes()
+    finally:
+        server.close()
+
+
+def test_rankings_and_limits_per_minute():
+    def prefer(prompt):
+        first, second = map(int, re.findall(r"answer number (\d+)", prompt))
+        return f'{{"better": "{"first" if first > second else "second"}"}}'
+
+    server = JudgeServer(prefer)
+    try:
+        judge = JudgeRanking(
+            model="m",
+            base_url=server.url,
+            key=None,
+            requests_per_minute=6000,
+            tokens_per_minute=1e6,
+        )
+        samples = tuple(
+            Sample(
+                id=str(i), problem={"question": "?"}, turn="answer", number=1,
+                response=f"answer number {i}",
+            )
+            for i in range(4)
+        )  # fmt: skip
+        with RewardPool(1, 1024) as pool:
+            (outcome,) = pool.score([RewardJob(judge, samples, 60.0)])
+        assert [v.value for v in outcome.verdicts] == pytest.approx([0, 1 / 3, 2 / 3, 1])
+        assert server.replied.total() == 12
+    finally:
+        server.close()
+
+
+def test_a_model_that_rlx_serves_is_a_judge(tmp_path):
+    """The judge of experiments/judged, trained, served, and asked by the reward of its policy."""
+    environment = {**os.environ, "RLX_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    common = {"cwd": ROOT, "env": environment, "text": True}
+    trained = subprocess.run(
+        [sys.executable, "-c", MAIN, "submit", "experiments/judged/judge.yaml",
+         "--set", "phases.0.steps=1", "--set", "evaluation.problems=4",
+         "--set", "tracking.mlflow=null"],
+        capture_output=True, check=False, **common,
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serve = [sys.executable, "-c", MAIN, "serve", "latest", "--no-token", "--port", str(port)]
+    written = yaml.safe_load((ROOT / "experiments" / "judged" / "policy.yaml").read_text())
+    options = written["rewards"]["turn"]["judged"]
+    own = {k: v for k, v in options.items() if k not in ("plugin", "turn", "deadline")}
+    judge = Judge(**{**own, "base_url": f"http://127.0.0.1:{port}/v1"})
+    pairs = [(w, s, n) for w, s in (("plus", "+"), ("minus", "-"), ("times", "*")) for n in (3, 44)]
+    rows = [
+        Sample(
+            id="a", problem={"task": f"x {word} {n}"}, turn="answer", number=1, response="",
+            spans={"answer": f"def f(x): return x {shown} {n}"},
+        )
+        for word, sign, n in pairs
+        for shown in (sign, *(other for other in "+-*" if other != sign))
+    ]  # fmt: skip
+    with subprocess.Popen(serve, stderr=subprocess.PIPE, **common) as process:
+        try:
+
+            def listens():
+                assert process.poll() is None, process.communicate()[1]
+                with socket.socket() as probe:
+                    return probe.connect_ex(("127.0.0.1", port)) == 0
+
+            wait_until("the judge to listen", listens)
+            with RewardPool(1, 1024) as pool:
+                outcomes = pool.score([RewardJob(judge, (row,), 300.0) for row in rows])
+        finally:
+            process.kill()
+    values = list_values(outcomes)
+    assert set(values) <= {0.0, 1.0}, values
+    right, wrong = values[::3], [*values[1::3], *values[2::3]]
+    assert sum(right) / len(right) > sum(wrong) / len(wrong)
