@@ -20,7 +20,6 @@ import importlib
 import inspect
 import os
 import re
-import subprocess
 import sys
 import textwrap
 import traceback
@@ -34,6 +33,7 @@ from typing import Any, ClassVar
 from rlx import plugin as api
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path, get_rlx_home, locate_cache
+from rlx.importing import finds_module
 from rlx.plugin import Plugin, Reward, Sample, Score
 from rlx.text import escape_unprintable
 
@@ -523,5 +523,4 @@ def _is_installed(module: str) -> bool:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "__main__":
         return top != "__main__"
-    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-    return subprocess.run([sys.executable, "-P", "-c", find, top], check=False).returncode == 0
+    return finds_module(sys.executable, top)

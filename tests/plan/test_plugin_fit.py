@@ -230,7 +230,9 @@ def test_what_is_said_of_a_reward_that_is_edited(tmp_path):
         ("weight: -1", "weight", "the policy is paid for wrong answers"),
         ("deadline: 5000", "deadline", "runner.hang_after is 3600 and rewards.turn.accuracy.dead"),
     ):
-        path.write_text(SPEC.replace("turn: answer", f"turn: answer, {option}"))
+        spec = SPEC.replace("turn: answer", f"turn: answer, {option}")
+        phases = "phases: [{name: all, steps: 3}, {name: more, steps: 1, set: {mask.hull: true}}]"
+        path.write_text(spec.replace("phases: [{name: all, steps: 3}]", phases))
         (warning,) = check_file(path)[1].warnings
         assert warning.path == ("rewards", "turn", "accuracy", key) and text in warning.message
 

@@ -29,12 +29,12 @@ class Lines(TrackerPlugin):
 class LineTracker(Tracker):
     title = "Lines"
 
-    def start(self, run):
+    def open_run(self, run):
         self.file = run.folder / self.settings.file
         self.file.write_text(f"{run.tags['rlx.run_id']} of {run.project}\\n")
         return 0
 
-    def add_metrics(self, points):
+    def add_points(self, points):
         with self.file.open("a") as out:
             out.writelines(f"{p.name} {p.step} {p.value:g}\\n" for p in points)
         return True

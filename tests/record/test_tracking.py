@@ -30,14 +30,14 @@ class Remembering(Tracker):
         if self.is_away:
             raise OSError("it is away")
 
-    def start(self, run):
+    def open_run(self, run):
         self._answer()
         if self.points is None:
             self.points, self.made = {}, self.made + 1
         self.status = run.status
         return None if self.points else 0
 
-    def add_metrics(self, points):
+    def add_points(self, points):
         self._answer()
         if any(self.points.get((p.name, p.step), p.value) != p.value for p in points):
             self.points = None
@@ -215,8 +215,8 @@ def unhurried(monkeypatch):
 @pytest.mark.usefixtures("unhurried")
 def test_the_thread_sends_while_the_run_goes_on_and_its_end(url, registry, run_id, tracker):
     sent = threading.Event()
-    add_metrics = tracker.add_metrics
-    tracker.add_metrics = lambda rows: (add_metrics(rows), sent.set())[0]
+    add_points = tracker.add_points
+    tracker.add_points = lambda rows: (add_points(rows), sent.set())[0]
     add(registry, run_id, [1])
     thread = TrackerThreads(url, run_id, MEMORY, lambda: True)
     assert sent.wait(60)
@@ -246,9 +246,9 @@ def test_a_tracker_that_stays_away_is_said_at_the_end(
 def test_a_tracker_that_hangs_keeps_nobody(url, registry, run_id, tracker):
     let_go, sent = threading.Event(), threading.Event()
     stuck = Remembering()
-    stuck.start = lambda run: let_go.wait(60)
-    add_metrics = tracker.add_metrics
-    tracker.add_metrics = lambda points: (add_metrics(points), sent.set())[0]
+    stuck.open_run = lambda run: let_go.wait(60)
+    add_points = tracker.add_points
+    tracker.add_points = lambda points: (add_points(points), sent.set())[0]
     add(registry, run_id, [1])
     thread = TrackerThreads(url, run_id, {"stuck": {"is": stuck}, **MEMORY}, lambda: True)
     assert sent.wait(60), "the other one does not wait for it"

@@ -359,6 +359,13 @@ def test_faults_have_the_form_of_openai(words, path, body, status, param, said):
         assert ("retry-after" in response.headers) == (status == 429)
 
 
+def test_a_body_that_is_not_called_json_is_a_fault_of_the_request(words):
+    headers = {"Content-Type": "text/plain"}
+    response = words.client.post("/v1/completions", content="{}", headers=headers)
+    assert response.status_code == 400
+    assert "is the Content-Type application/json?" in response.json()["error"]["message"]
+
+
 def test_models_are_listed(words):
     (card,) = words.client.get("/v1/models").json()["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 2048)

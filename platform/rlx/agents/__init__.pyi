@@ -1,5 +1,10 @@
 from .hosting import build_rollout_host
-from .programs import AgentProgram, EndedProgram, ProgramRunner
+from .programs import (
+    AgentProgram,
+    EndedProgram,
+    ProgramRunner,
+    compute_command_digests,
+)
 from .requests import AgentRequests
 from .sampling import AgentHost
 from .starter import load_agent
@@ -11,5 +16,6 @@ __all__ = [
     "EndedProgram",
     "ProgramRunner",
     "build_rollout_host",
+    "compute_command_digests",
     "load_agent",
 ]

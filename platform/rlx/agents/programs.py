@@ -1,5 +1,6 @@
 """Runs the programs of agents, in processes below one that starts them."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -165,6 +166,13 @@ class ProgramRunner:
         words = said.decode(errors="replace").strip().splitlines()
         tail = f": {words[-1].strip()}" if words else ""
         return shorten_for_record(how + tail, LONGEST_TAIL)
+
+
+def compute_command_digests(spec: AgentRolloutSpec) -> list[str]:
+    """SHA-256 of each file that is named by an argument of an agent's command."""
+    arguments = map(_anchor_argument, (spec.command or ())[1:])
+    files = [Path(argument) for argument in arguments if Path(argument).is_file()]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
 def _anchor_argument(argument: str) -> str:

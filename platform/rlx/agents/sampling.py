@@ -80,6 +80,8 @@ class AgentHost:
         dialogue: Dialogue,
     ) -> list[RolloutTree]:
         """Runs `count` programs for every problem; returns the trees in the order of `problems`."""
+        if not problems:
+            return []
         model = ServedModel(MODEL, self._policy, session.context_length)
         openings = [plan.opening(problem, dialogue) for problem in problems]
         rollouts = [

@@ -225,7 +225,8 @@ def _describe_reward(entries: Sequence[RewardEntry]) -> RewardContact:
 def _count_groups(
     setup: PhaseSetup, trees: Sequence[RolloutTree], table: RewardTable
 ) -> dict[str, GroupContact]:
-    """Groups of rows that learn, by the requested kind of their last turn."""
+    """Groups of rows that learn, by the requested kind of their last turn; rows below a fork of an
+    agent's history are of the kind of those above."""
     kinds = list(setup.spec.rollout.turns)
     learning = set(setup.plan.list_learning_trees(len(trees) // setup.plan.trees_per_prompt))
     without = set(find_lost_rows(trees, table)) | {
@@ -239,8 +240,9 @@ def _count_groups(
     mask, expected = setup.mask(batch), setup.spec.loss.expected
     learns = mask.any(dim=1)
     found = {}
-    for level in batch.levels[learns].unique().tolist():
-        rows = learns & (batch.levels == level)
+    levels = batch.levels.clamp(max=len(kinds) - 1)
+    for level in levels[learns].unique().tolist():
+        rows = learns & (levels == level)
         groups, slot = batch.group_ids[rows].unique(return_inverse=True)
         if not (setup.compares(kinds[level]) or (setup.ranks_rows and len(groups) < len(slot))):
             slot = torch.zeros_like(slot)

@@ -110,7 +110,7 @@ class Tracker:
         self.label = self.title
         self.ids: Mapping[str, str | None] = {}
 
-    def start(self, run: TrackedRun) -> int | None:
+    def open_run(self, run: TrackedRun) -> int | None:
         """Finds or creates the run and describes it; called once per attempt, and before the end.
 
         A tracker that cannot change a value may drop what it has and be sent everything again.
@@ -121,7 +121,7 @@ class Tracker:
         """
         raise NotImplementedError
 
-    def add_metrics(self, points: Sequence[TrackedPoint]) -> bool:
+    def add_points(self, points: Sequence[TrackedPoint]) -> bool:
         """Adds values in the order of `seq`, some of which it may have been sent before.
 
         Returns:

@@ -78,7 +78,7 @@ class MlflowTracker(Tracker):
         self._keys: frozenset[str] = frozenset()
         self._points: dict[str, dict[int, set[tuple[int, float]]]] = {}
 
-    def start(self, run: TrackedRun) -> int | None:
+    def open_run(self, run: TrackedRun) -> int | None:
         """Finds or creates the run; sends parameters, tags, status and the experiment."""
         from mlflow.entities import Param
 
@@ -96,7 +96,7 @@ class MlflowTracker(Tracker):
             self._set_status(run)
         return None if self._keys else 0
 
-    def add_metrics(self, points: Sequence[TrackedPoint]) -> bool:
+    def add_points(self, points: Sequence[TrackedPoint]) -> bool:
         """Adds values; False if MLflow has others at the same steps."""
         from mlflow.entities import Metric
 

@@ -32,7 +32,7 @@ class TensorboardTracker(Tracker):
         self.label = f"TensorBoard's files in {self._root}"
         self._folder = self._root
 
-    def start(self, run: TrackedRun) -> int | None:
+    def open_run(self, run: TrackedRun) -> int | None:
         """Begins a new file, with the parameters and the text of the experiment."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
@@ -60,7 +60,7 @@ class TensorboardTracker(Tracker):
             file.unlink()
         return 0
 
-    def add_metrics(self, points: Sequence[TrackedPoint]) -> bool:
+    def add_points(self, points: Sequence[TrackedPoint]) -> bool:
         """Adds values to the newest file; False if there is none."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -87,7 +87,7 @@ class _UnusableTracker(Tracker):
         super().__init__(None)
         self._error = error
 
-    def start(self, run: TrackedRun) -> int | None:
+    def open_run(self, run: TrackedRun) -> int | None:
         raise self._error
 
     def has_run(self, run: TrackedRun) -> bool:
@@ -307,7 +307,7 @@ class RunSender:
         if again or self._started != run.attempt:
             self._started = None
             with self._call_tracker():
-                has = self.tracker.start(run)
+                has = self.tracker.open_run(run)
             if has is not None:
                 for of, seq in (("", has), ("files", 0), ("end", 0)):
                     self._set_cursor(of, seq)
@@ -317,19 +317,19 @@ class RunSender:
         """Sends the rows after the cursor, and `more`, which has no cursor."""
         sent = 0
         while rows := self._read_rows(ROWS_AT_ONCE):
-            if not self._add_metrics(rows):
+            if not self._add_points(rows):
                 self._start(again=True)
                 return self._send(more)
             self._set_cursor("", rows[-1].seq)
             sent += len(rows)
-        if more and not self._add_metrics(more):
+        if more and not self._add_points(more):
             self._start(again=True)
             return self._send(more)
         return sent
 
-    def _add_metrics(self, rows: Sequence[MetricRow]) -> bool:
+    def _add_points(self, rows: Sequence[MetricRow]) -> bool:
         with self._call_tracker():
-            return self.tracker.add_metrics([build_point(row) for row in rows])
+            return self.tracker.add_points([build_point(row) for row in rows])
 
     @contextmanager
     def _call_tracker(self) -> Iterator[None]:

@@ -42,7 +42,7 @@ class WandbTracker(Tracker):
         self.label = f"Weights & Biases ({settings.mode})"
         self._run: Any = None
 
-    def start(self, run: TrackedRun) -> int | None:
+    def open_run(self, run: TrackedRun) -> int | None:
         """Begins the offline store anew, or opens the attempt's run on the server."""
         import wandb
 
@@ -87,7 +87,7 @@ class WandbTracker(Tracker):
         self._run.save(str(spec), base_path=str(spec.parent), policy="now")
         return self._run.starting_step - 1 if self._run.resumed else 0
 
-    def add_metrics(self, points: Sequence[TrackedPoint]) -> bool:
+    def add_points(self, points: Sequence[TrackedPoint]) -> bool:
         """Adds values, those of one step and time as one row."""
         for (step, at), group in groupby(points, lambda point: (point.step, point.at)):
             row = list(group)

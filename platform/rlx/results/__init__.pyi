@@ -23,11 +23,10 @@ from .evaluating import (
 )
 from .export import export_model, push_model, write_card
 from .identities import Violation
-from .models import ModelTrial, TrainedModel, try_model
+from .models import ModelTrial, OpenModel, TrainedModel, open_served_model, try_model
 from .other_tools import ToolEvaluation, evaluate_with
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
 from .rescoring import ChangedRow, Rescoring, rescore
-from .serving import OpenModel, open_served_model
 from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
 
 __all__ = [

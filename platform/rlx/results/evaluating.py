@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rlx.agents import build_rollout_host
+from rlx.agents import build_rollout_host, compute_command_digests
 from rlx.discovery import resolve_plugins
 from rlx.errors import EnvironmentFault, RewardError, SpecError, summarize_error
 from rlx.evaluation import (
@@ -369,6 +369,8 @@ def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> s
     sampling = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
     sources = [plugin.sha256 for plugin in plugins.provenance]
     data = [record["data"] for record in plugins.list_records()]
+    if setup.plan.agent is not None:
+        data += compute_command_digests(setup.plan.agent)
     stored = [field.name for field in fields(ScoredAnswer)]
     text = json.dumps([settings, sampling, mark, sources, data, stored], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

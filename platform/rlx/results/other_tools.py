@@ -20,10 +20,11 @@ from threading import Thread
 from typing import Any, Literal
 
 from rlx.errors import EnvironmentFault, SpecError
+from rlx.importing import finds_module
 from rlx.launch import get_registry_url, open_registry
 from rlx.progress_callbacks import Report, log_report
 from rlx.record import Recorder, update_trackers
-from rlx.results.serving import OpenModel, open_served_model
+from rlx.results.models import OpenModel, open_served_model
 from rlx.text import escape_unprintable
 
 Tool = Literal["lm_eval", "inspect"]
@@ -91,12 +92,11 @@ def evaluate_with(
     """
     tool, task = _parse_tool(tool_and_task)
     module, packages = TOOLS[tool]
-    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
     try:
-        lacks = subprocess.run([python, "-c", find, module], check=False).returncode
+        is_there = finds_module(python, module)
     except OSError as error:
         raise EnvironmentFault(f"{python} cannot be started: {error.strerror}") from error
-    if lacks:
+    if not is_there:
         raise EnvironmentFault(
             f"{python} has no {module}. Install it there, or in an interpreter of its own that "
             f"--python names: pip install {packages}"
@@ -110,7 +110,8 @@ def evaluate_with(
         name = opened.model.name
         report(f"{tool} evaluates {escape_unprintable(name)}", err=True)
         run = _run_lm_eval if tool == "lm_eval" else _run_inspect
-        figures = run(python, task, opened, address, token, Path(folder), limit)
+        served = _ServedTask(python, task, limit, opened, address, token, Path(folder))
+        figures = run(served)
         recorded = _record(opened, tool, figures, url, report) if record else None
     return ToolEvaluation(name, tool, figures, recorded)
 
@@ -148,37 +149,55 @@ def _serve(opened: OpenModel) -> Iterator[tuple[str, str]]:
             thread.join()
 
 
-def _run(tool: Tool, command: Sequence[str], environment: Mapping[str, str]) -> None:
+@dataclass(frozen=True, slots=True)
+class _ServedTask:
+    """A task of a tool, and the model that is served for it.
+
+    Attributes:
+        python: an interpreter that has the tool.
+        task: as the tool names it.
+        limit: number of samples; None takes all.
+        opened: the model; `address` and `token` are those of its interface.
+        folder: for what the tool reads and writes.
+    """
+
+    python: str
+    task: str
+    limit: int | None
+    opened: OpenModel
+    address: str
+    token: str
+    folder: Path
+
+
+def _run(
+    tool: Tool, served: _ServedTask, module: Sequence[str], environment: Mapping[str, str]
+) -> None:
     """Runs a tool; what it prints goes to stderr, since results are printed to stdout."""
+    limit = [] if served.limit is None else ["--limit", str(served.limit)]
     code = subprocess.run(
-        command, env={**os.environ, **environment}, stdout=sys.stderr, check=False
+        [served.python, "-m", *module, *limit],
+        env={**os.environ, **environment},
+        stdout=sys.stderr,
+        check=False,
     ).returncode
     if code:
         raise EnvironmentFault(f"{tool} ended with exit code {code}; it says why, above")
 
 
-def _run_lm_eval(
-    python: str,
-    task: str,
-    opened: OpenModel,
-    address: str,
-    token: str,
-    folder: Path,
-    limit: int | None,
-) -> dict[str, dict[str, Any]]:
+def _run_lm_eval(served: _ServedTask) -> dict[str, dict[str, Any]]:
     settings = {
-        "model": opened.model.name,
-        "base_url": f"{address}/completions",
-        "tokenizer": opened.folder,
+        "model": served.opened.model.name,
+        "base_url": f"{served.address}/completions",
+        "tokenizer": served.opened.folder,
         "num_concurrent": 16,
     }
-    command = [python, "-m", "lm_eval", "--model", "local-completions", "--tasks", task]
+    command = ["lm_eval", "--model", "local-completions", "--tasks", served.task]
     command += ["--model_args", ",".join(f"{key}={value}" for key, value in settings.items())]
-    command += ["--output_path", str(folder)]
-    command += ["--limit", str(limit)] if limit is not None else []
-    _run("lm_eval", command, {"OPENAI_API_KEY": token})
+    command += ["--output_path", str(served.folder)]
+    _run("lm_eval", served, command, {"OPENAI_API_KEY": served.token})
     figures: dict[str, dict[str, Any]] = {}
-    for path in sorted(folder.rglob("results_*.json")):
+    for path in sorted(served.folder.rglob("results_*.json")):
         found = json.loads(path.read_text())
         for name, metrics in found["results"].items():
             named = {_name_metric(key): value for key, value in metrics.items()}
@@ -196,29 +215,20 @@ def _name_metric(key: str) -> str:
     return metric if chosen in ("", "none") else f"{metric}/{chosen}"
 
 
-def _run_inspect(
-    python: str,
-    task: str,
-    opened: OpenModel,
-    address: str,
-    token: str,
-    folder: Path,
-    limit: int | None,
-) -> dict[str, dict[str, Any]]:
+def _run_inspect(served: _ServedTask) -> dict[str, dict[str, Any]]:
     import rlx.evaluation
 
-    offered, logs = folder / "offered", folder / "logs"
+    offered, logs = served.folder / "offered", served.folder / "logs"
     offered.mkdir()
     figures_of_rlx = Path(rlx.evaluation.__file__).parent
     shutil.copy(figures_of_rlx / "inspect_metric.py", offered / "rlx_inspect.py")
     shutil.copy(figures_of_rlx / "calibration.py", offered / "calibration_of_rlx.py")
-    command = [python, "-m", "inspect_ai", "eval", task]
-    command += ["--model", f"openai-api/rlx/{opened.model.name}", "--display", "plain"]
+    command = ["inspect_ai", "eval", served.task, "--display", "plain"]
+    command += ["--model", f"openai-api/rlx/{served.opened.model.name}"]
     command += ["--log-dir", str(logs), "--log-format", "json"]
-    command += ["--limit", str(limit)] if limit is not None else []
     paths = [str(offered), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {"RLX_BASE_URL": address, "RLX_API_KEY": token}
-    _run("inspect", command, {**environment, "PYTHONPATH": os.pathsep.join(paths)})
+    environment = {"RLX_BASE_URL": served.address, "RLX_API_KEY": served.token}
+    _run("inspect", served, command, {**environment, "PYTHONPATH": os.pathsep.join(paths)})
     figures: dict[str, dict[str, Any]] = {}
     for path in sorted(logs.glob("*.json")):
         log = json.loads(path.read_text())

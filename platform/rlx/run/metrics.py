@@ -182,9 +182,11 @@ def _compute_turn_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
 
 
 def _compute_row_figures(train: TrainBatch, kinds: Sequence[str]) -> dict[str, float]:
-    """Signal of the rows, by the requested kind of their turns."""
+    """Signal of the rows, by the requested kind of their turns; rows below a fork of an agent's
+    history are of the kind of those above."""
     figures: dict[str, float] = {}
-    levels, groups = train.batch.levels.numpy(), train.batch.group_ids.numpy()
+    levels = np.minimum(train.batch.levels.numpy(), len(kinds) - 1)
+    groups = train.batch.group_ids.numpy()
     per_row = _row_means(train.advantages, train.mask)
     for level in np.unique(levels):
         rows, kind = levels == level, kinds[int(level)]

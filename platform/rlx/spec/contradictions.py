@@ -669,7 +669,8 @@ def _check_optimizer_values(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields calls of plugins that may take longer than a run may be without progress."""
-    most, named = spec.runner.hang_after, "hang_after" in spec.runner.model_fields_set
+    most = spec.runner.hang_after
+    named = most != type(spec.runner).model_fields["hang_after"].default
     rewards: dict[str, _AnyReward] = {**spec.rewards.global_, **spec.rewards.turn}
     limits: dict[KeyPath, float] = {
         (*_get_reward_path(name, reward), "deadline"): reward.deadline

@@ -1,0 +1,127 @@
+"""Runs whose rollouts are those of a program, beside the same game as an environment."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import guests
+import pytest
+
+from rlx.launch import find_run_differences
+
+GUESS = guests.ROOT / "plugins" / "rlx-guess"
+SMALL = {
+    "model.warm_start.steps": 60,
+    "model.hidden_size": 32,
+    "rollout.prompts_per_step": 4,
+    "rollout.num_generations": 4,
+    "phases.0.steps": 4,
+    "runner.checkpoint.every": 1,
+    "evaluation.problems": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def home(own_home, tmp_path_factory):
+    paths = guests.importable("rlx-guess", tmp_path_factory.mktemp("guess"))
+    paths = [*paths, own_home.environment["PYTHONPATH"]]
+    own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
+    for name in ("agent.yaml", "agent.py", "guess.yaml"):
+        shutil.copy(GUESS / name, own_home.folder / name)
+    return own_home
+
+
+def submit(home, spec, *options, **sets):
+    done = home.rlx("submit", spec, "-q", *options, sets={**SMALL, **sets})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def unbroken(home):
+    return submit(home, "agent.yaml")
+
+
+def test_the_agent_learns_what_the_environment_teaches(home, unbroken):
+    """Every loss, gradient, reward and accuracy, to the last bit, at the same seeds."""
+    native = submit(home, "guess.yaml")
+    with home.registry() as registry:
+        mine, theirs = (
+            {
+                name: points
+                for name, points in registry.results.metrics(run).items()
+                if name.startswith(("train/", "eval/", "score/", "rollout/turns", "sampler/"))
+                and not name.endswith(("_turn", "_guess", "_unclear", "_std"))
+            }
+            for run in (unbroken, native)
+        )
+    assert mine == theirs
+    assert len(mine["train/loss"]) == 4
+    assert any(mine["train/grad_norm"])
+
+
+def test_a_run_that_is_killed_among_sessions_goes_on(home, unbroken):
+    run = submit(home, "agent.yaml", "-d", "--again")
+    ranks = home.await_ranks(run)
+    home.until(lambda: home.run(run).step >= 1, "it to train")
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+    home.until(lambda: home.run(run).status == "finished", "it to finish")
+    assert home.run(run).attempt == 2
+    with home.registry() as registry:
+        assert list(find_run_differences(registry, unbroken, run)) == []
+    home.until(lambda: not home.processes(), "every process to end")
+    checked = home.rlx("check", run)
+    assert checked.returncode == 0, checked.stdout
+    assert "all identities hold" in checked.stdout
+
+
+FORKING = '''
+from agent import post
+
+def play(problem, base_url, api_key):
+    """Three first guesses, and two after the second of them."""
+    messages = [{"role": "user", "content": problem["prompt"]}]
+    for count in (3, 2):
+        body = {"model": "m", "messages": messages, "n": count}
+        reply = post(f"{base_url}/chat/completions", api_key, body)
+        for number, choice in enumerate(reply["choices"]):
+            value = sum(map(ord, choice["message"]["content"])) % 7 < 3
+            report = {"turn": [reply["id"], number], "sensible": value}
+            post(f"{base_url}/info", api_key, report)
+        said = reply["choices"][1]["message"]
+        messages += [said, {"role": "user", "content": "+\\n"}]
+    post(f"{base_url}/info", api_key, {"found": True})
+'''
+
+
+def test_an_agent_that_forks_its_history_trains(home):
+    (home.folder / "forking.py").write_text(FORKING)
+    home.environment["PYTHONPATH"] += os.pathsep + str(home.folder)
+    other = "{rollout.schedule: agent, rollout.function: forking.py:play, rollout.max_turns: 5}"
+    sets = {"phases.0.set": other, "phases.0.steps": 2, "estimator": "{name: grpo}"}
+    run = submit(home, "agent.yaml", **sets)
+    for _, trees, _ in home.bodies(home.run(run)):
+        assert len(trees) == 4
+        for tree in trees:
+            authors = [one["author"] for one in tree["segments"]]
+            assert authors == ["prompt", *4 * ["policy", "policy", "prompt", *3 * ["policy"]]]
+            levels = [one["turn"] for one in tree["segments"]]
+            assert levels == [0, *4 * [1, 1, 0, 2, 2, 1]]
+    with home.registry() as registry:
+        figures = registry.results.metrics(run)
+    assert all(value > 0 for _, value in figures["train/grad_norm"])
+    assert "all identities hold" in home.rlx("check", run).stdout
+
+
+def test_a_plan_runs_the_program(home):
+    done = home.rlx("plan", "agent.yaml", sets=SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "groups with advantages: play" in done.stdout
+    broken = Path(home.folder / "agent.py").read_text().replace("def play(", "def plan(")
+    (home.folder / "broken.py").write_text(broken)
+    other = "{rollout.schedule: agent, rollout.function: broken.py:play}"
+    refused = home.rlx("plan", "agent.yaml", sets={**SMALL, "phases.0.set": other})
+    assert refused.returncode != 0
+    assert "rollout.function" in refused.stderr and "has no attribute 'play'" in refused.stderr
