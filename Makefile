@@ -43,7 +43,7 @@ PYTEST = -m pytest -n $(WORKERS)
 test: $(VENV)/.installed-test  ## every test that needs no server, browser or new process: some minutes; ARGS=tests/mask for some
 	$(BIN)/python $(PYTEST) --dist worksteal $(or $(ARGS),tests --ignore=tests/system)
 
-test-system: $(VENV)/.installed-system  ## the others: command lines, kills, PostgreSQL, Chromium, MLflow, Ray, Slurm, vLLM; ARGS=tests/system/web
+test-system: $(VENV)/.installed-system  ## the others: command lines, kills, PostgreSQL, Chromium, bubblewrap, MLflow, Ray, Slurm, vLLM; ARGS=tests/system/web
 	$(BIN)/python $(PYTEST) --dist loadfile --durations=30 $(or $(ARGS),tests/system)
 	$(if $(ARGS),,$(BIN)/python $(PYTEST) --dist worksteal --database postgresql tests/registry)
 

@@ -45,7 +45,7 @@ _COMPARE = (
 
 
 Answer = Mapping[str, Any]
-"""Of the judge: `value`, `requests`, `prompt_tokens`, `completion_tokens`."""
+"""Of the judge: `value`, and what it took: `requests`, `tokens`, `cost`."""
 
 
 class JudgeError(RuntimeError):
@@ -109,13 +109,26 @@ class JudgeReward(Reward):
     requests_per_minute: float | None = Field(None, gt=0)
     tokens_per_minute: float | None = Field(None, gt=0)
     price: Price | None = None
-    """Of a million tokens, for the metric of the cost."""
+    """Of a million tokens."""
+    spend_at_most: float | None = Field(None, gt=0)
+    """Cost of a run after which it ends, with a checkpoint; needs `price`."""
 
     @field_validator("question")
     @classmethod
     def _check_question(cls, value: str) -> str:
         list_template_fields(value)
         return value
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> Self:
+        if self.spend_at_most is not None and self.price is None:
+            raise ValueError("spend_at_most needs the price of the judge's tokens")
+        return self
+
+    @property
+    def max_cost(self) -> float | None:  # type: ignore[override]
+        """The limit of the costs."""
+        return self.spend_at_most
 
     @property
     def concurrency(self) -> int:  # type: ignore[override]
@@ -211,8 +224,8 @@ class JudgeReward(Reward):
                 tokens = _count_tokens(said)
                 server.count_tokens(sum(tokens))
                 value = read(said.choices[0].message.content or "")
-                names = ("prompt_tokens", "completion_tokens")
-                return {"value": value, "requests": number, **dict(zip(names, tokens, strict=True))}
+                used = {"tokens": sum(tokens), "cost": self._compute_cost(*tokens)}
+                return {"value": value, "requests": number, **used}
             except (openai.APIConnectionError, openai.APIResponseValidationError) as error:
                 why = f"{type(error).__name__}: {error}"
             except openai.APIStatusError as error:
@@ -227,18 +240,16 @@ class JudgeReward(Reward):
                 await asyncio.sleep(pause * pauses.uniform(0.5, 1.0) if wait is None else wait)
         raise JudgeError(f"the judge gave no verdict after {number} tries: {why}")
 
+    def _compute_cost(self, prompt: int, completion: int) -> float:
+        """What tokens cost; 0 without a price."""
+        if self.price is None:
+            return 0.0
+        return (prompt * self.price.prompt + completion * self.price.completion) / 1e6
+
     def list_usage(self, answers: Sequence[Answer]) -> dict[str, float]:
         """What answers took, as parts of a score."""
-        prompt = sum(a["prompt_tokens"] for a in answers)
-        completion = sum(a["completion_tokens"] for a in answers)
-        usage = {
-            "requests": float(sum(a["requests"] for a in answers)),
-            "tokens": float(prompt + completion),
-        }
-        if self.price is not None:
-            cost = prompt * self.price.prompt + completion * self.price.completion
-            usage["cost"] = cost / 1e6
-        return usage
+        names = ["requests", "tokens", *(["cost"] if self.price is not None else [])]
+        return {name: float(sum(answer[name] for answer in answers)) for name in names}
 
 
 class Judge(JudgeReward):

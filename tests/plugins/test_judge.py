@@ -46,7 +46,12 @@ class Scripted:
         async def ask(judge, prompt, seed, form, read):
             self.prompts.append(prompt)
             value = read(_read_reply(reply(prompt, seed), form))
-            return {"value": value, "requests": 1, "prompt_tokens": 100, "completion_tokens": 10}
+            return {
+                "value": value,
+                "requests": 1,
+                "tokens": 110,
+                "cost": judge._compute_cost(100, 10),
+            }
 
         monkeypatch.setattr(cls, "ask", ask)
 
@@ -123,7 +128,7 @@ def test_a_score_is_the_mean_of_the_votes_on_the_scale(monkeypatch):
     )
     found = score(judge, build_sample("an answer"))
     assert found.value == pytest.approx((0 + 0.25 + 0.5) / 3)
-    assert found.parts == {"requests": 3, "tokens": 330, "cost": 900e-6}
+    assert found.parts == {"requests": 3, "tokens": 330, "cost": pytest.approx(900e-6)}
     assert (score(judge, build_sample(" ")).value, score(judge, build_sample(" ")).reason) == (
         0.0,
         "no answer",
@@ -190,6 +195,7 @@ def test_options_that_cannot_work_are_refused(monkeypatch):
         ({"scale": (1, 1)}, "below the greatest"),
         ({"votes": 2}, "votes differ only at a temperature above 0"),
         ({"prompt": "{answer}"}, "needs {answer} and {fence}"),
+        ({"spend_at_most": 1}, "spend_at_most needs the price"),
         ({"question": "{a!r}"}, "a field is a name in braces"),
     ):
         with pytest.raises(ValidationError, match=re.escape(message)):

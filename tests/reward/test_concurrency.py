@@ -2,15 +2,20 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rows import each_row
 
 sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
 
 from waiting_rewards import Asks, Meets, MeetsOnThreads, Waits, list_tables
 
-from rlx.plugin import Sample, Score
+from rlx.home import RunFolder
+from rlx.plugin import Sample, Score, sum_costs
+from rlx.plugin.answers import AnswerFile
 from rlx.reward import RewardJob, RewardPool
+from rlx.run.loop import _describe_spent_budget
 from rlx_plugins.composed import ByDataSource
 
 
@@ -97,6 +102,33 @@ def test_nobody_is_asked_the_same_twice_in_a_run(tmp_path):
     assert again[:2] == [first[1], first[0]]
     assert sorted(reward.server.read_text().split()) == ["a", "b", "c", "fails", "fails"]
     assert [list_tables(answers), list_tables(answers.with_name("1.db"))] == [2, 1]
+
+
+def test_costs_of_answers_are_added_up(tmp_path):
+    assert sum_costs(tmp_path / "none") == 0.0
+    for name, costs in (("0", (1.5, None)), ("1", (0.25, 0.25))):
+        file = AnswerFile(tmp_path / f"{name}.db")
+        for number, cost in enumerate(costs):
+            file.keep(str(number), {"value": 1} if cost is None else {"value": 1, "cost": cost})
+        file.close()
+    assert sum_costs(tmp_path) == 2.0
+
+
+@each_row(
+    ("limits", "spent"),
+    [
+        ([None, None], None),
+        ([None, 2.5], None),
+        ([3.0, 2.0], "the answers to rewards have cost 2, and 2 is their limit"),
+    ],
+)
+def test_a_run_knows_when_its_answers_have_cost_enough(tmp_path, limits, spent):
+    file = AnswerFile(RunFolder(tmp_path).answers())
+    file.keep("a", {"cost": 2.0})
+    file.close()
+    rewards = [SimpleNamespace(plugin=SimpleNamespace(max_cost=limit)) for limit in limits]
+    context = SimpleNamespace(folder=RunFolder(tmp_path))
+    assert _describe_spent_budget(context, SimpleNamespace(rewards=rewards)) == spent
 
 
 def test_without_a_run_nothing_is_kept(tmp_path):

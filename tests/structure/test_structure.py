@@ -165,3 +165,11 @@ def test_the_engine_names_no_task_environment_or_reward():
         and shipped.fullmatch(node.value)
     }
     assert named == set()
+
+
+def test_the_plan_of_a_tiny_model_imports_neither_transformers_nor_a_server(tmp_path):
+    """Nor does the rehearsal of a submission, which is the same."""
+    run = "if __name__ == '__main__': main(['plan', 'experiments/quick.yaml'])"
+    imported = list_imports(f"from rlx.cli import main\n{run}", tmp_path)
+    assert "rlx.plan.rehearsal_checks" in imported
+    assert not {"transformers", "fastapi", "sklearn"} & imported

@@ -193,7 +193,7 @@ def test_a_model_that_rlx_serves_is_a_judge(tmp_path):
     serve = [sys.executable, "-c", MAIN, "serve", "latest", "--no-token", "--port", str(port)]
     written = yaml.safe_load((ROOT / "experiments" / "judged" / "policy.yaml").read_text())
     options = written["rewards"]["turn"]["judged"]
-    own = {k: v for k, v in options.items() if k not in ("plugin", "turn", "deadline")}
+    own = {name: value for name, value in options.items() if name in Judge.model_fields}
     judge = Judge(**{**own, "base_url": f"http://127.0.0.1:{port}/v1"})
     pairs = [(w, s, n) for w, s in (("plus", "+"), ("minus", "-"), ("times", "*")) for n in (3, 44)]
     rows = [

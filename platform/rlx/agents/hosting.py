@@ -1,14 +1,17 @@
 """Builds what answers the turns of an experiment's rollouts."""
 
-from rlx.agents.sampling import AgentHost
+from typing import TYPE_CHECKING
+
 from rlx.phase_setup import PhaseSetup, build_environment_host
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutHost
-from rlx.serving import ServedPolicy
+
+if TYPE_CHECKING:
+    from rlx.serving import ServedPolicy
 
 
 def build_rollout_host(
-    setup: PhaseSetup, pool: RewardPool, policy: ServedPolicy
+    setup: PhaseSetup, pool: RewardPool, policy: "ServedPolicy"
 ) -> RolloutHost | None:
     """The host that runs a phase's environment or agent; None if it has neither.
 
@@ -18,4 +21,8 @@ def build_rollout_host(
         policy: the policy's tokenizer and dialogue format, for agents.
     """
     agent = setup.plan.agent
-    return build_environment_host(setup, pool) if agent is None else AgentHost(agent, policy)
+    if agent is None:
+        return build_environment_host(setup, pool)
+    from rlx.agents.sampling import AgentHost  # its endpoint brings transformers and FastAPI
+
+    return AgentHost(agent, policy)

@@ -17,7 +17,7 @@ the first line of its docstring. A distribution registers it under an entry-poin
 The built-in plugins are registered the same way.
 """
 
-from rlx.plugin.answers import keep_answers_in, recall
+from rlx.plugin.answers import keep_answers_in, recall, sum_costs
 from rlx.plugin.base import (
     API,
     LARGEST,
@@ -124,4 +124,5 @@ __all__ = [
     "keep_answers_in",
     "recall",
     "reward",
+    "sum_costs",
 ]

@@ -9,12 +9,13 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Answer = Mapping[str, Any]
-"""Plain JSON values."""
+"""Plain JSON values. `cost`, if there is one, is what the answer cost, in any currency."""
 
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (request TEXT PRIMARY KEY, answer TEXT NOT NULL)"
 _BUSY_SECONDS = 60.0
@@ -58,6 +59,18 @@ class AnswerFile:
         """Closes the files."""
         for file in self._files:
             file.close()
+
+
+def sum_costs(folder: Path) -> float:
+    """Returns what all answers in the files of a folder cost."""
+    total = 0.0
+    for path in sorted(folder.glob("*.db")):
+        with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as file:
+            (cost,) = file.execute(
+                "SELECT total(json_extract(answer, '$.cost')) FROM answers"
+            ).fetchone()
+            total += cost
+    return total
 
 
 _path: Path | None = None

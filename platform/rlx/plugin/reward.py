@@ -127,12 +127,15 @@ class Reward(Plugin):
         concurrency: how many calls run at a time in one worker process, for rewards that wait
             for something else, such as a server. `async def score` runs on one thread, `def
             score` on one for each call. Each call has its own deadline.
+        max_cost: a run that has recalled answers (`rlx.plugin.recall`) whose `cost` sums up to
+            this much ends after the step, with a checkpoint; None for no limit.
         examples: example inputs with promised verdicts.
     """
 
     scope: ClassVar[Scope] = "sample"
     reads_parent: ClassVar[bool] = False
     concurrency: ClassVar[int] = 1
+    max_cost: ClassVar[float | None] = None
     examples: ClassVar[tuple[Example, ...]] = ()
 
     def is_solution(self, sample: Sample) -> bool | None:

@@ -33,7 +33,7 @@ from rlx.learner import (
 )
 from rlx.model import Policy, adapt_policy, build_policy, convert_weights
 from rlx.phase_setup import PhaseSetup, build_setup
-from rlx.plugin import Task
+from rlx.plugin import Task, sum_costs
 from rlx.plugin_calls import show_plugin_output
 from rlx.record import Recorder
 from rlx.reward import RewardPool
@@ -340,7 +340,12 @@ def _start_model(
 def _train_phase(
     context: RunContext, base: PhaseSetup, number: int, at: ResumePoint, stop: StopRequest
 ) -> ResumePoint:
-    """Trains one phase, or the rest of it; returns the run's position after it."""
+    """Trains one phase, or the rest of it; returns the run's position after it.
+
+    Raises:
+        RunStopped: a stop was requested; a checkpoint of the last step has been written.
+        RewardError: likewise after answers to rewards have cost what they may.
+    """
     phase = context.spec.phases[number]
     setup = build_setup(context.spec.resolve_phase_spec(phase))
     begun = at.done if at.phase == number else 0
@@ -368,11 +373,25 @@ def _train_phase(
         _run_due_evaluations(context, base, step)
         at = ResumePoint(step, cursor, learned, number, done + 1, controllers)
         stopping = any(context.ranks.gather(stop.requested))
-        if stopping or is_checkpoint_due(context.spec, step):
+        spent, *_ = context.ranks.gather(_describe_spent_budget(context, setup))
+        if stopping or spent or is_checkpoint_due(context.spec, step):
             checkpoint_run(context, at)
         if stopping:
             raise RunStopped
+        if spent:
+            raise RewardError(f"{spent}; a checkpoint of step {step} is written")
     return at
+
+
+def _describe_spent_budget(context: RunContext, setup: PhaseSetup) -> str | None:
+    """Says that the answers to rewards have cost as much as one of them allows; None if not."""
+    limits = [getattr(reward.plugin, "max_cost", None) for reward in setup.rewards]
+    if not (known := [limit for limit in limits if limit is not None]):
+        return None
+    cost, limit = sum_costs(context.folder.answers().parent), min(known)
+    if cost < limit:
+        return None
+    return f"the answers to rewards have cost {cost:.6g}, and {limit:g} is their limit"
 
 
 def _record_restarts(context: RunContext, step: int, before: int) -> int:
