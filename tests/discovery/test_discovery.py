@@ -385,7 +385,9 @@ def test_what_nothing_provides_cannot_be_needed():
     assert {str(d.position) for d in error.diagnostics} == {"guest.yaml:11:19"}
     assert all(d.helps for d in error.diagnostics)
     acting = refused(("phases:", "estimator: {name: acting}\nphases:"))
-    assert "needs environment, which a schedule with an environment provides" in str(acting)
+    assert "needs environment, which a schedule with an environment or an agent provides" in str(
+        acting
+    )
 
 
 def test_needs_are_looked_at_inside_other_plugins_and_in_every_phase():
