@@ -3,7 +3,6 @@
 import atexit
 import gc
 import hashlib
-import importlib
 import importlib.metadata
 import os
 import signal
@@ -11,13 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import current_thread, main_thread
-from types import ModuleType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 IMPORT_TIME_LIMIT = 20.0
 """Time limit for importing one plugin, in seconds."""
@@ -65,84 +60,6 @@ def speed_up_imports() -> Iterator[None]:
         atexit.register(_unfreeze)
         if collecting:
             gc.enable()
-
-
-COMPILER, MASKING = "torch._dynamo", "torch._dynamo._trace_wrapped_higher_order_op"
-"""torch's compiler; and the part of it that attention masks of transformers need, without it."""
-
-
-class _LateCompiler(ModuleType):
-    """Stands for torch's compiler until something is compiled, or more of it is asked for.
-
-    Importing it takes half a second, and its end a second more. Optimizers, process groups and
-    models import it only to say what is not to be compiled, or how.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(COMPILER)
-        import torch
-
-        self.__path__ = [str(Path(torch.__file__).with_name("_dynamo"))]
-        self.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
-        self.eval_frame = SimpleNamespace(OptimizedModule=type("OptimizedModule", (), {}))
-        self._marks: list[tuple[str, Any]] = []
-        for mark in ("allow_in_graph", "assume_constant_result", "disallow_in_graph"):
-            setattr(self, mark, partial(self._mark, mark))
-
-    def _mark(self, mark: str, function: Any) -> Any:
-        self._marks.append((mark, function))
-        return function
-
-    @staticmethod
-    def disable(fn: Any = None, recursive: bool = True, **_: Any) -> Any:
-        return (lambda function: function) if fn is None else fn
-
-    @staticmethod
-    def graph_break(msg: str = "") -> None:
-        """Nothing is compiled, so no graph ends here."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.import_compiler(), name)
-
-    def import_compiler(self) -> ModuleType:
-        """Imports the compiler in place of this, unless that has happened."""
-        if sys.modules.get(COMPILER) is self:
-            del sys.modules[COMPILER]
-            compiler = importlib.import_module(COMPILER)
-            if MASKING in sys.modules:
-                setattr(compiler, MASKING.rpartition(".")[2], sys.modules[MASKING])
-            for mark, function in self._marks:
-                getattr(compiler, mark)(function)
-        return importlib.import_module(COMPILER)
-
-
-class _CompilerParts(MetaPathFinder, Loader):
-    """Has the compiler imported before a part of it, which it may import itself."""
-
-    def __init__(self, late: _LateCompiler) -> None:
-        self._late = late
-
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        if name.rpartition(".")[0] != COMPILER or name == MASKING:
-            return None
-        self._late.import_compiler()
-        return ModuleSpec(name, self) if name in sys.modules else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return sys.modules[spec.name]
-
-    def exec_module(self, module: ModuleType) -> None:
-        """It has been imported by the compiler."""
-
-
-def postpone_compiler() -> None:
-    """Has this process import torch's compiler only once something is compiled."""
-    if COMPILER not in sys.modules:
-        late = _LateCompiler()
-        sys.modules[COMPILER] = late
-        sys.meta_path.insert(0, _CompilerParts(late))
 
 
 def _unfreeze() -> None:

@@ -100,14 +100,13 @@ def keep_compiled_kernels() -> None:
 
 def _import_libraries(*, on_cpu: bool) -> None:
     """Imports what a rank needs, which takes longer than all else before its first step."""
-    from rlx.importing import postpone_compiler, speed_up_imports
+    from rlx.importing import speed_up_imports
 
     with speed_up_imports():
         import torch
 
         if on_cpu or not torch.cuda.is_available():
             os.environ["DS_ACCELERATOR"] = "cpu"
-            postpone_compiler()  # on a CPU rlx compiles nothing; a plugin may
 
         from rlx.learner import join_ranks
         from rlx.record import Recorder

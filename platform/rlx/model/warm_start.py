@@ -82,10 +82,12 @@ class DemonstrationBatches:
             for index in range(step * size, (step + 1) * size)
         ]
         length = max(len(episode.token_ids) for episode in rows)
-        rest = [length - len(episode.token_ids) for episode in rows]
-        ids = [(*episode.token_ids, *[0] * n) for episode, n in zip(rows, rest, strict=True)]
-        own = [(*episode.is_own, *[False] * n) for episode, n in zip(rows, rest, strict=True)]
-        return torch.tensor(ids), torch.tensor(own)
+        ids = torch.zeros(len(rows), length, dtype=torch.int64)
+        is_own = torch.zeros(len(rows), length, dtype=torch.bool)
+        for row, episode in enumerate(rows):
+            ids[row, : len(episode.token_ids)] = torch.tensor(episode.token_ids)
+            is_own[row, : len(episode.is_own)] = torch.tensor(episode.is_own)
+        return ids, is_own
 
     def compute_rate(self, step: int) -> float:
         """Learning rate: linear warm-up, then linear decay to `final_fraction` of the peak."""
