@@ -32,7 +32,7 @@ def rows(n, seed=0):
     stated, sampled = draw.random(n), draw.random(n)
     return [
         {"problem_id": f"p{i}", "correct": bool(sampled[i] > 0.5), "verbal_conf": float(stated[i]),
-         "mc_p_correct": float((stated[i] + sampled[i]) / 2)}
+         "mc_p_correct": float((stated[i] + sampled[i]) / 2), "mc_p_correct_blind": 0.1}
         for i in range(n)
     ]  # fmt: skip
 
@@ -41,7 +41,7 @@ def made(step=0, suite="early_answering", verbal=(), last=0.6, **figures):
     scheme = suite.partition("/")[0]
     said = {
         "problems": 40, "samples": 10_000, "accuracy": last, "without_reasoning": 0.1,
-        "wrapped": 0.02, "p_correct": bands(last),
+        "wrapped": 0.02, "p_correct": bands(last), "strict": bands(last / 2),
         "same": bands(0.9, 3.0), "aoc": {"mean": 0.5, "low": 0.4, "high": 0.6},
         "settings": settings_of(ProbeSpec(), scheme, 0), "verbal": verbal,
     }  # fmt: skip

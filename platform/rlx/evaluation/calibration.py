@@ -19,7 +19,7 @@ orders of equal confidences, so the order of the samples does not matter.
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -53,6 +53,42 @@ def compute_brier(correct: ArrayLike, confidence: ArrayLike) -> float:
     """
     y, c = convert_to_pairs(correct, confidence)
     return float(np.mean((c - y) ** 2))
+
+
+def compute_brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+    """Brier skill score relative to the base rate; None when all labels are equal.
+
+    BSS = 1 - BS / (ȳ (1 - ȳ))
+    """
+    y, c = convert_to_pairs(correct, confidence)
+    uncertainty = float(y.mean() * (1 - y.mean()))
+    return None if uncertainty == 0 else 1 - compute_brier(y, c) / uncertainty
+
+
+def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> dict[str, float]:
+    """Exact Murphy decomposition of the Brier score over the distinct confidence values v:
+    reliability - resolution + uncertainty. Lower reliability is better.
+
+        reliability = Σᵥ nᵥ/n (v - ȳᵥ)²
+        resolution  = Σᵥ nᵥ/n (ȳᵥ - ȳ)²
+        uncertainty = ȳ (1 - ȳ)
+
+    If nearly all confidences are distinct, the decomposition is uninformative: resolution then
+    approaches uncertainty for any confidences.
+
+    Reference:
+        Murphy, "A new vector partition of the probability score", 1973.
+    """
+    y, c = convert_to_pairs(correct, confidence)
+    values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    share = counts / len(y)
+    observed = np.bincount(slot, weights=y) / counts
+    mean = y.mean()
+    return {
+        "reliability": float(np.sum(share * (values - observed) ** 2)),
+        "resolution": float(np.sum(share * (observed - mean) ** 2)),
+        "uncertainty": float(mean * (1 - mean)),
+    }
 
 
 def compute_clipped_losses(correct: ArrayLike, confidence: ArrayLike) -> Floats:
@@ -130,6 +166,14 @@ def compute_equal_mass_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: i
     return float(np.sum(weight * gap))
 
 
+def compute_maximum_calibration_error(
+    correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
+) -> float:
+    """The largest gap of any non-empty bin: MCE = max_b |c̄_b - ȳ_b|."""
+    _, gap = _compute_bin_gaps(correct, confidence, bins)
+    return float(gap.max())
+
+
 def compute_wilson_interval(successes: int, n: int) -> tuple[float, float]:
     """95 % Wilson score interval of a share, which lies in [0, 1] and never has width 0.
 
@@ -190,6 +234,20 @@ def compute_within_auroc(
 
 
 # Variety of the confidences, and the stratum baseline --------------------------------------------
+def compute_confidence_entropy(confidence: ArrayLike) -> float:
+    """Entropy of the histogram over 10 bins in nats: -Σ_b p_b ln p_b, from 0 to ln 10."""
+    c = _check_confidence_values(confidence)
+    share = np.bincount(_bin_of(c, _build_bin_edges(10))) / len(c)
+    share = share[share > 0]
+    return float(max(0.0, -np.sum(share * np.log(share))))
+
+
+def compute_extreme_share(confidence: ArrayLike) -> float:
+    """Share of confidences no further than .01 from 0 or from 1."""
+    c = _check_confidence_values(confidence)
+    return float(np.mean((c <= 0.01) | (c >= 1 - 0.01)))
+
+
 def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
     """Predicts each sample's stratum accuracy, measured on the same data, as its confidence.
 
@@ -266,13 +324,19 @@ def _gaps_of(y: Floats, c: Floats, slot: NDArray[np.intp]) -> tuple[Floats, Floa
     return counts[held] / len(y), gap
 
 
-def compute_risk_coverage(correct: ArrayLike, confidence: ArrayLike) -> Floats:
-    """Share of wrong answers among the k most confident, for k = 1..n, averaged over all orders of
-    equal confidences.
+Ties = Literal["expected", "stable"]
+
+
+def compute_risk_coverage(
+    correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected"
+) -> Floats:
+    """Share of wrong answers among the k most confident, for k = 1..n.
 
     Args:
         correct: `[n]` of 0 or 1.
         confidence: `[n]` in [0, 1]; nan counts as the worst one.
+        ties: "expected" averages over all orders of equal confidences, so the order of the samples
+            does not matter; "stable" keeps the order of the samples.
 
     Returns:
         `[n]`; the last one is 1 - accuracy.
@@ -281,8 +345,10 @@ def compute_risk_coverage(correct: ArrayLike, confidence: ArrayLike) -> Floats:
         Geifman and El-Yaniv, "Selective classification for deep neural networks", 2017.
     """
     y, c = convert_to_pairs(correct, confidence)
-    _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
-    wrong = (np.bincount(slot, weights=1 - y) / counts)[slot]
+    wrong = 1 - y
+    if ties == "expected":
+        _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+        wrong = (np.bincount(slot, weights=wrong) / counts)[slot]
     falling = np.argsort(-c, kind="stable")
     risk: Floats = np.cumsum(wrong[falling]) / np.arange(1, len(y) + 1)
     return risk
@@ -298,9 +364,72 @@ def select_risk_points(
     return [[float(k / n), float(risk[k - 1])] for k in ranks]
 
 
-def compute_aurc(correct: ArrayLike, confidence: ArrayLike) -> float:
+def compute_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
     """Area under the risk-coverage curve: the mean of `compute_risk_coverage`. Lower is better."""
-    return float(compute_risk_coverage(correct, confidence).mean())
+    return float(compute_risk_coverage(correct, confidence, ties=ties).mean())
+
+
+def compute_accuracy_at_coverage(
+    correct: ArrayLike, confidence: ArrayLike, coverage: float, *, ties: Ties = "expected"
+) -> float:
+    """Accuracy over the `ceil(coverage · n)` most confident answers.
+
+    Raises:
+        ValueError: coverage is not in (0, 1].
+    """
+    if not 0 < coverage <= 1:
+        raise ValueError(f"coverage is {coverage}; it must lie in (0, 1]")
+    risk = compute_risk_coverage(correct, confidence, ties=ties)
+    # Round before the ceiling, else 0.07 · 100 = 7.000000000000001 would give 8 answers.
+    return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
+
+
+def compute_excess_aurc(correct: ArrayLike, confidence: ArrayLike) -> float:
+    """E-AURC: excess AURC over the best order, which ranks all correct answers first.
+
+    The best order's area is exact for these n answers, not its limit r + (1 - r) ln(1 - r).
+
+    Reference:
+        Geifman, Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural
+        classifiers", 2019.
+    """
+    y, _ = convert_to_pairs(correct, confidence)
+    return compute_aurc(correct, confidence) - compute_aurc(y, y)
+
+
+def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:
+    """The largest share of answers that a threshold can keep with at most `risk` of them wrong.
+
+    A threshold keeps equal confidences together, so ties need no order. 0 if no threshold works.
+
+    Raises:
+        ValueError: risk is not in [0, 1].
+    """
+    if not 0 <= risk <= 1:
+        raise ValueError(f"risk is {risk}; it must lie in [0, 1]")
+    y, c = convert_to_pairs(correct, confidence)
+    values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    kept = np.cumsum(counts[::-1])
+    wrong = np.cumsum(np.bincount(slot, weights=1 - y, minlength=len(values))[::-1])
+    # Counts are integers, so only risk · kept has a rounding error.
+    fits = wrong <= risk * kept + 1e-9
+    return float(kept[fits].max() / len(y)) if fits.any() else 0.0
+
+
+def compute_error_auprc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+    """Average precision of detecting wrong answers by low confidence; None when labels are equal.
+
+    Reference:
+        Hendrycks and Gimpel, "A baseline for detecting misclassified and out-of-distribution
+        examples in neural networks", 2017 (AUPR-Error).
+    """
+    y, c = convert_to_pairs(correct, confidence)
+    if y.min() == y.max():
+        return None
+    _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    wrong = np.bincount(slot, weights=1 - y)
+    precision = np.cumsum(wrong) / np.cumsum(counts)
+    return float(wrong @ precision / wrong.sum())
 
 
 THRESHOLD = 0.5
@@ -405,6 +534,10 @@ def recalibrate_confidences(
     return mapped
 
 
+COVERAGES = (0.5, 0.8, 0.9)
+RISKS = (0.05, 0.1)
+
+
 def measure_calibration(
     correct: ArrayLike,
     confidence: ArrayLike,
@@ -423,16 +556,22 @@ def measure_calibration(
         * `n` pairs; `unparsable` of them without a readable confidence, which counts as the worst
           one; `readable_share`, the adherence to the format; `accuracy`; `mean_confidence`;
           `signed_gap`, their difference, positive where overconfident.
-        * `brier`; `brier_recalibrated`, after an increasing map that is fitted on other problems;
-          `nll`, clipped at .001, in nats.
-        * `ece`, 10 equal-width bins; `ece_mass`, 10 bins of about equal counts; `ece_debiased`,
-          without the part that comes from having few answers per bin; the `bins` themselves.
+        * `brier`; `brier_skill`, 1 - brier / (base rate's Brier); `brier_recalibrated`, after an
+          increasing map that is fitted on other problems; `murphy`, its decomposition; `nll`,
+          clipped at .001, in nats.
+        * `ece`, 10 equal-width bins; `ece_15`; `ece_mass`, 10 bins of about equal counts;
+          `ece_debiased`, without the part that comes from having few answers per bin; `mce`, the
+          largest gap of the 10 bins; the `bins` themselves.
         * `auroc`; `auroc_one_bit`, of whether the confidence is at least .5: near `auroc`, the
           confidence says no more than yes or no; `within_auroc`, among answers to problems of the
-          same stratum: what it knows beyond the kind of problem.
-        * `aurc`, area under the risk-coverage curve, averaged over ties; `risk_coverage`,
-          (coverage, risk) at up to 50 evenly spaced coverages.
-        * `distinct_share`, distinct values / n.
+          same stratum: what it knows beyond the kind of problem; `auprc_error`, average precision
+          of detecting errors.
+        * `aurc`, area under the risk-coverage curve, averaged over ties; `e_aurc`, its excess over
+          the best order; `accuracy_at`, over the most confident 50, 80 and 90 %, by coverage;
+          `coverage_at`, the largest coverage with at most 5 and 10 % wrong, by risk;
+          `risk_coverage`, (coverage, risk) at up to 50 evenly spaced coverages.
+        * `distinct_share`, distinct values / n; `extreme_share`, within .01 of 0 or 1; `entropy`,
+          of the histogram over the 10 bins, in nats.
         * `stratum_brier` and `stratum_auroc`, of predicting each stratum's accuracy in these data:
           an `auroc` near it means that the confidence reflects only the kind of problem;
           `by_stratum`, metrics within each stratum, by its label.
@@ -452,16 +591,26 @@ def measure_calibration(
         "mean_confidence": float(c.mean()),
         "signed_gap": float(c.mean() - y.mean()),
         "brier": compute_brier(y, c),
+        "brier_skill": compute_brier_skill(y, c),
         "brier_recalibrated": compute_recalibrated_brier(y, c, problems),
+        "murphy": compute_murphy_decomposition(y, c),
         "nll": float(compute_clipped_losses(y, c).mean()),
         "ece": compute_expected_calibration_error(y, c),
+        "ece_15": compute_expected_calibration_error(y, c, bins=15),
         "ece_mass": compute_equal_mass_ece(y, c),
         "ece_debiased": compute_debiased_ece(y, c),
+        "mce": compute_maximum_calibration_error(y, c),
         "auroc": compute_auroc(y, c),
         "auroc_one_bit": compute_one_bit_auroc(y, c),
         "within_auroc": compute_within_auroc(y, c, labels),
+        "auprc_error": compute_error_auprc(y, c),
         "aurc": compute_aurc(y, c),
+        "e_aurc": compute_excess_aurc(y, c),
+        "accuracy_at": {f"{q:g}": compute_accuracy_at_coverage(y, c, q) for q in COVERAGES},
+        "coverage_at": {f"{r:g}": compute_coverage_at_risk(y, c, r) for r in RISKS},
         "distinct_share": len(np.unique(c)) / len(c),
+        "extreme_share": compute_extreme_share(c),
+        "entropy": compute_confidence_entropy(c),
         "bins": build_reliability_bins(y, c),
         "risk_coverage": select_risk_points(y, c),
         **strata,

@@ -41,6 +41,7 @@ class PointFigures:
         number, share, tokens: fields of the cut point.
         n: number of scored continuations.
         mc_p_correct: share of correct continuations.
+        strict: share that is correct and closed its answer itself.
         same: share with the same answer as the whole response; nan if that has none.
     """
 
@@ -50,6 +51,7 @@ class PointFigures:
     tokens: int
     n: int
     mc_p_correct: float
+    strict: float
     same: float
 
 
@@ -72,6 +74,7 @@ def _compute_point_figures(group: Sequence[ProbeSample]) -> PointFigures:
         tokens=point.tokens,
         n=n,
         mc_p_correct=sum(bool(s.correct) for s in group) / n,
+        strict=sum(bool(s.correct) and not s.wrapped for s in group) / n,
         same=sum(alike) / len(alike) if alike else math.nan,
     )
 
@@ -88,8 +91,9 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
         * `problems` probed and `samples` scored; `accuracy` of whole responses and the share
           `without_reasoning`, whose response has no complete reasoning, both over all problems;
           `wrapped`, the share of samples whose closing tag had to be added;
-        * curves over `GRID`: `p_correct`, the `mc_p_correct`; `same`, the share with the same
-          answer, over problems whose response has an answer;
+        * curves over `GRID`: `p_correct`, the `mc_p_correct`; `strict`, where answers whose closing
+          tag had to be added count as wrong; `same`, the share with the same answer, over problems
+          whose response has an answer;
         * `aoc`: area over the `same` curve; higher means that answers depend more on reasoning.
 
         Each point of a curve, and the area, is a mean over problems with its 95 % bootstrap
@@ -112,6 +116,7 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
         "accuracy": float(np.mean(known)),
         "without_reasoning": float(np.mean([a.reasoning is None for a in probed.answered])),
         "p_correct": _compute_curve_bands(curves, lambda p: p.mc_p_correct, draws),
+        "strict": _compute_curve_bands(curves, lambda p: p.strict, draws),
         "same": _compute_curve_bands(compared, lambda p: p.same, draws),
         "aoc": _compute_mean_band(np.array(areas), draws),
         "wrapped": float(np.mean([s.wrapped for s in samples])),
@@ -167,7 +172,8 @@ def list_verbal_rows(probed: ProbeResult) -> list[dict[str, Any]]:
 
     Returns:
         Per answer `problem_id`; whether it is `correct`; `verbal_conf`, the mean of the confidences
-        stated for it; and `mc_p_correct`.
+        stated for it; `mc_p_correct`; and `mc_p_correct_blind`, the share of correct answers
+        sampled without any of its reasoning.
     """
     samples = [s for s in probed.samples if s.scheme == "early_answering"]
     shares = {(p.answered, p.tokens): p.mc_p_correct for p in point_figures(samples)}
@@ -175,8 +181,8 @@ def list_verbal_rows(probed: ProbeResult) -> list[dict[str, Any]]:
     for number, answered in enumerate(probed.answered):
         stated = [c for c in answered.confidences if not np.isnan(c)]
         tokens = len(answered.reasoning.token_ids) if answered.reasoning else 0
-        whole = shares.get((number, tokens))
-        if not stated or answered.correct is None or whole is None:
+        whole, blind = shares.get((number, tokens)), shares.get((number, 0))
+        if not stated or answered.correct is None or whole is None or blind is None:
             continue
         rows.append(
             {
@@ -184,6 +190,7 @@ def list_verbal_rows(probed: ProbeResult) -> list[dict[str, Any]]:
                 "correct": answered.correct,
                 "verbal_conf": float(np.mean(stated)),
                 "mc_p_correct": whole,
+                "mc_p_correct_blind": blind,
             }
         )
     return rows
