@@ -7,7 +7,7 @@ import pytest
 
 from rlx.cli import main
 from rlx.cli.follow import GroupView
-from rlx.cli.groups import parse_grid, parse_seeds, read_group, record_group
+from rlx.cli.groups import parse_grid, parse_seeds, read_run_group, record_group
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry
@@ -182,7 +182,7 @@ def test_options_of_single_runs(url, capsys, subtests):
 
 
 def test_a_group_is_followed_by_a_line_per_change(url, capsys):
-    members = read_group(RLCR, (), "0..1", ("estimator.confidence.normalize=center",))
+    members = read_run_group(RLCR, (), "0..1", ("estimator.confidence.normalize=center",))
     with Registry.open(url) as registry:
         name, runs = record_group(registry, members, None)
         view = GroupView(registry, name, members, runs)
@@ -203,7 +203,7 @@ def test_a_group_is_followed_by_a_line_per_change(url, capsys):
 
 
 def test_a_member_that_is_removed_is_not_shown_any_more(url, capsys):
-    members = read_group(RLCR, (), "0..1", ())
+    members = read_run_group(RLCR, (), "0..1", ())
     with Registry.open(url) as registry:
         name, runs = record_group(registry, members, None)
         view = GroupView(registry, name, members, runs)
@@ -216,7 +216,7 @@ def test_a_member_that_is_removed_is_not_shown_any_more(url, capsys):
 
 
 def test_two_equal_groups_that_are_recorded_at_once_have_the_same_runs(url, monkeypatch):
-    members = read_group(RLCR, (), "0..2", ())
+    members = read_run_group(RLCR, (), "0..2", ())
     with Registry.open(url) as registry:
         _, first = record_group(registry, members, None)
         with monkeypatch.context() as patch:  # the second has looked before the first recorded

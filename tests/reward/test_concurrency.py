@@ -13,7 +13,7 @@ from waiting_rewards import Asks, Meets, MeetsOnThreads, Waits, list_tables
 
 from rlx.home import RunFolder
 from rlx.plugin import Sample, Score, sum_costs
-from rlx.plugin.answers import AnswerFile
+from rlx.plugin.answer_cache import AnswerFile
 from rlx.reward import RewardJob, RewardPool
 from rlx.run.loop import _describe_spent_budget
 from rlx_plugins.composed import ByDataSource

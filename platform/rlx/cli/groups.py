@@ -101,7 +101,7 @@ def _require_few(runs: int) -> None:
         )
 
 
-def read_group(
+def read_run_group(
     spec: Path, overrides: Sequence[str], seeds: str | None, grid: Sequence[str]
 ) -> list[GroupMember]:
     """Reads and checks the experiment of every member.

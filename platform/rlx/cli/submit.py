@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.groups import check_group, read_group, record_group, require_group_name
+from rlx.cli.groups import check_group, read_run_group, record_group, require_group_name
 from rlx.cli.options import overrides_option
 from rlx.cli.output import print_text, print_warnings
 from rlx.errors import EnvironmentFault, SpecError
@@ -255,7 +255,7 @@ def _submit_group(
 
     if group is not None:
         require_group_name(group)
-    members = read_group(spec, overrides, seeds, grid)
+    members = read_run_group(spec, overrides, seeds, grid)
     url = registry_url(members[0].read)
     if not all(find_finished_runs(url, [(one.read, one.plugins) for one in members])):
         members, warnings = check_group(members, elsewhere=returns, rehearse=rehearse)

@@ -17,7 +17,7 @@ the first line of its docstring. A distribution registers it under an entry-poin
 The built-in plugins are registered the same way.
 """
 
-from rlx.plugin.answers import keep_answers_in, recall, sum_costs
+from rlx.plugin.answer_cache import keep_answers_in, recall, sum_costs
 from rlx.plugin.base import (
     API,
     LARGEST,
