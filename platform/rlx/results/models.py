@@ -1,6 +1,7 @@
 """Finds and loads the model that is evaluated, probed, served, or tried before a submission."""
 
 import json
+import os
 import re
 import tempfile
 import time
@@ -21,7 +22,6 @@ from rlx.errors import EnvironmentFault, SpecError
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
-from rlx.learner import time_update
 from rlx.model import Policy, build_policy, check_model_files
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, validate_document
@@ -406,6 +406,10 @@ def _time_updates(
     rows = build_scored_rows(setup, tried.trees, tried.table, without=without)
     if rows is None or not rows.mask.any():
         return None
+    if model.device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed says on stdout that it chose it
+    from rlx.learner import time_update  # imported here: it takes seconds
+
     one = time_update(
         model.policy, rows.batch, rows.mask, spec.runner, spec.optimizer, model.device
     )
