@@ -5,6 +5,8 @@ No server here: tests/system has one, and `rlx serve`.
 
 import asyncio
 import re
+import sys
+from types import ModuleType
 
 import pytest
 from pydantic import ValidationError
@@ -204,13 +206,13 @@ def test_options_that_cannot_work_are_refused(monkeypatch):
         JudgeRanking(model="m", prompt="{first}{fence}")
     with pytest.raises(ValueError, match="the problem has no field 'question'"):
         Judge(model="m").check_problem({"prompt": "?"})
-    monkeypatch.setitem(__import__("sys").modules, "openai", None)
+    monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(ImportError, match=r'pip install "rlx\[judge\]"'):
         Judge(model="m").check()
 
 
 def test_a_missing_token_is_said(monkeypatch):
-    pytest.importorskip("openai")
+    monkeypatch.setitem(sys.modules, "openai", ModuleType("openai"))
     monkeypatch.delenv("JUDGE_TOKEN", raising=False)
     with pytest.raises(OSError, match="the environment variable JUDGE_TOKEN"):
         Judge(model="m", key="JUDGE_TOKEN").check()

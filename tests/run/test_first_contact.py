@@ -1,10 +1,12 @@
 """What a pretrained model answers before it is trained decides whether the run begins."""
 
 import pytest
+import torch
 import yaml
 from checkpoints import make_checkpoint
 from run_homes import QUIET
 
+from rlx.results import models
 from rlx.results.models import StepSeconds
 from rlx.run.first_contact import MOST_PROMPTS, PROMPTS
 
@@ -85,7 +87,9 @@ def test_the_shares_at_first_contact_are_kept_with_the_run(submit, finished):
     assert len(contact["samples"]) == 3
 
 
-def test_a_plan_tries_the_model_and_times_a_step_of_each_phase(own_home, finished, tmp_path):
+def test_a_plan_tries_the_model_and_times_a_step_of_each_phase(
+    own_home, finished, tmp_path, monkeypatch
+):
     more = {"rollout.prompts_per_step": 8, "loss.old_logprobs": "learner"}
     phases = [{"name": "one", "steps": 3}, {"name": "two", "steps": 2, "set": more}]
     model = {"kind": "pretrained", "path": str(finished.root / "model")}
@@ -102,6 +106,14 @@ def test_a_plan_tries_the_model_and_times_a_step_of_each_phase(own_home, finishe
     lines = own_home.rlx("plan", path, "--try", 2).stdout
     assert "a step of two takes about" in lines
 
+    def fill_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(models, "_time_updates", fill_memory)
+    lines = own_home.rlx("plan", path, "--try", 2).stdout
+    assert "first contact: 2 problems" in lines
+    assert "its update does not fit beside the sampler on one GPU" in lines
+
 
 def test_a_step_is_described_with_what_all_of_them_take():
     seconds = StepSeconds("joint", 40, 12.34, 0.25, 7.41)
@@ -109,7 +121,7 @@ def test_a_step_is_described_with_what_all_of_them_take():
         "a step of joint takes about 20 s here (sampling 12.3 s, scoring 0.25 s, update 7.41 s); "
         "40 of them 13:20"
     )
-    assert StepSeconds("joint", 2, 1.0, 0.0, None).describe() == (
+    assert StepSeconds("joint", 2, 1.0, 0.0, None, "no token learns").describe() == (
         "a step of joint takes about 1 s here (sampling 1 s, scoring 0 s, no token learns); "
         "2 of them 00:02"
     )

@@ -20,8 +20,6 @@ from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
 from rlx_plugins.judge import Judge, JudgeRanking
 
-pytest.importorskip("openai")
-
 ROOT = Path(__file__).parents[2]
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 TOKEN = "a-token-that-nobody-stores"

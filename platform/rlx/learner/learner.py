@@ -464,6 +464,10 @@ def time_update(
         runner: micro-batch size, and whether activations are kept.
         optimizer: settings of AdamW.
         device: where to compute.
+
+    Raises:
+        SpecError: the model cannot compute plain rows.
+        torch.OutOfMemoryError: the device has no room for gradients and optimizer state.
     """
     ranks = Ranks(rank=0, count=1, device=device)
     module = PackedPolicy(policy.model.to(device).eval())

@@ -289,7 +289,8 @@ class StepSeconds:
         sampling: of the step's rollouts.
         scoring: by their rewards.
         update: the passes of the models over all tokens in the loss mask, and the steps of AdamW;
-            None if no rollout has such a token.
+            None if they were not timed.
+        untimed: why not; "" if they were.
     """
 
     phase: str
@@ -297,15 +298,16 @@ class StepSeconds:
     sampling: float
     scoring: float
     update: float | None
+    untimed: str = ""
 
     @property
     def step(self) -> float:
-        """All of a step."""
+        """All of a step that was timed."""
         return self.sampling + self.scoring + (self.update or 0.0)
 
     def describe(self) -> str:
         """One line."""
-        update = "no token learns" if self.update is None else f"update {self.update:.3g} s"
+        update = self.untimed if self.update is None else f"update {self.update:.3g} s"
         return (
             f"a step of {self.phase} takes about {self.step:.3g} s here (sampling "
             f"{self.sampling:.3g} s, scoring {self.scoring:.3g} s, {update}); {self.steps} of them "
@@ -392,15 +394,20 @@ def _time_step(
     """Multiplies up to the problems of a step; ranks share them."""
     spec = setup.spec
     scale = spec.rollout.prompts_per_step / tried.problems / spec.runner.ranks
-    update = _time_updates(model, setup, tried, scale)
-    steps = spec.phases[0].steps
-    return StepSeconds(phase, steps, scale * tried.sampling, scale * tried.scoring, update)
+    try:
+        update = _time_updates(model, setup, tried, scale)
+        untimed = "" if update is not None else "no token learns"
+    except torch.OutOfMemoryError:
+        update, untimed = None, "its update does not fit beside the sampler on one GPU"
+    sampling, scoring = scale * tried.sampling, scale * tried.scoring
+    return StepSeconds(phase, spec.phases[0].steps, sampling, scoring, update, untimed)
 
 
 def _time_updates(
     model: LoadedModel, setup: PhaseSetup, tried: _TriedPhase, scale: float
 ) -> float | None:
-    """Seconds of all passes of a step over its tokens, and of its optimizer steps."""
+    """Seconds of all passes of a step over its tokens, and of its optimizer steps; None if no token
+    learns."""
     spec, needs = setup.spec, setup.needs
     without = find_lost_rows(tried.trees, tried.table)
     rows = build_scored_rows(setup, tried.trees, tried.table, without=without)

@@ -330,7 +330,7 @@ def _require_experiment_file(path: Path) -> None:
     Raises:
         SpecError: there is no such file, but such an example.
     """
-    if path.stem in find_examples() and not path.exists():
+    if not path.exists() and path.stem in find_examples():
         raise SpecError(
             f"cannot read {escape_unprintable(str(path))}: there is no such file, but an example: "
             f"rlx new --from {path.stem}"
