@@ -37,7 +37,7 @@ from rlx.launch import (
 from rlx.launch import run_queue as work_off
 from rlx.plan import check_file, run_preflight_checks
 from rlx.plugin_files import keep_plugin_source
-from rlx.progress_callbacks import Report, log_report
+from rlx.progress import Report, log_report
 from rlx.record import update_trackers
 from rlx.results import (
     Comparison,

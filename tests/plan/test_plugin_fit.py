@@ -175,7 +175,10 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
             "has none of the spans think, answer, which rollout.answer.spans names",
         ),
         (
-            ["rollout: {schedule: single, examples: [{user: 3 + 4, assistant: <anwser>7</anwser>}]}"],
+            [
+                "rollout: {schedule: single, "
+                "examples: [{user: 3 + 4, assistant: <anwser>7</anwser>}]}",
+            ],
             "rollout.examples.0.assistant",
             "has none of the spans think, answer, which rollout.answer.spans names",
         ),

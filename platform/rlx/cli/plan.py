@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.options import overrides_option
 from rlx.cli.output import print_json, print_report, print_text
+from rlx.cli.verb_group import overrides_option
 from rlx.errors import SpecError
 from rlx.plan import check_file, require_showable_texts
 from rlx.spec.reading import LoadedSpec, count_errors, format_diagnostic

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.options import Command, complete_run, json_option, registry_option
 from rlx.cli.output import print_json, print_text
+from rlx.cli.verb_group import Command, complete_run, json_option, registry_option
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import RunFolder, format_path
 from rlx.launch import (

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_json, print_report, print_text
-from rlx.cli.verb_group import format_error_text
+from rlx.cli.verb_group import format_error_text, overrides_option
 from rlx.discovery import ExperimentPlugins, load_all_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.plan import check_file, require_showable_texts

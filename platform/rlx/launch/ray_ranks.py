@@ -40,7 +40,7 @@ from rlx.launch.processes import (
 )
 from rlx.launch.ray_launcher import require_cluster
 from rlx.launch.run_access import load_resolved_spec
-from rlx.progress_callbacks import print_to_log
+from rlx.progress import print_to_log
 from rlx.run import ProgressFile
 from rlx.spec import ExperimentSpec, RayLauncherSpec
 

@@ -32,7 +32,7 @@ from rlx.launch.run_access import (
     put_spec,
 )
 from rlx.launch.submission import fail_unless_started, registry_url, start_supervisor, submit_run
-from rlx.progress_callbacks import Report, log_report
+from rlx.progress import Report, log_report
 from rlx.run import Progress, read_progress
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import LoadedSpec

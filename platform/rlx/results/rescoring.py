@@ -23,7 +23,7 @@ from rlx.home import RunFolder
 from rlx.launch import get_registry_url, open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, read_spec, validate_document
-from rlx.progress_callbacks import ShowProgress, ignore_progress
+from rlx.progress import ShowProgress, ignore_progress
 from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.results.requests import RescoreRequest, check_sections
 from rlx.results.stored_steps import select_rollout_steps

@@ -1,7 +1,6 @@
 from .collect import build_prompt_fit
 from .context import ControllerState, RunStopped, StopRequest
-from .first_contact import draw_contact_problems
-from .loop import run_experiment
+from .loop import draw_contact_problems, run_experiment
 from .metrics import record_allocations, write_memory_snapshot
 from .pictures import draw_over_steps, draw_probes, draw_run_pictures
 from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results
