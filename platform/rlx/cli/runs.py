@@ -271,7 +271,7 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
             return None
         events = registry.results.events(found.id)
     from rlx.launch import BROKEN_OFF, is_abandoned, is_half_made
-    from rlx.run import read_progress
+    from rlx.progress import read_progress
 
     stage = None
     if found.directory is not None:

@@ -32,8 +32,7 @@ from rlx.launch.run_access import (
     put_spec,
 )
 from rlx.launch.submission import fail_unless_started, registry_url, start_supervisor, submit_run
-from rlx.progress import Report, log_report
-from rlx.run import Progress, read_progress
+from rlx.progress import Progress, Report, log_report, read_progress
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import LoadedSpec
 from rlx.stopwatch import CLOCK, Clock
