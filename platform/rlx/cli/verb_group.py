@@ -112,6 +112,7 @@ OTHER_WORDS = {
     "follow": "logs -f",
     "kill": "stop",
     "list": "runs",
+    "push": "export --push",
     "run": "submit",
     "train": "submit",
 }
