@@ -128,6 +128,13 @@ def test_validate_says_which_data_are_missing(files, capsys):
     assert "questions.jsonl" in said and "mine.yaml:4:" in said
 
 
+def test_validate_says_which_libraries_of_trackers_are_missing(files, capsys, monkeypatch):
+    monkeypatch.setattr("rlx.spec.training.find_spec", lambda name: None)
+    assert main(["validate", "mine.yaml", "--set=tracking.trackers=[{kind: wandb}]"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "wandb is not installed: pip install 'rlx[wandb]'" in said and "`rlx submit`" in said
+
+
 def test_a_run_does_not_go_on_with_other_data(files, capsys):
     submit(capsys)
     with Registry.open(f"sqlite:///{files}/home/registry.db") as registry:

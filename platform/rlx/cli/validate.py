@@ -13,7 +13,7 @@ from rlx.cli.verb_group import format_error_text, overrides_option
 from rlx.discovery import ExperimentPlugins, load_all_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.importing import forbid_downloads
-from rlx.plan import check_file, find_missing_data, require_showable_texts
+from rlx.plan import check_file, find_missing_parts, require_showable_texts
 from rlx.plugin import Plugin
 from rlx.spec import PROFILES, ExperimentSpec
 from rlx.spec.reading import (
@@ -84,7 +84,7 @@ def _check_spec_file(path: Path, overrides: tuple[str, ...]) -> Outcome:
     try:
         read, plugins = check_file(path, overrides)
         require_showable_texts(read, plugins)
-        missing = find_missing_data(read, plugins)
+        missing = find_missing_parts(read, plugins)
         return read, replace(plugins, warnings=(*plugins.warnings, *missing))
     except RlxError as error:
         return error

@@ -71,8 +71,9 @@ def require_showable_texts(read: LoadedSpec, plugins: ExperimentPlugins) -> None
         raise build_refusal(faults, read.document.file)
 
 
-def find_missing_data(read: LoadedSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
-    """Yields a warning for each task, of a phase too, whose data are not on this machine."""
+def find_missing_parts(read: LoadedSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
+    """Yields a warning for each task, of a phase too, whose data are not on this machine, and for
+    each tracker whose library is not."""
     spec = read.spec
     seen = [plugins.task]
 
@@ -84,8 +85,18 @@ def find_missing_data(read: LoadedSpec, plugins: ExperimentPlugins) -> Iterator[
             yield from _check_data(changed, task)
 
     own = list(_check_data(spec, plugins.task))
-    for found in (*own, *find_in_phases(spec, own, check_phase)):
+    libraries = _check_tracker_libraries(spec)
+    for found in (*own, *find_in_phases(spec, own, check_phase), *libraries):
         yield locate_diagnostic(found, read.document)
+
+
+def _check_tracker_libraries(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    for number, tracker in enumerate(spec.tracking.trackers):
+        try:
+            tracker.check()
+        except ImportError as error:
+            path = ("tracking", "trackers", number)
+            yield build_warning(path, summarize_error(error), "`rlx submit` needs it")
 
 
 def _check_data(spec: ExperimentSpec, task: Task) -> Iterator[Diagnostic]:
