@@ -99,7 +99,9 @@ def _check_tracker_libraries(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             yield build_warning(path, summarize_error(error), "`rlx submit` needs it")
 
 
-def _check_data(spec: ExperimentSpec, task: Task) -> Iterator[Diagnostic]:
+def _check_data(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+    if not isinstance(task, Task):
+        return
     missing: Exception | None = None
     with suppress(Exception), show_plugin_output(spec.task.plugin):  # of others: reported elsewhere
         try:
