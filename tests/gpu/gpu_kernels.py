@@ -25,7 +25,7 @@ from random_model import SHAPES, build_qwen
 from shapes import Shape, train_batch
 
 from rlx.learner import PackedPolicy, forward
-from rlx.learner.pack import collate_trees, pack_trees
+from rlx.learner.pack import pack_rows
 from rlx.sampler.gpu_steps import can_use_flash
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.rows import SharingDecoder
@@ -65,16 +65,10 @@ def compare(found: torch.Tensor, expected: torch.Tensor) -> float:
 def compute_update(module: PackedPolicy, train: Any, limit: int) -> dict[str, torch.Tensor]:
     """Log-probabilities in the batch's order, and the gradient of the embeddings."""
     batch = train.batch
-    trees = pack_trees(
-        batch.token_ids,
-        batch.is_token,
-        batch.tree_ids,
-        train.mask,
-        limit,
-        merge=module.form.merges,
-    )
     device = next(module.parameters()).device
-    packed = collate_trees(trees, batch.token_ids).to(device)
+    packed = pack_rows(
+        batch.token_ids, batch.is_token, train.mask, merge=module.form.merges
+    ).to(device)
     logprobs, _ = module(packed, packed.gather_targets(batch.temperatures))
     order = (packed.rows * batch.token_ids.shape[1] + packed.columns).argsort()
     weights = torch.linspace(-1, 1, len(order), device=device)
