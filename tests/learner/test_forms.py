@@ -1,5 +1,7 @@
 """Every form of computing packed trees, on every kind of model it is chosen for, on CPU."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
@@ -17,7 +19,7 @@ from rlx.learner.forms import (
     PlainForm,
 )
 from rlx.learner.forward import FORMS, PackedPolicy, choose_form
-from rlx.learner.pack import pack_rows
+from rlx.learner.pack import RankMicroBatches, pack_rows
 from rlx.model.lora import adapt_model
 from rlx.spec import Lora
 
@@ -205,6 +207,102 @@ def test_every_kind_of_model_learns_as_from_plain_rows(kind, chosen):
     expected, gradient = measured(module, forest)
     assert (found - expected)[:, want].abs().max() <= 1e-5
     assert apart(own, gradient) <= 5e-6
+
+
+# One prefix for all ------------------------------------------------------------------------------
+
+
+def draw_tokens(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 50, (count,), generator=generator).tolist()
+
+
+SYSTEM = draw_tokens(70, 0)
+PROMPTS = {
+    "one prefix for all": [SYSTEM + draw_tokens(9, n) for n in (1, 2, 3)],
+    "prefixes of several lengths": [
+        SYSTEM + draw_tokens(9, 1),
+        SYSTEM + draw_tokens(9, 1)[:4] + [3, 4],
+        SYSTEM[:20] + draw_tokens(30, 2),
+    ],
+    "nothing in common": [[n, *draw_tokens(30, n)] for n in (3, 4, 5)],
+    "a prompt that is the prefix": [SYSTEM, SYSTEM + draw_tokens(9, 1)],
+}
+
+
+def grow_rows(prompts, *, two_turns=False):
+    """Two answers to every prompt, their first tokens equal, with two confidences each."""
+    rows, learned = [], []
+    for n, prompt in enumerate(prompts):
+        for k in range(2):
+            answer = [*prompt, 7, 8, *draw_tokens(5 + 9 * k, 10 * n + k)]
+            rows.append(answer)
+            learned.append(len(prompt))
+            if two_turns:
+                asked = [*answer, 9, 9]
+                rows += [asked + draw_tokens(2 + c, 100 + 10 * n + k + c) for c in range(2)]
+                learned += [len(asked)] * 2
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    is_token = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
+    return ids, is_token, is_token & (torch.arange(width) >= torch.tensor(learned)[:, None])
+
+
+FORESTS = {
+    **{name: grow_rows(prompts) for name, prompts in PROMPTS.items()},
+    "two turns": grow_rows(PROMPTS["one prefix for all"], two_turns=True),
+    "an agent with several roots": grow_rows(
+        [*PROMPTS["one prefix for all"], *PROMPTS["nothing in common"]]
+    ),
+}
+CUTS = ((1, 10_000), (2, 10_000), (2, 130), (1, 1))
+"""Ranks and tokens of a micro-batch."""
+
+
+def compute_exactly(module, forest, ranks, limit):
+    """Outputs by row and column, and the gradient, summed over all micro-batches of all ranks."""
+    ids, is_token, want = forest
+    rows = SimpleNamespace(token_ids=ids, is_token=is_token)
+    module.zero_grad()
+    found = torch.zeros(*ids.shape, 50, dtype=torch.float64)
+    for rank in range(ranks):
+        here = Ranks(rank, ranks, torch.device("cpu"))
+        for packed in RankMicroBatches(rows, want, limit, here, merge=module.form.merges):
+            outputs = module.outputs(packed)
+            weights = torch.sin(31.0 * packed.rows + 17.0 * packed.columns)[:, None].double()
+            (outputs * weights * torch.linspace(-1, 1, 50).double()).sum().backward()
+            found[packed.rows, packed.columns] = outputs.detach()
+    return found, {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+
+
+def test_in_float64_outputs_and_gradients_are_those_of_plain_rows_however_rows_are_cut():
+    module = PackedPolicy(model_of("GPTNeoX").double())
+    wrong = {}
+    for name, forest in FORESTS.items():
+        module.use(PlainForm())
+        expected, gradient = compute_exactly(module, forest, 1, 10_000)
+        for form in (GroupedForm(), CachedForm()):
+            module.use(form)
+            for cut in CUTS:
+                found, own = compute_exactly(module, forest, *cut)
+                worst = float((found - expected).abs().max()), apart(own, gradient)
+                if not max(worst) <= 1e-12:
+                    wrong[name, form.name, cut] = worst
+    assert not wrong
+
+
+def test_a_cache_with_gradient_reads_every_shared_prefix_once(qwen):
+    """Tokens of the rectangles that are read: what all share, the rest of each prompt, and the
+    answers, padded; those of one prompt stay together where the longest is as long."""
+    read = []
+
+    def note(at, **arguments):
+        read.append(tuple(arguments["input_ids"].shape))
+        return torch.zeros(len(at), 1)
+
+    for name in ("one prefix for all", "nothing in common", "two turns"):
+        CachedForm()(note, pack_rows(*FORESTS[name]))
+    assert read == [(1, 70), (3, 11), (6, 14), (3, 33), (6, 14), (1, 1), (1, 70), (3, 11), (6, 23)]
 
 
 @pytest.fixture
