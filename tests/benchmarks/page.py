@@ -49,11 +49,11 @@ gradient.
 plain rows add in micro-batches of 8, each in a process of its own. Nothing is claimed against
 micro-batches of 4 or fewer: a tree must be resident as a whole, so they can need less.
 
-`common_prefix_*` is forward and backward of a real model, SmolLM2-135M-Instruct in float32 (fetch it
-with `python experiments/smollm2/fetch.py`), on 8 prompts of `experiments/smollm2_grpo.yaml` with 8
-answers of 8 tokens each, in one micro-batch. `_problems` is beside the same learner with each
-problem packed for itself, `_cache` beside transformers' own cache with gradient, which reads each
-prompt once and forks it. Losses and gradients are compared first.
+`common_prefix_*` is forward and backward of a real model, SmolLM2-135M-Instruct in float32, fetched
+by `experiments/smollm2/fetch.py`, on 8 prompts of `experiments/smollm2_grpo.yaml` with 8 answers of
+8 tokens each, in one micro-batch. `_problems` is beside the same learner with each problem packed
+for itself, `_cache` beside transformers' own cache with gradient, which reads each prompt once and
+forks it. Losses and gradients are compared first.
 
 `two_turn_generation` samples both turns of the short shape, with log-probabilities, beside
 transformers' `generate` (without them), which reads every branch anew; `_strongest` is beside
