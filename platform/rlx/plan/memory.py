@@ -7,12 +7,11 @@ Nothing here imports torch: every submission checks the room for checkpoints.
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from statistics import mean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rlx.rollout import NO_PARENT, EnvironmentPlan
+from rlx.rollout import NO_PARENT, EnvironmentPlan, count_shared
 from rlx.spec import (
     ExperimentSpec,
     Lora,
@@ -268,7 +267,8 @@ def token_budget(setup: "PhaseSetup", trees: "Sequence[RolloutTree]") -> TokenBu
     Observations have the length that they have in the synthetic rollouts.
     """
     talk = setup.plan.talk
-    common = _count_common_tokens(trees)
+    prompts = [tree.segments[0].token_ids for tree in trees]
+    common = count_shared(prompts) if len(prompts) > 1 else 0  # of one it is not known
     if talk is None:
         levels = tuple(_count_level_tokens(setup, trees))
         sums = [_sum_tree_tokens(levels, common, at_limit) for at_limit in (False, True)]
@@ -290,16 +290,6 @@ def token_budget(setup: "PhaseSetup", trees: "Sequence[RolloutTree]") -> TokenBu
         shared=(expected[1], bound[1]),
         common=common,
     )
-
-
-def _count_common_tokens(trees: "Sequence[RolloutTree]") -> int:
-    """Tokens with which the prompts of all trees begin; 0 for one tree, which tells nothing."""
-    prompts = [tree.segments[0].token_ids for tree in trees]
-    if len(prompts) < 2:
-        return 0
-    first, last = min(prompts), max(prompts)  # what these share, all between them share
-    equal = (a == b for a, b in zip(first, last, strict=False))
-    return sum(takewhile(bool, equal))
 
 
 def _count_level_tokens(
