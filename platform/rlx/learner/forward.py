@@ -388,7 +388,7 @@ def _compute_trial_logprobs(module: PackedPolicy) -> tuple[Tensor, Tensor]:
     """Returns log-probabilities and entropies of a few trees, and gradients through them."""
     learned = [p for p in module.model.parameters() if p.requires_grad][:4]
     some = next(module.model.parameters())
-    packed = _pack_trial_trees(module).to(some.device)
+    packed = _pack_trial_rows(module).to(some.device)
     temperatures = torch.linspace(0.5, 1.5, len(packed.targets), device=some.device)
     with torch.enable_grad():
         results = torch.cat(module(packed, temperatures, learns_entropy=True))
@@ -451,7 +451,7 @@ def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
     """
     learned = [p for p in module.model.parameters() if p.requires_grad][:4]
     some = next(module.model.parameters())
-    packed = _pack_trial_trees(module)
+    packed = _pack_trial_rows(module)
     with torch.enable_grad():
         outputs = module.outputs(packed.to(some.device))
     width = int(packed.columns.max()) + 1
@@ -464,8 +464,8 @@ def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
     return outputs.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def _pack_trial_trees(module: PackedModule) -> PackedBatch:
-    """Packs a few random trees as the module's form wants them."""
+def _pack_trial_rows(module: PackedModule) -> PackedBatch:
+    """Packs rows of a few random trees as the module's form wants them."""
     return pack_rows(*_build_trial_rows(module), merge=module.form.merges)
 
 

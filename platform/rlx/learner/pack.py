@@ -17,6 +17,7 @@ all ranks.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -169,10 +170,15 @@ def _read_paths(
         _Path(ids[b, : lengths[b]].tobytes(), b, -1, want[b].nonzero()[:, 0].numpy())
         for b in want.any(dim=1).nonzero()[:, 0].tolist()
     ]
+
+    @cache
+    def read_beginning(b: int, start: int) -> bytes:
+        return ids[b, :start].tobytes()
+
     if branches is not None:
         left = zip(branches.rows.tolist(), branches.starts.tolist(), branches.tokens, strict=True)
         for number, (b, start, branch) in enumerate(left):
-            key = ids[b, :start].tobytes() + np.array(branch[:-1], _TOKEN).tobytes()
+            key = read_beginning(b, start) + np.array(branch[:-1], _TOKEN).tobytes()
             columns = np.arange(start, start + len(branch))
             paths.append(_Path(key, b, number, columns, branch))
     return sorted(paths, key=lambda path: (path.key, path.row, path.number))
