@@ -255,7 +255,7 @@ FORESTS = {
         [*PROMPTS["one prefix for all"], *PROMPTS["nothing in common"]]
     ),
 }
-CUTS = ((1, 10_000), (2, 10_000), (2, 130), (1, 1))
+CUTS = ((1, 10_000), (2, 130))
 """Ranks and tokens of a micro-batch."""
 
 
