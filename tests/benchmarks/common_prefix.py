@@ -117,7 +117,7 @@ def _update_packed(module: PackedPolicy, batches: list[Tensor], weights: list[Te
             logprobs = module(packed, torch.ones(len(packed.targets)))[0]
             loss = -(logprobs * own[packed.rows, packed.columns - ids.shape[1] + ANSWER]).sum()
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
     return total
 
 
@@ -136,7 +136,7 @@ def _update_cached(module: PackedPolicy, batches: list[Tensor], weights: list[Te
         logprobs = logits.log_softmax(-1).gather(2, answer[:, :, None])[:, :, 0]
         loss = -(logprobs * own).sum()
         loss.backward()
-        total += float(loss)
+        total += float(loss.detach())
     module.use(module.form)
     return total
 
