@@ -24,7 +24,11 @@ task:
   number_range: [1, 20]
   target_range: [1, 99]
   operators: "+-*"
-rollout: {schedule: single, prompts_per_step: 3, num_generations_answer: 1, answer: {max_new_tokens: 44, spans: [think, answer]}}
+rollout:
+  schedule: single
+  prompts_per_step: 3
+  num_generations_answer: 1
+  answer: {max_new_tokens: 44, spans: [think, answer]}
 loss: {kl: {coefficient: 1}}
 optimizer: {learning_rate: 1e-3}
 runner: {checkpoint: {every: 2}}
@@ -83,7 +87,7 @@ def test_each_step_learns_although_nothing_is_rewarded(taught):
     found = curves(home, run)
     assert set(found["train/kl_loss"]) == set(found["kl/reference"]) == {1, 2, 3, 4}
     assert all(value > 0 for value in found["train/grad_norm"].values())
-    assert set(found["score/total"].values()) == {0.0}
+    assert set(found["score/total_score"].values()) == {0.0}
     assert not [name for name in found if name.startswith("rewards/")]
     with home.registry() as registry:
         assert registry.results.evaluations(run.id) == [], "nothing says what is right"

@@ -175,12 +175,14 @@ def find_vocabulary_difference(ours: Mapping[str, int], reference: ModelFiles) -
     folder = find_local_files(reference)
     if folder is None:
         return None
-    theirs = read_vocabulary(folder)
-    for token, number in sorted(ours.items(), key=lambda item: item[1]):
-        if theirs.get(token) != number:
-            other = next((name for name, known in theirs.items() if known == number), None)
-            there = "unknown to" if other is None else f"{other!r} of"
-            return f"token {number} is {token!r} of the policy, and {there} {reference.path!r}"
+    mine = {number: token for token, number in ours.items()}
+    theirs = {number: token for token, number in read_vocabulary(folder).items()}
+    for number in sorted(mine.keys() | theirs.keys()):
+        if mine.get(number) != theirs.get(number):
+            own, other = (
+                repr(side[number]) if number in side else "none" for side in (mine, theirs)
+            )
+            return f"token {number} is {own} of the policy and {other} of {reference.path!r}"
     return None
 
 
