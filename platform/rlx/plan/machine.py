@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
@@ -229,7 +229,7 @@ def _check_reference(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterat
 
     path, difference, room = ("model", "reference", "path"), None, 0
     try:
-        ours = None
+        ours: Mapping[str, int] | None = None
         if not isinstance(spec.model, PretrainedModelSpec):
             ours = choose_vocabulary(spec, plugins).tokenizer.get_vocab()
         elif (own := find_local_files(spec.model)) is not None:
