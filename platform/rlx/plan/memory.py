@@ -350,7 +350,7 @@ def _sum_tree_tokens(
 ) -> tuple[float, ...]:
     """Returns the tokens that are sampled, in rows, and with shared prefixes counted once."""
     sampled = rows = context = 0.0
-    shared = -common * (levels[0].openings - 1)
+    shared: float = -common * (levels[0].openings - 1)
     for level in levels:
         length = level.at_most if at_limit else level.made_up
         context += level.opening + length
