@@ -18,7 +18,7 @@ from rlx.plugin import (
     get_confidence_values,
 )
 from rlx.reward import NamedReward, PooledHost, RewardPool
-from rlx.rollout import RolloutPlan, build_rollout_plan
+from rlx.rollout import EnvironmentHost, RolloutPlan, ToolHost, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 from rlx.train_batch import CreditRules, Estimate
 
@@ -153,13 +153,14 @@ def _list_kl_streams(spec: ExperimentSpec) -> frozenset[str]:
     return frozenset({"reference_logprobs"} if uses_kl else ())
 
 
-def build_environment_host(setup: PhaseSetup, pool: RewardPool) -> PooledHost | None:
+def build_environment_host(setup: PhaseSetup, pool: RewardPool) -> EnvironmentHost | None:
     """The host that runs the environment in the worker pool; None without an environment."""
     rollout, environment = setup.spec.rollout, setup.environment
     if environment is None or not isinstance(rollout, EnvironmentRolloutSpec):
         return None
     use = rollout.environment
-    return PooledHost(environment, pool, use.deadline, use.plugin)
+    host = PooledHost(environment, pool, use.deadline, use.plugin)
+    return ToolHost(host) if rollout.tools else host
 
 
 def _require_reward_plugin(name: str, plugin: Plugin) -> RewardPlugin:

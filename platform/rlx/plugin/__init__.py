@@ -39,6 +39,7 @@ from rlx.plugin.environment import (
     Reply,
     StatefulEnvironment,
     Step,
+    ToolCall,
 )
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
 from rlx.plugin.schedule import (
@@ -108,6 +109,7 @@ __all__ = [
     "Step",
     "StrictModel",
     "Task",
+    "ToolCall",
     "TrackedPoint",
     "TrackedRun",
     "Tracker",

@@ -137,6 +137,38 @@ class EnvironmentUse(PluginUse):
     step."""
 
 
+class McpServer(StrictModel):
+    """A server of the Model Context Protocol, by how it is started or by where it is."""
+
+    command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(None, min_length=1)
+    """The program and its arguments, spoken to over stdin and stdout. Arguments that name files are
+    relative to the folder in which the run was submitted."""
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """Instead of a command, the address of a server that runs."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("name the server by `command` or by `url`, and not by both")
+        return self
+
+
+class McpTools(StrictModel):
+    """All tools of a server."""
+
+    mcp: McpServer
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")]
+"""A Python function: `module:name`, or `FILE.py:name` beside the experiment."""
+
+ToolUse = FunctionName | McpTools
+"""What provides tools: a function, which is one, or a server."""
+
+TOOLS = "tools"
+"""Name of the environment that answers calls of `rollout.tools`."""
+
+
 class ForcedAnswer(StrictModel):
     """One extra turn for rollouts that are not done after the last regular turn."""
 
@@ -185,7 +217,11 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
     """A prompt, then multi-turn rollouts in which an environment responds to every turn."""
 
     schedule: Literal["environment"] = "environment"
-    environment: EnvironmentUse
+    environment: EnvironmentUse = EnvironmentUse(plugin=TOOLS, deadline=30.0)
+    """What answers the turns. By default it calls `tools`."""
+    tools: tuple[ToolUse, ...] = ()
+    """What the policy may call: functions, `module:name` or `FILE.py:name`, and servers as `mcp:
+    {command: [...]}` or `mcp: {url: ...}`. A turn without a call ends the rollout."""
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
     """Sampling of every turn; the template is shown before the first."""
     forced_answer: ForcedAnswer | None = None
@@ -195,6 +231,20 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
     format; inline, as tokens directly after the turn (KG-R1)."""
     self_play: SelfPlay | None = None
     """null lets the environment play every other player, in training too."""
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        if (self.environment.plugin == TOOLS) != bool(self.tools):
+            if self.tools:
+                raise ValueError("tools and another environment cannot be combined: leave one out")
+            raise ValueError("name an `environment`, or `tools` that the policy may call")
+        if self.tools and self.environment.model_extra:
+            raise ValueError("environment: with `tools` it has `deadline` and `on_error` alone")
+        if self.tools and self.observation == "inline":
+            raise ValueError("observation: results of tools are messages of their own, not inline")
+        if self.tools and self.self_play is not None:
+            raise ValueError("self_play: tools are for one player")
+        return self
 
     @property
     def players(self) -> int:
@@ -226,7 +276,7 @@ class AgentRolloutSpec(MultiTurnRolloutSpec):
     command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(None, min_length=1)
     """The program and its arguments. Arguments that name files are relative to the folder in which
     the run was submitted."""
-    function: Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")] | None = None
+    function: FunctionName | None = None
     """Instead of a command, a Python function, `module:name` or `FILE.py:name`, called with the
     problem, the address and the key."""
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
