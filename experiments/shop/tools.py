@@ -7,7 +7,22 @@ from collections.abc import Sequence
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
 
-ITEMS = "figs pears plums limes dates beans peas corn oats rice tea milk eggs salt".split()
+ITEMS = [
+    "figs",
+    "pears",
+    "plums",
+    "limes",
+    "dates",
+    "beans",
+    "peas",
+    "corn",
+    "oats",
+    "rice",
+    "tea",
+    "milk",
+    "eggs",
+    "salt",
+]
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 

@@ -1,4 +1,4 @@
-"""Prints the table of `docs/models_and_data.md`: with which chat templates the policy can call tools.
+"""Prints the table of `docs/models_and_data.md`: the chat templates with which tools work.
 
     python tests/model/measure_tool_templates.py FOLDER    # of files NAME.jinja
 
