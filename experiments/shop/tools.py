@@ -7,22 +7,7 @@ from collections.abc import Sequence
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
 
-ITEMS = [
-    "figs",
-    "pears",
-    "plums",
-    "limes",
-    "dates",
-    "beans",
-    "peas",
-    "corn",
-    "oats",
-    "rice",
-    "tea",
-    "milk",
-    "eggs",
-    "salt",
-]
+ITEMS = ("figs", "pears", "plums", "limes", "dates", "beans", "corn", "oats", "rice", "tea", "milk")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
