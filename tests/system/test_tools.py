@@ -1,0 +1,56 @@
+"""Runs whose policy calls tools: stopped and resumed, and with the tools on an MCP server."""
+
+import shutil
+from pathlib import Path
+
+from rlx.launch import find_run_differences
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+BRIEF = {
+    "model.warm_start": "{steps: 30, batch_size: 8, learning_rate: 5e-3}",
+    "rollout.prompts_per_step": 2,
+    "rollout.num_generations": 2,
+    "phases.0.steps": 3,
+    "evaluation.problems": 2,
+    "runner.checkpoint.every": 1,
+    "tracking.mlflow": "null",
+    "tracking.pictures": "false",
+}
+
+
+def place(home):
+    """Puts the shop where a user has it: in experiments/ of the folder in which runs are submitted."""
+    folder = home.folder / "experiments"
+    shutil.copytree(EXPERIMENTS / "shop", folder / "shop", dirs_exist_ok=True)
+    for name in ("shop.yaml", "shop_mcp.yaml"):
+        shutil.copy(EXPERIMENTS / name, folder)
+
+
+def list_results(home, run_id):
+    """Turns with calls, each with the results that follow it."""
+    found = []
+    for _, trees, _ in home.bodies(home.run(run_id)):
+        for tree in trees:
+            for segment in tree["segments"]:
+                if segment["author"] == "environment":
+                    found.append((tree["segments"][segment["parent"]]["text"], segment["text"]))
+    return found
+
+
+def test_a_stopped_run_goes_on_to_the_same_numbers_and_a_server_gives_the_same_results(home):
+    place(home)
+    sets = {**BRIEF, **home.unhurried}
+    shop, served = "experiments/shop.yaml", "experiments/shop_mcp.yaml"
+    unbroken = home.submit(yaml=shop, sets=sets)
+    stopped = home.submit("-d", "--again", yaml=shop, sets=sets)
+    home.stop(stopped, after=1)
+    assert home.rlx("resume", stopped, "-q").returncode == 0
+    with home.registry() as registry:
+        assert list(find_run_differences(registry, unbroken, stopped)) == []
+    by_functions = dict(list_results(home, unbroken))
+    by_server = dict(list_results(home, home.submit(yaml=served, sets=sets)))
+    assert by_functions
+    assert by_server
+    common = by_functions.keys() & by_server.keys()
+    right = [turn for turn in common if by_functions[turn].isdecimal()]
+    assert [by_server[turn] for turn in right] == [by_functions[turn] for turn in right]
