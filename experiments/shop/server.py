@@ -3,7 +3,7 @@
 from mcp.server import MCPServer
 from tools import calculate, look_up
 
-server = MCPServer("shop")
+server = MCPServer("shop", log_level="CRITICAL")
 for tool in (look_up, calculate):
     server.add_tool(tool)
 

@@ -61,7 +61,7 @@ def speaker(source):
     return speaks, ChatDialogue(speaks, (speaks.eos_token_id,))
 
 
-@each_row("source", [(source,) for source in WORKING.values()], ids=list(WORKING))
+@each_row("source", WORKING.values(), ids=list(WORKING))
 def test_schemas_calls_and_results_are_the_tokens_of_the_template(source):
     speaks, dialogue = speaker(source)
     dialogue.check_tools(TOOLS)

@@ -218,7 +218,7 @@ def test_rollouts_show_the_tools_once_and_each_result_after_its_turn():
     seen = set()
     for number, tree in enumerate(sample(range(8))):
         root, *segments = tree.segments
-        shown = f"{told}\n\nBe brief.\n\n{number} figs?"
+        shown = f"<bos>Be brief.\n\n{told}\n\n{number} figs?"
         assert BYTES.decode_tokens(root.token_ids) == shown
         for at, segment in enumerate(segments, start=1):
             if segment.author == "environment":
@@ -242,8 +242,9 @@ def test_rollouts_of_equal_seeds_are_equal_whatever_is_sampled_with_them():
 
 
 SPECS = {
-    "neither": ({}, "name an `environment`, or `tools`"),
-    "both": ({"tools": [TOOLS[0]], "environment": {"plugin": "kg"}}, "cannot be combined"),
+    "neither": ({}, "environment\n  Field required"),
+    "both": ({"tools": [TOOLS[0]], "environment": {"plugin": "kg"}}, "is for the key `tools`"),
+    "no tools": ({"environment": {"plugin": "tools"}}, "is for the key `tools`"),
     "options": (
         {"tools": [TOOLS[0]], "environment": {"plugin": "tools", "size": 3}},
         "`deadline` and `on_error` alone",

@@ -19,7 +19,7 @@ BRIEF = {
 
 
 def place(home):
-    """Puts the shop where a user has it: in experiments/ of the folder in which runs are submitted."""
+    """Puts the shop in experiments/ of the folder in which runs are submitted."""
     folder = home.folder / "experiments"
     shutil.copytree(EXPERIMENTS / "shop", folder / "shop", dirs_exist_ok=True)
     for name in ("shop.yaml", "shop_mcp.yaml"):

@@ -432,9 +432,9 @@ class ChatDialogue(_DialogueBase):
         Raises:
             SpecError: it does not, or they cannot be read.
         """
-        opened = self.open_chat([_build_message("user", "?")], tools)
         call = make_up_call(tools[0])
         try:
+            opened = self.open_chat([_build_message("user", "?")], tools)
             word = _build_placeholder("")
             shown = self.decode_tokens(self.encode_results([(call, word)], "", (), tools).token_ids)
             found = self.read_reply(self.write_call(call), opened, tools)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from pydantic import ValidationError, validate_call
 
 from rlx.errors import SpecError
-from rlx.plugin import Action, Environment, Step, ToolCall
+from rlx.plugin import Action, Environment, Episode, Step, ToolCall
 from rlx.plugin_files import load_function
 from rlx.spec import McpServer, McpTools, ToolUse
 
@@ -275,6 +275,9 @@ class Tools(Environment):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("answer", "call", "invalid")
+    examples: ClassVar[tuple[Episode, ...]] = (
+        Episode(name="no call", problem={}, turns=("7",), kinds=("answer",)),
+    )
 
     tools: tuple[ToolUse, ...] = ()
     """Those of `rollout.tools`."""

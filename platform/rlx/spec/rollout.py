@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from rlx.plugin import FAILED, Count, PluginSection, Schedule, StrictModel, TurnLevel
 from rlx.plugin import DynamicSampling as DynamicSampling
@@ -217,11 +218,13 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
     """A prompt, then multi-turn rollouts in which an environment responds to every turn."""
 
     schedule: Literal["environment"] = "environment"
-    environment: EnvironmentUse = EnvironmentUse(plugin=TOOLS, deadline=30.0)
-    """What answers the turns. By default it calls `tools`."""
     tools: tuple[ToolUse, ...] = ()
     """What the policy may call: functions, `module:name` or `FILE.py:name`, and servers as `mcp:
     {command: [...]}` or `mcp: {url: ...}`. A turn without a call ends the rollout."""
+    environment: EnvironmentUse = Field(
+        EnvironmentUse.model_construct(set(), plugin=TOOLS, deadline=30.0), validate_default=True
+    )
+    """What answers the turns; may be left out with `tools`."""
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
     """Sampling of every turn; the template is shown before the first."""
     forced_answer: ForcedAnswer | None = None
@@ -232,12 +235,17 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
     self_play: SelfPlay | None = None
     """null lets the environment play every other player, in training too."""
 
+    @field_validator("environment")
+    @classmethod
+    def _require_environment(cls, use: EnvironmentUse, info: ValidationInfo) -> EnvironmentUse:
+        if not use.model_fields_set and info.data.get("tools") == ():
+            raise PydanticKnownError("missing")
+        return use
+
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
         if (self.environment.plugin == TOOLS) != bool(self.tools):
-            if self.tools:
-                raise ValueError("tools and another environment cannot be combined: leave one out")
-            raise ValueError("name an `environment`, or `tools` that the policy may call")
+            raise ValueError("environment: `tools` is for the key `tools`, and no other is")
         if self.tools and self.environment.model_extra:
             raise ValueError("environment: with `tools` it has `deadline` and `on_error` alone")
         if self.tools and self.observation == "inline":
