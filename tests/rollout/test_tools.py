@@ -58,7 +58,7 @@ REFUSED = {
     "no function": (["tool_examples:fly"], "AttributeError"),
     "no docstring": (["tool_examples:undocumented"], "no docstring"),
     "no function at all": (["tool_examples:PRICES"], "PRICES is a dict, not a function"),
-    "twice": ([TOOLS[0], TOOLS[0]], "rollout.tools[1]: there are two tools 'look_up'"),
+    "twice": ([TOOLS[0], TOOLS[0]], "rollout.tools[1]: ValueError: there are two tools 'look_up'"),
 }
 
 

@@ -6,6 +6,7 @@ policy as the call's result.
 """
 
 import asyncio
+import atexit
 import hashlib
 import inspect
 import json
@@ -13,12 +14,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import ValidationError, validate_call
 
 from rlx.errors import SpecError
+from rlx.importing import speed_up_imports
 from rlx.plugin import Action, Environment, Episode, Step, ToolCall
 from rlx.plugin_files import load_function
 from rlx.spec import McpServer, McpTools, ToolUse
@@ -44,8 +46,12 @@ class Tool(Protocol):
     """A tool.
 
     Attributes:
+        name: by which the policy calls it.
         schema: what the policy is told of it.
     """
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def schema(self) -> Schema: ...
@@ -69,15 +75,30 @@ class FunctionTool:
     """A Python function."""
 
     function: Callable[..., Any]
-    schema: Schema
+
+    @property
+    def name(self) -> str:
+        """See `Tool`."""
+        return self.function.__name__
+
+    @cached_property
+    def schema(self) -> Schema:
+        """See `Tool`.
+
+        Raises:
+            Exception: its types and docstring are no schema.
+        """
+        with speed_up_imports():  # workers, which call the function, do without
+            from transformers.utils import get_json_schema
+        schema: Schema = get_json_schema(self.function)
+        return schema
 
     def call(self, arguments: Mapping[str, Any]) -> str:
         """See `Tool`. Arguments are read as Pydantic reads the types of the function."""
-        name = self.schema["function"]["name"]
         try:
-            result = validate_call(self.function)(**arguments)
+            result = self._checked(**arguments)
         except ValidationError as error:
-            if error.title != name:  # of a model that the tool itself uses
+            if error.title != self.name:  # of a model that the tool itself uses
                 raise
             faults = [
                 f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
@@ -86,6 +107,10 @@ class FunctionTool:
         if inspect.isawaitable(result):
             result = asyncio.run(_await(result))
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+    @cached_property
+    def _checked(self) -> Callable[..., Any]:
+        return validate_call(self.function)
 
 
 async def _await(value: Any) -> Any:
@@ -99,10 +124,15 @@ class ServedTool:
     server: McpServer
     schema: Schema
 
+    @property
+    def name(self) -> str:
+        """See `Tool`."""
+        return str(self.schema["function"]["name"])
+
     def call(self, arguments: Mapping[str, Any]) -> str:
         """See `Tool`. The server checks the arguments itself; its errors are results."""
         try:
-            return _connect(self.server).call(self.schema["function"]["name"], arguments)
+            return _connect(self.server).call(self.name, arguments)
         except _ServerError:
             raise
         except Exception:
@@ -180,6 +210,8 @@ class _Connection:
 
     def close(self) -> None:
         """Ends the session, and the server if it was started for it."""
+        if not self._thread.is_alive():
+            return
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
@@ -196,70 +228,42 @@ def _name_cause(error: BaseException) -> str:
 
 @lru_cache(maxsize=16)
 def _connect(server: McpServer) -> _Connection:
-    return _Connection(server)
-
-
-@lru_cache(maxsize=16)
-def _list_served(server: McpServer) -> tuple[ServedTool, ...]:
-    try:
-        connection = _Connection(server)
-    except ImportError as error:
-        raise SpecError(f"{error}: pip install 'rlx[mcp]'") from error
-    try:
-        return tuple(ServedTool(server, schema) for schema in connection.list_tools())
-    finally:
-        connection.close()
+    connection = _Connection(server)
+    atexit.register(connection.close)
+    return connection
 
 
 @lru_cache(maxsize=64)
-def load_tools(use: ToolUse) -> tuple[Tool, ...]:
-    """Imports a function, or asks a server for its tools.
-
-    Raises:
-        SpecError: it cannot be imported or asked, or its types and docstring are no schema.
-    """
-    try:
-        if isinstance(use, McpTools):
-            return _list_served(use.mcp)
-        function = load_function(use)
-        return (FunctionTool(function, _build_schema(function)),)
-    except SpecError:
-        raise
-    except (Exception, SystemExit) as error:  # the code of others
-        raise SpecError(f"{_name_cause(error)}") from error
-
-
-def _build_schema(function: Callable[..., Any]) -> Schema:
-    from rlx.importing import speed_up_imports
-
-    with speed_up_imports():
-        from transformers.utils import get_json_schema
-    schema: Schema = get_json_schema(function)
-    return schema
+def _load_tools(use: ToolUse) -> tuple[Tool, ...]:
+    """Imports a function, or asks a server for its tools."""
+    if isinstance(use, McpTools):
+        return tuple(ServedTool(use.mcp, schema) for schema in _connect(use.mcp).list_tools())
+    return (FunctionTool(load_function(use)),)
 
 
 def list_schemas(uses: Sequence[ToolUse]) -> tuple[Schema, ...]:
     """What the policy is told of the tools, in order.
 
     Raises:
-        SpecError: as `load_tools`, or two tools have one name.
+        SpecError: one cannot be imported or asked, its types and docstring are no schema, or two
+            have one name.
     """
-    return tuple(tool.schema for tool in _name_tools(tuple(uses)).values())
-
-
-def _name_tools(uses: tuple[ToolUse, ...]) -> dict[str, Tool]:
-    named: dict[str, Tool] = {}
+    found: dict[str, Schema] = {}
     for number, use in enumerate(uses):
         try:
-            found = load_tools(use)
-        except SpecError as error:
-            raise SpecError(f"rollout.tools[{number}]: {error}") from error
-        for tool in found:
-            name = tool.schema["function"]["name"]
-            if name in named:
-                raise SpecError(f"rollout.tools[{number}]: there are two tools {name!r}")
-            named[name] = tool
-    return named
+            for tool in _load_tools(use):
+                if tool.name in found:
+                    raise ValueError(f"there are two tools {tool.name!r}")
+                found[tool.name] = tool.schema
+        except (Exception, SystemExit) as error:  # the code of others
+            missing = isinstance(error, ImportError) and error.name == "mcp"
+            how = "; pip install 'rlx[mcp]'" if missing else ""
+            raise SpecError(f"rollout.tools[{number}]: {_name_cause(error)}{how}") from error
+    return tuple(found.values())
+
+
+def _name_tools(uses: Sequence[ToolUse]) -> dict[str, Tool]:
+    return {tool.name: tool for use in uses for tool in _load_tools(use)}
 
 
 # Where it is called ------------------------------------------------------------------------------
