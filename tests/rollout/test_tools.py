@@ -10,8 +10,8 @@ from rlx.errors import SpecError
 from rlx.model.tokenizer import build_vocabulary_dialogue
 from rlx.model.vocabulary import Vocabulary
 from rlx.plugin import Action, Problem, ToolCall
-from rlx.reward import PooledHost, RewardPool
 from rlx.rollout import (
+    HostFault,
     LocalHost,
     ToolHost,
     build_rollout_plan,
@@ -178,20 +178,31 @@ def test_of_many_calls_in_a_turn_the_first_are_answered():
     assert limit_calls(calls[:MOST_CALLS]) == calls[:MOST_CALLS]
 
 
-def test_a_tool_that_hangs_or_dies_costs_its_own_call():
+class Unlucky(LocalHost):
+    """A host whose process is lost in some calls."""
+
+    def step(self, calls):
+        answers = []
+        for state, action in calls:
+            (call,) = action.calls
+            lost = call.name in ("hang", "die")
+            answers += (
+                [HostFault(f"lost by {call.name}")] if lost else super().step([(state, action)])
+            )
+        return answers
+
+
+def test_a_call_that_is_lost_costs_no_other():
     good = ToolCall("look_up", {"item": "pears"})
-    turns = [
-        (good, ToolCall("hang", {"seconds": 1e6}), good),
-        (ToolCall("die"), good),
-        (),
-    ]
-    with RewardPool(1, 1024) as pool:
-        host = ToolHost(PooledHost(Tools(tools=TOOLS), pool, 1.0))
-        assert host.reset([({}, 1), ({}, 2)]) == [None, None]
-        steps = host.step([(None, Action(text="", calls=calls)) for calls in turns])
-    late, dead = "error: deadline of 1 s passed", "error: process died (exit code 3)"
-    assert [step.results for step in steps] == [("4", late, "4"), (dead, "4"), ()]
-    assert [step.info["failed"] for step in steps] == [1, 1, 0]
+    turns = [(good, ToolCall("hang"), good), (ToolCall("die"), ToolCall("fly")), ()]
+    host = ToolHost(Unlucky(Tools(tools=TOOLS)))
+    assert host.reset([({}, 1), ({}, 2)]) == [None, None]
+    steps = host.step([(None, Action(text="", calls=calls)) for calls in turns])
+    fly = f"error: there is no tool 'fly'; there are {', '.join(NAMES)}"
+    expected = [("4", "error: lost by hang", "4"), ("error: lost by die", fly), ()]
+    assert [step.results for step in steps] == expected
+    counts = [(step.info["calls"], step.info["invalid"], step.info["failed"]) for step in steps]
+    assert counts == [(3, 0, 1), (2, 1, 1), (0, 0, 0)]
     assert [step.done for step in steps] == [False, False, True]
 
 

@@ -4,6 +4,10 @@ import shutil
 from pathlib import Path
 
 from rlx.launch import find_run_differences
+from rlx.plugin import Action, ToolCall
+from rlx.reward import PooledHost, RewardPool
+from rlx.rollout import ToolHost
+from rlx.rollout.tools import Tools
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 BRIEF = {
@@ -24,6 +28,18 @@ def place(home):
     shutil.copytree(EXPERIMENTS / "shop", folder / "shop", dirs_exist_ok=True)
     for name in ("shop.yaml", "shop_mcp.yaml"):
         shutil.copy(EXPERIMENTS / name, folder)
+
+
+def test_a_tool_that_hangs_or_dies_costs_its_own_call():
+    good = ToolCall("look_up", {"item": "pears"})
+    hang, die = ToolCall("hang", {"seconds": 1e6}), ToolCall("die")
+    tools = Tools(tools=[f"tool_examples:{name}" for name in ("look_up", "hang", "die")])
+    with RewardPool(1, 1024) as pool:
+        host = ToolHost(PooledHost(tools, pool, 20.0))
+        steps = host.step([(None, Action(text="", calls=c)) for c in ((good, hang), (die, good))])
+    late, dead = "error: deadline of 20 s passed", "error: process died (exit code 3)"
+    assert [step.results for step in steps] == [("4", late), (dead, "4")]
+    assert [step.info["failed"] for step in steps] == [1, 1]
 
 
 def list_results(home, run_id):
