@@ -76,6 +76,7 @@ from .mask import (
 from .model import (
     CLOSED_VOCABULARIES,
     Lora,
+    ModelFiles,
     ModelSpec,
     PretrainedModelSpec,
     TinyModelSpec,
@@ -196,6 +197,7 @@ __all__ = [
     "McpServer",
     "McpTools",
     "MlflowTrackerSpec",
+    "ModelFiles",
     "ModelSpec",
     "ModelTokens",
     "MonteCarloSpec",
