@@ -566,7 +566,8 @@ class SessionHost:
 
     def _take_answer(self, call: _SessionCall, answer: WorkerAnswer) -> None:
         report = answer.report
-        if report.is_lost and self._shares and not call.is_repeated:
+        may_repeat = self._shares or call.job.what == "reset"
+        if report.is_lost and may_repeat and not call.is_repeated:
             call.is_repeated = True  # what ended the worker may have had nothing to do with it
             self._send(call)
             return
