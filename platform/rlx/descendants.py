@@ -76,9 +76,10 @@ def list_descendants(pid: int) -> list[psutil.Process]:
     """The descendants of a process."""
     import psutil
 
+    found: list[psutil.Process] = []
     with suppress(psutil.Error):
-        return psutil.Process(pid).children(recursive=True)
-    return []
+        found = psutil.Process(pid).children(recursive=True)
+    return found
 
 
 def kill_processes(processes: Iterable[psutil.Process]) -> None:
