@@ -37,7 +37,7 @@ from rlx.launch import (
 from rlx.launch import run_queue as work_off
 from rlx.plan import check_file, run_preflight_checks
 from rlx.plugin_files import keep_plugin_source
-from rlx.progress_callbacks import Report, log_report
+from rlx.progress import Progress, Report, log_report
 from rlx.record import update_trackers
 from rlx.results import (
     Comparison,
@@ -48,7 +48,6 @@ from rlx.results import (
     select_rollout_steps,
 )
 from rlx.reward import build_reward, open_response_lines, score_lines
-from rlx.run import Progress
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, label_refusal
 from rlx.text import escape_unprintable

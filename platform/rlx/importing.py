@@ -1,4 +1,4 @@
-"""Faster imports of large libraries, and a time limit for imports of plugins."""
+"""Faster imports of large libraries, a time limit for imports of plugins, and no downloads."""
 
 import atexit
 import gc
@@ -21,6 +21,15 @@ IMPORT_TIME_LIMIT = 20.0
 BESIDE = ("boto3", "mlflow", "pandas", "scipy", "sklearn")
 """Optional dependencies that transformers and DeepSpeed import if installed: for assisted
 generation, for losses of other models, for an autotuner, and for jobs of a cloud."""
+
+
+def forbid_downloads() -> None:
+    """Keeps the libraries of the hub to what is on this machine, unless the environment says else.
+
+    They read it when they are imported, so this comes before anything that may import them.
+    """
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        os.environ.setdefault(name, "1")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from process_use import sum_tree_seconds
 from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
 from rlx.launch import list_live_ranks
-from rlx.run import read_progress
+from rlx.progress import read_progress
 
 __all__ = ["start_cpu_seconds", "validate_cpu_seconds"]
 

@@ -88,6 +88,53 @@ def test_a_file_that_was_edited_in_place_makes_a_new_run(files, capsys):
     assert "r-0002" in new and "dataset changed since r-0001" in new
 
 
+PHASES = """
+phases:
+  - {name: easy, steps: 1}
+  - name: hard
+    steps: 1
+    set: {task.train.path: hard.jsonl}
+"""
+
+
+def test_data_of_a_phase_are_part_of_what_was_run_too(files, capsys):
+    (files / "mine.yaml").write_text(MINE.split("phases:")[0] + PHASES)
+    write("hard.jsonl", "12345")
+    assert "r-0001" in submit(capsys).out
+    assert "nothing to do" in "".join(submit(capsys))
+    write("hard.jsonl", "12346")
+    new = "".join(submit(capsys))
+    assert "r-0002" in new and "dataset changed since r-0001" in new
+    write("hard.jsonl", "12345")
+    with Registry.open(f"sqlite:///{files}/home/registry.db") as registry:
+        assert registry.transition("r-0002", {"queued"}, "stopped")
+    assert main(["resume", "r-0002", "--detach"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "train hard.jsonl was 5 records with digest" in said
+    assert "questions.jsonl" not in said
+
+
+def test_validate_says_which_data_are_missing(files, capsys):
+    (files / "mine.yaml").write_text(MINE.split("phases:")[0] + PHASES)
+    assert main(["validate", "mine.yaml"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("its data are not on this machine") == 1
+    assert "hard.jsonl" in said and "mine.yaml:12" in said
+    (files / "questions.jsonl").unlink()
+    write("hard.jsonl", "12345")
+    assert main(["validate", "mine.yaml"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("its data are not on this machine") == 1
+    assert "questions.jsonl" in said and "mine.yaml:4:" in said
+
+
+def test_validate_says_which_libraries_of_trackers_are_missing(files, capsys, monkeypatch):
+    monkeypatch.setattr("rlx.spec.training.find_spec", lambda name: None)
+    assert main(["validate", "mine.yaml", "--set=tracking.trackers=[{kind: wandb}]"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "wandb is not installed: pip install 'rlx[wandb]'" in said and "`rlx submit`" in said
+
+
 def test_a_run_does_not_go_on_with_other_data(files, capsys):
     submit(capsys)
     with Registry.open(f"sqlite:///{files}/home/registry.db") as registry:

@@ -169,6 +169,18 @@ def test_what_cannot_be_written_or_does_not_fit_is_found(english):
         assert found and all(says in fault.message for fault in found)
 
 
+def test_a_long_run_on_generated_problems_is_checked_by_the_first_of_them(english, monkeypatch):
+    monkeypatch.setattr("rlx.model.texts.GENERATED_PROBLEMS", 50)
+    spec = english(
+        task={"plugin": "countdown", "number_range": [1, 20], "target_range": [1, 99]},
+        rewards={"turn": {"accuracy": {"plugin": "countdown.verify", "turn": "answer"}}},
+        phases=[{"name": "all", "steps": 10**6}],
+    )
+    dialogue = build_vocabulary_dialogue(choose_vocabulary(spec, resolve_plugins(spec)))
+    (fault,) = find_text_faults(sources(spec), dialogue, 4, None)
+    assert "50 of the first 50 problems do not fit" in fault.message
+
+
 def test_a_limit_that_drops_everything_is_found_where_problems_repeat(english):
     few = {"plugin": "countdown", "numbers": [2], "number_range": [1, 3], "target_range": [1, 9]}
     spec = english(

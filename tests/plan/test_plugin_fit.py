@@ -175,6 +175,14 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
             "has none of the spans think, answer, which rollout.answer.spans names",
         ),
         (
+            [
+                "rollout: {schedule: single, "
+                "examples: [{user: 3 + 4, assistant: <anwser>7</anwser>}]}",
+            ],
+            "rollout.examples.0.assistant",
+            "has none of the spans think, answer, which rollout.answer.spans names",
+        ),
+        (
             ["runner: {hang_after: 5}"],
             "runner.hang_after",
             "hang_after is 5 and rewards.turn.accuracy.deadline 5: while one call takes that long",
@@ -204,7 +212,8 @@ def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
         ["loss: {clip: [0.2, 1.2]}"],
         [
             "rollout: {schedule: single, answer: {prefix: <think>, stop: [</answer>, '\\n']}, "
-            "examples: [{user: 3 + 4, assistant: 7<answer>7</answer>}]}",
+            "examples: [{user: 3 + 4, assistant: 7<answer>7</answer>}, "
+            "{user: 'Are you sure?', assistant: <confidence>1</confidence>}]}",
         ],
         ["rollout: {schedule: single, answer: {stop: [</x>], spans: []}}"],
         ["loss: {clip: [0.5, 1.0]}"],

@@ -24,8 +24,8 @@ with speed_up_imports():
     from rlx.model import build_policy, warm_start_policy
     from rlx.phase_setup import build_setup
     from rlx.plan import read_spec
+    from rlx.progress import ProgressFile
     from rlx.run import warm_start
-    from rlx.run.progress import ProgressFile
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 STEPS = 4

@@ -8,7 +8,7 @@ from run_homes import QUIET
 
 from rlx.results import models
 from rlx.results.models import StepSeconds
-from rlx.run.first_contact import MOST_PROMPTS, PROMPTS
+from rlx.run.loop import CONTACT_PROMPTS, MOST_CONTACT_PROMPTS
 
 SPEC = {
     "name": "contact",
@@ -61,7 +61,7 @@ def test_a_model_whose_answers_all_score_alike_is_not_trained(submit, beginner):
     assert done.returncode != 0
     assert (run.status, run.step) == ("failed", 0)
     assert "carry no signal" in run.reason
-    assert f"0 of {MOST_PROMPTS} answer groups have a signal" in run.reason
+    assert f"0 of {MOST_CONTACT_PROMPTS} answer groups have a signal" in run.reason
     assert "rlx submit --anyway" in run.reason
     contact = events["first_contact"]
     assert (contact.level, contact.payload["has_signal"]) == ("warning", False)
@@ -79,7 +79,7 @@ def test_the_shares_at_first_contact_are_kept_with_the_run(submit, finished):
     assert done.returncode == 0, run.reason
     contact = events["first_contact"].payload
     answers = 4 * contact["prompts"]
-    assert contact["prompts"] in (PROMPTS, MOST_PROMPTS)
+    assert contact["prompts"] in (CONTACT_PROMPTS, MOST_CONTACT_PROMPTS)
     assert contact["turns"]["answer"]["turns"] == answers
     assert set(contact["turns"]["answer"]["spans"]) == {"think", "answer"}
     assert contact["rewards"]["accuracy"]["absent"] == 0

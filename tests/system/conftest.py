@@ -21,7 +21,7 @@ from patience import LIMIT, signal_processes, stop_process, wait_until
 from run_homes import MIRRORED, RLCR, SMALL, ReadHome
 
 from rlx.launch import find_run_differences
-from rlx.run import read_progress
+from rlx.progress import read_progress
 
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 BRIEF = {**SMALL, "evaluation.problems": 4}

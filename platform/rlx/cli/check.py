@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from rlx.cli.options import (
+from rlx.cli.output import print_json, print_text
+from rlx.cli.progress import open_progress
+from rlx.cli.verb_group import (
     DEFAULT_REGISTRY,
     complete_run,
     json_option,
     overrides_option,
     registry_option,
 )
-from rlx.cli.output import print_json, print_text
-from rlx.cli.progress import open_progress
 from rlx.errors import SpecError
 from rlx.launch import (
     VICTIMS,

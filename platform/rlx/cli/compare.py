@@ -3,9 +3,9 @@
 import click
 
 from rlx import results
-from rlx.cli.options import complete_run, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.cli.tables import describe_mlflow_page
+from rlx.cli.verb_group import complete_run, registry_option
 from rlx.errors import SpecError
 from rlx.launch import open_registry
 from rlx.results import find_side_differences, format_setting, load_diff_side

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx import results
-from rlx.cli.options import json_option, overrides_option, registry_option
 from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
+from rlx.cli.verb_group import json_option, overrides_option, registry_option
 from rlx.errors import SpecError
 from rlx.home import format_path
 from rlx.launch import child_environment

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from rlx.cli.options import complete_run, registry_option
 from rlx.cli.output import print_text
+from rlx.cli.verb_group import complete_run, registry_option
 from rlx.errors import SpecError
 from rlx.launch import open_registry
 from rlx.text import escape_unprintable

@@ -20,7 +20,7 @@ from rlx.launch import (
     open_registry,
     watch_run,
 )
-from rlx.run import Progress
+from rlx.progress import Progress
 from rlx.text import escape_unprintable, format_timestamp
 from rlx_registry import ENDED, Registry, RunRecord
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlx.discovery import ExperimentPlugins
+from rlx.discovery import ExperimentPlugins, list_plugin_records
 from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, submit_run
 from rlx.plan import check_file, run_preflight_checks
@@ -49,7 +49,9 @@ class GroupMember:
         """Whether a run is the member's: the same experiment, seed, name and plugins."""
         spec = self.read.spec
         same = (run.digest, run.seed, run.name) == (self.digest, spec.seed, spec.name)
-        return same and not find_changed_plugins(self.plugins.list_records(), run.plugins)
+        return same and not find_changed_plugins(
+            list_plugin_records(spec, self.plugins), run.plugins
+        )
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -1,6 +1,5 @@
 """`rlx plan`: shows whether an experiment can learn, and what every token would get."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.options import overrides_option
 from rlx.cli.output import print_json, print_report, print_text
+from rlx.cli.verb_group import overrides_option
 from rlx.errors import SpecError
+from rlx.importing import forbid_downloads
 from rlx.plan import check_file, require_showable_texts
 from rlx.spec.reading import LoadedSpec, count_errors, format_diagnostic
 from rlx.text import escape_unprintable, write_text_file
@@ -57,9 +57,8 @@ def plan(
     """
     if html is not None and html.is_dir():
         raise SpecError(f"--html {escape_unprintable(str(html))} is a folder; name a file in it")
-    if prompts is None:  # before anything, such as a plugin, imports the libraries of the hub
-        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
-            os.environ.setdefault(name, "1")
+    if prompts is None:
+        forbid_downloads()
     read, plugins = check_file(spec, overrides)
     require_showable_texts(read, plugins)
     from rlx.plan import build_plan

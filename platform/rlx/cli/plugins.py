@@ -31,9 +31,14 @@ from typing_extensions import TypeAliasType
 
 from rlx import __version__
 from rlx.cli.console import open_console, print_table
-from rlx.cli.options import complete_plugin, json_option
 from rlx.cli.output import print_json, print_text
-from rlx.cli.verb_group import SuggestingGroup, build_error_json, format_error_text
+from rlx.cli.verb_group import (
+    SuggestingGroup,
+    build_error_json,
+    complete_plugin,
+    format_error_text,
+    json_option,
+)
 from rlx.discovery import (
     GROUPS,
     InstalledPlugin,

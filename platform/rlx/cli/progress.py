@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn
 from rich.table import Column
 
 from rlx.cli.console import open_console
-from rlx.progress_callbacks import ShowProgress
+from rlx.progress import ShowProgress
 from rlx.text import escape_unprintable, format_duration, format_timestamp
 
 LINE_EVERY = 15.0

@@ -8,9 +8,9 @@ import click
 
 from rlx import results
 from rlx.cli.console import build_table, open_console
-from rlx.cli.options import complete_run, json_option, overrides_option, registry_option
 from rlx.cli.output import print_json
 from rlx.cli.progress import open_progress
+from rlx.cli.verb_group import complete_run, json_option, overrides_option, registry_option
 from rlx.launch import locate_run_folder
 from rlx.results import ChangedRow, RescoreRequest, Rescoring
 from rlx.text import escape_unprintable

@@ -2,8 +2,8 @@
 
 import click
 
-from rlx.cli.options import complete_run, overrides_option, registry_option
 from rlx.cli.output import print_text
+from rlx.cli.verb_group import complete_run, overrides_option, registry_option
 from rlx.errors import SpecError
 from rlx.home import tracking_url
 from rlx.launch import open_registry, run_queue, stop_run

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.options import Command, complete_run, json_option, registry_option
 from rlx.cli.output import print_json, print_text
+from rlx.cli.verb_group import Command, complete_run, json_option, registry_option
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import RunFolder, format_path
 from rlx.launch import (
@@ -271,7 +271,7 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
             return None
         events = registry.results.events(found.id)
     from rlx.launch import BROKEN_OFF, is_abandoned, is_half_made
-    from rlx.run import read_progress
+    from rlx.progress import read_progress
 
     stage = None
     if found.directory is not None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.options import complete_run, json_option, registry_option
 from rlx.cli.output import format_json, print_json, print_text
+from rlx.cli.verb_group import complete_run, json_option, registry_option
 from rlx.errors import SpecError
 from rlx.launch import (
     locate_run_folder,

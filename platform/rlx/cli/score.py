@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import click
 
-from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_text
 from rlx.cli.progress import open_progress
+from rlx.cli.verb_group import overrides_option
 from rlx.errors import SpecError
 from rlx.plugin_files import keep_plugin_file
 from rlx.reward import ScoredLine, build_reward, open_response_lines, score_lines

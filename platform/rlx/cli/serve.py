@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from rlx.cli.options import complete_run, overrides_option, registry_option
 from rlx.cli.output import print_text
+from rlx.cli.verb_group import complete_run, overrides_option, registry_option
 from rlx.cli.web import LOOPBACK, access_options, choose_address, require_free_port
 from rlx.errors import SpecError
 from rlx.launch import child_environment

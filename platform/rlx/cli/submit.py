@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from rlx.cli.groups import check_group, read_run_group, record_group, require_group_name
-from rlx.cli.options import overrides_option
 from rlx.cli.output import print_text, print_warnings
+from rlx.cli.verb_group import overrides_option
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.importing import speed_up_imports
 from rlx.launch import (

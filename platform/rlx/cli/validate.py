@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from rlx.cli.options import overrides_option
 from rlx.cli.output import format_json, print_json, print_report, print_text
-from rlx.cli.verb_group import format_error_text
+from rlx.cli.verb_group import format_error_text, overrides_option
 from rlx.discovery import ExperimentPlugins, load_all_plugins
 from rlx.errors import RlxError, SpecError
-from rlx.plan import check_file, require_showable_texts
+from rlx.importing import forbid_downloads
+from rlx.plan import check_file, find_missing_parts, require_showable_texts
 from rlx.plugin import Plugin
 from rlx.spec import PROFILES, ExperimentSpec
 from rlx.spec.reading import (
@@ -43,7 +44,7 @@ def validate(
     schema: bool,
     output: Path | None,
 ) -> int:
-    """Report every error in experiment files. Runs nothing, does not import torch.
+    """Report every error in experiment files. Runs and downloads nothing, does not import torch.
 
     With --values, print the one experiment in full, each value with its origin: a line of the file,
     `--set`, `default`, `plugin default`, or `profile NAME`; with --format json, as JSON.
@@ -55,6 +56,7 @@ def validate(
         raise SpecError("--schema is of every experiment: name no file")
     if output is not None and not schema:
         raise SpecError("-o names the file of --schema")
+    forbid_downloads()
     if schema:
         _write_schema(output)
         return 0
@@ -82,7 +84,8 @@ def _check_spec_file(path: Path, overrides: tuple[str, ...]) -> Outcome:
     try:
         read, plugins = check_file(path, overrides)
         require_showable_texts(read, plugins)
-        return read, plugins
+        missing = find_missing_parts(read, plugins)
+        return read, replace(plugins, warnings=(*plugins.warnings, *missing))
     except RlxError as error:
         return error
 

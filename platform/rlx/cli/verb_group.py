@@ -1,22 +1,75 @@
-"""The click group `rlx`: commands with a line of help, imported only when they are called."""
+"""The click group `rlx`: commands with a line of help, imported only when they are called, and the
+options and arguments that several of them share.
+"""
 
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import StringIO
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 import rlx
 from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import RlxError
 from rlx.text import escape_unprintable, redact_passwords, redact_values
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+DEFAULT_REGISTRY = "sqlite:///{home}/registry.db"
+RUNS_OFFERED = 200
+"""Newest runs that a shell offers."""
+registry_option = click.option(
+    "--registry",
+    "url",
+    metavar="URL",
+    envvar="RLX_REGISTRY",
+    default=DEFAULT_REGISTRY,
+    help="URL of the registry of runs; by default the one in RLX_HOME.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def overrides_option(
+    metavar: str = "PATH=VALUE", help: str = "Override a value; can be repeated."
+) -> Callable[[Command], Command]:
+    """Returns the option `--set`, which can be repeated."""
+    return click.option("--set", "overrides", multiple=True, metavar=metavar, help=help)
+
+
+def complete_run(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offers the newest runs by their ids, and `latest`; nothing without a registry."""
+    from rlx.launch import get_registry_url, open_registry
+
+    offered = [CompletionItem("latest", help="the newest run")]
+    with suppress(RlxError), open_registry(get_registry_url(context.params.get("url"))) as registry:
+        offered += [
+            CompletionItem(row.id, help=f"{row.name} seed {row.seed} {row.effective_status}")
+            for row in registry.queries.run_rows()[:RUNS_OFFERED]
+        ]
+    return [item for item in offered if str(item.value).startswith(incomplete)]
+
+
+def complete_plugin(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offers the installed plugins by their names."""
+    from rlx.discovery import list_installed_plugins
+
+    return [
+        CompletionItem(found.name, help=f"{found.kind} of {found.source}")
+        for found in list_installed_plugins()
+        if found.name.startswith(incomplete)
+    ]
+
 
 VERBS = {
     "new": ("new:new", "Write an example experiment."),
@@ -41,8 +94,6 @@ VERBS = {
     "web": ("web:web", "Serve the dashboard, or MLflow's UI."),
 }
 """Of each verb its place in this package, "module:command", and its line in `rlx --help`."""
-
-
 FORMER_VERBS = {
     "diff": "compare --diff",
     "doctor": "check",
@@ -56,13 +107,12 @@ FORMER_VERBS = {
     "worker": "resume --queued",
 }
 """Verbs of earlier versions, and what does their work now."""
-
-
 OTHER_WORDS = {
     "evaluate": "eval",
     "follow": "logs -f",
     "kill": "stop",
     "list": "runs",
+    "push": "export --push",
     "run": "submit",
     "train": "submit",
 }

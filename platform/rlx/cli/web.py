@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from rlx.cli.options import Command, complete_run, registry_option
 from rlx.cli.output import print_text
+from rlx.cli.verb_group import Command, complete_run, registry_option
 from rlx.descendants import die_with_parent
 from rlx.errors import EnvironmentFault, RlxError, SpecError
 from rlx.launch import create_missing_registry, open_registry

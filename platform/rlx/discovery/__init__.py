@@ -17,6 +17,7 @@ from rlx.discovery.experiment_plugins import (
     describe_data_changes,
     describe_plugin_changes,
     list_needed_streams,
+    list_plugin_records,
     list_providers,
     resolve_plugins,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "import_implementation",
     "list_installed_plugins",
     "list_needed_streams",
+    "list_plugin_records",
     "list_providers",
     "load_all_plugins",
     "load_plugin",

@@ -608,6 +608,20 @@ def list_providers(needs: Iterable[str]) -> list[Provider]:
     return [one for name, one in PROVIDERS.items() if name in names]
 
 
+def list_plugin_records(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[dict[str, Any]]:
+    """Returns what a run records of its plugins, and of those with data that only phases have.
+
+    Raises:
+        InvalidSpec: a phase's plugins cannot be built.
+    """
+    records = plugins.list_records()
+    for phase in spec.phases:
+        if phase.set:
+            added = resolve_plugins(spec.resolve_phase_spec(phase)).list_records()
+            records += [one for one in added if one["data"] and one not in records]
+    return records
+
+
 def describe_plugin_changes(
     now: Sequence[Provenance], then: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
@@ -643,17 +657,17 @@ def describe_data_changes(
     What the run or this machine has no digest of is not compared.
 
     Args:
-        now: the plugins of the run's experiment here, as `ExperimentPlugins.list_records`.
+        now: the plugins of the run's experiment here, as `list_plugin_records`.
         then: those that the run recorded.
     """
     for record in now:
         here = record["data"]
-        before = [
-            other["data"]
-            for other in then
-            if (other["kind"], other["name"]) == (record["kind"], record["name"])
-            and other.get("data")
-        ]
+        namesakes = [o for o in then if (o["kind"], o["name"]) == (record["kind"], record["name"])]
+        # Of several with one name, such as tasks of other files in phases, those with its options.
+        alike = [other for other in namesakes if other.get("options") == record["options"]]
+        if not alike and len(namesakes) > 1:
+            continue
+        before = [other["data"] for other in alike or namesakes if other.get("data")]
         if not here or not before or here in before:
             continue
         was = before[-1]

@@ -15,7 +15,7 @@ from rlx.launch.processes import (
 )
 from rlx.launch.run_access import find_runs, is_spec_of_run, load_resolved_spec, locate_run_folder
 from rlx.launch.start_stop import attempts_used, take_over_run
-from rlx.progress_callbacks import Report, log_report
+from rlx.progress import Report, log_report
 from rlx.spec import ExperimentSpec
 from rlx.stopwatch import CLOCK, Clock, Stopwatch
 from rlx.text import escape_unprintable

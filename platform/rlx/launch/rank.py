@@ -118,7 +118,7 @@ def _import_libraries(*, on_cpu: bool) -> None:
 def _show_activity(folder: Path, what: str) -> None:
     """Shows what the first rank does before it trains."""
     from rlx.home import RunFolder
-    from rlx.run import ProgressFile
+    from rlx.progress import ProgressFile
 
     is_first = os.environ.get("RANK", "0") == "0"
     ProgressFile(RunFolder(folder).progress if is_first else None).show_activity(what)

@@ -40,8 +40,7 @@ from rlx.launch.processes import (
 )
 from rlx.launch.ray_launcher import require_cluster
 from rlx.launch.run_access import load_resolved_spec
-from rlx.progress_callbacks import print_to_log
-from rlx.run import ProgressFile
+from rlx.progress import ProgressFile, print_to_log
 from rlx.spec import ExperimentSpec, RayLauncherSpec
 
 POLL_INTERVAL = 0.25

@@ -21,9 +21,8 @@ from rlx.errors import RlxError, SpecError
 from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
 from rlx.launch.start_stop import watch_run
-from rlx.progress_callbacks import Report, ShowProgress, ignore_progress, log_report
+from rlx.progress import Report, ShowProgress, ignore_progress, log_report, read_progress
 from rlx.record import open_senders
-from rlx.run import read_progress
 from rlx_registry import ENDED, INDEX_COLUMN, Registry, RunRecord, read_body
 
 VICTIMS = ("rank", "supervisor", "scorer")

@@ -139,14 +139,15 @@ def require_same_data(run: RunRecord) -> None:
     Raises:
         SpecError: a file has other records.
     """
-    from rlx.discovery import describe_data_changes, resolve_plugins
+    from rlx.discovery import describe_data_changes, list_plugin_records, resolve_plugins
     from rlx.spec import ExperimentSpec
 
     try:
-        plugins = resolve_plugins(ExperimentSpec.from_record(run.spec))
+        spec = ExperimentSpec.from_record(run.spec)
+        records = list_plugin_records(spec, resolve_plugins(spec))
     except (RlxError, ValueError):
         return  # which is the run's to say
-    changes = dict.fromkeys(describe_data_changes(plugins.list_records(), run.plugins))
+    changes = dict.fromkeys(describe_data_changes(records, run.plugins))
     if changes:
         raise SpecError(
             f"{run.id} cannot go on with other data. {'; '.join(changes)}. Restore them, or begin "

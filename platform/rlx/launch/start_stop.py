@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from rlx.checkpoint import pin_checkpoint
-from rlx.discovery import ExperimentPlugins
+from rlx.discovery import ExperimentPlugins, list_plugin_records
 from rlx.errors import SpecError
 from rlx.home import RunFolder
 from rlx.launch.failures import hold_reserve
@@ -32,8 +32,7 @@ from rlx.launch.run_access import (
     put_spec,
 )
 from rlx.launch.submission import fail_unless_started, registry_url, start_supervisor, submit_run
-from rlx.progress_callbacks import Report, log_report
-from rlx.run import Progress, read_progress
+from rlx.progress import Progress, Report, log_report, read_progress
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import LoadedSpec
 from rlx.stopwatch import CLOCK, Clock
@@ -72,7 +71,7 @@ def _find_finished_run(
     registry: Registry, read: LoadedSpec, plugins: ExperimentPlugins
 ) -> RunRecord | None:
     spec = pin_checkpoint(registry, read).spec
-    digest, records = plugins.compute_digest(spec), plugins.list_records()
+    digest, records = plugins.compute_digest(spec), list_plugin_records(spec, plugins)
     tokenizer = getattr(spec.model, "tokenizer", None)
     for run in registry.runs(digest=digest, name=spec.name, status="finished"):
         # null and a closed vocabulary have one digest, but only null fits every task.

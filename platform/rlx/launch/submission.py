@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 
 import rlx
 from rlx.checkpoint import copy_origin, pin_checkpoint
-from rlx.discovery import ExperimentPlugins
+from rlx.discovery import ExperimentPlugins, list_plugin_records
 from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.importing import source_digest
 from rlx.launch.failures import convert_to_rlx_error, describe_error, hold_reserve
@@ -92,7 +92,7 @@ def submit_run(
         "name": spec.name,
         "spec": spec.dump_resolved(),
         "yaml": read.yaml,
-        "plugins": plugins.list_records(),
+        "plugins": list_plugin_records(spec, plugins),
         "code": collect_code_version(),
         "environment": collect_environment_versions(),
         "again": again,

@@ -57,7 +57,7 @@ from rlx.launch.processes import (
 from rlx.launch.run_access import is_spec_of_run, load_resolved_spec, locate_run_folder, put_spec
 from rlx.launch.start_stop import attempts_used
 from rlx.launch.submission import child_environment, fail_unless_started
-from rlx.progress_callbacks import print_to_log
+from rlx.progress import print_to_log
 from rlx.record import TrackerThreads, list_tracker_settings, retry_registry_call
 from rlx.spec import ExperimentSpec, LocalLauncherSpec
 from rlx.stopwatch import CLOCK, Clock, Stopwatch

@@ -31,6 +31,8 @@ SAMPLE = 256
 """Problems, and demonstrations, of each task whose texts choose and train a tokenizer."""
 CHECKED_DEMONSTRATIONS = 32
 """Demonstrations that are checked before a run."""
+GENERATED_PROBLEMS = 10_000
+"""Problems that are checked before a run of tasks that make them up: some seconds of work."""
 
 _CONTROL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS.values())))
 
@@ -184,7 +186,7 @@ def find_text_faults(
         dialogue: the model's format.
         context_length: of the model, in tokens.
         most: how many training problems of a phase are checked, and of a held-out set; None checks
-            all that a run draws.
+            all that a run draws, of tasks that make them up at most `GENERATED_PROBLEMS`.
     """
     faults: dict[TextFault, None] = {}
     for number, source in enumerate(sources):
@@ -214,12 +216,13 @@ def _draw_problems(
 
     Args:
         drawn: how many it draws. Of a task that lists its problems, each is yielded once.
-        most: the most to yield; None yields all that are drawn.
+        most: the most to yield; None yields all that are drawn and listed.
     """
     data = derive_seed(spec.seed, "train" if split == "train" else "held out")
     seen: set[str] = set()
     listed = isinstance(task, ListsProblems)
-    for number in range(drawn if most is None else min(most, drawn)):
+    most = drawn if most is None and listed else most or GENERATED_PROBLEMS
+    for number in range(min(most, drawn)):
         with show_plugin_output(spec.task.plugin):
             problem = task.problem(split, number, data)
         if listed and problem.id in seen:

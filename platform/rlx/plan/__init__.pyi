@@ -6,7 +6,7 @@ from .plugin_checks import BIASES, find_stopping_bias, list_bias_reasons
 from .rehearsal_checks import run_rehearsal_checks
 from .report import PhaseReport, PlanReport, build_plan, convert_to_json, select_example_rows
 from .row_accounts import RowAccount, load_phase_spec, load_run_speech, stored_accounts
-from .texts import require_showable_texts
+from .texts import find_missing_parts, require_showable_texts
 
 __all__ = [
     "BIASES",
@@ -18,6 +18,7 @@ __all__ = [
     "check_read_spec",
     "convert_to_json",
     "estimate_update_bytes",
+    "find_missing_parts",
     "find_stopping_bias",
     "get_usable_share",
     "inspect_machine",

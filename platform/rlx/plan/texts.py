@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import cast
 
-from rlx.discovery import ExperimentPlugins
+from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.errors import RlxError, summarize_error
 from rlx.model import (
     TextFault,
@@ -17,10 +17,11 @@ from rlx.model import (
     find_text_faults,
     list_text_sources,
 )
+from rlx.plan.checks import find_in_phases
 from rlx.plugin import Demonstration, ListsProblems, Plugin, Problem, Reward, Split, Task
 from rlx.plugin_calls import show_plugin_output
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, KeyPath, MultiTurnRolloutSpec, TinyModelSpec
+from rlx.spec import ExperimentSpec, KeyPath, MultiTurnRolloutSpec, PhaseSpec, TinyModelSpec
 from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
@@ -68,6 +69,51 @@ def require_showable_texts(read: LoadedSpec, plugins: ExperimentPlugins) -> None
     faults = [locate_diagnostic(f, read.document) for f in found if f.kind != "machine"]
     if faults:
         raise build_refusal(faults, read.document.file)
+
+
+def find_missing_parts(read: LoadedSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
+    """Yields a warning for each task, of a phase too, whose data are not on this machine, and for
+    each tracker whose library is not."""
+    spec = read.spec
+    seen = [plugins.task]
+
+    def check_phase(phase: PhaseSpec) -> Iterator[Diagnostic]:
+        changed = spec.resolve_phase_spec(phase)
+        task = resolve_plugins(changed).task
+        if task not in seen:
+            seen.append(task)
+            yield from _check_data(changed, task)
+
+    own = list(_check_data(spec, plugins.task))
+    libraries = _check_tracker_libraries(spec)
+    for found in (*own, *find_in_phases(spec, own, check_phase), *libraries):
+        yield locate_diagnostic(found, read.document)
+
+
+def _check_tracker_libraries(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    for number, tracker in enumerate(spec.tracking.trackers):
+        try:
+            tracker.check()
+        except ImportError as error:
+            path = ("tracking", "trackers", number)
+            yield build_warning(path, summarize_error(error), "`rlx submit` needs it")
+
+
+def _check_data(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+    if not isinstance(task, Task):
+        return
+    missing: Exception | None = None
+    with suppress(Exception), show_plugin_output(spec.task.plugin):  # of others: reported elsewhere
+        try:
+            task.problem("train", 0, derive_seed(spec.seed, "train"))
+        except (OSError, ImportError) as error:
+            missing = error
+    if missing is not None:
+        yield build_warning(
+            ("task",),
+            f"task: its data are not on this machine: {summarize_error(missing)}",
+            "`rlx submit` needs them, and they were not checked",
+        )
 
 
 def _find_faults(

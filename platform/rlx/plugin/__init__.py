@@ -23,14 +23,18 @@ from rlx.plugin.base import (
     LARGEST,
     PLUGIN_FAULT,
     Count,
+    Estimator,
+    LauncherPlugin,
+    Mask,
+    Placement,
     Plugin,
     PluginSection,
+    Reading,
+    SamplerPlugin,
     StrictModel,
     Use,
     expand_path,
 )
-from rlx.plugin.credit import Estimator, Mask, Placement, Reading
-from rlx.plugin.engine import LauncherPlugin, SamplerPlugin
 from rlx.plugin.environment import (
     FAILED,
     Action,

@@ -1,4 +1,5 @@
-"""The base classes of plugins, and the sections of an experiment whose model is chosen by name.
+"""The base classes of plugins, descriptors of those that only a run imports, and the sections of an
+experiment whose model is chosen by name.
 
 A section such as `sampler: {engine: NAME, ...}` is validated by the model that NAME stands for. The
 models that rlx ships are known; any other is imported through its entry point, when it is named.
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Union, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, Union, get_args
 
 from pydantic import (
     BaseModel,
@@ -27,21 +28,11 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, c
 from rlx.importing import ImportAbortedError, guard_import
 
 API = 1
-
-
 """Version of the plugin API. rlx refuses a plugin that needs a newer version."""
-
-
 LARGEST = 10**9
-
-
 """Largest count in an experiment. Sums and products of counts then fit the registry's columns and
 the libraries' 64-bit integers."""
-
-
 Count = Annotated[int, Field(le=LARGEST)]
-
-
 """A number of things, such as steps; a field adds its own lower bound. One with an upper bound of
 its own is an `int`: of two bounds, pydantic keeps this one."""
 
@@ -118,11 +109,7 @@ def expand_path(path: str | Path) -> Path:
 
 
 PLUGIN_FAULT = "plugin_fault"
-
-
 """Type of the validation error where a model is installed and cannot be used."""
-
-
 _Model = TypeVar("_Model", bound=Plugin)
 
 
@@ -283,3 +270,147 @@ class PluginSection(Generic[_Model]):
 
 def _list_required_fields(model: type[Plugin]) -> list[str]:
     return [name for name, field in model.model_fields.items() if field.is_required()]
+
+
+Reading = Literal["scores", "turns", "token_rewards"]
+
+
+class Estimator(Plugin):
+    """Options of an advantage estimator.
+
+    Attributes:
+        implementation: "module:function". Called as `f(inputs, options)` with the
+            `rlx.credit.CreditInputs` and this object; without a parameter `options`, with each
+            option by its name. Returns `[B, T]` or a `rlx.credit.Credit`.
+        reads: the rewards that it uses: "scores" (one per row, see `total_scores`), "turns"
+            (the named rewards), or "token_rewards" (as placed, KL included).
+    """
+
+    implementation: ClassVar[str]
+    reads: ClassVar[Reading] = "scores"
+
+    def reading(self) -> Reading:
+        """Like `reads`, for an estimator whose options decide it."""
+        return self.reads
+
+    def compares(self, turn: str) -> bool:
+        """Whether a turn of this kind needs siblings to be compared with in order to learn."""
+        return False
+
+    def refuses_one(self, turn: str) -> bool:
+        """Whether sampling only one turn of this kind per group is an error."""
+        return False
+
+    def get_ddof(self, turn: str) -> Literal[0, 1]:
+        """Degrees of freedom of σ over a group of turns of this kind: 1, or 0 for a population."""
+        return 1
+
+
+class Mask(Plugin):
+    """Options of a mask strategy.
+
+    Attributes:
+        implementation: "module:function". Called as `f(batch, options)` with the
+            `rlx.batch.TokenBatch` and this object; without a parameter `options`, with each option
+            by its name. Returns bool `[B, T]`.
+        beyond_own: whether tokens that the policy did not write may learn.
+    """
+
+    implementation: ClassVar[str]
+    beyond_own: ClassVar[bool] = False
+
+    def reaches_beyond(self) -> bool:
+        """Like `beyond_own`, for a mask whose options decide it."""
+        return self.beyond_own
+
+
+class Placement(Plugin):
+    """Options of a placement: which tokens receive the rewards of turns and rollouts.
+
+    Attributes:
+        implementation: "module:function". Called as `f(inputs, options)` with the
+            `rlx.credit.CreditInputs` and this object; without a parameter `options`, with each
+            option by its name. Returns the rewards on tokens, `[B, T]`.
+        turn_reduce: whether the rewards of turns are summed or averaged, unless the YAML says.
+        needs_turn_tokens: whether a turn's reward lies on tokens of that turn. If so, that of a
+            turn without tokens is dropped or moved, as `on_missing_turn` says.
+    """
+
+    implementation: ClassVar[str]
+    turn_reduce: ClassVar[Literal["sum", "mean"]] = "sum"
+    needs_turn_tokens: ClassVar[bool] = True
+
+
+class LauncherPlugin(StrictModel, Plugin):
+    """The `runner.launcher` section of one launcher, selected by the field `kind`.
+
+    A subclass declares `kind: Literal["NAME"] = "NAME"`, with the name of its entry point.
+
+    Attributes:
+        implementation: "module:Class" of a `rlx.launch.Launcher`, or a function that returns one;
+            of a `rlx.launch.JobLauncher` if `submits_jobs`.
+        submits_jobs: whether a job system starts each run's supervisor, and not `rlx submit`.
+    """
+
+    implementation: ClassVar[str]
+    submits_jobs: ClassVar[bool] = False
+
+    kind: str
+
+    def check_ranks(self, ranks: int) -> None:
+        """Checks that the launcher can place this number of ranks.
+
+        Raises:
+            ValueError: it cannot.
+        """
+
+
+class SamplerPlugin(StrictModel, Plugin):
+    """The `sampler:` section of one engine, selected by the field `engine`.
+
+    A subclass declares `engine: Literal["NAME"] = "NAME"`, with the name of its entry point.
+
+    Attributes:
+        implementation: "module:function". Called as `f(policy, settings, runner, device)` with the
+            arguments of `rlx.sampler.open_sampler`; returns a context manager of a
+            `rlx.sampler.SamplingEngine`.
+        own_model: whether the engine computes log-probabilities by code of its own. If so, a run
+            compares them with the learner's after each update, and stops if they differ.
+        min_temperature: lowest temperature that the engine supports.
+        holds_weights_apart: whether weights are copied once more on their way to the engine.
+    """
+
+    implementation: ClassVar[str]
+    own_model: ClassVar[bool] = True
+    min_temperature: ClassVar[float] = 0.0
+    holds_weights_apart: ClassVar[bool] = False
+
+    engine: str
+    max_rows: Count = Field(512, ge=1)
+    """Rows decoded together."""
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether these settings require a GPU."""
+        return False
+
+    def for_length(self, tokens: int) -> Self:
+        """Returns the settings for an experiment whose dialogues have about this many tokens."""
+        return self
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Size of the KV cache; None if it grows with the rows that are decoded together."""
+        return None
+
+    @property
+    def dialogues_at_once(self) -> int | None:
+        """Dialogues that go through all their turns together, so that no more caches are kept from
+        turn to turn; None: all of a step."""
+        return None
+
+    @property
+    def max_drift(self) -> float | None:
+        """Maximum mean difference, in nats, between the engine's log-probabilities and the
+        learner's under the same weights; None: 0.001 in float32, 0.1 in bfloat16."""
+        return None

@@ -1,10 +1,11 @@
-from .mlflow_pages import (
+from .mlflow_tracker import (
+    MLFLOW_ENVIRONMENT,
     MLFLOW_START_PAGE,
     find_mlflow_charts,
     find_mlflow_link,
     get_mlflow_uri,
+    prepare_store,
 )
-from .mlflow_tracker import MLFLOW_ENVIRONMENT, prepare_store
 from .recorder import Recorder
 from .retry import retry_registry_call
 from .rollouts import (

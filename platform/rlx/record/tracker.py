@@ -18,7 +18,7 @@ from typing import Any
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import TrackedPoint, TrackedRun, Tracker
-from rlx.progress_callbacks import Report, log_report, print_to_log
+from rlx.progress import Report, log_report, print_to_log
 from rlx.record.retry import retry_registry_call
 from rlx.stopwatch import CLOCK, Clock
 from rlx.text import escape_unprintable, redact_passwords, redact_values

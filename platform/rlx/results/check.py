@@ -23,7 +23,7 @@ from rlx.errors import RlxError
 from rlx.home import RunFolder, get_rlx_home
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
-from rlx.progress_callbacks import ShowProgress, ignore_progress
+from rlx.progress import ShowProgress, ignore_progress
 from rlx.record import read_probe, read_step
 from rlx.results.identities import (
     IDENTITIES,

@@ -40,7 +40,7 @@ from rlx.probe import (
     draw_verbal_against_sampled,
     settings_of,
 )
-from rlx.progress_callbacks import Report, ShowProgress, ignore_progress, log_report
+from rlx.progress import Report, ShowProgress, ignore_progress, log_report
 from rlx.record import Recorder, probe_table, update_trackers
 from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target
 from rlx.results.requests import EvaluationRequest, ProbeRequest, check_sections

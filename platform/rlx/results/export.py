@@ -17,7 +17,7 @@ from rlx.errors import DivergedModelError, EnvironmentFault, SpecError, summariz
 from rlx.evaluation import compute_recorded_intervals
 from rlx.launch import locate_run_folder
 from rlx.plugin_files import KeptPlugin, map_plugin_names
-from rlx.progress_callbacks import Report
+from rlx.progress import Report
 from rlx.sealed_folder import CheckpointError
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable, explain_write_errors

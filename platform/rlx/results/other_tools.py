@@ -22,7 +22,7 @@ from typing import Any, Literal
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.importing import finds_module
 from rlx.launch import get_registry_url, open_registry
-from rlx.progress_callbacks import Report, log_report
+from rlx.progress import Report, log_report
 from rlx.record import Recorder, update_trackers
 from rlx.results.models import OpenModel, open_served_model
 from rlx.text import escape_unprintable

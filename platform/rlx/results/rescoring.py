@@ -17,13 +17,13 @@ from torch import Tensor
 
 from rlx.assignment import build_scored_rows, compute_answer_scores, find_lost_rows
 from rlx.batch import TokenBatch, list_batch_rows
-from rlx.discovery import describe_data_changes, describe_plugin_changes
+from rlx.discovery import describe_data_changes, describe_plugin_changes, list_plugin_records
 from rlx.errors import ShapeError, SpecError
 from rlx.home import RunFolder
 from rlx.launch import get_registry_url, open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, read_spec, validate_document
-from rlx.progress_callbacks import ShowProgress, ignore_progress
+from rlx.progress import ShowProgress, ignore_progress
 from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.results.requests import RescoreRequest, check_sections
 from rlx.results.stored_steps import select_rollout_steps
@@ -464,7 +464,7 @@ def _build_rescore_spec(
     own = read.spec.dump_resolved() == _resolve_run_spec(run)
     notes = [
         *describe_plugin_changes(plugins.provenance, run.plugins),
-        *describe_data_changes(plugins.list_records(), run.plugins),
+        *describe_data_changes(list_plugin_records(read.spec, plugins), run.plugins),
     ]
     notes = notes if own else []
     return read.spec, own, list(dict.fromkeys(notes))

@@ -1,17 +1,13 @@
 from .collect import build_prompt_fit
 from .context import ControllerState, RunStopped, StopRequest
-from .first_contact import draw_contact_problems
-from .loop import run_experiment
+from .loop import draw_contact_problems, run_experiment
 from .metrics import record_allocations, write_memory_snapshot
 from .pictures import draw_over_steps, draw_probes, draw_run_pictures
 from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results
-from .progress import Progress, ProgressFile, read_progress
 from .streams import build_trained_rows, read_token_streams
 
 __all__ = [
     "ControllerState",
-    "Progress",
-    "ProgressFile",
     "RunStopped",
     "StopRequest",
     "build_probe_context",
@@ -23,7 +19,6 @@ __all__ = [
     "draw_probes",
     "draw_run_pictures",
     "probe_problems",
-    "read_progress",
     "read_token_streams",
     "record_allocations",
     "record_probe_results",

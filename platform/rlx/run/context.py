@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rlx.home import RunFolder
     from rlx.learner import Critic, Learner, Ranks, ReferencePolicy
     from rlx.model import Policy
+    from rlx.progress import ProgressFile
     from rlx.record import Recorder
     from rlx.reward import RewardPool
-    from rlx.run.progress import ProgressFile
     from rlx.sampler import SamplingEngine
 
 

@@ -18,11 +18,11 @@ from rlx.probe import (
     build_recorded_probe,
     probe_model,
 )
+from rlx.progress import Progress
 from rlx.record import Recorder, probe_table
 from rlx.reward import RewardPool
 from rlx.rollout import Sampler
 from rlx.run.collect import build_prompt_fit
-from rlx.run.progress import Progress
 from rlx.seeding import derive_seed
 from rlx.spec import ProbeSpec
 

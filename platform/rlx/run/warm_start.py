@@ -25,8 +25,8 @@ from rlx.model import (
     warm_start_policy,
 )
 from rlx.phase_setup import PhaseSetup
+from rlx.progress import Progress, ProgressFile
 from rlx.record import Recorder
-from rlx.run.progress import Progress, ProgressFile
 from rlx.sealed_folder import compute_manifest_digest
 from rlx.spec import ExperimentSpec
 

@@ -776,8 +776,10 @@ def _check_turn_tags(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                     )
     first, *_ = spec.rollout.list_levels()
     for number, example in enumerate(spec.rollout.examples):
-        found = [span for span in first.turn.spans if f"</{span}>" in example.assistant]
-        if first.turn.spans and not found:
+        ends = [name for mark, name in _TAG.findall(example.assistant) if mark]
+        # an example of another turn has tags of its own
+        others = [name for name in ends if not did_you_mean(name, first.turn.spans)]
+        if first.turn.spans and not others and not set(ends) & set(first.turn.spans):
             yield build_warning(
                 ("rollout", "examples", number, "assistant"),
                 f"rollout.examples.{number}.assistant has none of the spans "
