@@ -307,13 +307,16 @@ def build_scored_rows(
     return join_row_rewards(batch, trees, table, mask, label=setup.label, over=over)
 
 
-def find_lost_rows(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
-    """Rows that were dropped or have no reward, each as `(tree, segment)` of its last turn."""
+def find_lost_rows(
+    trees: Sequence[RolloutTree], table: RewardTable, *, needs_reward: bool = True
+) -> set[Place]:
+    """Rows that were dropped or lack the reward that they need, each as `(tree, segment)` of its
+    last turn."""
     return {
         (row.tree, row.segment)
         for row in list_batch_rows(trees)
         if (row.tree, row.segment) in table.dropped
-        or table.total_score(row.tree, row.turns) is None
+        or (needs_reward and table.total_score(row.tree, row.turns) is None)
     }
 
 

@@ -536,6 +536,8 @@ def _check_origin_fit(
             ("phases",), message, "steps are counted from that run's first step", against=HERE
         )
     ours, theirs = dict(spec.dump_resolved()["model"]), dict(run.spec["model"])
+    for model in (ours, theirs):  # another reference changes no weight
+        model.pop("reference", None)
     if None in (ours.get("tokenizer", ""), theirs.get("tokenizer", "")):
         ours["tokenizer"] = theirs["tokenizer"]  # null takes the tokenizer of the checkpoint's run
     for path in sorted(_find_differing_paths(ours, theirs)):

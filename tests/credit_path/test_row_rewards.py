@@ -97,6 +97,8 @@ def test_a_row_is_lost_where_it_was_dropped_or_has_no_reward():
     assert find_lost_rows(trees, TABLE) == {(1, 3)}
     dropped = RewardTable(TABLE.turns, frozenset({(0, 6)}), {}, {(1, 3): scored(whole=0.0)})
     assert find_lost_rows(trees, dropped) == {(0, 6)}
+    assert find_lost_rows(trees, TABLE, needs_reward=False) == set()
+    assert find_lost_rows(trees, dropped, needs_reward=False) == {(0, 6)}
 
 
 def test_an_answer_scores_its_turn_and_its_rollout():

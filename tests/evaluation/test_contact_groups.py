@@ -29,9 +29,9 @@ SPEC = {
 
 @pytest.fixture
 def contact(tmp_path):
-    def contact(estimator, *scores):
+    def contact(estimator, *scores, **sections):
         path = tmp_path / "contact.yaml"
-        path.write_text(yaml.safe_dump({**SPEC, "estimator": estimator}))
+        path.write_text(yaml.safe_dump({**SPEC, "estimator": estimator, **sections}))
         setup = build_setup(read_spec(path).spec)
         root = Segment(parent=NO_PARENT, author="prompt", token_ids=(63,), text="?")
         trees = [
@@ -68,6 +68,14 @@ def test_a_group_has_a_signal_if_the_scores_that_are_compared_differ(
     found = contact(estimator, *scores)
     assert (found.groups["answer"].groups, found.groups["answer"].with_signal) == (2, with_signal)
     assert found.has_signal == (with_signal > 0)
+
+
+def test_every_group_has_a_signal_from_a_teacher(contact):
+    teacher = {"kind": "tiny", "reference": {"path": "./teacher"}}
+    loss = {"kl": {"coefficient": 1}}
+    for scores in ([0.0, 0.0], [None, None]):
+        found = contact({"name": "grpo"}, scores, scores, model=teacher, loss=loss, rewards={})
+        assert (found.groups["answer"].groups, found.groups["answer"].with_signal) == (2, 2)
 
 
 def test_scores_that_are_all_alike_are_named(contact):

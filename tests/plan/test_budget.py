@@ -80,6 +80,27 @@ def test_what_is_sampled_but_not_trained_on_is_in_the_budget(plan):
     assert again.shared == greedy.shared == plain.shared
 
 
+def test_a_reference_is_counted_by_its_own_size(plan):
+    own = (
+        plan(
+            "distill",
+            "model.reference=null",
+            "rewards.turn._accuracy.weight=1",
+            "rewards.turn.a={plugin: countdown.verify, turn: answer}",
+        )
+        .phases[0]
+        .memory
+    )
+    other = plan("distill").phases[0].memory
+    tiny = {"hidden_size": 96, "layers": 3, "intermediate_size": 256, "tokenizer": "arithmetic"}
+    sizes = [
+        load_model_shape(TinyModelSpec(**shape)).parameters
+        for shape in ({**tiny, "hidden_size": 64, "layers": 2}, tiny)
+    ]
+    held = [memory.parts["reference policy"] for memory in (own, other)]
+    assert held == [4 * size for size in sizes]
+
+
 def test_memory_follows_the_runner(plan):
     def parts(*overrides):
         return plan("rlcr", *overrides).phases[-1].memory.parts

@@ -6,7 +6,9 @@ import pytest
 
 from rlx.launch.devices import TorchBuild
 from rlx.launch.submission import Package
+from rlx.model import build_policy
 from rlx.plan import check_file, machine, run_preflight_checks
+from rlx.spec import TinyModelSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
 
 CPU = TorchBuild("2.13.0+cpu", None)
@@ -128,3 +130,27 @@ def test_a_disk_too_small_for_the_checkpoints_is_warned_of(monkeypatch):
     assert not warnings(60, "phases.0.steps=20"), "the run writes but two"
     assert not warnings(10, "runner.checkpoint.every=0")
     assert len(warnings(5, "runner.checkpoint.every=0")) == 1
+
+
+DISTILL = (Path(__file__).parents[2] / "experiments" / "distill.yaml").read_text()
+
+
+def test_a_teacher_that_cannot_be_read_is_told_at_its_line(folder):
+    shape = {"hidden_size": 32, "layers": 1}
+    build_policy(TinyModelSpec(tokenizer="arithmetic_05", **shape), 0).save(folder / "other")
+    build_policy(TinyModelSpec(tokenizer="arithmetic", max_position=64, **shape), 0).save(
+        folder / "short"
+    )
+    rows = {
+        "missing": "there is no folder",
+        "other": "the reference has another tokenizer: token ",
+        "short": "the reference reads at most 64 tokens, and the turns may take 64",
+    }
+    found = {}
+    for name in rows:
+        place = [f"model.reference.path={folder / name}", "rollout.answer.max_new_tokens=64"]
+        fault = refused(folder, DISTILL, *place)
+        assert fault.path == ("model", "reference", "path")
+        found[name] = fault.message
+    assert {name: text for name, text in found.items() if rows[name] not in text} == {}
+    assert found["missing"].startswith("model.reference.path: ")

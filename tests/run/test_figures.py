@@ -12,7 +12,12 @@ from rlx.learner import CriticStats
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx.run.metrics import MOST_PARTS, _compute_part_figures, step_figures
+from rlx.run.metrics import (
+    MOST_PARTS,
+    _compute_part_figures,
+    _compute_reward_figures,
+    step_figures,
+)
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
@@ -89,6 +94,7 @@ def test_two_answers_with_two_confidences_each():
     by_hand = {
         "rewards/accuracy/mean": 0.5,
         "rewards/accuracy/std": 0.5,
+        "rewards/accuracy/absent": 0.0,
         "rewards/brier/mean": 0.8825,
         "rewards/_len/mean": 9.0,
         "train/reward_answer": 0.5,  # `_len` is shown and never summed
@@ -119,6 +125,31 @@ def test_two_answers_with_two_confidences_each():
     }
     assert {name: f[name] for name in by_hand} == pytest.approx(by_hand, rel=1e-5)
     assert not any(name.startswith("train/loss") for name in f)
+
+
+def test_absences_and_seconds_are_those_of_each_reward():
+    parts = [
+        RewardTable(
+            {(0, 1): {"slow": entry("slow", score), "fast": entry("fast", 1.0)}},
+            frozenset(),
+            {},
+            seconds=seconds,
+        )
+        for score, seconds in ((0.5, {"slow": 2.0, "fast": 0.25}), (None, {"slow": 1.0}))
+    ]
+    merged = RewardTable.merge_tables(parts, [[0], [1]])
+    tree = RolloutTree(
+        Problem(id="p", prompt="", fields={}),
+        (Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)), turn(0, 1)),
+    )
+    found = _compute_reward_figures([tree, tree], merged)
+    expected = {
+        "rewards/slow/absent": 0.5,
+        "rewards/fast/absent": 0.0,
+        "perf/reward/slow_s": 3.0,
+        "perf/reward/fast_s": 0.25,
+    }
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_one_confidence_per_answer_is_still_measured():

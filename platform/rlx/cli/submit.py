@@ -202,14 +202,16 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
         f"{name}×{use.weight:g}" if not name.startswith("_") else name
         for name, use in (*read.spec.rewards.turn.items(), *read.spec.rewards.global_.items())
     )
-    where = os.path.relpath(locate_run_folder(run).root)
+    where, teacher = os.path.relpath(locate_run_folder(run).root), read.spec.model.reference
     look = f"rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
     if run.status == "queued" and not is_job(run):
         look = f"rlx resume --queued, here or where this folder is shared   ·   rlx stop {run.id}"
     job = read_job_id(locate_run_folder(run))
     print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
-        f"  rewards {rewards}\n" + f"  run     {run.id}  ({run.steps_total} steps)\n"
+        f"  rewards {rewards or 'none'}\n"
+        + (f"  teacher {escape_unprintable(teacher.path)}\n" if teacher else "")
+        + f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")

@@ -15,6 +15,7 @@ from rlx.discovery.lookup import (
     build_plugin_diagnostic,
     compute_plugin_digest,
     find_installed_plugin,
+    import_implementation,
     load_plugin,
 )
 from rlx.plugin import Environment, Estimator, Mask, Placement, Plugin, Rehearsed
@@ -29,6 +30,7 @@ from rlx.spec import (
     GlobalReward,
     KeyPath,
     MaskUse,
+    ModelFiles,
     MultiTurnRolloutSpec,
     PlacementUse,
     PluginUse,
@@ -385,6 +387,7 @@ class ExperimentPlugins:
         provenance: one entry per plugin, in the order of the spec.
         named: the plugins, in the same order as `provenance`.
         default_options: paths of options in the spec that have their default values.
+        reference: `model.reference`, whose files decide the result as data do.
         warnings: what `rlx.plan` warns of; empty if the experiment was not checked.
     """
 
@@ -398,6 +401,7 @@ class ExperimentPlugins:
     provenance: tuple[Provenance, ...]
     named: tuple[Plugin, ...]
     default_options: tuple[KeyPath, ...] = ()
+    reference: ModelFiles | None = None
     warnings: tuple[Diagnostic, ...] = ()
 
     def compute_digest(self, spec: ExperimentSpec) -> str:
@@ -418,7 +422,19 @@ class ExperimentPlugins:
             with show_plugin_output(origin.name), suppress(OSError, ImportError, ValueError):
                 data = dict(plugin.data())
             records.append({**asdict(origin), "data": data})
-        return records
+        return records + ([_record_reference(self.reference)] if self.reference else [])
+
+
+def _record_reference(reference: ModelFiles) -> dict[str, Any]:
+    """What a run records of its reference model, in the form of a plugin's record."""
+    digest = import_implementation("rlx.model:compute_reference_digest")(reference)
+    return {
+        "kind": "model",
+        "name": reference.path,
+        **dict.fromkeys(("distribution", "version", "entry_point", "sha256"), ""),
+        "options": {},
+        "data": {"contents": digest} if digest else {},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +460,7 @@ class BuiltPlugins:
         either = (self.built.get(("rewards", scope, name)) for scope in ("turn", "global"))
         return next(filter(None, either), None)
 
-    def to_experiment(self) -> ExperimentPlugins:
+    def to_experiment(self, spec: ExperimentSpec) -> ExperimentPlugins:
         """Returns the plugins of an experiment, all of which could be built."""
         built, named = self.built, self.list_all()
         rewards = {(str(p[1]), str(p[2])): made for p, made in built.items() if p[0] == "rewards"}
@@ -459,6 +475,7 @@ class BuiltPlugins:
             provenance=tuple(build_provenance(place, plugin) for place, plugin in named),
             named=tuple(plugin for _, plugin in named),
             default_options=tuple(list_default_options(self.places, built)),
+            reference=spec.model.reference,
         )
 
 
@@ -478,7 +495,7 @@ def resolve_plugins(spec: ExperimentSpec) -> ExperimentPlugins:
     plugins = build_named_plugins(spec.dump_resolved())
     if plugins.faults:
         raise build_refusal(plugins.faults, f"experiment '{spec.name}'")
-    return plugins.to_experiment()
+    return plugins.to_experiment(spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -673,8 +690,9 @@ def describe_data_changes(
         was = before[-1]
         for name in {**was, **here}:
             if was.get(name) != here.get(name):
+                plugin = "" if record["kind"] == "model" else " plugin"
                 yield (
-                    f"{record['kind']} plugin {record['name']!r}: {name} was "
+                    f"{record['kind']}{plugin} {record['name']!r}: {name} was "
                     f"{was.get(name, 'not read')} when the run began, and is "
                     f"{here.get(name, 'not read')} now"
                 )

@@ -62,7 +62,7 @@ class GroupContact:
     Attributes:
         groups: how many there are.
         with_signal: how many of them have scores that differ, or where the estimator does not
-            compare siblings, whether any scores differ: all or none.
+            compare siblings, whether any scores differ: all or none. All if there is a teacher.
     """
 
     groups: int
@@ -229,7 +229,8 @@ def _count_groups(
     agent's history are of the kind of those above."""
     kinds = list(setup.spec.rollout.turns)
     learning = set(setup.plan.list_learning_trees(len(trees) // setup.plan.trees_per_prompt))
-    without = set(find_lost_rows(trees, table)) | {
+    spec = setup.spec
+    without = find_lost_rows(trees, table, needs_reward=spec.learns_from_rewards) | {
         (row.tree, row.segment) for row in list_batch_rows(trees) if row.tree not in learning
     }
     if len(without) == len(list_batch_rows(trees)):
@@ -237,7 +238,7 @@ def _count_groups(
     batch = build_token_batch(trees, without=without)
     rewards = join_row_rewards(batch, trees, table, batch.is_own).rewards
     scores = structured_scores(rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
-    mask, expected = setup.mask(batch), setup.spec.loss.expected
+    mask, expected = setup.mask(batch), spec.loss.expected
     learns = mask.any(dim=1)
     found = {}
     levels = batch.levels.clamp(max=len(kinds) - 1)
@@ -251,7 +252,8 @@ def _count_groups(
         with_signal = batch.group_ids[rows][spread].unique()
         found[kinds[level]] = GroupContact(len(groups), len(with_signal))
         content = None if expected is None else batch.contents.get(expected.span)
-        if content is not None and (content & mask)[rows].any():  # it needs no others to compare
+        is_stated = content is not None and bool((content & mask)[rows].any())
+        if is_stated or spec.learns_from_teacher:  # which needs no others to compare
             found[kinds[level]] = GroupContact(len(groups), len(groups))
     return found
 

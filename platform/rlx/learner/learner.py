@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -365,7 +365,7 @@ class ReferencePolicy(Protocol):
         description: which policy it is, for the run's record.
     """
 
-    description: ClassVar[str]
+    description: str
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """`[B, T]` nats, as `Learner.logprobs`."""
@@ -373,18 +373,18 @@ class ReferencePolicy(Protocol):
 
 
 class FrozenCopy:
-    """A copy of the policy at the time of construction.
+    """A copy of a policy at the time of construction.
 
     Args:
         policy: must not have a learner yet, which may shard or round its weights; not modified.
         runner: precision and micro-batch size.
         ranks: each rank computes its share of the rows. It holds a full copy on its device; under
             ZeRO stage 3 its part of every weight.
+        description: which policy it is.
     """
 
-    description: ClassVar[str] = "a frozen copy of the policy from the start of training"
-
-    def __init__(self, policy: Policy, runner: RunnerSpec, ranks: Ranks) -> None:
+    def __init__(self, policy: Policy, runner: RunnerSpec, ranks: Ranks, description: str) -> None:
+        self.description = description
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
         dtype, is_sharded = getattr(torch, runner.dtype), runner.zero_stage == 3
@@ -410,7 +410,7 @@ class FrozenCopy:
 class AdapterFreeBase:
     """The learner's model with its adapters disabled; needs no extra memory."""
 
-    description: ClassVar[str] = "the model without its adapters"
+    description = "the model without its adapters"
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
@@ -421,13 +421,23 @@ class AdapterFreeBase:
 
 
 def build_learner_with_reference(
-    policy: Policy, runner: RunnerSpec, optimizer: OptimizerSpec, ranks: Ranks
+    policy: Policy,
+    runner: RunnerSpec,
+    optimizer: OptimizerSpec,
+    ranks: Ranks,
+    teacher: Policy | None = None,
 ) -> tuple[Learner, ReferencePolicy]:
-    """Builds a learner and its reference policy: the model without adapters, or a frozen copy.
+    """Builds a learner and its reference policy: the teacher, else the model without adapters, else
+    a frozen copy.
 
     The copy must be made before the learner shards the model, so both are built here.
     """
-    frozen = None if is_adapted(policy.model) else FrozenCopy(policy, runner, ranks)
+    frozen = None
+    if teacher is not None:
+        frozen = FrozenCopy(teacher, runner, ranks, "model.reference")
+    elif not is_adapted(policy.model):
+        start = "a frozen copy of the policy from the start of training"
+        frozen = FrozenCopy(policy, runner, ranks, start)
     learner = Learner(policy, runner, optimizer, ranks)
     return learner, AdapterFreeBase(learner) if frozen is None else frozen
 

@@ -1,4 +1,4 @@
-from .build import Policy, build_policy
+from .build import Policy, build_policy, build_reference
 from .copies import (
     StoredForm,
     convert_weights,
@@ -7,7 +7,13 @@ from .copies import (
     share_model,
 )
 from .dialogue import ChatDialogue, ModelDialogue, PlainDialogue
-from .files import check_model_files, compute_model_fingerprint
+from .files import (
+    check_model_files,
+    compute_model_fingerprint,
+    compute_reference_digest,
+    find_local_files,
+    name_reference,
+)
 from .lora import (
     adapt_policy,
     adapter_weights,
@@ -29,11 +35,12 @@ from .tokenizer import (
     TokenBytes,
     build_vocabulary_dialogue,
     find_local_context_length,
-    find_local_files,
+    find_vocabulary_difference,
     folder_dialogue,
     load_local_dialogue,
     load_vocabulary,
     pretrained_tokenizer,
+    read_vocabulary,
     tiny_tokenizer,
 )
 from .vocabulary import Vocabulary
@@ -72,11 +79,13 @@ __all__ = [
     "build_attention_mask",
     "build_demonstration_batches",
     "build_policy",
+    "build_reference",
     "build_vocabulary_dialogue",
     "check_model_files",
     "choose_run_vocabulary",
     "choose_vocabulary",
     "compute_model_fingerprint",
+    "compute_reference_digest",
     "convert_weights",
     "copy_model",
     "disable_adapters",
@@ -84,6 +93,7 @@ __all__ = [
     "find_local_context_length",
     "find_local_files",
     "find_text_faults",
+    "find_vocabulary_difference",
     "find_window",
     "fits_warm_start",
     "folder_dialogue",
@@ -95,8 +105,10 @@ __all__ = [
     "load_local_dialogue",
     "load_vocabulary",
     "merged_weights",
+    "name_reference",
     "narrow_windows",
     "pretrained_tokenizer",
+    "read_vocabulary",
     "read_warm_start_losses",
     "save_adapter",
     "share_model",

@@ -25,18 +25,19 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.copies import convert_weights
 from rlx.model.dialogue import ModelDialogue
-from rlx.model.files import first_line, model_folder, share_weights
+from rlx.model.files import first_line, model_folder, name_reference, share_weights
 from rlx.model.tokenizer import (
     build_dialogue,
     build_vocabulary_dialogue,
     end_ids,
     find_context_length,
+    find_vocabulary_difference,
     load_vocabulary,
     pretrained_tokenizer,
     tiny_tokenizer,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import ModelSpec, PretrainedModelSpec, TinyModelSpec
+from rlx.spec import ModelFiles, ModelSpec, PretrainedModelSpec, TinyModelSpec
 
 CAUSAL = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 """Names of causal language model classes, as in a configuration's `architectures`."""
@@ -120,6 +121,25 @@ def build_policy(
     )
     convert_weights(policy.model, dtype)
     return policy
+
+
+def build_reference(spec: ModelFiles, policy: Policy, dtype: torch.dtype) -> Policy:
+    """Loads a policy's reference model.
+
+    Args:
+        spec: `model.reference`.
+        policy: has the same tokenizer.
+        dtype: of the parameters.
+
+    Raises:
+        SpecError: the tokenizer is another one, or the model of a kind that rlx cannot load.
+        EnvironmentFault: as `build_policy`.
+    """
+    with name_reference():
+        model_folder(spec)  # fetched if it has to be
+        if difference := find_vocabulary_difference(policy.tokenizer.get_vocab(), spec):
+            raise SpecError(f"model.path: the tokenizer is another one: {difference}")
+        return _load_pretrained_policy(PretrainedModelSpec(**spec.model_dump()), dtype)
 
 
 def _build_tiny_policy(spec: TinyModelSpec, seed: int, folder: Path | None) -> Policy:

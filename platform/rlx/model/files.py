@@ -15,14 +15,16 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import locate_cache
 from rlx.plugin import expand_path
-from rlx.spec import PretrainedModelSpec
+from rlx.spec import ModelFiles
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
@@ -218,7 +220,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
-def check_model_files(spec: PretrainedModelSpec) -> None:
+def check_model_files(spec: ModelFiles) -> None:
     """Checks that a model's files are available and valid, without loading the model.
 
     Downloads nothing. The Hub is queried only for a name that is not in the cache.
@@ -240,7 +242,7 @@ def check_model_files(spec: PretrainedModelSpec) -> None:
         _check_folder(folder, spec.path)
 
 
-def model_folder(spec: PretrainedModelSpec) -> Path:
+def model_folder(spec: ModelFiles) -> Path:
     """Returns the folder with the model's files, imported or downloaded if necessary.
 
     Raises:
@@ -254,20 +256,68 @@ def model_folder(spec: PretrainedModelSpec) -> Path:
     return folder
 
 
-def find_gguf_file(spec: PretrainedModelSpec) -> Path | None:
+def find_gguf_file(spec: ModelFiles) -> Path | None:
     """Returns the GGUF file that `model.path` names, or None."""
     file = expand_path(spec.path)
     return file if file.suffix == SUFFIX and file.is_file() else None
 
 
-def compute_model_fingerprint(spec: PretrainedModelSpec) -> str:
+def compute_model_fingerprint(spec: ModelFiles) -> str:
     """Returns a digest of the names, sizes and modification times of the model's files."""
     files = sorted(f for f in model_folder(spec).iterdir() if f.is_file())
     stats = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     return hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:20]
 
 
-def _find_local_model(spec: PretrainedModelSpec) -> Path | None:
+def find_local_files(spec: ModelFiles) -> Path | None:
+    """Returns the local folder with a model's configuration and tokenizer, or None.
+
+    The weights may be missing. Does not access the network.
+    """
+    folder = expand_path(spec.path)
+    if (file := find_gguf_file(spec)) is not None:
+        return find_imported_folder(file)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            config = try_to_load_from_cache(spec.path, CONFIG, revision=spec.revision)
+        except HFValidationError:
+            return None
+        if not isinstance(config, str):
+            return None
+        folder = Path(config).parent
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
+    return folder if has_tokenizer and (folder / CONFIG).is_file() else None
+
+
+def compute_reference_digest(spec: ModelFiles) -> str:
+    """Returns a digest of the contents of a reference model's files; "" if they are not here."""
+    file, folder = find_gguf_file(spec), find_local_files(spec)
+    files = [file] if file else [folder / CONFIG, *_weight_files(folder)] if folder else []
+    parts = [(f.name, _compute_file_digest(f, f.stat().st_mtime_ns)) for f in files if f.is_file()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20] if parts else ""
+
+
+@lru_cache(maxsize=64)
+def _compute_file_digest(file: Path, modified: int) -> str:
+    """SHA-256 of a file that was modified at that time, in nanoseconds."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def name_reference() -> Iterator[None]:
+    """Context manager: what is wrong with a model's files is said of `model.reference`."""
+    try:
+        yield
+    except (SpecError, EnvironmentFault) as error:
+        told = re.sub(r"\bmodel\.(path|revision)\b", r"model.reference.\1", str(error))
+        raise type(error)(told) from error
+
+
+def _find_local_model(spec: ModelFiles) -> Path | None:
     """Returns the local folder, or a complete cached snapshot; None if a download is needed."""
     folder = expand_path(spec.path)
     if folder.is_dir():
@@ -292,7 +342,7 @@ def _find_local_model(spec: PretrainedModelSpec) -> Path | None:
     return _find_cached_snapshot(spec)
 
 
-def _find_cached_snapshot(spec: PretrainedModelSpec) -> Path | None:
+def _find_cached_snapshot(spec: ModelFiles) -> Path | None:
     """Returns the snapshot in the Hub cache if it is complete."""
     from huggingface_hub import is_offline_mode, try_to_load_from_cache
 
@@ -311,7 +361,7 @@ def _find_cached_snapshot(spec: PretrainedModelSpec) -> Path | None:
     return None
 
 
-def _list_hub_files(spec: PretrainedModelSpec) -> set[str]:
+def _list_hub_files(spec: ModelFiles) -> set[str]:
     """Returns the names of the model's files on the Hub; raises if essential files are missing."""
     from huggingface_hub import HfApi, errors
 
@@ -355,7 +405,7 @@ def _describe_hub_error(error: Exception, name: str) -> str:
     return f"the hub cannot list the files of {name} ({first_line(error)}); try again later"
 
 
-def _fetch_snapshot(spec: PretrainedModelSpec) -> Path:
+def _fetch_snapshot(spec: ModelFiles) -> Path:
     from huggingface_hub import snapshot_download
 
     names = _list_hub_files(spec)
@@ -459,11 +509,11 @@ def _read_json_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def _format_model_name(spec: PretrainedModelSpec) -> str:
+def _format_model_name(spec: ModelFiles) -> str:
     return f"{spec.path!r}" + (f" at revision {spec.revision!r}" if spec.revision else "")
 
 
-def _fetch_command(spec: PretrainedModelSpec) -> str:
+def _fetch_command(spec: ModelFiles) -> str:
     revision = f" --revision {spec.revision}" if spec.revision else ""
     return f"hf download {spec.path}{revision}"
 

@@ -6,15 +6,16 @@ Nothing here imports modeling code, which is slow to import.
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ChatDialogue, ModelDialogue, PlainDialogue
-from rlx.model.files import CONFIG, TOKENIZERS, find_gguf_file, find_imported_folder, first_line
+from rlx.model.files import find_local_files, first_line
 from rlx.model.vocabulary import Vocabulary
 from rlx.plugin import expand_path
-from rlx.spec import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec, TinyModelSpec
+from rlx.spec import CLOSED_VOCABULARIES, ModelFiles, ModelSpec, TinyModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -123,7 +124,7 @@ def find_context_length(config: Any) -> int:
     return min((limit for limit in limits if limit is not None), default=sys.maxsize)
 
 
-def find_local_context_length(spec: PretrainedModelSpec) -> int:
+def find_local_context_length(spec: ModelFiles) -> int:
     """Maximum dialogue length of a model whose files are on this machine, in tokens.
 
     Raises:
@@ -141,29 +142,6 @@ def find_local_context_length(spec: PretrainedModelSpec) -> int:
     return find_context_length(config)
 
 
-def find_local_files(spec: PretrainedModelSpec) -> Path | None:
-    """Returns the local folder with a model's configuration and tokenizer, or None.
-
-    The weights may be missing. Does not access the network.
-    """
-    folder = expand_path(spec.path)
-    if (file := find_gguf_file(spec)) is not None:
-        return find_imported_folder(file)
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            config = try_to_load_from_cache(spec.path, CONFIG, revision=spec.revision)
-        except HFValidationError:
-            return None
-        if not isinstance(config, str):
-            return None
-        folder = Path(config).parent
-    has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
-    return folder if has_tokenizer and (folder / CONFIG).is_file() else None
-
-
 def load_local_dialogue(spec: ModelSpec, tokenizer: Path | None = None) -> ModelDialogue | None:
     """Loads the dialogue format of a model; None if its files are not on this machine.
 
@@ -179,6 +157,45 @@ def load_local_dialogue(spec: ModelSpec, tokenizer: Path | None = None) -> Model
         return build_vocabulary_dialogue(load_vocabulary(spec, tokenizer))
     folder = find_local_files(spec)
     return None if folder is None else folder_dialogue(folder, chat_template=spec.chat_template)
+
+
+def find_vocabulary_difference(ours: Mapping[str, int], reference: ModelFiles) -> str | None:
+    """The first token of which the policy and its reference differ; None if there is none, or if
+    the reference's files are not on this machine.
+
+    The reference reads token ids that the policy writes, so each must be the same text for both.
+
+    Args:
+        ours: the id of every token of the policy.
+        reference: `model.reference`.
+
+    Raises:
+        EnvironmentFault: its tokenizer is damaged.
+    """
+    folder = find_local_files(reference)
+    if folder is None:
+        return None
+    mine = {number: token for token, number in ours.items()}
+    theirs = {number: token for token, number in read_vocabulary(folder).items()}
+    for number in sorted(mine.keys() | theirs.keys()):
+        if mine.get(number) != theirs.get(number):
+            own, other = (
+                repr(side[number]) if number in side else "none" for side in (mine, theirs)
+            )
+            return f"token {number} is {own} of the policy and {other} of {reference.path!r}"
+    return None
+
+
+def read_vocabulary(folder: Path) -> Mapping[str, int]:
+    """The id of every token of the tokenizer in a folder."""
+    try:
+        vocabulary: Mapping[str, int] = pretrained_tokenizer(folder).get_vocab()
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise EnvironmentFault(
+            f"the tokenizer in {str(folder)!r} cannot be read ({first_line(error)}); save or fetch "
+            "it again"
+        ) from error
+    return vocabulary
 
 
 def folder_dialogue(folder: Path, *, chat_template: bool) -> ModelDialogue:

@@ -314,6 +314,7 @@ def _list_stage_inputs(stage: DemonstrationPlayer, policy: Policy) -> dict[str, 
     """What decides the result of a warm start, besides the kind of device and shared work."""
     spec = stage.spec
     resolved = spec.dump_resolved()
+    del resolved["model"]["reference"]  # which takes no part
     if resolved["model"]["warm_start"]["demonstrations"] is None:
         del resolved["model"]["warm_start"]["demonstrations"]  # as before there were any others
     plugins = [p for p in (stage.task, stage.environment) if isinstance(p, Plugin)]

@@ -1,6 +1,11 @@
 from .checks import check_file, check_read_spec, read_spec, validate_document
 from .machine import inspect_machine, run_preflight_checks
-from .memory import estimate_update_bytes, get_usable_share, load_model_shape
+from .memory import (
+    count_reference_parameters,
+    estimate_update_bytes,
+    get_usable_share,
+    load_model_shape,
+)
 from .page import render_plan_page, show_plan, show_rows
 from .plugin_checks import BIASES, find_stopping_bias, list_bias_reasons
 from .rehearsal_checks import run_rehearsal_checks
@@ -17,6 +22,7 @@ __all__ = [
     "check_file",
     "check_read_spec",
     "convert_to_json",
+    "count_reference_parameters",
     "estimate_update_bytes",
     "find_missing_parts",
     "find_stopping_bias",

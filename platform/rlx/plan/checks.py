@@ -81,7 +81,7 @@ def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
     if faults := _list_errors(found):
         raise _locate_refusal(faults, read.document)
     warnings = tuple(locate_diagnostic(warning, read.document) for warning in found)
-    return replace(plugins.to_experiment(), warnings=warnings)
+    return replace(plugins.to_experiment(spec), warnings=warnings)
 
 
 def check_file(

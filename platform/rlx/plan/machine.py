@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
@@ -87,6 +87,7 @@ def run_preflight_checks(
     faults = [
         *_check_machines(read),
         *_check_model_needs(read.spec),
+        *_check_reference(read.spec, plugins),
         *_check_sampler_package(read.spec),
         *_check_torchvision(),
         *_check_plugins(read.spec, plugins),
@@ -210,6 +211,51 @@ def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         path = ("model", "path")
         kind: FaultKind = "machine" if isinstance(error, EnvironmentFault) else "value"
         yield build_error(path, summarize_error(error), kind=kind)
+
+
+def _check_reference(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
+    """Reports a reference model that is not there, or that reads token ids as other texts."""
+    if (reference := spec.model.reference) is None:
+        return
+    from rlx.model import (
+        check_model_files,
+        choose_vocabulary,
+        find_local_context_length,
+        find_local_files,
+        find_vocabulary_difference,
+        name_reference,
+        read_vocabulary,
+    )
+
+    path, difference, room = ("model", "reference", "path"), None, 0
+    try:
+        ours: Mapping[str, int] | None = None
+        if not isinstance(spec.model, PretrainedModelSpec):
+            ours = choose_vocabulary(spec, plugins).tokenizer.get_vocab()
+        elif (own := find_local_files(spec.model)) is not None:
+            ours = read_vocabulary(own)
+        with name_reference():
+            check_model_files(reference)
+            if ours is not None:
+                difference = find_vocabulary_difference(ours, reference)
+            if find_local_files(reference) is not None:
+                room = find_local_context_length(reference)
+    except RlxError as error:
+        kind: FaultKind = "machine" if isinstance(error, EnvironmentFault) else "value"
+        yield build_error(path, summarize_error(error), kind=kind)
+    if difference:
+        yield build_error(
+            path,
+            f"the reference has another tokenizer: {difference}",
+            "it reads the token ids that the policy writes: take a model of the same family",
+        )
+    turns = sum(spec.rollout.budgets.values())
+    if 0 < room <= turns:
+        yield build_error(
+            path,
+            f"the reference reads at most {room} tokens, and the turns may take {turns}",
+            "lower max_new_tokens, or take another model",
+        )
 
 
 def _check_sampler_package(spec: ExperimentSpec) -> Iterator[Diagnostic]:

@@ -15,6 +15,7 @@ from rlx.rollout import NO_PARENT, EnvironmentPlan
 from rlx.spec import (
     ExperimentSpec,
     Lora,
+    ModelFiles,
     ModelSpec,
     RunnerSpec,
     SamplerSpec,
@@ -160,11 +161,13 @@ def estimate_disk(spec: ExperimentSpec, shape: ModelShape) -> DiskEstimate:
     return DiskEstimate(each, most, most * each + model, kept * each + model)
 
 
-def load_model_shape(spec: ModelSpec, vocabulary: int | None = None) -> ModelShape | None:
+def load_model_shape(
+    spec: ModelSpec | ModelFiles, vocabulary: int | None = None
+) -> ModelShape | None:
     """Reads the model's dimensions.
 
     Args:
-        spec: the `model:` section.
+        spec: the `model:` section, or `model.reference`.
         vocabulary: number of tokens of a tiny model; None reads it from its tokenizer.
 
     Returns:
@@ -465,9 +468,19 @@ def _compute_held_bytes(
     if "values" in needs:
         engine = _compute_engine_bytes(spec.runner, parameters, parameters)
         held["critic, with gradients and moments"] = sum(engine.values())
-    if "reference_logprobs" in needs and getattr(spec.model, "lora", None) is None:
-        held["reference policy"] = _share_of(spec.runner, width * parameters, since=3)
+    size = count_reference_parameters(spec, parameters) if "reference_logprobs" in needs else 0
+    if size:
+        held["reference policy"] = _share_of(spec.runner, width * size, since=3)
     return held
+
+
+def count_reference_parameters(spec: ExperimentSpec, own: int) -> int:
+    """Parameters that the reference policy holds besides those of the policy; 0 for a model without
+    its adapters. A reference whose dimensions are unknown here counts as large as the policy."""
+    if spec.model.reference is not None:
+        shape = load_model_shape(spec.model.reference)
+        return own if shape is None else shape.parameters
+    return own if getattr(spec.model, "lora", None) is None else 0
 
 
 def _compute_engine_bytes(runner: RunnerSpec, parameters: int, learned: int) -> dict[str, int]:

@@ -201,11 +201,15 @@ def _describe_signal(report: PlanReport) -> Text:
         why = escape_unprintable(stopped[0].stopped)
         return Text(f"no: phase {_join_names(stopped[0])} assigns no credit: {why}", "bold red")
     counts = [(phase, sum(group.has_signal for group in phase.groups)) for phase in report.phases]
-    if silent := [_join_names(phase) for phase, count in counts if not count]:
+    silent = [_join_names(p) for p, count in counts if not count and not p.has_teacher]
+    if silent:
         return Text(f"no: every advantage is 0 in phase {', '.join(silent)}", "bold red")
     groups = ", ".join(f"{_join_names(p)} {count} of {len(p.groups)}" for p, count in counts)
     text = Text.assemble(("yes", "bold green"), f": groups with advantages: {groups}")
     for phase in report.phases:
+        if phase.has_teacher:
+            text.append(f"; in phase {_join_names(phase)} the teacher corrects all tokens")
+            continue
         kinds = {group.kind for group in phase.groups}
         for kind in sorted(kinds - {group.kind for group in phase.groups if group.has_signal}):
             what = f"; no {escape_unprintable(kind)} learns in phase {_join_names(phase)}"

@@ -421,7 +421,7 @@ def _check_groups_of_one(spec: ExperimentSpec, estimator: Estimator) -> Iterator
             "nothing learns",
             _MORE_SIBLINGS,
         )
-    for level in silent:
+    for level in silent if spec.learns_from_rewards else ():
         yield build_warning(
             ("rollout", *level.counted_at),
             f"{level.count_key} is 1, and estimator '{spec.estimator.plugin}' compares "
@@ -439,7 +439,7 @@ def _check_greedy_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator
     greedy = [level for level in compared if level.turn.top_k == 1 and level.count > 1]
     silent = len([level for level in compared if level.count == 1 or level in greedy])
     nothing = silent == len(levels) and _learns_from_advantages(spec)
-    for level in greedy:
+    for level in greedy if spec.learns_from_rewards else ():
         yield (build_error if nothing else build_warning)(
             ("rollout", *level.at, "top_k"),
             f"{level.key}.top_k is 1, so the {level.count} samples of a group are equal, and "
@@ -454,7 +454,8 @@ _MORE_SIBLINGS = "sample 2 or more, or let a group of one keep its raw score: `s
 
 def _learns_from_advantages(spec: ExperimentSpec) -> bool:
     """Whether nothing in the loss has a gradient where every advantage is 0."""
-    return spec.loss.entropy is None and spec.loss.expected is None
+    loss = spec.loss
+    return loss.entropy is None and loss.expected is None and not spec.learns_from_teacher
 
 
 def _check_level_factors(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:

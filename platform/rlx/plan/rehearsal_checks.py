@@ -75,7 +75,8 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
         return
     yield from _check_trial_mask(trial, trial.train, trial.rewards)
     yield from _check_judge_values(trial)
-    if not trial.is_faulty:  # after a fault, the other findings mean little
+    # After a fault, the other findings mean little.
+    if not trial.is_faulty and not trial.setup.spec.learns_from_teacher:
         yield from _check_group_signal(trial.train)
 
 

@@ -224,6 +224,7 @@ class PhaseReport:
         shown: numbers of the rows to look at first: a correct answer, a failed one, and
             confidences of both.
         memory: None if the model's dimensions are unknown on this machine.
+        has_teacher: whether every token that learns is drawn to another model.
         gpus: for GPUs by their size, such as "80 GB", the share that the memory takes of what torch
             finds there; empty on a CPU. Up to `gpu_room` fits.
     """
@@ -242,6 +243,7 @@ class PhaseReport:
     counts: MissingCounts | None
     tokens: TokenBudget
     memory: MemoryEstimate | None
+    has_teacher: bool
     gpus: Mapping[str, float]
     gpu_room: float
 
@@ -344,6 +346,7 @@ def _build_phase_report(
         counts=count_trial_losses(trial) if rows else None,
         tokens=tokens,
         memory=memory,
+        has_teacher=spec.learns_from_teacher,
         gpus=shares,
         gpu_room=get_usable_share(spec.sampler),
     )
@@ -424,8 +427,10 @@ def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
         if (own := rollout.self_play) is not None:
             whose = "both players learn" if own.learn == "both" else "the first player learns"
             environment.append(("self-play", whose))
+    teacher = spec.model.reference
     settings: list[tuple[str, Any]] = [
         *environment,
+        *([("teacher", teacher.path)] if teacher is not None else []),
         ("estimator reads", READINGS[estimator.reading()]),
         ("profile", credit.profile),
         ("mask", spec.mask.plugin),

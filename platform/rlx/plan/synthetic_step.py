@@ -228,7 +228,8 @@ def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
         estimator=_wrap_plugin("estimator", spec.estimator.plugin, trial.setup.estimator),
     )
     learning = setup.plan.list_learning_trees(len(trial.trees))
-    lost = find_lost_rows(trial.trees, trial.table) | {
+    needs_reward = spec.learns_from_rewards
+    lost = find_lost_rows(trial.trees, trial.table, needs_reward=needs_reward) | {
         (row.tree, row.segment) for row in list_batch_rows(trial.trees) if row.tree not in learning
     }
     rows = build_scored_rows(setup, trial.trees, trial.table, without=lost)

@@ -24,7 +24,7 @@ from rlx.home import format_path
 from rlx.launch import RUN_LIKE, locate_run_folder, open_registry
 from rlx.model import Policy, build_policy, check_model_files
 from rlx.phase_setup import PhaseSetup, build_setup
-from rlx.plan import check_read_spec, validate_document
+from rlx.plan import check_read_spec, count_reference_parameters, validate_document
 from rlx.plugin import StrictModel, expand_path
 from rlx.results.requests import check_sections
 from rlx.reward import RewardPool, RewardTable, score_rollouts
@@ -409,7 +409,8 @@ def _time_updates(
     """Seconds of all passes of a step over its tokens, and of its optimizer steps; None if no token
     learns."""
     spec, needs = setup.spec, setup.needs
-    without = find_lost_rows(tried.trees, tried.table)
+    needs_reward = spec.learns_from_rewards
+    without = find_lost_rows(tried.trees, tried.table, needs_reward=needs_reward)
     rows = build_scored_rows(setup, tried.trees, tried.table, without=without)
     if rows is None or not rows.mask.any():
         return None
@@ -425,6 +426,9 @@ def _time_updates(
     if spec.critic is not None and "values" in needs:
         updates.append(spec.critic)
     passes = sum(forward) * one.forward
+    if spec.model.reference is not None and "reference_logprobs" in needs:
+        own = sum(parameter.numel() for parameter in model.policy.model.parameters())
+        passes += one.forward * (count_reference_parameters(spec, own) / own - 1)
     passes += sum(each.updates_per_rollout for each in updates) * one.gradient
     steps = sum(each.mini_batches * each.updates_per_rollout for each in updates)
     return scale * passes + steps * one.optimizer

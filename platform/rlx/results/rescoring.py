@@ -306,7 +306,9 @@ def _rescore_step(
     pool: RewardPool,
 ) -> tuple[RescoredStep, TrainBatch]:
     table = _score_stored_trees(stored, setup, pool)
-    scored = flatten_stored_rows(stored, setup, table, without=find_lost_rows(stored.trees, table))
+    needs_reward = setup.spec.learns_from_rewards
+    lost = find_lost_rows(stored.trees, table, needs_reward=needs_reward)
+    scored = flatten_stored_rows(stored, setup, table, without=lost)
     if scored is None:
         raise ShapeError(f"step {step}: no row has all of its rewards")
     train, kept = credit_stored_rows(

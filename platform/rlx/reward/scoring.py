@@ -1,5 +1,6 @@
 """Scores a step: computes named rewards in dependency order, by plugins in worker processes."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
@@ -67,16 +68,18 @@ def score_rollouts(
     dropped = _find_failed_rollouts(trees)
     faults: dict[str, int] = {}
     changed: dict[str, tuple[str, ...]] | None = {} if is_watched else None
+    seconds: dict[str, float] = {}
     for name in order:
-        reward = by_name[name]
+        reward, began = by_name[name], time.perf_counter()
         entries = turns if reward.scope == "turn" else rollouts
         for place, entry in _score_one(trees, reward, turns, rollouts, pool, changed):
             if entry.is_fault:
                 faults[name] = faults.get(name, 0) + 1
                 entry = _apply_on_error(trees, reward, place, entry, dropped)
             entries[place][name] = entry
+        seconds[name] = time.perf_counter() - began
     without = frozenset(_add_descendants(trees, dropped))
-    return RewardTable(turns, without, faults, rollouts, changed or {})
+    return RewardTable(turns, without, faults, rollouts, changed or {}, seconds)
 
 
 def _find_failed_rollouts(trees: Sequence[RolloutTree]) -> set[Place]:

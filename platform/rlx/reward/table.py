@@ -4,6 +4,7 @@ A model's fault is a score with a reason. A scorer's fault is an absent reward w
 reward that needs an absent one is absent too. Absent is not zero.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -58,6 +59,7 @@ class RewardTable:
         rollouts: named rewards of every whole trajectory that continues a prompt.
         changed: what the first call that changed its samples changed, by reward name; only where
             rewards are watched.
+        seconds: how long scoring by each reward took, added up over ranks, by reward name.
     """
 
     turns: Mapping[Place, Entries]
@@ -65,6 +67,7 @@ class RewardTable:
     faults: Mapping[str, int]
     rollouts: Mapping[Place, Entries] = field(default_factory=dict)
     changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def get_turn_total(self, place: Place) -> float | None:
         """Weighted sum of a turn's rewards; None if none of them counts."""
@@ -102,14 +105,17 @@ class RewardTable:
                 `trees[i][t]`. Of `count` ranks, rank r has `range(r, total, count)`.
         """
         pairs = list(zip(tables, trees, strict=True))
-        faults: dict[str, int] = {}
+        faults: Counter[str] = Counter()
+        seconds: dict[str, float] = {}
         for table in tables:
-            for name, number in table.faults.items():
-                faults[name] = faults.get(name, 0) + number
+            faults.update(table.faults)
+            for name, own in table.seconds.items():
+                seconds[name] = seconds.get(name, 0.0) + own
         return cls(
             turns={(to[t], s): e for table, to in pairs for (t, s), e in table.turns.items()},
             dropped=frozenset((to[t], s) for table, to in pairs for t, s in table.dropped),
-            faults=faults,
+            faults=dict(faults),
+            seconds=seconds,
             rollouts={(to[t], s): e for table, to in pairs for (t, s), e in table.rollouts.items()},
         )
 

@@ -60,6 +60,7 @@ class StepRollouts:
         sampled, scored: seconds spent on sampling and on scoring.
         prompts: how many problems were dropped and how many truncated, because their prompts were
             too long; None if nothing limits them.
+        need_rewards: whether a rollout without a reward is not trained on.
     """
 
     trees: list[RolloutTree]
@@ -70,10 +71,11 @@ class StepRollouts:
     sampled: float
     scored: float
     prompts: tuple[int, int] | None = None
+    need_rewards: bool = True
 
     def find_untrained_rows(self) -> set[Place]:
         """Rows excluded from training: unscored, dropped, filtered or without a greedy baseline."""
-        out = find_lost_rows(self.trees, self.table)
+        out = find_lost_rows(self.trees, self.table, needs_reward=self.need_rewards)
         excluded = set(self.filtered)
         if self.greedy is not None:
             excluded |= {t for t, _ in find_lost_rows(self.greedy.trees, self.greedy.table)}
@@ -127,6 +129,7 @@ def collect_rollouts(
         prompts=(sum(drawn.dropped for drawn in draws), sum(drawn.truncated for drawn in draws))
         if rollout.max_prompt_tokens
         else None,
+        need_rewards=setup.spec.learns_from_rewards,
     )
 
 

@@ -31,7 +31,7 @@ from rlx.learner import (
     build_learner_with_reference,
     learning_rate,
 )
-from rlx.model import Policy, adapt_policy, build_policy, convert_weights
+from rlx.model import Policy, adapt_policy, build_policy, build_reference, convert_weights
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Problem, Task, sum_costs
 from rlx.plugin_calls import show_plugin_output
@@ -359,9 +359,15 @@ def _build_learner(
     learned = adapt_policy(policy, spec.model, spec.seed)
     if not any("reference_logprobs" in setup.needs for setup in phases):
         return Learner(learned, spec.runner, spec.optimizer, ranks), None
-    learner, reference = build_learner_with_reference(learned, spec.runner, spec.optimizer, ranks)
+    source, teacher = spec.model.reference, None
+    if source is not None:
+        teacher = build_reference(source, policy, getattr(torch, spec.runner.dtype))
+    learner, reference = build_learner_with_reference(
+        learned, spec.runner, spec.optimizer, ranks, teacher
+    )
     if recorder:
-        recorder.event("reference", f"KL is measured against {reference.description}")
+        path = "" if source is None else f": {source.path}"
+        recorder.event("reference", f"KL is measured against {reference.description}{path}")
     return learner, reference
 
 
@@ -414,7 +420,7 @@ def _train_phase(
         controllers = stepped.controllers
         learned += bool(stepped.figures)
         cursor += stepped.drawn
-        metrics = stepped.select_progress_figures(context.spec.evaluation.correct)
+        metrics = stepped.select_progress_figures(setup.spec)
         note = "  ".join(f"{k.split('/')[-1]} {v:.3f}" for k, v in metrics.items())
         context.progress.show(Progress(f"training: {phase.name}", done + 1, phase.steps, note))
         if context.recorder:
@@ -475,7 +481,10 @@ def _run_due_evaluations(context: RunContext, base: PhaseSetup, step: int) -> No
 
 
 def _evaluate_held_out(context: RunContext, setup: PhaseSetup, *, step: int, label: str) -> None:
-    """Evaluates the sampler's current weights on the held-out sets, also greedily if requested."""
+    """Evaluates the sampler's current weights on the held-out sets, also greedily if requested;
+    without any reward nothing tells right from wrong."""
+    if not setup.rewards:
+        return
     spec, tasks = context.spec.evaluation, {"held_out": setup.task, **setup.variants}
     plans = {"": setup.plan.copy_with_sampling(1)}
     if spec.greedy:

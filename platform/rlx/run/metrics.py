@@ -117,16 +117,19 @@ def _compute_credit_figures(train: TrainBatch) -> dict[str, float]:
 
 def _compute_reward_figures(trees: Sequence[RolloutTree], table: RewardTable) -> dict[str, float]:
     raw: dict[str, list[float]] = {}
+    absent: dict[str, list[bool]] = {}
     totals: dict[str, list[float]] = {}
     for entries in (*table.turns.values(), *table.rollouts.values()):
         for entry in entries.values():
+            absent.setdefault(entry.name, []).append(entry.raw is None)
             if entry.raw is not None:
                 raw.setdefault(entry.name, []).append(entry.raw)
     for t, s in table.turns:
         total = table.get_turn_total((t, s))
         if total is not None:
             totals.setdefault(trees[t].segments[s].kind, []).append(total)
-    figures = {}
+    figures = {f"rewards/{name}/absent": float(np.mean(there)) for name, there in absent.items()}
+    figures |= {f"perf/reward/{name}_s": seconds for name, seconds in table.seconds.items()}
     for name, values in raw.items():
         figures[f"rewards/{name}/mean"] = float(np.mean(values))
         figures[f"rewards/{name}/std"] = float(np.std(values))

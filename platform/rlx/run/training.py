@@ -22,7 +22,7 @@ from rlx.run.streams import (
     compute_optional_streams,
 )
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
-from rlx.spec import CriticSpec, OptimizerSpec
+from rlx.spec import CriticSpec, ExperimentSpec, OptimizerSpec
 from rlx.step import run_step
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
 
@@ -41,9 +41,11 @@ class StepOutcome:
     drawn: int
     controllers: ControllerState
 
-    def select_progress_figures(self, correct: str) -> dict[str, float]:
+    def select_progress_figures(self, spec: ExperimentSpec) -> dict[str, float]:
         """The metrics to show as progress."""
-        names = (f"rewards/{correct}/mean", "calibration/brier", "perf/step_s")
+        correct = spec.evaluation.correct
+        taught = ["kl/reference"] if spec.learns_from_teacher else []
+        names = (f"rewards/{correct}/mean", "calibration/brier", *taught, "perf/step_s")
         return {name: self.figures[name] for name in names if name in self.figures}
 
 

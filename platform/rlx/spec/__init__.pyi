@@ -76,6 +76,7 @@ from .mask import (
 from .model import (
     CLOSED_VOCABULARIES,
     Lora,
+    ModelFiles,
     ModelSpec,
     PretrainedModelSpec,
     TinyModelSpec,
@@ -191,6 +192,7 @@ __all__ = [
     "MaskUse",
     "MaxRl",
     "MlflowTrackerSpec",
+    "ModelFiles",
     "ModelSpec",
     "ModelTokens",
     "MonteCarloSpec",

@@ -106,17 +106,26 @@ def _check_repeated_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 def _check_reward_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     turn, whole = spec.rewards.turn, spec.rewards.global_
+    if not spec.learns_from_rewards:
+        yield from _check_teacher_settings(spec)
+    elif not turn and not whole:
+        yield build_error(
+            ("rewards",),
+            "rewards is empty: name at least one under rewards.turn",
+            *_advise_on_teacher(spec),
+        )
     if not turn and not whole:
-        yield build_error(("rewards",), "rewards is empty: name at least one under rewards.turn")
         return
-    if all(name.startswith("_") for name in (*turn, *whole)):
+    if not spec.learns_from_rewards:
+        pass
+    elif all(name.startswith("_") for name in (*turn, *whole)):
         yield build_error(
             ("rewards", "turn" if turn else "global"),
             "nothing to learn from: every reward's name begins with '_', and those are never "
             "summed",
             "remove the '_' from each reward that should count",
         )
-    elif spec.loss.entropy is None and not any(_list_summed_weights(spec)):
+    elif spec.loss.entropy is None and not spec.rewards.list_summed_weights():
         yield build_error(
             ("rewards", "turn" if turn else "global"),
             "nothing to learn from: every reward that is summed has a weight of 0",
@@ -164,9 +173,29 @@ def _check_reward_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
-def _list_summed_weights(spec: ExperimentSpec) -> list[float]:
-    rewards = {**spec.rewards.turn, **spec.rewards.global_}
-    return [one.weight for name, one in rewards.items() if not name.startswith("_")]
+def _check_teacher_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields what reads rewards in an experiment that learns from a teacher alone."""
+    if spec.rollout.dynamic_sampling is not None:
+        yield build_error(
+            ("rollout", "dynamic_sampling"),
+            "rollout.dynamic_sampling keeps prompts whose rewards differ, and no reward is summed",
+            "drop it: every prompt teaches",
+            against=("model", "reference"),
+        )
+    if spec.probe is not None and not (spec.rewards.turn or spec.rewards.global_):
+        yield build_error(
+            ("probe",),
+            "probe needs a reward that says whether an answer is correct, and there is none",
+            "record one without summing it: a name that begins with '_'",
+            against=("model", "reference"),
+        )
+
+
+def _advise_on_teacher(spec: ExperimentSpec) -> list[str]:
+    """What a teacher needs besides, if there is one."""
+    if spec.model.reference is None:
+        return []
+    return ["to learn from model.reference alone, add `loss: {kl: {coefficient: 1}}`"]
 
 
 def _list_read_rewards(reward: _AnyReward) -> dict[str, str]:
@@ -633,6 +662,12 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             ("credit", "kl_coef"),
             "credit.kl_coef is 0, so KL does not affect the reward"
             + (": β is adapted by multiplication and stays 0" if credit.kl_adaptive else ""),
+        )
+    if spec.model.reference is not None and penalty is None and not credit.use_kl_in_reward:
+        yield build_warning(
+            ("model", "reference"),
+            "model.reference has no effect: nothing measures the KL divergence from it",
+            "add `loss: {kl: {coefficient: 1}}`, or `credit.use_kl_in_reward: true`",
         )
     if penalty is not None and penalty.kl_penalty in ("k1", "kl"):
         yield build_warning(

@@ -56,6 +56,7 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("rewards", "turn", "*"), "over", "path"),
     (("loss", "entropy"), "schedule", "constant"),
     (("model", "warm_start"), "demonstrations", None),
+    (("model",), "reference", None),
 )
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
 they are not part of the digest, so that an experiment keeps its own. "*" is every key."""
@@ -138,7 +139,7 @@ class ExperimentSpec(StrictModel):
     model: ModelSpec
     task: PluginUse
     rollout: RolloutSpec = SingleRolloutSpec.model_construct()
-    rewards: RewardsSpec
+    rewards: RewardsSpec = RewardsSpec.model_construct()
     mask: MaskUse = MaskUse.model_construct()
     credit: CreditSpec = CreditSpec.model_construct()
     estimator: EstimatorUse = EstimatorUse.model_construct()
@@ -157,6 +158,17 @@ class ExperimentSpec(StrictModel):
     def steps(self) -> int:
         """Total training steps of all phases."""
         return sum(phase.steps for phase in self.phases)
+
+    @property
+    def learns_from_teacher(self) -> bool:
+        """Whether the loss draws the policy to another model, on all tokens that learn."""
+        return self.model.reference is not None and self.loss.kl is not None
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether a row needs a reward to be learned from. It does not if there is a teacher, and
+        no reward that is summed."""
+        return bool(self.rewards.list_summed_weights()) or not self.learns_from_teacher
 
     @field_validator("from_checkpoint")
     @classmethod

@@ -50,6 +50,15 @@ class PretrainedWarmStart(WarmStart):
     warmup_steps: Count = Field(3, ge=0)
 
 
+class ModelFiles(StrictModel):
+    """A causal language model in the Hugging Face layout."""
+
+    path: str = Field(min_length=1)
+    """A local folder or a name on the Hugging Face Hub."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+
+
 class TinyModelSpec(StrictModel):
     """A small Qwen3 built from its configuration class, with random weights and no download."""
 
@@ -71,6 +80,9 @@ class TinyModelSpec(StrictModel):
     initializer_range: float = Field(0.02, gt=0)
     max_position: Count = Field(2048, ge=64)
     warm_start: WarmStart | None = None
+    reference: ModelFiles | None = None
+    """The model from which KL divergence is measured, such as a teacher: one with the same
+    tokenizer, which is neither trained nor sampled. null: the policy as it begins."""
 
     @field_validator("tokenizer")
     @classmethod
@@ -103,19 +115,18 @@ class Lora(StrictModel):
     them except the output embedding."""
 
 
-class PretrainedModelSpec(StrictModel):
+class PretrainedModelSpec(ModelFiles):
     """A Hugging Face causal language model, by name or path."""
 
     kind: Literal["pretrained"] = "pretrained"
-    path: str = Field(min_length=1)
-    """A local folder or a name on the Hugging Face Hub."""
-    revision: str | None = None
-    """Branch, tag or commit on the Hub."""
     chat_template: bool = True
     """Use the tokenizer's chat template if it has one; false uses plain text."""
     lora: Lora | None = None
     """null trains all weights."""
     warm_start: PretrainedWarmStart | None = None
+    reference: ModelFiles | None = None
+    """The model from which KL divergence is measured, such as a teacher: one with the same
+    tokenizer, which is neither trained nor sampled. null: the policy as it begins."""
 
 
 ModelSpec = Annotated[TinyModelSpec | PretrainedModelSpec, Field(discriminator="kind")]

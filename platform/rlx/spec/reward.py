@@ -72,3 +72,8 @@ class RewardsSpec(StrictModel):
 
     turn: dict[str, TurnReward] = Field(default_factory=dict)
     global_: dict[str, GlobalReward] = Field(default_factory=dict, alias="global")
+
+    def list_summed_weights(self) -> list[float]:
+        """The weights, other than 0, of the rewards that are summed."""
+        rewards = {**self.turn, **self.global_}
+        return [one.weight for n, one in rewards.items() if one.weight and not n.startswith("_")]

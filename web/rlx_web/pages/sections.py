@@ -31,6 +31,7 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
         "Reward",
         (
             ("by component", r"rewards/(.+)/mean"),
+            ("share without a score", r"rewards/(.+)/absent"),
             ("by player", r"players/(.+)"),
             ("by turn", r"train/reward_?(?!.*_std$)(.*)"),
             ("σ by turn", r"train/reward_?(.*)_std"),
