@@ -7,6 +7,7 @@ from .conversations import (
     build_talk,
     check_environment_step,
     copy_info,
+    count_shared,
     derive_turn_seed,
     is_fault_segment,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "build_turn_segment",
     "check_environment_step",
     "copy_info",
+    "count_shared",
     "derive_turn_seed",
     "encode_between_turns",
     "encode_opening",
