@@ -17,7 +17,7 @@ from rlx.plugin import (
     Task,
     get_confidence_values,
 )
-from rlx.reward import NamedReward, PooledHost, RewardPool
+from rlx.reward import NamedReward, RewardPool, host_environment
 from rlx.rollout import EnvironmentHost, RolloutPlan, ToolHost, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 from rlx.train_batch import CreditRules, Estimate
@@ -110,9 +110,10 @@ def build_setup(spec: ExperimentSpec) -> PhaseSetup:
         raise PluginError(f"task plugin {spec.task.plugin!r} has no `problem` and `demonstration`")
     if not isinstance(plugins.demonstrations, Task):
         raise PluginError("model.warm_start.demonstrations has no `problem` and `demonstration`")
+    replayable = plugins.environment is None or plugins.environment.replayable
     return PhaseSetup(
         spec=spec,
-        plan=build_rollout_plan(spec.rollout),
+        plan=build_rollout_plan(spec.rollout, replayable=replayable),
         task=plugins.task,
         demonstrations=plugins.demonstrations,
         environment=plugins.environment,
@@ -154,12 +155,12 @@ def _list_kl_streams(spec: ExperimentSpec) -> frozenset[str]:
 
 
 def build_environment_host(setup: PhaseSetup, pool: RewardPool) -> EnvironmentHost | None:
-    """The host that runs the environment in the worker pool; None without an environment."""
+    """The host that runs the environment in workers; None without an environment."""
     rollout, environment = setup.spec.rollout, setup.environment
     if environment is None or not isinstance(rollout, EnvironmentRolloutSpec):
         return None
-    use = rollout.environment
-    host = PooledHost(environment, pool, use.deadline, use.plugin)
+    limits = rollout.resolve_limits(replayable=environment.replayable)
+    host = host_environment(environment, pool, limits, rollout.environment.plugin)
     return ToolHost(host) if rollout.tools else host
 
 

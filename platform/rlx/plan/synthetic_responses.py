@@ -549,6 +549,10 @@ class Rehearsal:
                     reader.observations.append(join_results(step.results, text))
         return steps
 
+    def release(self, states: Sequence[Any]) -> None:
+        """Passes the states on."""
+        self._host.release(states)
+
     def _take_turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
         number, speech = len(actor.turns), self._author.speech
         if self._script is not None:
