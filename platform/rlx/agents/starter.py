@@ -5,7 +5,6 @@ lines of JSON; where its parent is gone, it ends all that it started.
 """
 
 import asyncio
-import importlib
 import inspect
 import json
 import os
@@ -20,31 +19,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, reap_orphans
-from rlx.plugin_files import KeptPlugin
+from rlx.descendants import (
+    adopt_orphans,
+    die_with_parent,
+    kill_descendants,
+    kill_processes,
+    list_descendants,
+    reap_orphans,
+)
+from rlx.plugin_files import load_function
 
 OUTPUT, PROBLEM, FOLDER = "output.txt", "problem.json", "work"
 """In a program's folder: what it prints, what it is given, and the folder that it starts in."""
 NOT_STARTED = 127
 """Exit code of a program that cannot be started, as of a shell."""
-
-
-def load_agent(name: str) -> Callable[..., Any]:
-    """Imports the function of an agent, `module:name` or a kept file's.
-
-    Raises:
-        Exception: whatever the module raises, or there is no such function.
-    """
-    kept = KeptPlugin.parse(name)
-    if kept is not None:
-        kept.locate()
-        module, attribute = kept.module, kept.name
-    else:
-        module, _, attribute = name.partition(":")
-    function = getattr(importlib.import_module(module), attribute)
-    if not callable(function):
-        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]
 
 
 class _Starter:
@@ -82,7 +70,7 @@ class _Starter:
             return
         if (name := order["function"]) is not None and name not in self._functions:
             try:
-                self._functions[name] = load_agent(name)
+                self._functions[name] = load_function(name)
             except (Exception, SystemExit) as error:  # noqa: BLE001  (the code of others)
                 why = f"{name} cannot be imported: {type(error).__name__}: {error}"
                 self._write_report(number=order["number"], fault=why)
@@ -104,7 +92,7 @@ class _Starter:
             del self._running[pid]
             self._write_report(number=number, code=os.waitstatus_to_exitcode(status))
         if not self._running:
-            reap_orphans(0)
+            reap_orphans()
 
     def _write_report(self, **report: Any) -> None:
         os.write(self._reports, json.dumps(report).encode() + b"\n")
@@ -112,17 +100,11 @@ class _Starter:
 
 def _kill_program(pid: int) -> None:
     """Kills a program with its group and all that it started and is still below it."""
-    import psutil
-
-    below: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        below = psutil.Process(pid).children(recursive=True)
+    below = list_descendants(pid)
     for kill in (os.kill, os.killpg):  # it may not have its group yet
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-    for process in below:
-        with suppress(psutil.Error):
-            process.kill()
+    kill_processes(below)
 
 
 def _become_program(

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from rlx.agents import load_agent
 from rlx.discovery import (
     DEMONSTRATIONS,
     NEEDS,
@@ -17,8 +16,20 @@ from rlx.discovery import (
     list_providers,
     resolve_plugins,
 )
-from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin, Reward, get_confidence_values
+from rlx.errors import SpecError
+from rlx.plugin import (
+    Corrupts,
+    Environment,
+    Estimator,
+    Mask,
+    Plugin,
+    Reward,
+    StatefulEnvironment,
+    get_confidence_values,
+)
 from rlx.plugin_calls import show_plugin_output
+from rlx.plugin_files import load_function
+from rlx.rollout import list_schemas
 from rlx.spec import (
     EVERY_TURN,
     PROFILES,
@@ -42,6 +53,7 @@ from rlx.spec import (
     ReinforcePlusPlus,
     ReinforcePlusPlusBaseline,
     Remax,
+    ToolUse,
     TreeGrpo,
     TurnLevelGae,
     TurnSpans,
@@ -131,8 +143,11 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
     if environment := built.get(("rollout", "environment")):
         yield from _check_reward_turns(spec, cast(Environment, environment))
         yield from _check_self_play(spec, cast(Environment, environment))
+        yield from _check_live_sessions(spec, cast(Environment, environment))
     if isinstance(spec.rollout, AgentRolloutSpec):
         yield from _check_agent(spec.rollout)
+    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+        yield from _check_tools(spec.rollout)
 
 
 def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
@@ -309,12 +324,30 @@ def _check_self_play(spec: ExperimentSpec, environment: Environment) -> Iterator
         )
 
 
+def _check_live_sessions(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
+    """Reports limits of live sessions that the environment does not have."""
+    rollout = spec.rollout
+    if not isinstance(rollout, EnvironmentRolloutSpec):
+        return
+    usual = type(rollout.live)()
+    given = [key for key, value in rollout.live if value != getattr(usual, key)]
+    is_pure = not isinstance(environment, StatefulEnvironment)
+    for key in given:
+        if is_pure or (key == "sessions" and environment.replayable):
+            why = "is made of pure functions" if is_pure else "is replayable"
+            yield build_error(
+                ("rollout", "live", key),
+                f"rollout.live.{key} has no effect: environment '{_environment_name(spec)}' {why}",
+                f"drop `{key}`",
+            )
+
+
 def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
     """Reports a program that cannot be started."""
     if rollout.function is not None:
         try:
             with show_plugin_output(rollout.function):
-                load_agent(rollout.function)
+                load_function(rollout.function)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the code of others)
             why = f"{type(error).__name__}: {error}"
             yield build_error(
@@ -327,6 +360,24 @@ def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
             f"rollout.command: there is no program {rollout.command[0]!r}",
             "name a program on PATH, or the path of one",
         )
+
+
+def _check_tools(rollout: EnvironmentRolloutSpec) -> Iterator[Diagnostic]:
+    """Reports tools that cannot be imported, have no schema, or share a name."""
+    for number, use in enumerate(rollout.tools):
+        try:
+            with show_plugin_output("rollout.tools"):
+                list_schemas(rollout.tools[: number + 1])
+        except SpecError as error:
+            what = str(error).partition(": ")[2]
+            yield build_error(("rollout", "tools", number), f"{_name_tool(use)}: {what}")
+            return
+
+
+def _name_tool(use: ToolUse) -> str:
+    if isinstance(use, str):
+        return f"tool {use!r}"
+    return f"MCP server {use.mcp.url or ' '.join(use.mcp.command or ())!r}"
 
 
 def _environment_name(spec: ExperimentSpec) -> str:

@@ -1,9 +1,12 @@
 """The `rollout:` section (entry-point group `rlx.schedules`): the turns of rollout trees."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from rlx.plugin import FAILED, Count, PluginSection, Schedule, StrictModel, TurnLevel
 from rlx.plugin import DynamicSampling as DynamicSampling
@@ -127,14 +130,85 @@ def _split_blocks(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
         blocks.append((name, text[start : len(text) if following < 0 else following]))
 
 
+OnError = Literal["fail", "drop_sample", "drop_group"]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentLimits:
+    """What an environment may take, and what its faults cost.
+
+    Attributes:
+        call: seconds of one call.
+        episode: seconds of all calls of one episode.
+        patience: seconds that a turn waits for others to be sampled with; None: for all of them.
+        sessions: sessions at once, on each rank, if they are not replayable.
+        on_error: what becomes of a rollout with a fault.
+    """
+
+    call: float
+    episode: float
+    patience: float | None
+    sessions: int
+    on_error: OnError
+
+
 class EnvironmentUse(PluginUse):
     """An environment plugin by name; every other key is an option of the plugin."""
 
-    deadline: float = Field(5.0, gt=0)
-    """Time limit of one call, in seconds."""
-    on_error: Literal["fail", "drop_sample", "drop_group"] = "fail"
+    deadline: float | None = Field(None, gt=0)
+    """Time limit of one call, in seconds. null: 5, or 60 if the environment is not replayable."""
+    on_error: OnError | None = None
     """What to do with a rollout whose environment raised, hung, crashed or returned an invalid
-    step."""
+    step. null: fail, or drop_sample if the environment is not replayable."""
+
+
+class LiveSessions(StrictModel):
+    """Limits of an environment with live sessions."""
+
+    sessions: Count = Field(64, ge=1)
+    """Sessions at once, on each rank, if the environment is not replayable."""
+    episode_deadline: float | None = Field(None, gt=0)
+    """Time limit of all calls of an episode, in seconds. null: none, or 600 if the environment is
+    not replayable."""
+    patience: float | None = Field(None, ge=0)
+    """Seconds that a turn waits for others to be sampled with. null waits for all, so that a
+    resumed run samples the same batches; if the environment is not replayable, 0.2."""
+
+
+_REPLAYABLE = EnvironmentLimits(5.0, math.inf, None, 64, "fail")
+_LIVE = EnvironmentLimits(60.0, 600.0, 0.2, 64, "drop_sample")
+
+
+class McpServer(StrictModel):
+    """A server of the Model Context Protocol, by how it is started or by where it is."""
+
+    command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(None, min_length=1)
+    """The program and its arguments, spoken to over stdin and stdout. Arguments that name files are
+    relative to the folder in which the run was submitted."""
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """Instead of a command, the address of a server that runs."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("name the server by `command` or by `url`, and not by both")
+        return self
+
+
+class McpTools(StrictModel):
+    """All tools of a server."""
+
+    mcp: McpServer
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")]
+"""A Python function: `module:name`, or `FILE.py:name` beside the experiment."""
+
+ToolUse = FunctionName | McpTools
+"""What provides tools: a function, which is one, or a server."""
+
+TOOLS = "tools"
+"""Name of the environment that answers calls of `rollout.tools`."""
 
 
 class ForcedAnswer(StrictModel):
@@ -185,7 +259,13 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
     """A prompt, then multi-turn rollouts in which an environment responds to every turn."""
 
     schedule: Literal["environment"] = "environment"
-    environment: EnvironmentUse
+    tools: tuple[ToolUse, ...] = ()
+    """What the policy may call: functions, `module:name` or `FILE.py:name`, and servers as `mcp:
+    {command: [...]}` or `mcp: {url: ...}`. A turn without a call ends the rollout."""
+    environment: EnvironmentUse = Field(
+        EnvironmentUse.model_construct(set(), plugin=TOOLS, deadline=30.0), validate_default=True
+    )
+    """What answers the turns; may be left out with `tools`."""
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
     """Sampling of every turn; the template is shown before the first."""
     forced_answer: ForcedAnswer | None = None
@@ -195,6 +275,38 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
     format; inline, as tokens directly after the turn (KG-R1)."""
     self_play: SelfPlay | None = None
     """null lets the environment play every other player, in training too."""
+    live: LiveSessions = LiveSessions()
+
+    def resolve_limits(self, *, replayable: bool) -> EnvironmentLimits:
+        """The limits, with the defaults of an environment that is replayable or is not."""
+        usual = _REPLAYABLE if replayable else _LIVE
+        own, live = self.environment, self.live
+        return EnvironmentLimits(
+            call=usual.call if own.deadline is None else own.deadline,
+            episode=usual.episode if live.episode_deadline is None else live.episode_deadline,
+            patience=usual.patience if live.patience is None else live.patience,
+            sessions=live.sessions,
+            on_error=own.on_error or usual.on_error,
+        )
+
+    @field_validator("environment")
+    @classmethod
+    def _require_environment(cls, use: EnvironmentUse, info: ValidationInfo) -> EnvironmentUse:
+        if not use.model_fields_set and info.data.get("tools") == ():
+            raise PydanticKnownError("missing")
+        return use
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        if (self.environment.plugin == TOOLS) != bool(self.tools):
+            raise ValueError("environment: `tools` is for the key `tools`, and no other is")
+        if self.tools and self.environment.model_extra:
+            raise ValueError("environment: with `tools` it has `deadline` and `on_error` alone")
+        if self.tools and self.observation == "inline":
+            raise ValueError("observation: results of tools are messages of their own, not inline")
+        if self.tools and self.self_play is not None:
+            raise ValueError("self_play: tools are for one player")
+        return self
 
     @property
     def players(self) -> int:
@@ -226,7 +338,7 @@ class AgentRolloutSpec(MultiTurnRolloutSpec):
     command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(None, min_length=1)
     """The program and its arguments. Arguments that name files are relative to the folder in which
     the run was submitted."""
-    function: Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")] | None = None
+    function: FunctionName | None = None
     """Instead of a command, a Python function, `module:name` or `FILE.py:name`, called with the
     problem, the address and the key."""
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
@@ -243,7 +355,7 @@ class AgentRolloutSpec(MultiTurnRolloutSpec):
     patience: float | None = Field(None, ge=0)
     """Seconds that a request waits for others to be sampled with. null waits until every running
     program waits for the model, so that a resumed run samples the same batches."""
-    on_error: Literal["fail", "drop_sample", "drop_group"] = "drop_sample"
+    on_error: OnError = "drop_sample"
     """What to do with a rollout whose program failed, hung, flooded or made no request."""
 
     @model_validator(mode="after")
