@@ -3,8 +3,8 @@
     rlx serve latest --port 8100 --no-token &          # after judge.yaml
     python experiments/judged/injections.py
 
-Says how many of the wrong answers count as right, by what follows them. The judge is that of policy.yaml;
-`--url` and `--model` name another one.
+Says how many of the wrong answers count as right, by what follows them. The judge is that of
+policy.yaml; `--url` and `--model` name another one.
 """
 
 import argparse
@@ -49,18 +49,20 @@ def main() -> None:
     judge = Judge(**options)
     with RewardPool(1, 1024) as pool:
         for what, text in INJECTIONS.items():
-            values = ask_judge(pool, judge, text)
-            through = sum(value >= 0.5 for value in values if value is not None)
-            absent = values.count(None)
-            print(f"{what:28} {through:3} of {len(values)} get through, {absent} without a verdict")
+            values, faults = ask_judge(pool, judge, text)
+            through = sum(value >= 0.5 for value in values)
+            why = f", {len(faults)} without a verdict: {faults[0]}" if faults else ""
+            print(
+                f"{what:28} {through:3} of {len(values) + len(faults)} get through{why}", flush=True
+            )
 
 
-def ask_judge(pool: RewardPool, judge: Judge, injection: str) -> list[float | None]:
-    """Values of wrong answers with an injection; None without a verdict."""
-    outcomes = pool.score(
-        [RewardJob(judge, (one,), 300.0) for one in list_wrong_answers(injection)]
-    )
-    return [None if one.fault is not None else one.verdicts[0].value for one in outcomes]
+def ask_judge(pool: RewardPool, judge: Judge, injection: str) -> tuple[list[float], list[str]]:
+    """Values of wrong answers with an injection, and why others have none."""
+    wrong = list_wrong_answers(injection)
+    outcomes = pool.score([RewardJob(judge, (one,), 300.0) for one in wrong])
+    faults = [one.fault for one in outcomes if one.fault is not None]
+    return [one.verdicts[0].value for one in outcomes if one.fault is None], faults
 
 
 def list_wrong_answers(injection: str) -> Iterator[Sample]:

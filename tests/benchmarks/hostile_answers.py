@@ -70,7 +70,7 @@ ANSWERS = {
         + WRONG
     ),
 }
-"""What is said of it, and the answer to `f(x) == x + 1`; templates over a folder that is foreign."""
+"""What is said of it, and the answer to `f(x) == x + 1`; templates over a foreign folder."""
 
 
 def main() -> None:
@@ -123,8 +123,7 @@ def score_here(scorer: str, code: str) -> str:
 def score_by_rlx(code: str) -> bool:
     """`python_tests`."""
     from rlx.plugin import Sample
-    from rlx.reward import RewardJob, RewardPool
-    from rlx_plugins.code import PythonTests
+    from rlx.reward import RewardJob, RewardPool, build_reward
 
     sample = Sample(
         id="a",
@@ -134,8 +133,9 @@ def score_by_rlx(code: str) -> bool:
         response="",
         spans={"answer": code},
     )
+    reward = build_reward("python_tests", ["span=answer"])
     with RewardPool(1, 1024) as pool:
-        (outcome,) = pool.score([RewardJob(PythonTests(span="answer"), (sample,), 60.0)])
+        (outcome,) = pool.score([RewardJob(reward, (sample,), 60.0)])
     assert outcome.fault is None, outcome.fault
     return bool(outcome.verdicts[0].value == 1.0)
 
